@@ -1,7 +1,7 @@
 """ramiform: a structured-generation language and the runtime that serves it.
 
-Light: importing it loads the language, neither torch nor a web server nor a socket. What that
-needs (`Runtime`, the other backends, traces) is loaded when used.
+Importing it loads the language only: no torch, no web server, no sockets. `Runtime`, the other backends and traces are
+loaded at their first use.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ __all__ = [
 ]
 
 
-_LOADED_WHEN_USED = {
+_LAZY = {
     "HttpRuntime": ".lang.backends.http_runtime",
     "OpenAI": ".lang.backends.openai",
     "Runtime": ".runtime.processes.launch",
@@ -113,6 +113,6 @@ _LOADED_WHEN_USED = {
 
 
 def __getattr__(name: str) -> Any:
-    if (module := _LOADED_WHEN_USED.get(name)) is None:
+    if (module := _LAZY.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(module, __name__), name)

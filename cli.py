@@ -1,4 +1,4 @@
-"""The command `ramiform`. Commands with many flags of their own stand with what they do."""
+"""The command `ramiform`. Commands with many flags of their own are defined beside their implementation."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ ModelArgument = Annotated[
 ]
 ModelOption = Annotated[str | None, typer.Option(help="Path of a checkpoint; default: the model that ships.")]
 AddressOption = Annotated[
-    str | None, typer.Option(help="Of a running runtime (printed by serve), instead of one's own.")
+    str | None, typer.Option(help="Address of a running runtime, as serve prints it; default: start a runtime.")
 ]
 KeysOption = Annotated[
-    str | None, typer.Option(envvar="RAMIFORM_KEYS", help="Folder of the keys that an address of TCP asks for.")
+    str | None, typer.Option(envvar="RAMIFORM_KEYS", help="Folder of the keys that a TCP address needs.")
 ]
 
 
@@ -53,7 +53,7 @@ def serve(
     port: Annotated[int, typer.Option(help="HTTP port; 0: any free one.", rich_help_panel="HTTP")] = 30000,
     api_key: Annotated[
         str | None,
-        # From the environment it stays out of the list of processes.
+        # Given in the environment, it does not appear in the list of processes.
         typer.Option(
             envvar="RAMIFORM_API_KEY",
             show_envvar=True,
@@ -72,7 +72,7 @@ def serve(
     ] = None,
     **settings: Any,
 ) -> None:
-    """Serve a model over HTTP and to programs, until Ctrl-C. SIGTERM lets what runs end first."""
+    """Serve a model over HTTP and to programs, until Ctrl-C. On SIGTERM running requests end first."""
     from .runtime.processes import logs
     from .runtime.processes.frontend_main import ShutdownSignals
     from .runtime.processes.frontend_main import serve as run_frontend
@@ -98,7 +98,7 @@ def serve(
         print(f"serving {started.info.name} at {config.serve.url(started.http_port)}", flush=True)
         print(f"programs: ramiform run FILE --address {config.serve.client_address}", flush=True)
         if started.tcp_address is not None:
-            print(f"from afar: ramiform run FILE --address {started.tcp_address} --keys FOLDER", flush=True)
+            print(f"remote: ramiform run FILE --address {started.tcp_address} --keys FOLDER", flush=True)
 
     async def until_signalled() -> None:
         signals = ShutdownSignals()
@@ -132,7 +132,7 @@ def run(
     keys: KeysOption = None,
     **settings: Any,
 ) -> None:
-    """Run a script against a runtime of its own, or a running one. Other arguments go to the script."""
+    """Run a script against a runtime of its own, or a running one. Further arguments go to the script."""
     _run_script(file, context.args, model, address, keys, settings)
 
 
@@ -145,11 +145,11 @@ def trace(
     address: AddressOption = None,
     keys: KeysOption = None,
     save: Annotated[
-        Path | None, typer.Option(help="Write the traces there too, as JSON that Perfetto and chrome://tracing show.")
+        Path | None, typer.Option(help="Also write the traces to this file, as JSON for Perfetto and chrome://tracing.")
     ] = None,
     **settings: Any,
 ) -> None:
-    """Run a script as `run` does, then show what each of its programs did; or show a trace that was saved."""
+    """Run a script as `run` does, then show the trace of each of its programs; or show a saved trace."""
     from .lang import trace as traces
     from .lang.recording import record_all
 
@@ -175,7 +175,7 @@ def _run_script(
     settings: dict[str, Any],
 ) -> None:
     if file.suffix == ".py":
-        compile(file.read_bytes(), str(file), "exec")  # a slip is told before a runtime has started
+        compile(file.read_bytes(), str(file), "exec")  # report a syntax error before a runtime starts
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.resolve().parent))  # as `python FILE` does
     if address is not None:
@@ -194,10 +194,10 @@ def _run_script(
 
 @app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(file_okay=False, help="Where the keys go.")],
-    name: Annotated[str, typer.Option(help="Of the program or user that these are for.")] = "client",
+    folder: Annotated[Path, typer.Argument(file_okay=False, help="Folder to write the keys to.")],
+    name: Annotated[str, typer.Option(help="Name of the program or user that the keys are for.")] = "client",
 ) -> None:
-    """Make keys for `serve --bind`: the runtime's, if there are none yet, and a program's."""
+    """Make keys for `serve --bind`: the runtime's, unless the folder has them, and a program's."""
     from .runtime.protocol.keys import make_keys
 
     for file in make_keys(folder, name):
@@ -209,7 +209,7 @@ def keys(
 def check_grammar(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A grammar in Lark's syntax or GBNF.")],
 ) -> None:
-    """Say whether a grammar is accepted, and which of its terminals can match the same text at the same place."""
+    """Check whether a grammar is accepted, and which of its terminals can match the same text at the same position."""
     from .constrained import GrammarError
     from .constrained.grammar.ambiguity import ambiguous_terminals
     from .constrained.grammar.gbnf import gbnf_grammar
@@ -246,37 +246,37 @@ def chat(
     model: ModelArgument = None,
     url: Annotated[
         str | None,
-        typer.Option(help="Of a server that speaks OpenAI's API, without /v1, instead of a runtime of one's own."),
+        typer.Option(help="URL of an OpenAI-compatible server, without /v1; default: start a runtime."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the server's model; default: its first.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the server's model; default: its first.")] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="RAMIFORM_API_KEY", show_envvar=True, help="Of the server.")
+        str | None, typer.Option(envvar="RAMIFORM_API_KEY", show_envvar=True, help="API key of the server.")
     ] = None,
-    system: Annotated[str, typer.Option(help="What the model is told before everything.")] = "",
+    system: Annotated[str, typer.Option(help="System message.")] = "",
     **settings: Any,
 ) -> None:
-    """Talk with a model in the terminal. /help in it says what there is."""
+    """Chat with a model in the terminal; /help lists the commands."""
     from .chat import Chat, typed_lines
 
-    def talk(address: str) -> None:
-        talking = Chat(address, Console(highlight=False), model=name, api_key=api_key)
-        talking.conversation.system = system
-        talking.run(typed_lines("> " if sys.stdin.isatty() else ""))
+    def converse(address: str) -> None:
+        terminal = Chat(address, Console(highlight=False), model=name, api_key=api_key)
+        terminal.conversation.system = system
+        terminal.run(typed_lines("> " if sys.stdin.isatty() else ""))
 
     if url is not None:
-        talk(url)
+        converse(url)
         return
     from .runtime.processes.launch import Runtime
 
     with Runtime(model, port=0, **settings) as runtime:
         assert runtime.url is not None
-        talk(runtime.url)
+        converse(runtime.url)
 
 
 @app.command(cls=TranslatingCommand)
 @with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
 def info(model: ModelArgument = None, address: AddressOption = None, keys: KeysOption = None, **settings: Any) -> None:
-    """Print the facts of a model, its cache and its device, as a runtime sees them."""
+    """Print the facts of a model, its cache and its device, as a runtime reports them."""
     if address is not None:
         from .lang.backend import RuntimeEndpoint
 
@@ -302,7 +302,7 @@ def _print_info(connection: Any) -> None:
     Console().print(table)
 
 
-bench = typer.Typer(help="Measure, and look into what was measured.", no_args_is_help=True)
+bench = typer.Typer(help="Measurements, and the analysis of recorded ones.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 bench.command()(replay)
 
@@ -325,7 +325,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def main() -> None:
-    """Errors made on purpose are one line on standard error and status 1; anything else is a bug and shows itself."""
+    """Run the command. A RamiformError is one line on standard error and status 1; other exceptions are bugs."""
     try:
         app()
     except RamiformError as error:

@@ -1,4 +1,4 @@
-"""Command-line flags, made from the configuration's fields, so that a setting is written once."""
+"""Command-line flags derived from the fields of the configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.spl
 
 
 def settings_of(struct: type[msgspec.Struct], skip: frozenset[str] = frozenset()) -> list[inspect.Parameter]:
-    """One keyword parameter, hence one `--flag`, for each field of a configuration struct, in the order of PANELS."""
+    """Return a keyword parameter, hence a flag, for each field of a configuration struct, in the order of PANELS."""
     kinds, hints = get_type_hints(struct), get_type_hints(struct, include_extras=True)
     parameters = []
     for field in msgspec.structs.fields(struct):
@@ -52,7 +52,7 @@ def settings_of(struct: type[msgspec.Struct], skip: frozenset[str] = frozenset()
 
 
 def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command that takes **settings these parameters by name."""
+    """Replace the `**settings` of a command by these parameters."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -65,7 +65,7 @@ def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]]
 
 
 class TranslatingCommand(TyperCommand):
-    """One that tells who types a flag of vLLM's or SGLang's what it is called here. Other wrong flags are Typer's."""
+    """Command whose error for a flag of vLLM or SGLang names Ramiform's flag. Typer reports other wrong flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         shown = {parameter.name: _shown(parameter) for parameter in self.params}

@@ -10,13 +10,11 @@ and `--repeat` times; medians. A budget of the context's length is chunking swit
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import time
 from contextlib import ExitStack
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
@@ -24,7 +22,7 @@ import msgspec
 import typer
 
 import ramiform
-from ramiform.bench.report import table
+from ramiform.bench.harness import Json, Model, interleaved, medians, numbers, table, write_json
 from ramiform.bench.serving import closed_loop, percentiles, send
 
 
@@ -94,7 +92,7 @@ async def warm_up(url: str, vocab_size: int) -> None:
 
 
 def main(
-    model: Annotated[str | None, typer.Argument(help="checkpoint path; default: the model that ships")] = None,
+    model: Model = None,
     budgets: Annotated[str, typer.Option(help="values of --prefill-budget, besides the context length")] = (
         "64,128,256,512,1024"
     ),
@@ -102,9 +100,9 @@ def main(
     num_prompts: Annotated[int, typer.Option("--prompts", help="long prompts that arrive")] = 8,
     prompt_tokens: Annotated[int | None, typer.Option(help="of a long prompt; default: 1,536 if they fit")] = None,
     repeat: Annotated[int, typer.Option(help="measurements with each budget")] = 3,
-    output: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
+    output: Json = None,
 ) -> None:
-    sizes = [int(budget) for budget in budgets.split(",") if budget]
+    sizes = numbers(budgets)
     with ExitStack() as stack:
         runtimes = {size: stack.enter_context(ramiform.Runtime(model, port=0, prefill_budget=size)) for size in sizes}
         info = next(iter(runtimes.values())).info
@@ -112,17 +110,17 @@ def main(
         runtimes[off] = stack.enter_context(ramiform.Runtime(model, port=0, prefill_budget=off))
         long = prompt_tokens or min(1536, info.context_length * 3 // 4)
         load = Load(num_streams, num_prompts, long, stream_tokens=info.context_length - 16)
-        runs: dict[int, list[dict[str, float]]] = {size: [] for size in runtimes}
         for runtime in runtimes.values():
             assert runtime.url is not None
             asyncio.run(warm_up(runtime.url, info.vocab_size))
-        for seed in range(repeat):
-            for size, runtime in runtimes.items():
-                assert runtime.url is not None
-                runs[size].append(asyncio.run(measure(runtime.url, load, info.vocab_size, seed)))
-    figures = {
-        size: {name: statistics.median(run[name] for run in own) for name in own[0]} for size, own in runs.items()
-    }
+        runs = interleaved(
+            repeat,
+            {
+                str(size): lambda seed, runtime=runtime: asyncio.run(measure(runtime.url, load, info.vocab_size, seed))
+                for size, runtime in runtimes.items()
+            },
+        )
+    figures = {size: medians(runs[str(size)]) for size in runtimes}
     rows = [
         {
             "prefill budget": f"{size} (no chunks)" if size == off else str(size),
@@ -138,10 +136,7 @@ def main(
         f"on {info.name}, {info.dtype} on {info.device}; medians of {repeat}\n"
     )
     print(table(rows))
-    if output is not None:
-        output.write_text(
-            json.dumps({"info": msgspec.to_builtins(info), "load": msgspec.to_builtins(load), "rows": rows}, indent=1)
-        )
+    write_json({"info": msgspec.to_builtins(info), "load": msgspec.to_builtins(load), "rows": rows}, output)
 
 
 if __name__ == "__main__":

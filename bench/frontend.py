@@ -23,11 +23,10 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
-from rich.table import Table
 
 import ramiform
 from ramiform.bench.bare_relay import BareRelay
+from ramiform.bench.harness import Out, table, write
 from ramiform.bench.raw_http import RawClient
 
 TARGET_REQUEST_MS = 1.5
@@ -43,7 +42,7 @@ class Figures:
 
     def add(self, name: str, value: str) -> None:
         self.rows.append((name, value))
-        Console().print(f"{name}: [bold]{value}[/bold]")
+        print(f"{name}: {value}", flush=True)
 
 
 class Processors:
@@ -259,7 +258,7 @@ def main(
     url: Annotated[str | None, typer.Option(help="of another server, instead of starting ours")] = None,
     model: Annotated[str | None, typer.Option(help="the other server's model name")] = None,
     only_drops: Annotated[bool, typer.Option(help="leave the load out: streams that are left, and decisions")] = False,
-    out: Annotated[Path | None, typer.Option(help="write the table there too, as Markdown")] = None,
+    out: Out = None,
 ) -> None:
     figures = Figures()
     if url is not None:
@@ -274,14 +273,8 @@ def main(
                 measure_load(runtime.url, runtime.info.name, processors, figures)
             measure_drops(runtime.url, runtime.info.name, figures)
             measure_decisions(runtime.url, runtime.info.name, processors, figures)
-    table = Table("what", "figure")
-    for row in figures.rows:
-        table.add_row(*row)
-    Console().print(table)
-    if out is not None:
-        lines = [f"| {name} | {value} |" for name, value in figures.rows]
-        head = f"{platform.machine()}, Python {platform.python_version()}, {frontends} frontend(s)\n"
-        out.write_text("\n".join([head, "| what | figure |", "|---|---|", *lines]) + "\n")
+    head = f"{platform.machine()}, Python {platform.python_version()}, {frontends} frontend(s)\n\n"
+    write(head + table([{"what": name, "figure": value} for name, value in figures.rows]), out)
 
 
 if __name__ == "__main__":

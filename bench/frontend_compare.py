@@ -26,9 +26,9 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
 
 import ramiform
+from ramiform.bench.harness import Out, median_ratio, table, write
 from ramiform.bench.raw_http import RawClient
 
 WAYS = (("/v1/completions", True), ("/v1/chat/completions", True), ("/v1/completions", False))  # streamed or whole
@@ -106,7 +106,7 @@ def load(server: Server, route: str, streamed: bool, num: int, num_tokens: int) 
 def main(
     other: Annotated[Path, typer.Argument(help="a checkout of ramiform to compare with")],
     rounds: Annotated[int, typer.Option(help="of every load on both, the first of which does not count")] = 8,
-    out: Annotated[Path | None, typer.Option(help="write the table there too, as Markdown")] = None,
+    out: Out = None,
 ) -> None:
     costs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     rates: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -123,22 +123,15 @@ def main(
                         name = f"{num} at once, {route}, {'streamed' if streamed else 'whole'}"
                         costs[name].append((found[theirs][0], found[ours][0]))
                         rates[name].append((found[theirs][1], found[ours][1]))
-    lines = [
-        "| requests | us a token, other | this | ratio | tokens/s, other | this | ratio |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for name in costs:
-        lines.append(f"| {name} | {' | '.join([*_middle(costs[name]), *_middle(rates[name])])} |")
-    Console().print("\n".join(lines), soft_wrap=True)
-    if out is not None:
-        out.write_text("\n".join(lines) + "\n")
-
-
-def _middle(pairs: list[tuple[float, float]]) -> list[str]:
-    """The medians of the other's and of ours, and of what ours is of the other's run beside it."""
-    others, ours = zip(*pairs, strict=True)
-    ratio = statistics.median(mine / yours for yours, mine in pairs)
-    return [f"{statistics.median(others):.0f}", f"{statistics.median(ours):.0f}", f"{ratio:.2f}"]
+        row: dict[str, Any] = {"requests": name}
+        for unit, pairs in (("us a token", costs[name]), ("tokens/s", rates[name])):
+            others, mine = zip(*pairs, strict=True)
+            row |= {f"{unit}, other": statistics.median(others), f"{unit}, this": statistics.median(mine)}
+            row[f"{unit}, ratio"] = median_ratio(mine, others)
+        rows.append(row)
+    write(table(rows), out)
 
 
 if __name__ == "__main__":

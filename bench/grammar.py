@@ -22,23 +22,22 @@ import typer
 from ramiform.bench.grammar_cases import Whitespace, load_cases
 from ramiform.bench.grammar_engines import KINDS
 from ramiform.bench.grammar_measure import Options, Result
-from ramiform.bench.grammar_plots import plot
 from ramiform.bench.grammar_pool import Setup, measure
-from ramiform.bench.grammar_report import failures_text, report, slowest
+from ramiform.bench.grammar_report import failures_text, plot, report, slowest
 from ramiform.bench.grammar_tokens import find_tokenizer
+from ramiform.bench.harness import TEKKEN, CasesFolder, Only, Sample, TokenizerFile, command
 
-TEKKEN = "tekken_240911.json"
 RESULTS = Path(__file__).parent / "results"
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="of MaskBench, or of the JSON-Schema-Test-Suite, a file a schema")],
-    tokenizer: Annotated[str, typer.Option(help="a file, or the name of one in the package mistral-common")] = TEKKEN,
+    folder: CasesFolder,
+    tokenizer: TokenizerFile = TEKKEN,
     engines: Annotated[str, typer.Option(help=f"of {', '.join(KINDS)}")] = "native,llguidance,xgrammar,xgrammar-any",
     whitespace: Annotated[Literal["any", "compact"], typer.Option(help="of instances, and what engines allow")] = "any",
-    sample: Annotated[int | None, typer.Option(help="so many schemas, drawn with --seed")] = None,
+    sample: Sample = None,
     seed: Annotated[int, typer.Option()] = 0,
-    only: Annotated[str, typer.Option(help="schemas whose file names contain this")] = "",
+    only: Only = "",
     jobs: Annotated[int, typer.Option(help="processes; for figures of time: 1")] = 1,
     limit: Annotated[float, typer.Option(help="seconds for one schema and engine")] = 20.0,
     memory: Annotated[int, typer.Option(help="GiB of address space for a process")] = 16,
@@ -67,7 +66,7 @@ def main(
             shown = time.monotonic()
             print(f"\r{len(results)} of {len(cases) * len(names)}", end="", file=sys.stderr)
     heading = [
-        f"`python -P bench/grammar.py {' '.join(_quoted(argument) for argument in sys.argv[1:])}`",
+        command(),
         f"{len(cases)} schemas, {sum(len(case.instances) for case in cases)} instances, whitespace {whitespace!r}, "
         f"{path.name}, {jobs} process{'es' if jobs > 1 else ''}, {time.monotonic() - start:.0f} s",
         ", ".join(dict.fromkeys(KINDS[engine].version for engine in names)) + f", Python {platform.python_version()}",
@@ -84,10 +83,6 @@ def main(
         if not quick and plot(by_engine, RESULTS / f"grammar_{name}.png"):
             text += f"\n\n![CPU time by percentile](grammar_{name}.png)"
         (RESULTS / f"grammar_{name}.md").write_text(text + "\n")
-
-
-def _quoted(argument: str) -> str:
-    return Path(argument).name if argument.startswith("/") else argument
 
 
 if __name__ == "__main__":

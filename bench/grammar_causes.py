@@ -13,8 +13,7 @@ import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,11 +21,11 @@ import typer
 
 from ramiform.bench.grammar_cases import load_cases
 from ramiform.bench.grammar_tokens import find_tokenizer, load_tokens
+from ramiform.bench.harness import TEKKEN, CasesFolder, Sample, TokenizerFile, table
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, Vocabulary, compile_constraint
 from ramiform.constrained.automaton.automaton import Automaton
 from ramiform.constrained.automaton.masks import TokenWalker
 
-TEKKEN = "tekken_240911.json"
 clock = time.thread_time_ns
 
 
@@ -85,11 +84,7 @@ class Recorder:
             self.now.garbage += (clock() - self._began) / 1000
 
 
-def main(
-    folder: Annotated[Path, typer.Argument(help="of MaskBench, a file a schema")],
-    tokenizer: Annotated[str, typer.Option(help="a file, or the name of one in the package mistral-common")] = TEKKEN,
-    sample: Annotated[int | None, typer.Option(help="so many schemas, drawn")] = None,
-) -> None:
+def main(folder: CasesFolder, tokenizer: TokenizerFile = TEKKEN, sample: Sample = None) -> None:
     tokens = load_tokens(find_tokenizer(tokenizer))
     vocabulary = Vocabulary.from_tokens(tokens.data, [tokens.eos])
     recorder, masks, out = Recorder(), list[Mask](), np.zeros(vocabulary.num_words, np.int32)
@@ -137,15 +132,18 @@ def _shares(title: str, masks: list[Mask]) -> str:
             rows[name].append(took)
         if mask.garbage:
             rows["*garbage, in any of these*"].append(mask.garbage)
-    lines = [f"\n{title}: {len(masks)} masks, {whole / len(masks):.1f} us on average\n"]
-    lines += ["| | share | number | us on average | p50 | p99 |", "|---|---:|---:|---:|---:|---:|"]
-    for name, took in sorted(rows.items(), key=lambda row: -sum(row[1])):
-        middle, far = np.percentile(took, [50, 99])
-        share = 100 * sum(took) / whole
-        lines.append(
-            f"| {name} | {share:.1f} % | {len(took)} | {sum(took) / len(took):.1f} | {middle:.1f} | {far:.0f} |"
-        )
-    return "\n".join(lines)
+    shown = [
+        {
+            "part": name,
+            "share %": 100 * sum(took) / whole,
+            "number": len(took),
+            "us on average": sum(took) / len(took),
+            "p50": float(np.percentile(took, 50)),
+            "p99": float(np.percentile(took, 99)),
+        }
+        for name, took in sorted(rows.items(), key=lambda row: -sum(row[1]))
+    ]
+    return f"\n{title}: {len(masks)} masks, {whole / len(masks):.1f} us on average\n\n{table(shown)}"
 
 
 if __name__ == "__main__":

@@ -1,19 +1,26 @@
-"""The grammar bench's tables: coverage, truth, times, reasons. Values in, markdown out."""
+"""Reports of the grammar bench: coverage, times, reasons, failures, and a plot of the times."""
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ramiform.bench.grammar_cases import Case
 from ramiform.bench.grammar_measure import Result
+from ramiform.bench.harness import table
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+# The tail is what holds a batch: the axis counts nines.
+PLOTTED = 100 - 100 / 10 ** np.linspace(0.05, 4, 200)
+TITLES = {"masks": "a token's mask", "first_mask": "from the schema to the first mask"}
 NUM_REASONS = 25
 
 
@@ -33,24 +40,21 @@ def coverage(by_engine: Mapping[str, Sequence[Result]]) -> str:
         outcomes = Counter(result.outcome for result in results)
         count = len(results)
         forced, total = sum(r.forced for r in results), sum(r.total for r in results)
+        escaped = (sum(len(r.failed(kind, "escaped")) for r in results) for kind in ("over", "under"))
         rows.append(
-            [
-                name,
-                _share(outcomes["compiled"], count),
-                _share(sum(result.passes for result in results), count),
-                str(sum(bool(result.failed("over")) for result in results)),
-                str(sum(bool(result.failed("under")) for result in results)),
-                str(sum(bool(result.failed("unlike")) for result in results)),
-                str(outcomes["refused"]),
-                str(outcomes["crashed"]),
-                str(outcomes["timeout"]),
-                f"{sum(len(r.failed('over', 'escaped')) for r in results)}/"
-                f"{sum(len(r.failed('under', 'escaped')) for r in results)}",
-                f"{100 * forced / total:.1f} %" if total else "-",
-            ]
+            {
+                "engine": name,
+                "compiled": _share(outcomes["compiled"], count),
+                "passing": _share(sum(result.passes for result in results), count),
+                "over": sum(bool(result.failed("over")) for result in results),
+                "under": sum(bool(result.failed("under")) for result in results),
+                "mask≠step": sum(bool(result.failed("unlike")) for result in results),
+                **{outcome: outcomes[outcome] for outcome in ("refused", "crashed", "timeout")},
+                "\\u over/under": "/".join(map(str, escaped)),
+                "forced": f"{100 * forced / total:.1f} %" if total else "-",
+            }
         )
-    columns = "engine,compiled,passing,over,under,mask≠step,refused,crashed,timeout,\\u over/under,forced".split(",")
-    return _table(columns, rows)
+    return table(rows)
 
 
 def times(by_engine: Mapping[str, Sequence[Result]]) -> str:
@@ -71,10 +75,10 @@ def _times(by_engine: Mapping[str, Sequence[Result]], label: str) -> str:
         for name, results in by_engine.items():
             values = compiled_values(results, what)
             if len(values):
-                figures = [values.mean(), *np.percentile(values, PERCENTILES), values.max()]
-                rows.append([title, name, *(_figure(value) for value in figures), f"{len(values):,}"])
-    columns = [label, "engine", "avg", *(f"p{percent:g}" for percent in PERCENTILES), "max", "count"]
-    return _table(columns, rows)
+                row = {label: title, "engine": name, "avg": float(values.mean())}
+                row |= {f"p{percent:g}": float(np.percentile(values, percent)) for percent in PERCENTILES}
+                rows.append(row | {"max": float(values.max()), "count": len(values)})
+    return table(rows)
 
 
 def compiled_values(results: Iterable[Result], what: str) -> NDArray[np.float64]:
@@ -89,15 +93,17 @@ def slowest(results: Sequence[Result], count: int) -> str:
     parts = []
     for what, key in (("mask", lambda r: max(r.masks, default=0.0)), ("first mask", lambda r: r.first_mask)):
         rows = [
-            [r.case, r.engine, *map(_figure, (r.first_mask, max(r.masks, default=0.0), _mean(r.masks)))]
+            {
+                f"slowest by {what}": r.case,
+                "engine": r.engine,
+                "first mask us": r.first_mask,
+                "worst mask us": max(r.masks, default=0.0),
+                "mean mask us": statistics.fmean(r.masks or [0.0]),
+            }
             for r in sorted(compiled, key=key, reverse=True)[:count]
         ]
-        parts.append(_table([f"slowest by {what}", "engine", "first mask us", "worst mask us", "mean mask us"], rows))
+        parts.append(table(rows))
     return "\n\n".join(parts)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def reasons(engine: str, results: Sequence[Result]) -> str:
@@ -112,9 +118,10 @@ def reasons(engine: str, results: Sequence[Result]) -> str:
     if not counts:
         return ""
     rows = [
-        [str(count), reason.replace("|", "\\|"), examples[reason]] for reason, count in counts.most_common(NUM_REASONS)
+        {"schemas": count, "reason": reason.replace("|", "\\|"), "for example": examples[reason]}
+        for reason, count in counts.most_common(NUM_REASONS)
     ]
-    return f"Not compiled by {engine}:\n\n" + _table(["schemas", "reason", "for example"], rows)
+    return f"Not compiled by {engine}:\n\n" + table(rows)
 
 
 def _alike(reason: str) -> str:
@@ -151,10 +158,28 @@ def _share(count: int, total: int) -> str:
     return f"{100 * count / total:.1f} % ({count})"
 
 
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+def plot(by_engine: Mapping[str, Sequence[Result]], path: Path) -> bool:
+    """Write a PNG. False where matplotlib is not installed."""
+    if find_spec("matplotlib") is None:
+        return False
+    import matplotlib
 
+    matplotlib.use("agg")
+    from matplotlib import pyplot
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    figure, axes = pyplot.subplots(1, len(TITLES), figsize=(11, 4.5), layout="constrained")
+    for axis, (what, title) in zip(axes, TITLES.items(), strict=True):
+        for name, results in by_engine.items():
+            values = compiled_values(results, what)
+            if len(values):
+                shown = PLOTTED[100 - 100 / len(values) >= PLOTTED]
+                axis.plot(1 / (1 - shown / 100), np.maximum(np.percentile(values, shown), 0.1), label=name)
+        axis.set(xscale="log", yscale="log", title=title, ylabel="CPU us", xlabel="percentile")
+        marks = (50.0, 90.0, 99.0, 99.9, 99.99)
+        axis.set_xticks([1 / (1 - mark / 100) for mark in marks], [f"{mark:g}" for mark in marks])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return True

@@ -23,10 +23,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from ramiform.bench.constrained_runs import Output, play, random_checkpoint
 from ramiform.bench.grammar_cases import Case, load_cases
 from ramiform.bench.grammar_judge import verdict
-from ramiform.bench.report import table
+from ramiform.bench.harness import CasesFolder, Only, Sample, table
+from ramiform.bench.in_process import Output, play
+from ramiform.bench.random_models import tiny_llama
 from ramiform.runtime.core.main import load_core
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Generate
@@ -98,9 +99,9 @@ def run(
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="of MaskBench's *.json files", exists=True, file_okay=False)],
-    sample: Annotated[int | None, typer.Option(help="so many of the schemas, drawn at random")] = None,
-    only: Annotated[str, typer.Option(help="schemas whose file names contain this")] = "",
+    folder: CasesFolder,
+    sample: Sample = None,
+    only: Only = "",
     max_tokens: Annotated[int, typer.Option(help="of an output")] = 256,
     at_once: Annotated[int, typer.Option(help="requests that run at once")] = 64,
     favour: Annotated[float, typer.Option(help="added to closing tokens' logits in the second run")] = 6.0,
@@ -109,7 +110,7 @@ def main(
     rows: list[dict[str, Any]] = []
     bad: list[Judged] = []
     with tempfile.TemporaryDirectory() as temporary:
-        checkpoint = random_checkpoint(Path(temporary))
+        checkpoint = tiny_llama(Path(temporary))
         for name, added in (("as the weights have it", 0.0), ("closing tokens favoured", favour)):
             judged, figures = run(cases, checkpoint, added, max_tokens, at_once)
             counts = Counter(one.outcome for one in judged)

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from ramiform.bench.harness import table, write
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.main import SWITCH_INTERVAL, load_core
 from ramiform.runtime.protocol.config import CoreConfig
@@ -139,21 +140,21 @@ def main(
     for _ in range(rounds):
         for setting, found in whole.items():
             found.add(run(stream, seconds, setting))
-    lines = [
-        f"`python -P bench/grammar_stall.py --seconds {seconds:g} --rounds {rounds}`",
-        "",
-        "| ms | step p50 | p90 | p99 | max | processor time of a step | steps | answers | answer p50 | max |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    rows = [
+        {
+            "ms": str(setting),
+            **{f"step p{percent}": float(np.percentile(found.gaps, percent)) for percent in (50, 90, 99)},
+            "step max": max(found.gaps),
+            "processor time of a step": float(np.median(found.processor_ms)),
+            "steps": len(found.gaps),
+            "answers": len(found.answers),
+            "answer p50": float(np.median(found.answers)) if found.answers else "-",
+            "answer max": max(found.answers, default="-"),
+        }
+        for setting, found in whole.items()
     ]
-    for setting, found in whole.items():
-        cells = [f"{value:.2f}" for value in (*np.percentile(found.gaps, [50, 90, 99]), max(found.gaps))]
-        cells += [f"{np.median(found.processor_ms):.2f}", str(len(found.gaps)), str(len(found.answers))]
-        cells += [f"{np.median(found.answers):.0f}", f"{max(found.answers):.0f}"] if found.answers else ["-", "-"]
-        lines.append(f"| {' | '.join([str(setting), *cells])} |")
-    text = "\n".join(lines)
-    print(text)
-    if name is not None:
-        (RESULTS / f"grammar_stall_{name}.md").write_text(text + "\n")
+    text = f"`python -P bench/grammar_stall.py --seconds {seconds:g} --rounds {rounds}`\n\n{table(rows)}"
+    write(text, None if name is None else RESULTS / f"grammar_stall_{name}.md")
 
 
 if __name__ == "__main__":

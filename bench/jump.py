@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import json
 import platform
-import statistics
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
 
-from ramiform.bench.constrained_runs import Cost, Output, play
-from ramiform.bench.report import table
+from ramiform.bench.harness import Batches, Json, Model, Repeat, interleaved, median_ratio, numbers, table, write_json
+from ramiform.bench.in_process import Cost, Output, play
 from ramiform.constrained import Choices, JsonSchema, PropertyOrder, Regex, Vocabulary, compile_constraint
 from ramiform.constrained import Constraint as GrammarSource
 from ramiform.runtime.core.main import load_core
@@ -195,11 +193,10 @@ class Bench:
 
 def compare(bench: Bench, task: Task, order: PropertyOrder, batch: int, repeat: int) -> dict[str, Any]:
     """A row of the table: medians of `repeat` interleaved runs after one that warms up."""
-    off, on = [], []
-    for _ in range(repeat + 1):
-        off.append(bench.run(task, order, False, batch))
-        on.append(bench.run(task, order, True, batch))
-    ratio = statistics.median(a.per_character / b.per_character for a, b in zip(off[1:], on[1:], strict=True))
+    runs = interleaved(
+        repeat, {str(jumps): lambda _, jumps=jumps: bench.run(task, order, jumps, batch) for jumps in (False, True)}
+    )
+    off, on = runs["False"], runs["True"]
     return {
         "constraint": task.name,
         "order": order if len(task.orders) > 1 else "",
@@ -209,29 +206,23 @@ def compare(bench: Bench, task: Task, order: PropertyOrder, batch: int, repeat: 
         "forced %": 100 * on[0].num_forced / on[0].num_tokens,
         "forwards/token off": off[0].cost.num_forwards * batch / off[0].num_tokens,
         "forwards/token on": on[0].cost.num_forwards * batch / on[0].num_tokens,
-        "time off / on": ratio,
+        "time off / on": median_ratio((run.per_character for run in off), (run.per_character for run in on)),
         "same texts": sum(a == b for a, b in zip(off[0].texts, on[0].texts, strict=True)),
     }
 
 
-def main(
-    model: Annotated[str | None, typer.Argument(help="checkpoint path; default: the model that ships")] = None,
-    repeat: Annotated[int, typer.Option(help="runs of each, interleaved")] = 7,
-    batches: Annotated[str, typer.Option(help="requests at once, parted by commas")] = "1,8",
-    output: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
-) -> None:
+def main(model: Model = None, repeat: Repeat = 7, batches: Batches = "1,8", output: Json = None) -> None:
     bench = Bench(model)
     rows = [
-        compare(bench, task, order, int(batch), repeat)
-        for batch in batches.split(",")
+        compare(bench, task, order, batch, repeat)
+        for batch in numbers(batches)
         for task in tasks()
         for order in task.orders
     ]
     print(f"{bench.info.name}, {bench.info.dtype}, one thread, medians of {repeat}.")
     print(f"Python {platform.python_version()}, torch {torch.__version__}\n")
     print(table(rows))
-    if output is not None:
-        output.write_text(json.dumps({"repeat": repeat, "rows": rows}, indent=1))
+    write_json({"repeat": repeat, "rows": rows}, output)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import typer
 
-sys.path.insert(0, str(Path(__file__).parent))
-from report import table
+from ramiform.bench.harness import Out, table, write
 
 PAGE_SIZE = 16
 H, K, D = 32, 8, 128  # Llama-3.1-8B's heads
@@ -149,6 +147,7 @@ def chunk_rows(seconds: Measure, product_rate: float) -> Iterator[dict[str, Any]
 
 
 def other_rows(seconds: Measure, copy_rate: float) -> Iterator[dict[str, Any]]:
+    from ramiform.kernels import SamplingTensors
     from ramiform.kernels.reference import layers as plain
     from ramiform.kernels.reference import sampling as plain_sampling
     from ramiform.kernels.triton import layers, logits, sampling
@@ -193,23 +192,18 @@ def other_rows(seconds: Measure, copy_rate: float) -> Iterator[dict[str, Any]]:
         ("sample, top-k 50", 50, 1.0),
     ]:
         ones_R = torch.ones(64, device="cuda")
-        filters = {
-            "temperature_R": ones_R,
-            "top_k_R": (ones_R * top_k).long(),
-            "top_p_R": ones_R.double() * top_p,
-            "min_p_R": ones_R * 0,
-        }
         draw_R = torch.randint(1 << 62, (64,), device="cuda")
+        parameters = SamplingTensors(ones_R, (ones_R * top_k).long(), ones_R.double() * top_p, ones_R * 0, draw_R)
         yield row(
             name,
             logits_RV.nbytes,
-            lambda f=filters, d=draw_R: sampling.sample_tokens(logits_RV, **f, draw_R=d, max_top_k=0),
-            lambda f=filters, d=draw_R: plain_sampling.draw_tokens(plain_sampling.sampling_weights(logits_RV, **f), d),
+            lambda p=parameters: sampling.sample_tokens(logits_RV, p),
+            lambda p=parameters: plain_sampling.draw_tokens(plain_sampling.sampling_weights(logits_RV, p), p.draw_R),
         )
 
 
 def main(
-    out: Annotated[Path | None, typer.Option(help="A markdown file to write, beside the standard output.")] = None,
+    out: Out = None,
 ) -> None:
     if not torch.cuda.is_available():
         print("bench/kernels.py measures a CUDA device, and there is none", file=sys.stderr)
@@ -243,9 +237,7 @@ written) and multiplies {product_rate / 1e12:.0f} TFLOP/s in bf16; percentages a
 
 {table(list(other_rows(seconds, copy_rate)))}
 """
-    print(text)
-    if out is not None:
-        out.write_text(text)
+    write(text, out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import logging
 import statistics
-import sys
 import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
@@ -23,19 +22,17 @@ from typing import Annotated, Literal
 import torch
 import typer
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import offline
-from quantization_skills import SEED, Answers, Greedy, answers, change
-
+from ramiform.bench import offline
+from ramiform.bench.harness import Out, interleaved, matrix, write
+from ramiform.bench.quantization_skills import SEED, Answers, Greedy, answers, change
 from ramiform.examples.demo_model import evaluate
 from ramiform.examples.demo_model.corpus.mix import SKILLS, cases, cases_of
 from ramiform.runtime.core.main import LoadedCore, load_core
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE, bytes_per_page
 from ramiform.runtime.engine.kv_ranges import KvRanges, measure, random_texts, write_ranges
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
 from ramiform.runtime.quantize.perplexity import perplexity
 
@@ -130,11 +127,14 @@ def speeds(cores: dict[Kind, LoadedCore], repeat: int) -> Rows:
     rows: Rows = {}
     for scenario in SCENARIOS:
         batch = offline.prompts(scenario, read_config(SHIPPED_MODEL).vocab_size, 0)
-        seconds: dict[Kind, list[float]] = {kind: [] for kind in KINDS}
-        for _ in range(repeat):
-            for kind, core in cores.items():
-                seconds[kind].append(offline.run_ramiform(core.engine, core.scheduler, scenario, batch))
-        medians = [statistics.median(seconds[kind]) for kind in KINDS]
+        seconds = interleaved(
+            repeat,
+            {
+                str(kind): lambda _, core=core: offline.run_ramiform(core, scenario, batch)  # type: ignore[misc]  # noqa: B023
+                for kind, core in cores.items()
+            },
+        )
+        medians = [statistics.median(own) for own in seconds.values()]
         rows[f"speed, {scenario.name}"] = [f"{medians[0] / median:.2f}" for median in medians]
     return rows
 
@@ -143,7 +143,7 @@ def main(
     num_cases: Annotated[int, typer.Option("--cases", help="per skill; 0: no quality")] = 100,
     num_documents: Annotated[int, typer.Option("--documents", help="of the perplexity")] = 600,
     repeat: Annotated[int, typer.Option(help="runs of each speed; 0: none")] = 5,
-    out: Annotated[Path | None, typer.Option(help="write the table there too")] = None,
+    out: Out = None,
 ) -> None:
     logging.getLogger("ramiform").setLevel(logging.ERROR)
     cores: dict[Kind, LoadedCore] = {}
@@ -160,12 +160,7 @@ def main(
         rows |= quality(cores, num_cases, num_documents)
     if repeat:
         rows |= speeds(cores, repeat)
-    lines = [f"| | {' | '.join(map(str, KINDS))} |", "|---|" + "---:|" * len(KINDS)]
-    lines += [f"| {row} | {' | '.join(cells)} |" for row, cells in rows.items()]
-    table = "\n".join(lines) + "\n"
-    print(table)
-    if out is not None:
-        out.write_text(table, encoding="utf-8")
+    write(matrix(KINDS, rows.items()), out)
 
 
 if __name__ == "__main__":

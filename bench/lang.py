@@ -9,7 +9,6 @@ of each figure, the same messages written to the wire by hand, stands beside it.
 from __future__ import annotations
 
 import gc
-import json
 import platform
 import statistics
 import subprocess
@@ -17,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
@@ -25,6 +23,7 @@ import typer
 
 import ramiform
 from ramiform import ProgramState, gen
+from ramiform.bench.harness import Json, Model, table, write_json
 from ramiform.lang.backend import get_server_info
 from ramiform.runtime.protocol import session
 from ramiform.runtime.protocol.client import Connection
@@ -280,25 +279,13 @@ def against_http(url: str, num_programs: int) -> list[Row]:
     return rows
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    columns = list(rows[0])
-    lines = [" | ".join(columns), " | ".join("---" if isinstance(rows[0][c], str) else "--:" for c in columns)]
-    for row in rows:
-        lines.append(
-            " | ".join(
-                f"{v:,.2f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v for v in row.values()
-            )
-        )
-    return "\n".join(f"| {line} |" for line in lines)
-
-
 def main(
-    model: Annotated[str | None, typer.Argument(help="checkpoint path; default: the model that ships")] = None,
+    model: Model = None,
     repeat: Annotated[int, typer.Option(help="runs of each figure, after one that warms up")] = 5,
     operations: Annotated[int, typer.Option(help="in a program whose overhead is measured")] = 500,
     programs: Annotated[int, typer.Option(help="at once")] = 1000,
     tiny: Annotated[bool, typer.Option(help="as little as shows that it works")] = False,
-    output: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
+    output: Json = None,
 ) -> None:
     if tiny:
         repeat, operations, programs = 1, 10, 20
@@ -318,9 +305,8 @@ def main(
         f"{info['name']}, {info['dtype']} on {info['device']}, Python {platform.python_version()}, median of {repeat}\n"
     )
     for title, rows in tables.items():
-        print(f"### {title}\n\n{markdown(rows)}\n")
-    if output is not None:
-        output.write_text(json.dumps({"info": info, "repeat": repeat, "tables": tables}, indent=1))
+        print(f"### {title}\n\n{table(rows)}\n")
+    write_json({"info": info, "repeat": repeat, "tables": tables}, output)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import typer
 
 from ramiform.bench.grammar_tokens import find_tokenizer, load_tokens
+from ramiform.bench.harness import TEKKEN, Repeat, TokenizerFile, table
 from ramiform.bench.jump import PERSON, Bench, tasks
-from ramiform.bench.report import table
 from ramiform.constrained import JsonSchema, Matcher, Vocabulary, compile_constraint, fill_batch
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.scheduler.sampling_inputs import token_mask
@@ -81,10 +81,7 @@ def measure(vocabulary: Vocabulary, ids: Sequence[int], batch: int, repeat: int)
     return first, statistics.median(rows_by_row[known:]), statistics.median(all_at_once[known:])
 
 
-def main(
-    repeat: Annotated[int, typer.Option(help="passes over the object")] = 20,
-    tokenizer: Annotated[str, typer.Option(help="file of the larger vocabulary")] = "tekken_240911.json",
-) -> None:
+def main(repeat: Repeat = 20, tokenizer: TokenizerFile = TEKKEN) -> None:
     bench = Bench(None)
     text = json.dumps(OBJECT)
     shipped = load_tokenizer(SHIPPED_MODEL)

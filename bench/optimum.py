@@ -9,7 +9,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from .runs import Asked, Event
+from .programs import Asked, Event
 
 NEVER = 1 << 62
 

@@ -19,7 +19,6 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -27,7 +26,7 @@ import numpy as np
 import torch
 import typer
 
-from ramiform.bench.report import table
+from ramiform.bench.harness import Batches, Model, Out, Repeat, interleaved, median_ratio, numbers, table, write
 from ramiform.runtime.core.main import load_core
 from ramiform.runtime.core.pipeline import Pipeline, StepLauncher
 from ramiform.runtime.protocol.config import CoreConfig
@@ -138,6 +137,10 @@ class Figures:
     idle: float
 
     @property
+    def speed(self) -> float:
+        return self.num_tokens / self.seconds
+
+    @property
     def milliseconds_per_step(self) -> float:
         return 1e3 * self.seconds / self.num_steps
 
@@ -171,7 +174,7 @@ class Bench:
         pipeline = Pipeline(self._engine, scheduler, ahead=ahead, on_step=on_step)
         busy, began = 0.0 if self._device is None else self._device.busy, self._now()
         while not scheduler.idle or scheduler.pending_grammars:
-            for answers in pipeline.turn():
+            for answers in pipeline.advance():
                 num_tokens += _count(answers)
         seconds = self._now() - began
         idle = float("nan") if self._device is None else 1 - (self._device.busy - busy) / seconds
@@ -201,21 +204,21 @@ def _count(answers: Sequence[FromCore]) -> int:
 
 def compare(bench: Bench, name: str, batch: int, repeat: int) -> dict[str, Any]:
     """A row of the table: medians of `repeat` interleaved runs after one that warms up."""
-    off, on = [], []
-    for _ in range(repeat + 1):
-        off.append(bench.run(KINDS[name], batch, ahead=False))
-        on.append(bench.run(KINDS[name], batch, ahead=True))
+    ways = {"off": False, "on": True}
+    runs = interleaved(
+        repeat, {way: lambda _, ahead=ahead: bench.run(KINDS[name], batch, ahead=ahead) for way, ahead in ways.items()}
+    )
+    off, on = runs["off"], runs["on"]
 
     def median(runs: list[Figures], value: str) -> float:
-        return statistics.median(getattr(run, value) for run in runs[1:])
+        return statistics.median(getattr(run, value) for run in runs)
 
-    speeds = [(one.num_tokens / one.seconds, two.num_tokens / two.seconds) for one, two in zip(off, on, strict=True)]
     return {
         "requests": name,
         "batch": batch,
-        "tok/s off": statistics.median(before for before, _ in speeds[1:]),
-        "tok/s on": statistics.median(after for _, after in speeds[1:]),
-        "on / off": statistics.median(after / before for before, after in speeds[1:]),
+        "tok/s off": median(off, "speed"),
+        "tok/s on": median(on, "speed"),
+        "on / off": median_ratio((run.speed for run in on), (run.speed for run in off)),
         "steps off": round(median(off, "num_steps")),
         "steps on": round(median(on, "num_steps")),
         "ms/step off": median(off, "milliseconds_per_step"),
@@ -226,19 +229,19 @@ def compare(bench: Bench, name: str, batch: int, repeat: int) -> dict[str, Any]:
 
 
 def main(
-    model: Annotated[str | None, typer.Argument(help="checkpoint path; default: the model that ships")] = None,
+    model: Model = None,
     device: Annotated[Literal["simulated", "cuda"], typer.Option(help="who computes")] = "simulated",
     step_ms: Annotated[float, typer.Option(help="simulated: of a forward")] = 4.0,
     token_us: Annotated[float, typer.Option(help="simulated: of each of its tokens")] = 5.0,
     sampling_ms: Annotated[float, typer.Option(help="simulated: of sampling")] = 0.2,
     launch_ms: Annotated[float, typer.Option(help="simulated: that the host is busy with a launch")] = 0.0,
-    batches: Annotated[str, typer.Option(help="requests at once, parted by commas")] = "1,8,32,64",
-    repeat: Annotated[int, typer.Option(help="runs of each, interleaved")] = 5,
-    out: Annotated[Path | None, typer.Option(help="write the Markdown here")] = None,
+    batches: Batches = "1,8,32,64",
+    repeat: Repeat = 5,
+    out: Out = None,
 ) -> None:
     simulated = SimulatedDevice(step_ms * 1e-3, token_us * 1e-6, sampling_ms * 1e-3, launch_ms * 1e-3, Clock())
     bench = Bench(model, simulated if device == "simulated" else None)
-    rows = [compare(bench, name, int(batch), repeat) for name in KINDS for batch in batches.split(",")]
+    rows = [compare(bench, name, batch, repeat) for name in KINDS for batch in numbers(batches)]
     if device == "simulated":
         what = f"simulated: {step_ms} ms a forward, {token_us} us a token, {sampling_ms} ms sampling"
         what += f", {launch_ms} ms of the host to launch"
@@ -249,9 +252,7 @@ def main(
         f"{bench.info.name}, {what}; {PROMPT_TOKENS} tokens in, {OUTPUT_TOKENS} out, medians of {repeat}.\n"
         f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}\n\n{table(rows)}\n"
     )
-    print(report)
-    if out is not None:
-        out.write_text(report)
+    write(report, out)
 
 
 if __name__ == "__main__":

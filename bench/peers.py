@@ -26,9 +26,9 @@ import transformers
 import typer
 
 from ramiform.bench import peers_engines as engines
+from ramiform.bench.harness import Only, Out, median_ratio, table, write
 from ramiform.bench.peers_checkpoint import make_checkpoint
 from ramiform.bench.peers_load import Run, Scenario, prompts, scenarios, send
-from ramiform.bench.report import table
 
 WARM_UP = Scenario("warm up", 2, 64, 4)
 
@@ -59,8 +59,8 @@ def rows(runs: dict[tuple[str, str], list[Run]], names: list[str], which: list[S
         for name in names:
             row[name] = _shown(runs[name, scenario.name])
         for name in names[1:]:
-            pairs = zip(runs[names[0], scenario.name], runs[name, scenario.name], strict=True)
-            row[f"ramiform / {name}"] = f"{statistics.median(a.speed / b.speed for a, b in pairs):.2f}"
+            ours, theirs = ((run.speed for run in runs[who, scenario.name]) for who in (names[0], name))
+            row[f"ramiform / {name}"] = f"{median_ratio(ours, theirs):.2f}"
         result.append(row)
     return result
 
@@ -91,9 +91,9 @@ def main(
     dtype: Annotated[str, typer.Option(help="default: bfloat16, float32 with --small")] = "",
     rounds: Annotated[int, typer.Option(help="runs of each scenario by each engine")] = 3,
     give_up: Annotated[float, typer.Option(help="seconds after which a run ends")] = 60.0,
-    only: Annotated[str, typer.Option(help="the scenarios whose names hold this")] = "",
+    only: Only = "",
     checkpoint: Annotated[Path | None, typer.Option(help="folder to keep the random model in, or to find it")] = None,
-    out: Annotated[Path | None, typer.Option(help="write the report here, instead of the standard output")] = None,
+    out: Out = None,
 ) -> None:
     dtype = dtype or ("float32" if small else "bfloat16")
     which = [scenario for scenario in scenarios(small=small) if only in scenario.name]
@@ -137,11 +137,7 @@ def main(
             table(facts),
             "\n".join(f"- {launch.name}: `{launch.flags}`" for launch in launches),
         ]
-    report = "\n\n".join(parts) + "\n"
-    if out is None:
-        print(report)
-    else:
-        out.write_text(report)
+    write("\n\n".join(parts), out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 
-from ramiform.bench.random_model import qwen2_shaped
+from ramiform.bench.random_models import qwen2_shaped
 from ramiform.tests.models.gguf_files import add_bpe_tokenizer, write_gguf
 
 SMALL: dict[str, int] = {  # 16M parameters with 32,768 tokens

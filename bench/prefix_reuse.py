@@ -10,19 +10,17 @@ eviction can, with that memory and the requests running when they did under `pro
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
 
 import ramiform
+from ramiform.bench.harness import Json, Model, interleaved, medians, percentile, table, write_json
 from ramiform.bench.optimum import bounded_hits, optimal_hits
-from ramiform.bench.programs import Workload
-from ramiform.bench.report import table
-from ramiform.bench.runs import Run
+from ramiform.bench.programs import Run, Workload
 from ramiform.bench.sessions import Player, word_tokens
 from ramiform.bench.simulation import VOCABULARY, simulate
 from ramiform.bench.workloads import make_workloads
@@ -33,10 +31,6 @@ from ramiform.runtime.tokenizer import load_tokenizer
 ORDERS: tuple[Literal["fcfs", "lpm", "program"], ...] = ("fcfs", "lpm", "program")
 EVICTIONS: tuple[Literal["lru", "lfu", "program"], ...] = ("lru", "lfu", "program")
 AMPLE = 1 << 16  # pages
-
-
-def percentile(values: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def figures(run: Run) -> dict[str, float]:
@@ -51,22 +45,19 @@ def figures(run: Run) -> dict[str, float]:
     }
 
 
-def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+def play(player: Player, workload: Workload, _: int) -> Run:
+    """Play a workload on an empty cache."""
+    player.connection.call("flush_cache")
+    return player.run(workload)
 
 
 def on_runtimes(workloads: Sequence[Workload], players: dict[str, Player], repeat: int) -> list[dict[str, Any]]:
     """A row for each workload: with the cache, and how many times better than without. The first run warms up."""
     rows = []
     for workload in workloads:
-        runs: dict[str, list[dict[str, float]]] = {name: [] for name in players}
-        for number in range(repeat + 1):
-            for name, player in players.items():
-                player.connection.call("flush_cache")
-                run = player.run(workload)
-                if number:
-                    runs[name].append(figures(run))
-        on, off = medians(runs["on"]), medians(runs["off"])
+        runs = interleaved(repeat, {name: partial(play, player, workload) for name, player in players.items()})
+        run = runs["off"][-1]
+        on, off = (medians([figures(run) for run in runs[name]]) for name in ("on", "off"))
         optimum = 100 * optimal_hits(run.requests) / run.num_prompt_tokens
         rows.append(
             {
@@ -115,7 +106,7 @@ def in_scheduler(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
 
 
 def main(
-    model: Annotated[str | None, typer.Argument(help="checkpoint path; default: the model that ships")] = None,
+    model: Model = None,
     only: Annotated[str | None, typer.Option(help="runtime or scheduler; default: both")] = None,
     size: Annotated[float, typer.Option(help="scales the number of programs")] = 1.0,
     length: Annotated[float, typer.Option(help="scales the number of tokens")] = 1.0,
@@ -123,7 +114,7 @@ def main(
     pause: Annotated[float, typer.Option(help="scales how long tools and users take")] = 1.0,
     repeat: Annotated[int, typer.Option(help="measured runs of each workload on the runtimes")] = 3,
     seed: Annotated[int, typer.Option(help="of the workloads")] = 0,
-    output: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
+    output: Json = None,
 ) -> None:
     shape = {"size": size, "length": length, "alive": alive, "pause": pause, "seed": seed}
     result: dict[str, Any] = {"shape": shape, "repeat": repeat}
@@ -141,8 +132,7 @@ def main(
             result["runtime"] = on_runtimes(workloads, players, repeat)
             print(f"\nOn {on.info.name}, {on.info.dtype} on {on.info.device}, medians of {repeat}\n")
         print(table(result["runtime"]))
-    if output is not None:
-        output.write_text(json.dumps(result, indent=1))
+    write_json(result, output)
 
 
 if __name__ == "__main__":

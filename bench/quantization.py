@@ -17,9 +17,8 @@ import itertools
 import multiprocessing
 import re
 import statistics
-import sys
 import tempfile
-from collections.abc import Iterable
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -28,18 +27,16 @@ import torch
 import transformers
 import typer
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import offline
-import quantization_formats
-import quantization_products
-import quantization_skills
-
-from ramiform.bench.random_model import qwen2_shaped
+from ramiform.bench import offline, quantization_formats, quantization_skills
+from ramiform.bench.harness import Out, interleaved, matrix, write
+from ramiform.bench.random_models import qwen2_shaped
 from ramiform.examples.demo_model.corpus.mix import cases
 from ramiform.runtime.core.main import LoadedCore, load_core
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.linear import Linear
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.quantised.factory import make_linear
+from ramiform.runtime.models.quantised.scheme import quantise_while_loading
 from ramiform.runtime.protocol.config import CoreConfig, QuantizeName
 from ramiform.runtime.quantize.perplexity import perplexity
 
@@ -58,6 +55,10 @@ SCENARIOS = (
     offline.Scenario("batch 8", 8, 32, 16),
     offline.Scenario("prefill 512", 1, 512, 1, counts="prompt"),
 )
+OUTPUTS, INPUTS = 9728, 896  # gate and up of a model of 0.5B
+BYTES = 1 << 27  # of the layers that take turns
+ROWS = (1, 4, 8, 16, 32, 64, 128, 512)
+SECONDS = 0.15  # of a measurement, of which the least of three counts
 Kinds = dict[str, Kind]  # the baseline first
 Rows = list[tuple[str, list[str]]]  # a cell for each kind
 
@@ -121,17 +122,56 @@ def costs(kinds: Kinds, repeat: int) -> Rows:
     cores = {name: core_of(kind) for name, kind in kinds.items()}
     vocab_size = cores[BASELINE].info.vocab_size
     for scenario in SCENARIOS:
-        seconds: dict[str, list[float]] = {name: [] for name in kinds}
-        for seed in range(repeat + 1):
-            batch = offline.prompts(scenario, vocab_size, seed)
-            for name, core in cores.items():
-                taken = offline.run_ramiform(core.engine, core.scheduler, scenario, batch)
-                if seed:  # the first run warms up
-                    seconds[name].append(taken)
+        batches = [offline.prompts(scenario, vocab_size, seed) for seed in range(repeat + 1)]
+        seconds = interleaved(
+            repeat,
+            {
+                name: lambda seed, core=core: offline.run_ramiform(core, scenario, batches[seed])  # type: ignore[misc]  # noqa: B023
+                for name, core in cores.items()
+            },
+        )
         medians = {name: statistics.median(taken) for name, taken in seconds.items()}
         rows.append((f"tok/s, {scenario.name}", [f"{scenario.work / taken:,.0f}" for taken in medians.values()]))
         rows.append(("- against bf16", [f"{medians[BASELINE] / taken:.2f}" for taken in medians.values()]))
     return rows
+
+
+def product_rows(kinds: dict[str, QuantizeName | None]) -> Rows:
+    """Return, for each number of rows, the baseline's processor time over every kind's: above 1 is faster.
+
+    Several layers take turns, more than the caches of a CPU hold, as the layers of a model do.
+    """
+    layers = {name: _layers(quantize) for name, quantize in kinds.items()}
+    table = []
+    for rows in ROWS:
+        x = torch.randn(rows, INPUTS, dtype=torch.bfloat16)
+        taken = {name: min(_seconds(own, x) for _ in range(3)) for name, own in layers.items()}
+        cells = [f"{taken[BASELINE] / seconds:.2f}" for seconds in taken.values()]
+        table.append((f"{rows} rows ({1e3 * taken[BASELINE]:.2f} ms)", cells))
+    return table
+
+
+def _layers(quantize: QuantizeName | None) -> list[Linear]:
+    quantisation = None if quantize is None else quantise_while_loading(quantize, 128)
+    made: list[Linear] = []
+    while sum(layer.nbytes for layer in made) < BYTES:
+        layer = make_linear(
+            quantisation, [f"layer {len(made)}"], OUTPUTS, INPUTS, bias=False, device="cpu", dtype=torch.bfloat16
+        )
+        layer.row_destinations(0, OUTPUTS)["weight"].put(torch.randn(OUTPUTS, INPUTS))
+        layer.finish()
+        made.append(layer)
+    return made
+
+
+def _seconds(layers: list[Linear], x: torch.Tensor) -> float:
+    """Processor time of one product."""
+    layers[0](x)
+    start, count = time.process_time(), 0
+    while (taken := time.process_time() - start) < SECONDS:
+        layers[count % len(layers)](x)
+        count += 1
+    return taken / count
 
 
 def main(
@@ -141,7 +181,7 @@ def main(
     bigger: Annotated[bool, typer.Option(help="bytes and speeds of the bigger model too")] = True,
     products: Annotated[bool, typer.Option(help="single products by their number of rows")] = True,
     also: Annotated[list[str] | None, typer.Option(help="NAME=PATH: another form of the model that ships")] = None,
-    out: Annotated[Path | None, typer.Option(help="write the tables there too")] = None,
+    out: Out = None,
 ) -> None:
     tables: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -152,26 +192,17 @@ def main(
         for kinds, of in ((rounded, "rounded while loading"), (checkpoints, "as checkpoints")):
             if num_cases:
                 title = f"The model that ships, {of}: {num_cases} answers a skill"
-                tables[title] = table(kinds, quality(kinds, num_cases, num_documents))
+                tables[title] = matrix(kinds, quality(kinds, num_cases, num_documents))
             if repeat:
-                tables[f"The model that ships, {of}: bytes and speed"] = table(kinds, costs(kinds, repeat))
+                tables[f"The model that ships, {of}: bytes and speed"] = matrix(kinds, costs(kinds, repeat))
         if repeat and bigger:
             kinds = rounded_while_loading(qwen2_shaped(Path(folder, "bigger"), 2048))
-            tables["0.36B random weights, rounded while loading: bytes and speed"] = table(kinds, costs(kinds, repeat))
+            tables["0.36B random weights, rounded while loading: bytes and speed"] = matrix(kinds, costs(kinds, repeat))
     if products:
         methods = {name: kind.quantize for name, kind in rounded.items() if kind.dtype == "bfloat16"}
-        rows = quantization_products.product_rows(methods, BASELINE)
-        tables["One product in processor time, against bf16"] = table(methods, rows)
-    text = "\n".join(f"## {title}\n\n{table}" for title, table in tables.items())
-    print(text)
-    if out is not None:
-        out.write_text(text, encoding="utf-8")
-
-
-def table(names: Iterable[str], rows: Rows) -> str:
-    names = list(names)
-    head = f"| | {' | '.join(names)} |\n|---|{'---:|' * len(names)}\n"
-    return head + "".join(f"| {title} | {' | '.join(cells)} |\n" for title, cells in rows)
+        rows = product_rows(methods)
+        tables["One product in processor time, against bf16"] = matrix(methods, rows)
+    write("\n".join(f"## {title}\n\n{rows}\n" for title, rows in tables.items()), out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Right answers of the model that ships with its layers in few bits, case by case beside the dense model's.
+"""Right answers of the shipped model with quantised layers, case by case beside the dense model's.
 
-Knows skills and answers; knows nothing of bytes and seconds. The cases are those of `examples/demo_model/evaluate.py`,
+The cases are those of `examples/demo_model/evaluate.py`,
 held out from training, and every kind of weights gets the same ones: what counts is how many *change*, which few
 hundred answers show much more finely than two shares of right ones taken apart would.
 """
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from dataclasses import dataclass
 
+from ramiform.bench.in_process import play
 from ramiform.examples.demo_model import evaluate
 from ramiform.examples.demo_model.corpus.mix import SKILLS, cases_of
 from ramiform.runtime.core.main import LoadedCore
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.protocol.core import Generate, Tokens
+from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
 
 SEED = 31
@@ -37,18 +37,14 @@ class Greedy(evaluate.Greedy):
         sampling = SamplingParams(
             max_new_tokens=max_tokens, temperature=0.0, ignore_eos=True, seed=0, stop_token_ids=ends
         )
-        engine, scheduler = self.core.engine, self.core.scheduler
-        for index, prompt in enumerate(prompts):
-            ids = self.tokenizer.encode(prompt, add_special_tokens=True)
-            scheduler.handle(Generate(rid=str(index), tokens=ids, sampling=sampling), time.monotonic(), b"")
-        found: list[list[int]] = [[] for _ in prompts]
-        while (plan := scheduler.plan(time.monotonic())) is not None:
-            for message in scheduler.commit(plan, engine.run(plan), time.monotonic()):
-                assert isinstance(message, Tokens)
-                found[int(message.rid)] += message.ids
+        prompt_ids = [self.tokenizer.encode(prompt, add_special_tokens=True) for prompt in prompts]
+        requests = [Generate(rid=str(index), tokens=ids, sampling=sampling) for index, ids in enumerate(prompt_ids)]
+        outputs, _ = play(self.core.engine, self.core.scheduler, requests)
         return [
-            self.tokenizer.decode(list(itertools.takewhile(lambda i: i not in ends, ids)), skip_special_tokens=True)
-            for ids in found
+            self.tokenizer.decode(
+                list(itertools.takewhile(lambda i: i not in ends, found.ids)), skip_special_tokens=True
+            )
+            for found in outputs.values()
         ]
 
 

@@ -11,21 +11,18 @@ hangs on what, and neither of the two has leases, pins or copies.
 from __future__ import annotations
 
 import gc
-import json
 import random
 import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Protocol
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from ramiform.bench.harness import Json, table, write_json
 from ramiform.radix.cache import PrefixCache
 
 PAGE_SIZE = 16
@@ -256,17 +253,6 @@ def measure(scenario: Scenario, names: list[str]) -> dict[str, float | str]:
     return row
 
 
-def markdown(rows: list[dict[str, float | str]]) -> str:
-    """The rows as a table for a results file."""
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + " --- |" * len(rows[0])]
-    lines += ["| " + " | ".join(map(shown, row.values())) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,.0f}" if value >= 1000 else f"{value:,.1f}"
-
-
 def main(
     tree_nodes: Annotated[int, typer.Option(help="of the random prefix tree")] = 400,
     tree_tokens: Annotated[int, typer.Option(help="of the random prefix tree")] = 1_000_000,
@@ -275,7 +261,7 @@ def main(
     nodes: Annotated[int, typer.Option(help="resident in the largest tree")] = 100_000,
     requests: Annotated[int, typer.Option(help="timed in each other scenario")] = 4_000,
     batches: Annotated[int, typer.Option(help="that take turns, in each scenario")] = 20,
-    output: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
+    output: Json = None,
 ) -> None:
     everybody = list(CACHES)
     paged = everybody[:2]  # a trie node for each token of the larger trees takes gigabytes
@@ -286,18 +272,8 @@ def main(
         *((partial(resident, nodes // 100, num, requests, batches), paged) for num in (128, 512, 2048, 8192)),
     ]
     rows = [measure(scenario(), names) for scenario, names in scenarios]
-    console = Console()
-    if console.is_terminal:
-        table = Table(title="CPU time per request: match, insert, evict")
-        for column in rows[0]:
-            table.add_column(column, justify="left" if column == "scenario" else "right")
-        for row in rows:
-            table.add_row(*map(shown, row.values()))
-        console.print(table)
-    else:
-        print(markdown(rows))
-    if output is not None:
-        output.write_text(json.dumps({"page_size": PAGE_SIZE, "batches": batches, "rows": rows}, indent=1))
+    print(table(rows))
+    write_json({"page_size": PAGE_SIZE, "batches": batches, "rows": rows}, output)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import statistics
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
@@ -22,9 +20,9 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 import ramiform
+from ramiform.bench.harness import Json, Model, percentile, table, write_json
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -91,11 +89,8 @@ async def open_loop(client: httpx.AsyncClient, bodies: list[dict[str, Any]], rat
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """p50 and p99 in milliseconds; a single value is both."""
-    if len(values) < 2:
-        return {"p50": values[0] * 1e3, "p99": values[0] * 1e3} if values else {"p50": 0.0, "p99": 0.0}
-    cuts = statistics.quantiles(values, n=100, method="inclusive")
-    return {"p50": cuts[49] * 1e3, "p99": cuts[98] * 1e3}
+    """Return p50 and p99 in milliseconds."""
+    return {"p50": percentile(values, 50) * 1e3, "p99": percentile(values, 99) * 1e3}
 
 
 async def measure(
@@ -146,18 +141,19 @@ async def measure(
     }
 
 
-def show(result: dict[str, Any]) -> None:
-    table = Table(title=f"{result['num_requests']} requests, {result['load']}", show_header=False)
+def show(result: dict[str, Any]) -> str:
+    """Format the figures of a run."""
+    figures = {}
     for key, value in result.items():
         if isinstance(value, dict) and "p50" in value:
-            table.add_row(key, f"p50 {value['p50']:,.1f}   p99 {value['p99']:,.1f}")
+            figures |= {f"{key}, p50": value["p50"], f"{key}, p99": value["p99"]}
         elif isinstance(value, int | float):
-            table.add_row(key, f"{value:,.1f}" if isinstance(value, float) else f"{value:,}")
-    Console().print(table)
+            figures[key] = value
+    return table([{"figure": name, "value": value} for name, value in figures.items()])
 
 
 def main(
-    model: Annotated[str | None, typer.Argument(help="checkpoint path; default: the model that ships")] = None,
+    model: Model = None,
     url: Annotated[str | None, typer.Option(help="of a running server, instead of starting one")] = None,
     num_requests: Annotated[int, typer.Option(help="requests in all")] = 64,
     prompt_tokens: Annotated[int, typer.Option(help="per request")] = 128,
@@ -165,7 +161,7 @@ def main(
     shared_tokens: Annotated[int, typer.Option(help="of the prompt, the same in all requests")] = 0,
     concurrency: Annotated[int, typer.Option(help="clients of the closed loop")] = 8,
     rate: Annotated[float | None, typer.Option(help="requests per second: an open loop instead")] = None,
-    output: Annotated[Path | None, typer.Option("--json", help="write the figures here")] = None,
+    output: Json = None,
 ) -> None:
     load = (num_requests, prompt_tokens, output_tokens, shared_tokens, concurrency, rate)
     if url is not None:
@@ -174,9 +170,8 @@ def main(
         with ramiform.Runtime(model, port=0) as runtime:
             assert runtime.url is not None
             result = asyncio.run(measure(runtime.url, *load))
-    show(result)
-    if output is not None:
-        output.write_text(json.dumps(result, indent=1))
+    print(f"{result['num_requests']} requests, {result['load']}\n\n{show(result)}")
+    write_json(result, output)
 
 
 if __name__ == "__main__":

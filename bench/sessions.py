@@ -30,8 +30,7 @@ from ramiform.runtime.protocol.session import (
 )
 from ramiform.runtime.tokenizer.interface import Tokenizer
 
-from .programs import States, Workload, play_all
-from .runs import Asked, Run
+from .programs import Asked, Run, States, Workload, play_all
 
 Event = tuple[float, int, Delta | Done | Failed | ErrorInfo]  # when it came, for which state
 

@@ -20,8 +20,7 @@ from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, RowResult
 from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo
 
-from .programs import States, Workload, play_all
-from .runs import Asked, Event, Run
+from .programs import Asked, Event, Run, States, Workload, play_all
 
 VOCABULARY = VocabularyInfo(32768, [b" word"] * 32768, frozenset())
 STEP_SECONDS, TOKEN_SECONDS = 2e-3, 1e-4

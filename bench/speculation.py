@@ -13,7 +13,6 @@ greedy text repeats itself: what n-grams are worth to a larger model.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,13 +25,11 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import httpx
-import torch
-import transformers
 import typer
 
 import ramiform
-from ramiform.bench.report import table
-from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.bench.harness import Batches, Model, interleaved, median_ratio, numbers, table
+from ramiform.bench.random_models import qwen2_shaped
 
 NAMES = ["Ada Brook", "Tom Field", "Nina Alder", "Otis Lake", "Ruth Stone", "Karl Moor", "Lena Hill", "Igor Reed"]
 TOWNS = ["Lisbon", "Oslo", "Rome", "Paris", "Vienna", "Madrid", "Athens", "Dublin"]
@@ -108,8 +105,8 @@ class Cell:
 
 def compare(own: Sequence[Round], plain: Sequence[Round]) -> Cell:
     """Raises ValueError where the rounds do not pair up."""
-    ratios = [mine.speed / base.speed for mine, base in zip(own, plain, strict=True)]
-    return Cell(sum(r.num_tokens for r in own) / sum(r.num_passes for r in own), statistics.median(ratios))
+    tau = sum(r.num_tokens for r in own) / sum(r.num_passes for r in own)
+    return Cell(tau, median_ratio((r.speed for r in own), (r.speed for r in plain)))
 
 
 def play(client: httpx.Client, requests: list[dict[str, Any]], batch: int) -> Round:
@@ -130,30 +127,11 @@ def play(client: httpx.Client, requests: list[dict[str, Any]], batch: int) -> Ro
     )
 
 
-def make_checkpoint(path: Path, hidden: int, num_layers: int) -> None:
-    """A random model of Qwen2's shape in bfloat16, with the tokenizer of the model that ships."""
-    torch.manual_seed(0)
-    config = transformers.Qwen2Config(
-        vocab_size=2048,
-        hidden_size=hidden,
-        intermediate_size=hidden * 38 // 7,  # as in Qwen2-0.5B: 4864 for 896
-        num_hidden_layers=num_layers,
-        num_attention_heads=hidden // 64,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=1,
-    )
-    transformers.Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
-    for file in SHIPPED_MODEL.glob("tokenizer*"):
-        shutil.copy(file, path)
-
-
 def main(
-    model: Annotated[str | None, typer.Argument(help="A checkpoint; default: the model that ships.")] = None,
+    model: Model = None,
     sources: Annotated[str, typer.Option(help="Who guesses, with commas; off is the baseline.")] = "off,ngram,eagle",
     draft_model: Annotated[str | None, typer.Option(help="For the source draft.")] = None,
-    batches: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,4,16",
+    batches: Batches = "1,4,16",
     kinds: Annotated[str, typer.Option(help="Of text, with commas.")] = ",".join(KINDS),
     rounds: Annotated[int, typer.Option(help="Of each cell, after one to warm up.")] = 5,
     size: Annotated[int, typer.Option(help="Requests in a round, at least.")] = 8,
@@ -168,7 +146,15 @@ def main(
     with ExitStack() as stack:
         if random is not None:
             model = stack.enter_context(TemporaryDirectory())
-            make_checkpoint(Path(model), *map(int, random.split("x")))
+            hidden, num_layers = map(int, random.split("x"))
+            qwen2_shaped(
+                Path(model),
+                2048,
+                hidden_size=hidden,
+                intermediate_size=hidden * 38 // 7,  # as in Qwen2-0.5B: 4864 for 896
+                num_hidden_layers=num_layers,
+                num_attention_heads=hidden // 64,
+            )
         clients = {}
         for name in names:
             settings: dict[str, Any] = {"speculative": name}
@@ -185,16 +171,19 @@ def main(
             assert runtime.url is not None
             clients[name] = stack.enter_context(httpx.Client(base_url=runtime.url, timeout=600))
         rows = []
-        for kind, temperature, batch in product(kinds.split(","), (0.0, 1.0), map(int, batches.split(","))):
+        for kind, temperature, batch in product(kinds.split(","), (0.0, 1.0), numbers(batches)):
             requests = list(bodies(kind, temperature, max(size, 2 * batch)))
-            played: dict[str, list[Round]] = {name: [] for name in names}
-            for _ in range(rounds + 1):
-                for name in names:
-                    played[name].append(play(clients[name], requests, batch))
+            played = interleaved(
+                rounds,
+                {
+                    name: lambda _, client=client, requests=requests, batch=batch: play(client, requests, batch)
+                    for name, client in clients.items()
+                },
+            )
             row: dict[str, Any] = {"text": kind, "T": f"{temperature:g}", "batch": batch}
-            row["plain tok/s"] = statistics.median(r.speed for r in played["off"][1:])
+            row["plain tok/s"] = statistics.median(r.speed for r in played["off"])
             for name in names[1:]:
-                cell = compare(played[name][1:], played["off"][1:])
+                cell = compare(played[name], played["off"])
                 row[f"{name} tau"], row[f"{name} speed"] = cell.tau, cell.ratio
             rows.append(row)
             print(table(rows[-1:]).splitlines()[-1], flush=True)

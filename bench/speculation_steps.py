@@ -20,7 +20,7 @@ import torch
 import typer
 from msgspec.structs import replace
 
-from ramiform.bench.report import table
+from ramiform.bench.harness import Batches, numbers, table
 from ramiform.bench.speculation import bodies
 from ramiform.runtime.core.main import LoadedCore, load_core
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
@@ -46,7 +46,7 @@ class Decoding:
         self._core: LoadedCore = load_core(CoreConfig(model=None, speculative=speculative))
         assert isinstance(self._core.scheduler, Scheduler)
         if guard is not None:
-            self._core.scheduler._drafting._economy.guard = guard
+            self._core.scheduler._drafting._policy.budget = guard
         self._since = 0.0  # processor time of what came after the last result
 
     def begin(self, requests: Sequence[Generate], batch: int) -> None:
@@ -97,7 +97,7 @@ def requests_of(kind: str, temperature: float, size: int) -> list[Generate]:
 
 
 def main(
-    batches: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,4,16",
+    batches: Batches = "1,4,16",
     kinds: Annotated[str, typer.Option(help="Of text, with commas; not json.")] = "extraction,react,chat",
     rounds: Annotated[int, typer.Option(help="Of each cell, after one to warm up.")] = 8,
 ) -> None:
@@ -105,7 +105,7 @@ def main(
     cores = {"plain": Decoding("off"), "shut": Decoding("eagle", Shut()), "adaptive": Decoding("eagle")}
     torch.set_num_threads(1)
     rows = []
-    for kind, temperature, batch in product(kinds.split(","), (0.0, 1.0), map(int, batches.split(","))):
+    for kind, temperature, batch in product(kinds.split(","), (0.0, 1.0), numbers(batches)):
         requests = requests_of(kind, temperature, max(8, 2 * batch))
         ratios: dict[str, list[float]] = {name: [] for name in cores}
         for _ in range(rounds + 1):

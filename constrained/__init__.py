@@ -1,11 +1,9 @@
-"""Which tokens may come next: regular expressions, JSON Schema and choices to byte automata to token bitmasks.
+"""Constrained decoding: regular expressions, JSON Schemas, grammars and structural tags compiled to token bitmasks.
 
-    vocabulary = Vocabulary.from_tokens(token_bytes, eos_ids)
-    grammar = compile_constraint(JsonSchema({"type": "integer"}), vocabulary)
-    matcher = grammar.matcher()
-    matcher.mask(out); matcher.accept(token); matcher.rollback(1); matcher.is_accepting(); matcher.forced()
-
-Knows no device, no model, no text beyond bytes.
+vocabulary = Vocabulary.from_tokens(token_bytes, eos_ids)
+grammar = compile_constraint(JsonSchema({"type": "integer"}), vocabulary)
+matcher = grammar.matcher()
+matcher.mask(out); matcher.accept(token); matcher.rollback(1); matcher.is_accepting(); matcher.forced()
 """
 
 from .automaton.matcher import CompiledGrammar, Matcher, fill_batch

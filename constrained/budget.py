@@ -1,4 +1,4 @@
-"""How much a constraint may cost before it is refused, so that a hostile one ends in an error."""
+"""Limits on the cost of compiling a constraint: a hostile one ends in an error."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import time
 
 from .errors import GrammarError
 
-MAX_STATES = 100_000  # of each automaton on the way
+MAX_STATES = 100_000  # of each intermediate automaton
 MAX_CPU_SECONDS = 0.9
-GRAMMAR_CPU_SECONDS = 2.0  # of all terminals of one text: SQL's take a tenth
-MAX_STEP_SECONDS = 0.1  # that one step counts for
+GRAMMAR_CPU_SECONDS = 2.0  # for all terminals of a grammar; those of SQL take a tenth
+MAX_STEP_SECONDS = 0.1  # the most that is charged between two checks
 
 
 class CompileBudget:
-    """One compilation's. CPU time of this thread, so that a busy machine refuses nothing more.
+    """States and CPU seconds of one compilation.
 
-    A virtual machine that stands still may count that as time of whoever was running, and then all of it falls into
-    the step between two checks. So no step counts for more than a tenth of a second.
+    It charges the thread's CPU time, so a busy machine refuses no more constraints than an idle one. A suspended
+    virtual machine may charge the suspension to the running thread, between two checks. So the time between two checks
+    counts for at most a tenth of a second.
     """
 
     def __init__(self, max_states: int = MAX_STATES, max_cpu_seconds: float = MAX_CPU_SECONDS) -> None:
@@ -26,7 +27,7 @@ class CompileBudget:
         self._checked = time.thread_time()
 
     def check(self, num_states: int) -> None:
-        """Raises GrammarError when an automaton has grown to too many states, or the time is over."""
+        """Raise GrammarError if an automaton has too many states, or the CPU time is used up."""
         if num_states > self._max_states:
             raise GrammarError(f"the constraint is too complex: it needs more than {self._max_states} states")
         now = time.thread_time()

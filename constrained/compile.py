@@ -1,7 +1,10 @@
-"""Constraint -> automaton -> compiled grammar."""
+"""Compiles constraints over a vocabulary to grammars that matchers follow."""
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+from threading import Lock
 from typing import Literal
 
 import numpy as np
@@ -20,12 +23,16 @@ from .grammar.states import grammar_start
 from .regex.dfa import DEAD, START, Dfa, trimmed_dfa
 from .regex.expression import alternation, literal
 from .schema.compile import schema_start
-from .schema.string_dfas import expression_dfa, regex_dfa
+from .schema.formats import PATTERNS
+from .schema.string_dfas import any_string, expression_dfa, labelled_product, plain_states, regex_dfa
+from .schema.string_parts import StringPart
+from .schema.string_states import part_block
 from .tags.build import SchemaStyle, tags_start
 from .tags.spec import read_tags
 
 WhitespacePolicy = Literal["compact", "bounded", "any"]
 PropertyOrder = Literal["any", "schema"]
+_warming = Lock()
 
 
 def compile_constraint(
@@ -35,12 +42,13 @@ def compile_constraint(
     whitespace: WhitespacePolicy = "bounded",
     order: PropertyOrder = "any",
 ) -> CompiledGrammar:
-    """The constraint over the vocabulary. Raises GrammarError, within about two seconds.
+    """Compile a constraint. Raises GrammarError, within about two seconds.
 
-    `whitespace` between the parts of a JSON value: "compact" none, "bounded" at most one space after `,` and `:`,
-    "any" everything that JSON allows inside the outermost value. `order` of an object's properties: "any", or the
-    "schema"'s, in which a model is then steered to write them.
+    `whitespace` is allowed between the parts of a JSON value: "compact" none, "bounded" at most one space after `,` and
+    `:`, "any" everything that JSON allows inside the outermost value. `order` is that of an object's properties: "any",
+    or "schema" for the order in which the schema lists them.
     """
+    warm_up()
     match constraint:
         case JsonSchema(schema=schema, options=options):
             automaton = Automaton()
@@ -59,19 +67,40 @@ def compile_constraint(
             start = tags_start(read_tags(spec), SchemaStyle(whitespace, order, options), automaton)
             return CompiledGrammar(automaton, start, vocabulary)
         case Regex() | Choices():
-            return _finite_automaton(constraint, vocabulary)
+            return _compile_dfa(constraint, vocabulary)
 
 
-def _finite_automaton(constraint: Regex | Choices, vocabulary: Vocabulary) -> CompiledGrammar:
+def warm_up() -> None:
+    """Prepare what the first constraint of a process needs: compiled loops, and the automata of strings and formats.
+
+    Takes about a third of a second once per process, or seconds if the loops have never been compiled.
+    """
+    with _warming:  # two first constraints at once need not both prepare
+        _warm_up_once()
+
+
+@cache
+def _warm_up_once() -> None:
+    # First, because the constructions that follow have a budget of CPU time.
+    for name in ("automaton.walk_packed", "regex.dfa_kernel", "regex.subset_kernel"):
+        import_module(f".{name}", __package__)
+    plain_states(any_string())
+    labelled_product(any_string(), [any_string()], lambda _: 0)
+    for name in PATTERNS:
+        part_block(StringPart(formats=frozenset([name])), 0)
+
+
+def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> CompiledGrammar:
+    """Compile a regular language; take care that the vocabulary's tokens can spell it."""
     match constraint:
         case Regex(pattern=pattern):
             dfa = regex_dfa(pattern)
         case Choices(values=values):
             for value in values:
                 if any(0xD800 <= ord(character) <= 0xDFFF for character in value):
-                    raise GrammarError(f"the choice {value!r} holds half a surrogate pair")
+                    raise GrammarError(f"the choice {value!r} contains an unpaired surrogate")
             dfa = expression_dfa(alternation(literal(value) for value in values))
-    used, single = _bytes(vocabulary)
+    used, single = _used_bytes(vocabulary)
     dfa = _spellable(dfa, used)
     if dfa.is_empty:
         raise GrammarError("no text at all satisfies the constraint")
@@ -89,14 +118,14 @@ def _finite_automaton(constraint: Regex | Choices, vocabulary: Vocabulary) -> Co
     return grammar
 
 
-def _bytes(vocabulary: Vocabulary) -> tuple[set[int], set[int]]:
-    """Those in any token, and those that are tokens by themselves."""
+def _used_bytes(vocabulary: Vocabulary) -> tuple[set[int], set[int]]:
+    """Return the bytes that occur in any token, and the bytes that are tokens by themselves."""
     used = set(vocabulary.trie.data[1:].tolist())
     return used, {data[0] for data in vocabulary.tokens if data and len(data) == 1}
 
 
 def _spellable(dfa: Dfa, used: set[int]) -> Dfa:
-    """The automaton without the bytes that no token holds."""
+    """Remove the bytes that occur in no token."""
     missing = np.ones(256, np.bool_)
     missing[sorted(used)] = False
     if not missing.any():
@@ -107,8 +136,8 @@ def _spellable(dfa: Dfa, used: set[int]) -> Dfa:
 
 
 def _alive(dfa: Dfa, vocabulary: Vocabulary, budget: CompileBudget) -> NDArray[np.bool_]:
-    """From which states the tokens of the vocabulary can spell a way to the end."""
-    different: dict[bytes, NDArray[np.int32]] = {}  # where a token leads from each state: most lead nowhere
+    """Return the states from which the vocabulary's tokens can spell a text to an end: bool[S]."""
+    different: dict[bytes, NDArray[np.int32]] = {}  # distinct rows of a token's targets from each state
     for data in filter(None, vocabulary.tokens):
         budget.check(len(different))
         states = np.arange(dfa.num_states, dtype=np.int32)
@@ -119,7 +148,7 @@ def _alive(dfa: Dfa, vocabulary: Vocabulary, budget: CompileBudget) -> NDArray[n
     alive = dfa.accepting.copy()
     while True:
         budget.check(0)
-        now = alive | alive[successors].any(axis=0)
-        if (now == alive).all():
-            return now
-        alive = now
+        grown = alive | alive[successors].any(axis=0)
+        if (grown == alive).all():
+            return grown
+        alive = grown

@@ -1,4 +1,4 @@
-"""What a user may ask for. Values only; `compile_constraint` gives them meaning."""
+"""The kinds of constraints, as values that `compile_constraint` compiles."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Regex:
-    r"""The whole output matches `pattern`, as `re.fullmatch(pattern, output, re.ASCII)` would say, where `$` is the end
-    of the output only and `\B` is also in an empty one. Look-around, `\b`, `\p{...}` and `(?imsxu)` are supported;
-    back-references, possessive repeats and atomic groups are refused."""
+    r"""The whole output matches `pattern`, as in `re.fullmatch(pattern, output, re.ASCII)`.
+
+    Unlike in `re`, `$` matches at the end of the output only, and `\B` also matches in an empty output. Look-around,
+    `\b`, `\p{...}` and `(?imsxu)` are supported; back-references, possessive repeats and atomic groups are refused.
+    """
 
     pattern: str
 
 
 @dataclass(frozen=True)
 class SchemaOptions:
-    """How a schema is read where JSON Schema allows more than people mean. The defaults are JSON Schema's own reading.
+    """Restrictions of a schema's values beyond JSON Schema. The defaults are JSON Schema's own semantics.
 
-    `additional_properties`: "closed" ends objects that list `properties` or `patternProperties` and say nothing of
-    other members, as `unevaluatedProperties: false` would, and writes members in the schema's order. `integers`:
-    "digits" writes integers as `-?(0|[1-9][0-9]*)`, "schema" as `12.0` and `1e+22` too. Both hold for the text that is
-    written; conditions (`not`, `if`, "exactly one" of `oneOf`, `contains`) keep JSON Schema's meaning, so that whatever
-    is written is valid under the schema in either reading.
+    `additional_properties`: with "closed", an object whose schema lists `properties` or `patternProperties` and does
+    not mention other members has no others, as under `unevaluatedProperties: false`; its members come in the schema's
+    order. `integers`: with "digits", integers are written as `-?(0|[1-9][0-9]*)`; with "schema", also as `12.0` and
+    `1e+22`. Both restrict the text that is generated. Conditions (`not`, `if`, "exactly one" of `oneOf`, `contains`)
+    keep JSON Schema's meaning, so every output is valid under the schema as JSON Schema defines it.
     """
 
     additional_properties: Literal["schema", "closed"] = "schema"
@@ -41,7 +43,7 @@ class JsonSchema:
 
 @dataclass(frozen=True)
 class JsonObject:
-    """The output is a JSON object, any."""
+    """The output is any JSON object."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class Grammar:
-    """The whole output is a text of a context-free grammar, from its rule `start` (Lark: "start", others: "root").
+    """The whole output is a text of a context-free grammar.
 
-    "lark": a Lark file, read as Lark's Earley parser with its dynamic lexer reads it. "gbnf", or "ebnf": as llama.cpp
-    writes grammars.
+    `start` is the rule to begin with (default: "start" in Lark, else "root"). `syntax`: "lark" is a Lark file, parsed
+    as by Lark's Earley parser with its dynamic lexer; "gbnf" or "ebnf" is the syntax of llama.cpp.
     """
 
     text: str
@@ -66,15 +68,16 @@ class Grammar:
 
 @dataclass(frozen=True)
 class StructuralTag:
-    """Free text in which triggers begin tags, and tags hold what a schema, pattern or grammar describes: xgrammar's and
-    SGLang's JSON, `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}` or `{"format": {...}}`.
+    """Free text with tags, whose contents match a schema, pattern or grammar.
 
-    Free text is any bytes without a trigger. At a trigger the text goes on as one of the tags that begin with it. A tag
-    ends where its end string first completes a content. With `at_least_one` the text may not end before a tag has.
+    `spec` is the JSON of xgrammar and SGLang: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}` or
+    `{"format": {...}}`. Free text is any text without a trigger. A trigger must continue as one of the tags that begin
+    with it. A tag ends where its end string first follows a complete content. With `at_least_one` the output must
+    contain a tag.
     """
 
     spec: Mapping[str, Any] | str
-    options: SchemaOptions = SchemaOptions()  # of the schemas in it
+    options: SchemaOptions = SchemaOptions()  # for the schemas in `spec`
 
 
 Constraint = Regex | JsonSchema | JsonObject | Choices | Grammar | StructuralTag

@@ -7,11 +7,19 @@ Knows tensors and slots; knows nothing of models, requests or plans.
 
 from __future__ import annotations
 
+from .arguments import (
+    AttentionArgs,
+    DecodeAttentionArgs,
+    PenaltyTensors,
+    RopeAndStoreArgs,
+    RowSpan,
+    SamplingTensors,
+)
 from .dispatch import KernelsName, for_device
 from .kv_cache import KvCache
 from .ops import Attention, Ops
 from .reference.attention import paged_attention, store_kv
-from .reference.attention_layout import AttentionLayout, RowSpan, attention_layout
+from .reference.attention_layout import AttentionLayout, attention_layout
 from .reference.experts import choose_experts, combine_experts, expert_ranges, group_by_expert, grouped_matmul
 from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.logits import apply_penalties, apply_token_bitmask
@@ -23,12 +31,17 @@ from .transfer import Deferred, to_device, to_host
 __all__ = [
     "QUANTISED_MAX",
     "Attention",
+    "AttentionArgs",
     "AttentionLayout",
+    "DecodeAttentionArgs",
     "Deferred",
     "KernelsName",
     "KvCache",
     "Ops",
+    "PenaltyTensors",
+    "RopeAndStoreArgs",
     "RowSpan",
+    "SamplingTensors",
     "add_rms_norm",
     "apply_penalties",
     "apply_rope",

@@ -11,10 +11,24 @@ from .ops import Ops
 KernelsName = Literal["auto", "triton", "reference"]
 
 
-def for_device(device: torch.device, name: KernelsName = "auto", *, deterministic: bool = False) -> Ops:
+def for_device(
+    device: torch.device,
+    name: KernelsName = "auto",
+    *,
+    deterministic: bool = False,
+    attention_cap: float | None = None,
+) -> Ops:
     """`auto` is Triton on a CUDA device, on a CPU plain torch with compiled loops for small steps. Triton on the CPU
     needs its interpreter, which is chosen by the environment (TRITON_INTERPRET=1) before the first import, and is for
-    tests."""
+    tests.
+
+    `attention_cap` is computed by plain torch alone. Raises ValueError when other ops are asked for."""
+    if attention_cap is not None:
+        if name != "reference" or deterministic:
+            raise ValueError(f"attention_cap {attention_cap} needs plain reference ops, not {name}")
+        from .reference.ops import ReferenceOps
+
+        return ReferenceOps(attention_cap)
     if name == "triton" or (name == "auto" and device.type == "cuda"):
         from .triton.ops import TritonOps
 

@@ -1,1 +1,1 @@
-"""What a user writes: programs, states, gen, select, fork. Recorded as operations; knows the protocol's values only."""
+"""The language: programs, states, gen, select and fork, recorded as operations for a runtime."""

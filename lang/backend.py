@@ -1,6 +1,6 @@
-"""Where programs run: the smallest thing a backend must be, the runtime as one, and the default.
+"""Backends: the interface of whatever runs programs, the address of a running runtime, and the default backend.
 
-Knows nothing of programs. Importing it loads no socket library; the first connection does.
+Importing it loads no socket library; the first connection does.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ KEYS_VARIABLE = "RAMIFORM_KEYS"  # set by `ramiform run --keys`
 
 
 class Channel(Protocol):
-    """What plays operations and answers them; `Connection` says what each method means.
+    """Executes the operations of states and answers them; `Connection` documents each method.
 
-    `send` takes Open, Append, Close, Play and Supply. Listeners get a Done or Failed for every operation, in order.
+    `send` takes Open, Append, Close, Play and Supply. Listeners receive a Done or Failed for every operation, in order.
     """
 
     def attach(self, listener: Listener) -> int: ...
@@ -41,20 +41,20 @@ class Channel(Protocol):
 
 
 class Backend(Protocol):
-    """Anything that programs can run on; `Runtime` is one."""
+    """Runs programs; `Runtime` is one."""
 
     def connection(self) -> Channel:
-        """The same channel every time, ready for use."""
+        """Return the channel, ready for use: the same one at every call."""
         ...
 
 
 class RuntimeEndpoint:
-    """A runtime that runs already, reached by its address. Connects when first used.
+    """A running runtime, reached by its address. Connects at the first use.
 
-    An address of TCP needs `keys`, a folder as `ramiform keys` makes it; by default that of the variable RAMIFORM_KEYS.
-    An HTTP address may need `api_key`, by default that of the variable RAMIFORM_API_KEY; a runtime of this machine
-    tells there where programs come, and is then reached as by that address, any other as by `HttpRuntime`.
-    Raises RuntimeFailed when it connects and nothing listens there, or what does is not whom the keys name.
+    A TCP address needs `keys`, a folder made by `ramiform keys`; the default is the variable RAMIFORM_KEYS. An HTTP
+    address may need `api_key`; the default is the variable RAMIFORM_API_KEY. A runtime on this machine tells its local
+    address over HTTP and is then reached by it; another one is used as an `HttpRuntime`. Raises RuntimeFailed at the
+    first use if nothing listens there, or if the server does not have the key that `keys` names.
     """
 
     def __init__(self, address: str, keys: str | os.PathLike[str] | None = None, *, api_key: str | None = None) -> None:
@@ -69,26 +69,28 @@ class RuntimeEndpoint:
         self.keys = os.environ.get(KEYS_VARIABLE) if keys is None else keys
         self.api_key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
         self._lock = threading.Lock()
-        self._reached: tuple[Connection | LocalChannel, Callable[[], None]] | None = None
+        self._connection: tuple[Connection | LocalChannel, Callable[[], None]] | None = None
 
     def connection(self) -> Connection | LocalChannel:
         with self._lock:
-            if self._reached is None:
+            if self._connection is None:
                 if self.address.startswith("http"):
                     from .backends.connect_url import connect_url
 
-                    self._reached = connect_url(self.address, self.api_key)
+                    self._connection = connect_url(self.address, self.api_key)
                 else:
-                    connection = connected(self.address, self.keys)
-                    self._reached = connection, connection.close
-            return self._reached[0]
+                    from .connect import connect
+
+                    connection = connect(self.address, self.keys)
+                    self._connection = connection, connection.close
+            return self._connection[0]
 
     def close(self) -> None:
-        """Leave; the runtime goes on. Calling it again does nothing."""
+        """Close the connection; the runtime keeps running. Idempotent."""
         with self._lock:
-            if self._reached is not None:
-                self._reached[1]()
-                self._reached = None
+            if self._connection is not None:
+                self._connection[1]()
+                self._connection = None
 
     def __enter__(self) -> RuntimeEndpoint:
         return self
@@ -99,26 +101,12 @@ class RuntimeEndpoint:
         self.close()
 
 
-def connected(address: str, keys: str | os.PathLike[str] | None = None) -> Connection:
-    """A connection to the runtime that listens at an address of ZMQ. Raises RuntimeFailed when none does."""
-    from ..runtime.protocol.client import Connection
-    from ..runtime.protocol.keys import keys_for
-
-    connection = Connection(address, keys_for(address, keys))
-    try:
-        connection.connect()
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
 _default: Backend | None = None
 _lock = threading.Lock()
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Run programs there unless they say otherwise. None: as at the start."""
+    """Set the backend of programs that are run without `backend`. None: the one of RAMIFORM_ADDRESS again."""
     global _default
     if backend is not None:
         _checked(backend)
@@ -127,17 +115,17 @@ def set_default_backend(backend: Backend | None) -> None:
 
 
 def channel_of(backend: Backend | None) -> Channel:
-    """The channel of `backend`, or of the default one. Raises RamiformError when there is none."""
+    """Return the channel of `backend`, or of the default one. Raises RamiformError if there is none."""
     return (_default_backend() if backend is None else _checked(backend)).connection()
 
 
 def flush_cache(backend: Backend | None = None) -> None:
-    """Forget every cached prefix that nothing running uses."""
+    """Drop every cached prefix that no running request uses."""
     channel_of(backend).call("flush_cache")
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
-    """The facts of the model that serves, and the counters of now."""
+    """Return the facts of the served model and its current counters."""
     channel = channel_of(backend)
     facts = (channel.call("info").info, channel.call("stats").stats)
     return {name: value for part in facts if part is not None for name, value in msgspec.structs.asdict(part).items()}

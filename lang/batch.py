@@ -1,7 +1,4 @@
-"""Many programs at once: in threads, in one event loop, or recorded one after the other and waited for.
-
-Knows states only to close them; nothing of what they do.
-"""
+"""Running many programs at once: in threads, in one event loop, or recorded one after the other."""
 
 from __future__ import annotations
 
@@ -15,20 +12,22 @@ from typing import Any, Literal
 from ..runtime.protocol.errors import RequestError
 from .state import ProgramState
 
-MAX_THREADS = 128  # "auto": programs wait for the runtime, not for the processor
-MAX_AT_ONCE = 1024  # "auto", branches counted, where a program takes no thread: a queue of the runtime is bounded
+MAX_THREADS = 128  # "auto": threads mostly wait for the runtime, so many of them fit on few cores
+MAX_AT_ONCE = 1024  # "auto" without threads, branches counted: the runtime's queue is bounded
 
 NumThreads = int | Literal["auto"]
-StartProgram = Callable[[int], tuple[ProgramState, Callable[[], None]]]  # a new state, and what brings it to its end
-ProgramResults = Iterator[Callable[[], ProgramState]]  # in order; each waits for a program and raises what ended it
+StartProgram = Callable[
+    [int], tuple[ProgramState, Callable[[], None]]
+]  # by index: a new state, and a function that runs it to its end
+ProgramResults = Iterator[Callable[[], ProgramState]]  # in order; each waits for a program and raises its error
 
 
 def run_in_threads(
     begin: StartProgram, size: int, num_threads: NumThreads, progress_bar: bool, return_exceptions: bool, in_order: bool
 ) -> Iterator[Any]:
-    """The states in order; see `Program.run_batch`. `in_order`: errors are raised in their place, not at the end.
+    """Run programs in threads; yield their states in order, as `Program.run_batch` says.
 
-    Whatever ends this early, an error or Ctrl-C, closes the programs that still run.
+    `in_order`: errors are raised in their place, not at the end. An error or Ctrl-C closes the programs that still run.
     """
     threads = min(size, _limit(num_threads, MAX_THREADS)) or 1
     return _results(_threaded(begin, size, threads), size, progress_bar, return_exceptions, in_order)
@@ -42,9 +41,9 @@ def run_in_loop(
     return_exceptions: bool,
     in_order: bool,
 ) -> Iterator[Any]:
-    """The same with all of them in one event loop, in a thread of its own."""
-    outcomes = _looped(run, size, _limit(num_threads, MAX_AT_ONCE))
-    return _results(outcomes, size, progress_bar, return_exceptions, in_order)
+    """Run async programs in one event loop, in a thread of its own; otherwise as `run_in_threads`."""
+    results = _looped(run, size, _limit(num_threads, MAX_AT_ONCE))
+    return _results(results, size, progress_bar, return_exceptions, in_order)
 
 
 def run_recorded(
@@ -56,20 +55,22 @@ def run_recorded(
     return_exceptions: bool,
     in_order: bool,
 ) -> Iterator[Any]:
-    """The same in this thread alone: programs that are said at once, and then only waited for. `width`: how many
-    requests each may make at the same time."""
+    """Run compiled programs in this thread: each is sent as one message, then waited for.
+
+    `width` is the number of requests that each program may make at the same time.
+    """
     window = _limit(num_threads, max(1, MAX_AT_ONCE // width))
     return _results(_recorded(begin, size, window), size, progress_bar, return_exceptions, in_order)
 
 
 def _results(
-    outcomes: ProgramResults, size: int, progress_bar: bool, return_exceptions: bool, in_order: bool
+    results: ProgramResults, size: int, progress_bar: bool, return_exceptions: bool, in_order: bool
 ) -> Iterator[Any]:
     first_error: Exception | None = None
-    with contextlib.closing(outcomes), _progress(size, progress_bar) as advance:  # type: ignore[type-var]
-        for outcome in outcomes:
+    with contextlib.closing(results), _progress(size, progress_bar) as advance:  # type: ignore[type-var]
+        for wait_for_result in results:
             try:
-                result: ProgramState | Exception = outcome()
+                result: ProgramState | Exception = wait_for_result()
             except Exception as error:
                 result = error
                 first_error = first_error or error
@@ -86,14 +87,14 @@ def _threaded(begin: StartProgram, size: int, num_threads: int) -> ProgramResult
     lock = threading.Lock()
     ended_early = False
 
-    def play(index: int) -> ProgramState:
-        state, body = begin(index)
+    def run(index: int) -> ProgramState:
+        state, run_to_end = begin(index)
         with lock:
             running[index] = state
             if ended_early:
                 state.close()
         try:
-            body()
+            run_to_end()
         finally:
             with lock:
                 del running[index]
@@ -101,7 +102,7 @@ def _threaded(begin: StartProgram, size: int, num_threads: int) -> ProgramResult
 
     executor = ThreadPoolExecutor(num_threads, thread_name_prefix="ramiform-batch")
     try:
-        futures: list[Future[ProgramState]] = [executor.submit(play, index) for index in range(size)]
+        futures: list[Future[ProgramState]] = [executor.submit(run, index) for index in range(size)]
         for future in futures:
             yield future.result
     finally:
@@ -113,20 +114,20 @@ def _threaded(begin: StartProgram, size: int, num_threads: int) -> ProgramResult
 
 
 def _looped(run: Callable[[int], Coroutine[Any, Any, ProgramState]], size: int, at_once: int) -> ProgramResults:
-    import asyncio  # programs that are not async do without
+    import asyncio  # not loaded for programs that are not async
 
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="ramiform-batch", daemon=True)
     thread.start()
-    places = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
 
-    async def in_place(index: int) -> ProgramState:
-        async with places:
+    async def run_in_slot(index: int) -> ProgramState:
+        async with slots:
             return await run(index)
 
     futures: list[Future[ProgramState]] = []
     try:
-        futures += [asyncio.run_coroutine_threadsafe(in_place(index), loop) for index in range(size)]
+        futures += [asyncio.run_coroutine_threadsafe(run_in_slot(index), loop) for index in range(size)]
         for future in futures:
             yield future.result
     finally:
@@ -150,7 +151,7 @@ def _recorded(begin: StartProgram, size: int, window: int) -> ProgramResults:
     running: dict[int, ProgramState] = {}
     waiting: deque[Callable[[], ProgramState]] = deque()
 
-    def outcome(index: int) -> Callable[[], ProgramState]:
+    def start(index: int) -> Callable[[], ProgramState]:
         try:
             state, finish = begin(index)
         except Exception as error:
@@ -165,7 +166,7 @@ def _recorded(begin: StartProgram, size: int, window: int) -> ProgramResults:
 
     try:
         for index in range(size):
-            waiting.append(outcome(index))
+            waiting.append(start(index))
             if len(waiting) >= window:
                 yield waiting.popleft()
         while waiting:

@@ -1,7 +1,7 @@
-"""Where a program's own functions decide how its text goes on: tools, and choices methods.
+"""Calling a program's own functions, tools and choices methods, for the text that the runtime asks for.
 
-The runtime stops at an `Ask`; when what comes before it is answered, the function is called, beside the program, and
-its text supplied. Knows threads and event loops; nothing of what the functions do.
+The runtime stops a state at an `Ask`. Once the operation before it is answered, the function is called with the answer,
+in a thread or in the program's event loop, and its text is supplied.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ..runtime.protocol.session import Done, Supply
 from .execution import Execution
 from .operation_log import OperationLog
 
-MAX_THREADS = 32  # of functions at work in the whole process; more wait their turn
+MAX_THREADS = 32  # functions that run at the same time in the whole process; more wait
 
-Callback = Callable[[Done], str | Coroutine[Any, Any, str]]  # what an operation answered -> the text that goes on
+Callback = Callable[[Done], str | Coroutine[Any, Any, str]]  # the answer of an operation -> the text to append
 
 
 def ask_when_answered(execution: Execution, state: int, log: OperationLog, operation: int, callback: Callback) -> None:
-    """Call back with the answer to `operation`, and supply the Ask that follows it. What it raises fails the state."""
+    """Call back with the answer to `operation`, and supply the Ask that follows it. Its exception fails the state."""
 
     def answered() -> None:
         if len(log.done) <= operation:
-            return  # it failed, and the Ask with it
+            return  # the operation failed, and the Ask with it
         done = log.done[operation]
-        with contextlib.suppress(RuntimeError):  # the loop, or the interpreter, has ended: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop or the interpreter has ended, so nothing waits for the text
             if execution.loop is not None:
                 execution.loop.call_soon_threadsafe(_start, execution, state, operation, callback, done)
             else:
@@ -53,7 +53,7 @@ def _call(execution: Execution, state: int, operation: int, callback: Callback, 
 
 
 def _start(execution: Execution, state: int, operation: int, callback: Callback, done: Done) -> None:
-    """On the loop of an async program, which must not block: a function that is not async gets a thread."""
+    """Call back on the loop of an async program; a function that is not async gets a thread, since it may block."""
     import asyncio
 
     async def call() -> None:

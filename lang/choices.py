@@ -1,6 +1,6 @@
-"""How a select decides: the three methods that the runtime knows by name, and what a method of one's own is.
+"""Choices methods of `select`: the three that the runtime implements, and the interface of a user's own.
 
-Names and arguments are SGLang's. Knows log-probabilities; the built-in arithmetic is `protocol.choices`.
+Names and arguments are SGLang's. `protocol.choices` has the arithmetic.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
 from .meta_info import meta_of_choice
 
-TokenLogprobs = Sequence[Any]  # of one choice: tuples of log-probability, token id, text or None
+TokenLogprobs = Sequence[Any]  # of one choice: (log-probability, token id, text or None) each
 
 
 @dataclass(frozen=True)
 class ChoicesDecision:
-    """What a method returns: one of the choices, and what `get_meta_info` is to tell besides."""
+    """The result of a choices method: one of the choices, and further meta info of the variable."""
 
     decision: str
     meta_info: dict[str, Any] | None = None
 
 
 class ChoicesSamplingMethod:
-    """A method of one's own may be a subclass, or any callable that takes these keyword arguments.
+    """Interface of choices methods; a user's own may be any callable that takes these keyword arguments.
 
-    `requires_unconditional_logprobs`: the log-probabilities without context are computed for it too.
+    `requires_unconditional_logprobs`: it also needs the log-probabilities of the choices without context.
     """
 
     requires_unconditional_logprobs: bool = False
@@ -42,13 +42,16 @@ class ChoicesSamplingMethod:
         output_token_logprobs: Sequence[TokenLogprobs],
         unconditional_token_logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> ChoicesDecision:
-        """`normalized_prompt_logprobs`: the mean over each choice's tokens, whose own are in `input_token_logprobs`;
-        nothing is generated, so that `output_token_logprobs` is empty for each choice."""
+        """Decide between the choices.
+
+        `input_token_logprobs` are those of each choice's tokens, `normalized_prompt_logprobs` their means. Nothing is
+        generated, so `output_token_logprobs` is empty for each choice.
+        """
         raise NotImplementedError
 
 
 class BuiltInMethod(ChoicesSamplingMethod):
-    """A method that the runtime knows: it decides there, without a round trip. Called here it decides the same."""
+    """A method that the runtime implements, so it decides without a round trip. Called here it decides the same."""
 
     def __init__(self, name: session.ChoicesMethod) -> None:
         self.name: session.ChoicesMethod = name
@@ -85,7 +88,7 @@ Method = Callable[..., ChoicesDecision]
 
 
 def method_of(given: Any) -> Method:
-    """A method by its name, or a callable as it is. Raises RequestError for anything else."""
+    """Return a method by its name, or a callable as it is. Raises RequestError for anything else."""
     if isinstance(given, str) and given in _BY_NAME:
         return _BY_NAME[given]
     if not callable(given):
@@ -97,11 +100,11 @@ def method_of(given: Any) -> Method:
 
 @dataclass(frozen=True)
 class ChoiceCallback:
-    """Asks a method of the user's own what it decides on the scores that the runtime has computed."""
+    """Callback that lets a user's own method decide on the scores that the runtime has computed."""
 
     choices: tuple[str, ...]
     method: Method
-    meta: dict[str, Any]  # filled with the decision's, for whoever reads the variable
+    meta: dict[str, Any]  # the variable's meta info, filled with the decision's
 
     def __call__(self, done: session.Done) -> str:
         assert done.choice is not None

@@ -1,7 +1,4 @@
-"""One run of a program, as all its states share it: where its messages go, when, and how it ends.
-
-Knows messages, logs and the channel; knows no expressions and no variables.
-"""
+"""One run of a program, shared by all its states: sends their messages, now or together, and ends the run."""
 
 from __future__ import annotations
 
@@ -22,15 +19,18 @@ if TYPE_CHECKING:
 
 
 class ValueNeeded(BaseException):
-    """The program needs a value that only a run can give, at this place; not an Exception, so that it catches none."""
+    """The program reads a generated value while it is only recorded, at this `file:line`.
 
-    def __init__(self, place: str) -> None:
-        super().__init__(place)
-        self.place = place
+    Not an Exception, so that the program's `except Exception` does not catch it.
+    """
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.location = location
 
 
 class Execution:
-    """`deferred`: keep what is said until `flush`, which sends it as one message; the first wait flushes too.
+    """The messages of a run. `deferred`: keep them until `flush`, or the first wait, sends them as one message.
 
     Without `may_wait` a wait raises `ValueNeeded` instead, and nothing has been sent.
     """
@@ -44,15 +44,15 @@ class Execution:
         may_wait: bool = True,
         recording: Recording | None = None,
     ) -> None:
-        self.loop: AbstractEventLoop | None = None  # of an async program: nothing may block it
+        self.loop: AbstractEventLoop | None = None  # the loop of an async program, which nothing may block
         self.may_wait = may_wait
-        self.attached: list[tuple[int, OperationLog]] = []  # in order; forgotten once sent
+        self.attached: list[tuple[int, OperationLog]] = []  # the states whose messages are kept, in order
         self.recording = recording
         self._channel = channel
         self._budget = budget
         self._program: int | None = None
-        self._kept: list[tuple[Open | Append, OperationLog]] | None = [] if deferred else None
-        self._saying = threading.RLock()  # guards `_kept`: threads of a program may speak while another one flushes
+        self._deferred: list[tuple[Open | Append, OperationLog]] | None = [] if deferred else None
+        self._sending = threading.RLock()  # guards `_deferred`: one thread may append while another one flushes
         self._detached: list[int] = []
         self._logs: weakref.WeakSet[OperationLog] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -60,62 +60,67 @@ class Execution:
 
     @property
     def sent_nothing(self) -> bool:
-        return self._kept is not None
+        """Return whether all messages so far are still kept."""
+        return self._deferred is not None
 
     def attach(self, log: OperationLog) -> int:
+        """Register a new state's log; return the state's number."""
         number = self._channel.attach(log)
         with self._lock:
             self._logs.add(log)
         if self.recording is not None:
             self.recording.add(number, log)
-        if self._kept is not None:
+        if self._deferred is not None:
             self.attached.append((number, log))
         return number
 
     def detach(self, number: int) -> None:
-        """Forget a state. Never raises and takes no lock: garbage collection may call it."""
+        """Forget a state. Never raises and takes no lock, since the garbage collector may call it."""
         self._detached.append(number)
-        if self._kept is None:  # else: after what is kept, which may need it
-            self._let_go()
+        if self._deferred is None:  # else once the kept messages, which may refer to it, are sent
+            self._forget_detached()
 
     def open(self, number: int, log: OperationLog) -> None:
-        """The state that begins the program, which takes its number."""
+        """Open the program's first state; the program has the state's number."""
         self._program = number
-        self._say(Open(number, number, self._budget), log)
+        self._send(Open(number, number, self._budget), log)
 
     def append(self, message: Append, log: OperationLog) -> None:
-        """Raises RamiformError when it cannot be sent."""
-        self._say(message, log)
+        """Send operations, or keep them. Raises RamiformError if they cannot be sent."""
+        self._send(message, log)
 
     def supply(self, message: Supply) -> None:
-        """Answer an Ask, if there is still somebody to answer. Never raises RamiformError."""
+        """Answer an Ask, if the runtime is still there. Never raises RamiformError."""
         try:
             self._channel.send(message)
-        except RequestError as error:  # the text cannot be sent; why not can
+        except RequestError as error:  # the text cannot be sent, but the reason can
             with contextlib.suppress(RamiformError):
                 self._channel.send(Supply(state=message.state, op=message.op, error=ErrorInfo.of(error)))
         except RamiformError:
-            return  # the runtime is gone, as every reader is told
+            return  # the runtime is gone, which every reader learns from its log
 
     def flush(self, complete: bool = False) -> None:
-        """Send what is kept; from here on everything goes at once. `complete`: the program has ended.
+        """Send the kept messages as one; later ones are sent at once. `complete`: the program has ended.
 
-        Raises RamiformError, with the program's line, when it cannot be sent.
+        Raises RamiformError, with the program's line, if they cannot be sent.
         """
-        with self._saying:
-            if self._kept is None:
+        with self._sending:
+            if self._deferred is None:
                 return
             try:
-                self._channel.send(Play([message for message, _ in self._kept], complete))
+                self._channel.send(Play([message for message, _ in self._deferred], complete))
             except RequestError:
-                for message, log in self._kept:  # which one it is
-                    self._send_blaming(message, log)
-            self._kept = None
+                for message, log in self._deferred:  # one by one, to find the message at fault
+                    self._send_alone(message, log)
+            self._deferred = None
         self.attached.clear()
-        self._let_go()
+        self._forget_detached()
 
     def about_to_wait(self, blocking: bool) -> None:
-        """Raises `ValueNeeded` where waiting is not allowed, RequestError where it would block the program's event loop."""
+        """Flush before a wait.
+
+        Raises ValueNeeded where the program may not wait, RequestError where it would block its own event loop.
+        """
         if not self.may_wait:
             raise ValueNeeded(program_location())
         self.flush()
@@ -127,54 +132,53 @@ class Execution:
             )
 
     def keep(self, task: Task[None]) -> None:
-        """A task on the program's loop, which ends with the run at the latest. Call on the loop."""
+        """Hold a task of the program's loop, and cancel it when the run ends. Call on the loop."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def close(self, why: ErrorInfo) -> None:
-        """End the run: what its states still do is aborted, what is not answered fails. Calling it again does
-        nothing."""
-        with self._saying:
-            if self._kept is None and self._program is not None:
+    def close(self, error: ErrorInfo) -> None:
+        """End the run: abort its states' work and fail the operations without an answer. Idempotent."""
+        with self._sending:
+            if self._deferred is None and self._program is not None:
                 with contextlib.suppress(RamiformError):
                     self._channel.send(Close((), (self._program,)))
-            self._kept = None
+            self._deferred = None
         self.attached.clear()
-        self._let_go()
+        self._forget_detached()
         with self._lock:
             logs = list(self._logs)
         for log in logs:
-            log.fail(why)
+            log.fail(error)
         if self.loop is not None:
             for task in self._tasks:
                 with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
                     self.loop.call_soon_threadsafe(task.cancel)
 
-    def _say(self, message: Open | Append, log: OperationLog) -> None:
-        with self._saying:
-            if self._kept is None:
+    def _send(self, message: Open | Append, log: OperationLog) -> None:
+        with self._sending:
+            if self._deferred is None:
                 self._channel.send(message)
             else:
-                self._kept.append((message, log))
+                self._deferred.append((message, log))
 
-    def _let_go(self) -> None:
+    def _forget_detached(self) -> None:
         while self._detached:
             try:
                 number = self._detached.pop()
-            except IndexError:  # somebody else was faster
+            except IndexError:  # another thread took it
                 return
             self._channel.detach(number)
 
-    def _send_blaming(self, message: Open | Append, log: OperationLog) -> None:
+    def _send_alone(self, message: Open | Append, log: OperationLog) -> None:
         try:
             self._channel.send(message)
         except RamiformError as error:
-            place = log.places[message.first] if isinstance(message, Append) else program_location()
-            raise with_location(ErrorInfo.of(error), place).to_exception() from None
+            location = log.locations[message.first] if isinstance(message, Append) else program_location()
+            raise with_location(ErrorInfo.of(error), location).to_exception() from None
 
 
 def _running_loop() -> AbstractEventLoop | None:
-    import asyncio  # who has a loop has it loaded
+    import asyncio  # loaded already where there is a loop
 
     try:
         return asyncio.get_running_loop()

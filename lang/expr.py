@@ -1,23 +1,28 @@
-"""What can be appended to a state, as frozen values. Knows no state, no defaults and no runtime."""
+"""Expressions: the frozen values that can be appended to a state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..runtime.protocol.errors import RequestError
-from ..runtime.protocol.sampling import AdditionalProperties
+from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
 from .choices import Method
 from .result_types import ReasoningFormat
 from .tools import OnError, ToolSet
 
 StringOrMany = str | Sequence[str]
-RESULT = "\nResult: {result}\n"  # what follows a tool's call
+# Arguments of `gen` that are sampling parameters: the parameter's name -> the argument's.
+GEN_NAMES = {row.name: name for row in PARAMETERS.values() if (name := row.name_in("gen")) is not None}
+_REQUEST_ARGUMENTS = ("n", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+# Arguments that `run` takes too, by the parameter's name or gen's: the name in `run` -> the name in `gen`.
+RUN_ARGUMENTS = GEN_NAMES | {name: name for name in (*GEN_NAMES.values(), *_REQUEST_ARGUMENTS)}
+RESULT = "\nResult: {result}\n"  # appended after a tool's call
 
 
 class Expr:
-    """Anything that `state +=` takes besides a string. `+` chains expressions and strings."""
+    """Base of the expressions that `state +=` takes besides strings. `+` chains expressions and strings."""
 
     __slots__ = ()
 
@@ -34,44 +39,31 @@ class Expr:
 
 @dataclass(frozen=True, slots=True)
 class Constant(Expr):
+    """Text of the program's own."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoleBeginExpr(Expr):
+    """Begins a chat message."""
+
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoleEndExpr(Expr):
+    """Ends a chat message."""
+
     role: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenExpr(Expr):
-    """Generated text. What is None is taken from the arguments of `run`, then from the defaults."""
+    """Generated text. Parameters that `sampling` lacks come from the arguments of `run`, then from their defaults."""
 
     name: str | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    n: int | None = None
-    stop: StringOrMany | None = None
-    stop_token_ids: Sequence[int] | None = None
-    stop_regex: StringOrMany | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Mapping[int | str, float] | None = None
-    seed: int | None = None
-    ignore_eos: bool | None = None
-    return_logprob: bool | None = None
-    logprob_start_len: int | None = None
-    top_logprobs_num: int | None = None
-    return_text_in_logprobs: bool | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # by gen's argument names
     dtype: type | str | None = None
     regex: str | None = None
     json_schema: str | Mapping[str, Any] | None = None
@@ -86,7 +78,7 @@ class GenExpr(Expr):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectExpr(Expr):
-    """One of the choices. At temperature 0 the likeliest by `method`, else drawn among them."""
+    """One of the choices: at temperature 0 the likeliest by `method`, else drawn among them."""
 
     name: str | None
     choices: tuple[str, ...]
@@ -97,6 +89,8 @@ class SelectExpr(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Concat(Expr):
+    """A sequence of expressions, which are no sequences themselves."""
+
     parts: tuple[Expr, ...]
 
     def __iter__(self) -> Iterator[Expr]:
@@ -104,7 +98,7 @@ class Concat(Expr):
 
 
 def parts_of(value: Expr | str) -> tuple[Expr, ...]:
-    """The flat sequence of expressions that `value` stands for. Raises RequestError when it is neither."""
+    """Return the flat sequence of expressions of a string or expression. Raises RequestError for other values."""
     match value:
         case Concat(parts):
             return parts

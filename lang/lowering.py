@@ -1,4 +1,4 @@
-"""From expressions to the operations that travel, and what to call their results. Knows no state and sends nothing."""
+"""Lowering: expressions become the operations that are sent, with the variables that their answers make."""
 
 from __future__ import annotations
 
@@ -10,174 +10,29 @@ import msgspec
 
 from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
-from ..runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
+from ..runtime.protocol.sampling import PARAMETERS, Constraint, LogprobParams, Parameter, SamplingParams
 from .callbacks import Callback
 from .choices import BuiltInMethod, ChoiceCallback
-from .expr import Constant, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr
+from .expr import GEN_NAMES, RUN_ARGUMENTS, Constant, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr
 from .result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema, separated
 from .tools import ToolCallback, ToolOutcome
 
 T = TypeVar("T")
 
-# What `run` calls it -> what `gen` calls it.
-RUN_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "max_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "min_tokens": "min_tokens",
-} | {
-    name: name
-    for name in (
-        "n",
-        "stop",
-        "stop_token_ids",
-        "stop_regex",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "frequency_penalty",
-        "presence_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "seed",
-        "ignore_eos",
-        "return_logprob",
-        "logprob_start_len",
-        "top_logprobs_num",
-        "return_text_in_logprobs",
-    )
-}
-NO_DEFAULTS = GenExpr()
+Defaults = Mapping[str, Any]  # sampling arguments by gen's names, for what a gen does not say
 
 
-def defaults_of(run_arguments: Mapping[str, Any]) -> GenExpr:
-    """The sampling arguments of `run`, by either name, as the `Gen` that others fall back on."""
-    return GenExpr(**{RUN_NAMES[name]: value for name, value in run_arguments.items()})
-
-
-def gen_operation(gen: GenExpr, defaults: GenExpr, stream: bool) -> tuple[session.Gen, ResultType]:
-    """The operation, and how its result is read.
-
-    Raises RequestError naming the parameter that is out of range, of the wrong type, or not supported.
-    """
-
-    def pick(name: str) -> Any:
-        own = getattr(gen, name)
-        return getattr(defaults, name) if own is None else own
-
-    constraint, result = _constraint_of(gen)
-    if constraint is not None and gen.additional_properties is not None:
-        constraint = msgspec.structs.replace(constraint, additional_properties=gen.additional_properties)
-    top_k = pick("top_k")
-    given = {
-        "max_new_tokens": pick("max_tokens"),
-        "min_new_tokens": pick("min_tokens"),
-        "temperature": pick("temperature"),
-        "top_k": None if top_k == -1 else top_k,  # -1: off, as the field writes it
-        "top_p": pick("top_p"),
-        "min_p": pick("min_p"),
-        "frequency_penalty": pick("frequency_penalty"),
-        "presence_penalty": pick("presence_penalty"),
-        "repetition_penalty": pick("repetition_penalty"),
-        "logit_bias": _with_int_keys(pick("logit_bias")),
-        "seed": pick("seed"),
-        "stop": (*_many(pick("stop")), *result.stop),
-        "stop_regex": _many(pick("stop_regex")),
-        "stop_token_ids": _many(pick("stop_token_ids")),
-        "ignore_eos": pick("ignore_eos"),
-    }
-    sampling = _build(SamplingParams, given)
-    if constraint is not None:
-        # Checked here as well: a message that the runtime cannot read ends the connection of every program.
-        if not isinstance(constraint.source, str):
-            raise RequestError(f"{constraint.kind} must be a string, got {constraint.source!r}", param=constraint.kind)
-        sampling = msgspec.structs.replace(sampling, constraint=constraint)
-    n = 1 if pick("n") is None else pick("n")
-    if type(n) is not int or n < 1:
-        raise RequestError(f"n must be a positive integer, got {n!r}", param="n")
-    logprobs = _logprobs(pick("return_logprob"), pick("top_logprobs_num"), pick("logprob_start_len"))
-    texts = logprobs is not None and bool(pick("return_text_in_logprobs"))
-    return session.Gen(sampling=sampling, logprobs=logprobs, n=n, stream=stream, token_texts=texts), result
-
-
-def select_operation(select: SelectExpr, defaults: GenExpr) -> session.Select:
-    """One that only scores, for a method that the runtime does not know."""
-    method: session.ChoicesMethod = "token_length_normalized"
-    if isinstance(select.method, BuiltInMethod):
-        method = select.method.name
-    elif getattr(select.method, "requires_unconditional_logprobs", False):
-        method = "unconditional_likelihood_normalized"
-    return _build(
-        session.Select,
-        {
-            "choices": select.choices,
-            "method": method,
-            "append": isinstance(select.method, BuiltInMethod),
-            "temperature": select.temperature,
-            "seed": defaults.seed if select.seed is None else select.seed,
-        },
-    )
-
-
-def _constraint_of(gen: GenExpr) -> tuple[Constraint | None, ResultType]:
-    if gen.dtype is not None:
-        result = of_dtype(gen.dtype)
-        return result.constraint, result
-    if gen.schema is not None:
-        result = of_schema(gen.schema)
-        return result.constraint, result
-    if gen.regex is not None:
-        return Constraint("regex", gen.regex), TEXT
-    if gen.json_schema is not None:
-        return Constraint("json_schema", json_schema_text(gen.json_schema)), TEXT
-    if gen.grammar is not None:
-        return Constraint("grammar", gen.grammar), TEXT
-    if gen.tools is not None:
-        return gen.tools.constraint, TEXT
-    return None, TEXT
-
-
-def _logprobs(wanted: bool | None, num_top: int | None, prompt_from: int | None) -> LogprobParams | None:
-    """Asking for alternatives or for the prompt's is asking for log-probabilities, unless they are switched off."""
-    prompt_from = None if prompt_from == -1 else prompt_from  # -1: the output's only
-    if wanted or (wanted is None and (num_top or prompt_from is not None)):
-        return _build(LogprobParams, {"num_top": num_top, "prompt_from": prompt_from})
-    return None
-
-
-def _build(struct: Callable[..., T], values: dict[str, Any]) -> T:
-    """Through msgspec, so that types are checked too; what is None is left at its default."""
-    try:
-        return msgspec.convert({name: value for name, value in values.items() if value is not None}, struct)  # type: ignore[no-any-return]
-    except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, RequestError):
-            raise error.__cause__ from None
-        # msgspec ends its message with the path of the field: "... - at `$.top_p`"
-        message, _, path = str(error).rpartition(" - at `$.")
-        field = path.rstrip("`").partition("[")[0]
-        raise RequestError(f"{field} = {values.get(field)!r}: {message}", param=field) from None
-
-
-def _many(value: str | Sequence[Any] | None) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
-
-
-def _with_int_keys(bias: Mapping[int | str, float] | None) -> dict[int, float] | None:
-    try:
-        return None if bias is None else {int(token): value for token, value in bias.items()}
-    except (ValueError, AttributeError):
-        raise RequestError(f"logit_bias must map token ids to numbers, got {bias!r}", param="logit_bias") from None
+def defaults_of(run_arguments: Mapping[str, Any]) -> Defaults:
+    """Return the sampling arguments of `run` by gen's names."""
+    return {RUN_ARGUMENTS[name]: value for name, value in run_arguments.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Operation `index` gives the variable `name`: `num_samples` texts read as `result`, or a choice.
+    """The variable `name` that operation `index` makes: `num_samples` texts parsed as `result`, or a choice.
 
-    With `outcome` it is a call, and the value is there once the Ask after it is answered; so it is with `meta`, which
-    a choices method of the user's own fills.
+    With `outcome` it is the result of a tool, with `meta` the decision of a user's own choices method, which fills it;
+    both come with the answer of the Ask after the operation.
     """
 
     name: str
@@ -190,14 +45,19 @@ class Binding:
 
 @dataclass(slots=True)
 class LoweredOperations:
+    """Operations with the variables and callbacks that belong to them."""
+
     operations: list[session.Operation] = field(default_factory=list)
     bindings: list[Binding] = field(default_factory=list)
-    callbacks: list[tuple[int, Callback]] = field(default_factory=list)  # what is called with which operation's answer
-    open_role: str | None = None  # of the chat message that is open at the end
+    callbacks: list[tuple[int, Callback]] = field(default_factory=list)  # by the operation whose answer they take
+    open_role: str | None = None  # role of the chat message that is open at the end
 
 
-def lower(parts: Sequence[Expr], defaults: GenExpr, stream: bool, open_role: str | None) -> LoweredOperations:
-    """Raises RequestError for a parameter out of range or a role that does not fit."""
+def lower(parts: Sequence[Expr], defaults: Defaults, stream: bool, open_role: str | None) -> LoweredOperations:
+    """Lower expressions; `open_role` is the role of the chat message that is open before them.
+
+    Raises RequestError for a parameter out of range, and for a message inside another one.
+    """
     lowered = LoweredOperations(open_role=open_role)
     for part in parts:
         match part:
@@ -225,16 +85,16 @@ def lower(parts: Sequence[Expr], defaults: GenExpr, stream: bool, open_role: str
             case SelectExpr():
                 _lower_select(part, defaults, lowered)
             case _:
-                raise AssertionError(f"an expression that cannot be lowered: {part!r}")
+                raise AssertionError(f"unknown expression: {part!r}")
     return lowered
 
 
-def _lower_gen(gen: GenExpr, defaults: GenExpr, stream: bool, into: LoweredOperations) -> None:
+def _lower_gen(gen: GenExpr, defaults: Defaults, stream: bool, into: LoweredOperations) -> None:
     operation, result = gen_operation(gen, defaults, stream)
     index = len(into.operations)
     into.operations.append(operation)
     if gen.reasoning is not None and operation.sampling.constraint is not None:
-        raise RequestError("a constrained gen has no thoughts to separate", param="separate_reasoning")
+        raise RequestError("separate_reasoning needs a gen without a constraint", param="separate_reasoning")
     if gen.tools is not None:
         if operation.n > 1:
             raise RequestError(f"a gen with tools makes one call, not n = {operation.n}", param="n")
@@ -250,7 +110,7 @@ def _lower_gen(gen: GenExpr, defaults: GenExpr, stream: bool, into: LoweredOpera
         into.bindings.append(Binding(gen.name, index, result, operation.n))
 
 
-def _lower_select(select: SelectExpr, defaults: GenExpr, into: LoweredOperations) -> None:
+def _lower_select(select: SelectExpr, defaults: Defaults, into: LoweredOperations) -> None:
     index = len(into.operations)
     into.operations.append(select_operation(select, defaults))
     meta: dict[str, Any] | None = None
@@ -260,3 +120,111 @@ def _lower_select(select: SelectExpr, defaults: GenExpr, into: LoweredOperations
         into.callbacks.append((index, ChoiceCallback(select.choices, select.method, meta)))
     if select.name is not None:
         into.bindings.append(Binding(select.name, index, meta=meta))
+
+
+def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[session.Gen, ResultType]:
+    """Return the operation of a gen, and the type of its result. `defaults` hold where the gen says nothing.
+
+    Raises RequestError naming the parameter that is out of range, of the wrong type, or not supported.
+    """
+
+    def pick(name: str) -> Any:
+        own = gen.sampling.get(name)
+        return defaults.get(name) if own is None else own
+
+    constraint, result = _constraint_of(gen)
+    if constraint is not None and gen.additional_properties is not None:
+        constraint = msgspec.structs.replace(constraint, additional_properties=gen.additional_properties)
+    given = {name: _field_value(PARAMETERS[name], pick(argument)) for name, argument in GEN_NAMES.items()}
+    given["stop"] = (*(given["stop"] or ()), *result.stop)
+    sampling = _build(SamplingParams, given)
+    if constraint is not None:
+        # Checked here as well, because the runtime closes the connection on a message that it cannot decode.
+        if not isinstance(constraint.source, str):
+            raise RequestError(f"{constraint.kind} must be a string, got {constraint.source!r}", param=constraint.kind)
+        sampling = msgspec.structs.replace(sampling, constraint=constraint)
+    n = 1 if pick("n") is None else pick("n")
+    if type(n) is not int or n < 1:
+        raise RequestError(f"n must be a positive integer, got {n!r}", param="n")
+    logprobs = _logprobs(pick("return_logprob"), pick("top_logprobs_num"), pick("logprob_start_len"))
+    texts = logprobs is not None and bool(pick("return_text_in_logprobs"))
+    return session.Gen(sampling=sampling, logprobs=logprobs, n=n, stream=stream, token_texts=texts), result
+
+
+def select_operation(select: SelectExpr, defaults: Defaults) -> session.Select:
+    """Return the operation of a select. For a user's own choices method it only scores the choices."""
+    method: session.ChoicesMethod = "token_length_normalized"
+    if isinstance(select.method, BuiltInMethod):
+        method = select.method.name
+    elif getattr(select.method, "requires_unconditional_logprobs", False):
+        method = "unconditional_likelihood_normalized"
+    return _build(
+        session.Select,
+        {
+            "choices": select.choices,
+            "method": method,
+            "append": isinstance(select.method, BuiltInMethod),
+            "temperature": select.temperature,
+            "seed": defaults.get("seed") if select.seed is None else select.seed,
+        },
+    )
+
+
+def _constraint_of(gen: GenExpr) -> tuple[Constraint | None, ResultType]:
+    if gen.dtype is not None:
+        result = of_dtype(gen.dtype)
+        return result.constraint, result
+    if gen.schema is not None:
+        result = of_schema(gen.schema)
+        return result.constraint, result
+    if gen.regex is not None:
+        return Constraint("regex", gen.regex), TEXT
+    if gen.json_schema is not None:
+        return Constraint("json_schema", json_schema_text(gen.json_schema)), TEXT
+    if gen.grammar is not None:
+        return Constraint("grammar", gen.grammar), TEXT
+    if gen.tools is not None:
+        return gen.tools.constraint, TEXT
+    return None, TEXT
+
+
+def _logprobs(wanted: bool | None, num_top: int | None, prompt_from: int | None) -> LogprobParams | None:
+    """Return the parameters if log-probabilities, alternatives or the prompt's are wanted and not switched off."""
+    prompt_from = None if prompt_from == -1 else prompt_from  # -1: the output's only
+    if wanted or (wanted is None and (num_top or prompt_from is not None)):
+        return _build(LogprobParams, {"num_top": num_top, "prompt_from": prompt_from})
+    return None
+
+
+def _build(struct: Callable[..., T], values: dict[str, Any]) -> T:
+    """Build a struct through msgspec, which checks types; None values are left at their defaults.
+
+    Raises RequestError naming the field that is out of range or of the wrong type.
+    """
+    try:
+        return msgspec.convert({name: value for name, value in values.items() if value is not None}, struct)  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, RequestError):
+            raise error.__cause__ from None
+        # msgspec ends its message with the path of the field: "... - at `$.top_p`"
+        message, _, path = str(error).rpartition(" - at `$.")
+        field = path.rstrip("`").partition("[")[0]
+        raise RequestError(f"{field} = {values.get(field)!r}: {message}", param=field) from None
+
+
+def _field_value(parameter: Parameter, value: Any) -> Any:
+    """Convert an argument of `gen` to the type of the parameter's field."""
+    if value is None or (parameter.off is not None and value == parameter.off):
+        return None
+    if isinstance(parameter.default, dict):
+        return _with_int_keys(value)
+    if isinstance(parameter.default, tuple):
+        return tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
+    return value
+
+
+def _with_int_keys(bias: Mapping[int | str, float]) -> dict[int, float]:
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except (ValueError, AttributeError):
+        raise RequestError(f"logit_bias must map token ids to numbers, got {bias!r}", param="logit_bias") from None

@@ -1,4 +1,4 @@
-"""What a generation tells about itself, as the dicts that `get_meta_info` gives. Names are those of the native API."""
+"""Meta info of generated and selected text: the dicts that `get_meta_info` returns, with the native API's names."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ _NO_TEXTS: dict[int, str] = {}
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a state's text. `meta` is what `get_meta_info` tells of generated or selected text, None for the
-    program's own."""
+    """A piece of a state's text. `meta` is the meta info of generated or selected text, None for the program's own."""
 
     text: str
     meta: dict[str, Any] | None
 
     @property
     def generated(self) -> bool:
+        """Return whether the model generated or selected the text."""
         return self.meta is not None
 
 
 def segment_of(done: Done) -> Segment:
+    """Return the segment that an answered operation appended."""
     if done.sequences is not None:
-        return Segment(done.text, meta_of_sequence(done.sequences[0]))  # the state goes on with the first of several
+        return Segment(done.text, meta_of_sequence(done.sequences[0]))  # of several samples, the first is appended
     return Segment(done.text, None if done.choice is None else meta_of_choice(done.choice))
 
 
 def meta_of_sequence(sequence: Sequence) -> dict[str, Any]:
+    """Return the meta info of a generated sequence."""
     finish: dict[str, Any] = {"type": sequence.finish.type}
     if sequence.finish.matched is not None:
         finish["matched"] = sequence.finish.matched
@@ -62,6 +64,7 @@ def meta_of_sequence(sequence: Sequence) -> dict[str, Any]:
 
 
 def meta_of_choice(choice: Choice) -> dict[str, Any]:
+    """Return the meta info of a selected choice."""
     meta: dict[str, Any] = {
         "index": choice.index,
         "scores": choice.scores,

@@ -1,11 +1,11 @@
-"""What became of one state's operations: the half of a state that the runtime writes and programs wait on.
+"""The operations of one state and the runtime's answers to them, which programs wait for.
 
-Knows messages, order and waiting; knows no variables and no expressions. It must not hold its state alive: the
-connection holds the log for as long as the state lives.
+The connection holds the log for as long as the state lives, so the log must not keep its state alive.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,52 +16,51 @@ from .source_location import with_location
 
 
 class OperationLog:
-    """Operations in order, and the answers to the first `len(done)` of them. `Done` comes in order within a state.
+    """Operations in order, and the answers to the first `len(done)` of them.
 
-    `changed` guards every field; `version` grows with every change, so that who looked and then waits misses nothing.
-    What is answered stays readable, whatever happens later; what is not, raises once there is an error.
-    `about_to_wait(blocking)` is called before anybody waits, and may raise.
+    `Done` messages come in order within a state. `changed` guards every field. `version` grows with every change, so
+    that a reader that looks and then waits misses nothing. Answers stay readable; waiting for an operation without an
+    answer raises once there is an error. `about_to_wait(blocking)` is called before every wait, and may raise.
     """
 
     def __init__(self, about_to_wait: Callable[[bool], None] | None = None) -> None:
-        self.about_to_wait = about_to_wait or _let_wait
+        self.about_to_wait = about_to_wait or _allow_wait
         self.changed = threading.Condition()
         self.version = 0
         self.operations: list[Operation] = []
         self.done: list[Done] = []
-        self.partial = ""  # streamed so far of the operation after `done`
-        self.error: ErrorInfo | None = None  # names the program's line when an operation was waiting
-        self.places: list[str] = []  # of the operations in the program
-        self.names: dict[int, str] = {}  # of the variables that operations make
-        self.joins: list[
-            tuple[int, tuple[OperationLog, ...], str]
-        ] = []  # before which operation whose variables, and where
-        self._branches: list[tuple[int, weakref.ref[OperationLog]]] = []  # which operation forked, and the child's log
+        self.partial = ""  # text streamed so far of the operation after `done`
+        self.error: ErrorInfo | None = None  # with the program's line if an operation was waiting
+        self.locations: list[str] = []  # file:line of each operation in the program
+        self.names: dict[int, str] = {}  # variable that an operation makes, by operation
+        # Gathered variables: before which operation, from which states, and the program's file:line.
+        self.joins: list[tuple[int, tuple[OperationLog, ...], str]] = []
+        self._branches: list[tuple[int, weakref.ref[OperationLog]]] = []  # the forking operation, and the child's log
         self._watchers: list[Callable[[], None]] = []
-        self._due: list[tuple[int, Callable[[], None]]] = []
+        self._callbacks: list[tuple[int, Callable[[], None]]] = []  # each with the number of answers it waits for
 
-    # The program's side
+    # Called by the program
 
-    def record(self, operations: Sequence[Operation], place: str, names: Mapping[int, str]) -> None:
-        """`names` of variables by the index of their operation among these. Call with `changed` held."""
+    def record(self, operations: Sequence[Operation], location: str, names: Mapping[int, str]) -> None:
+        """Add operations; `names` are their variables, by index among these. Call with `changed` held."""
         self.names.update((len(self.operations) + index, name) for index, name in names.items())
         self.operations.extend(operations)
-        self.places.extend([place] * len(operations))
+        self.locations.extend([location] * len(operations))
         self.touch()
 
     def add_branch(self, operation: int, child: OperationLog) -> None:
-        """Call with `changed` held. A child whose fork fails never comes to be, and fails likewise."""
+        """Note that `operation` forks `child`: if it fails, the child fails too. Call with `changed` held."""
         self._branches.append((operation, weakref.ref(child)))
 
     def touch(self) -> None:
-        """Wake everybody who waits. Call with `changed` held."""
+        """Wake every waiter. Call with `changed` held."""
         self.version += 1
         self.changed.notify_all()
         for watcher in self._watchers:
             watcher()
 
     def wait_for(self, operation: int) -> Done:
-        """The answer to one operation. Raises the state's error when there will be none."""
+        """Wait for the answer to one operation. Raises the state's error if there will be none."""
         with self.changed:
             while len(self.done) <= operation:
                 if self.error is not None:
@@ -71,7 +70,7 @@ class OperationLog:
             return self.done[operation]
 
     def settle(self, end: int) -> RamiformError | None:
-        """Wait until the first `end` operations are answered; the error when one of them will not be."""
+        """Wait until the first `end` operations are answered; return the error if one of them will not be."""
         with self.changed:
             while len(self.done) < end:
                 if self.error is not None:
@@ -81,23 +80,66 @@ class OperationLog:
             return None
 
     def when(self, end: int, callback: Callable[[], None]) -> None:
-        """Call back once when the first `end` operations are answered or will not all be; maybe at once. `callback`
-        must neither block nor raise."""
+        """Call back once the first `end` operations are answered or have failed, possibly at once.
+
+        `callback` must neither block nor raise.
+        """
         with self.changed:
             if len(self.done) < end and self.error is None:
-                self._due.append((end, callback))
+                self._callbacks.append((end, callback))
                 return
         callback()
 
     def wait_for_change(self, version: int) -> None:
-        """Wait until something is newer than `version`."""
+        """Wait for a change after `version`."""
         with self.changed:
             while self.version == version:
                 self.about_to_wait(True)
                 self.changed.wait()
 
+    async def wait_answered_async(self, end: int) -> None:
+        """Wait, in an event loop, until the first `end` operations are answered or have failed."""
+        import asyncio  # loaded already where there is a loop; the language does without
+
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[None] = loop.create_future()
+
+        def resolve() -> None:
+            if not answered.done():
+                answered.set_result(None)
+
+        def on_answer() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(resolve)
+
+        with self.changed:
+            if len(self.done) >= end or self.error is not None:
+                return
+            self.about_to_wait(False)
+            self.when(end, on_answer)
+        await answered
+
+    async def wait_for_change_async(self, version: int) -> None:
+        """Wait, in an event loop, for a change after `version`."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+
+        def on_change() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(changed.set)
+
+        self.about_to_wait(False)
+        self.watch(on_change)
+        try:
+            if self.version == version:
+                await changed.wait()
+        finally:
+            self.unwatch(on_change)
+
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher`, which must neither block nor raise, at every change."""
+        """Call `watcher` at every change; it must neither block nor raise."""
         with self.changed:
             self._watchers.append(watcher)
 
@@ -105,12 +147,13 @@ class OperationLog:
         with self.changed:
             self._watchers.remove(watcher)
 
-    # The connection's side: see `Listener`
+    # Called by the connection: see `Listener`
 
     def receive(self, message: Delta | Done | Failed) -> None:
+        """Record an answer of the runtime."""
         with self.changed:
             if self.error is not None:
-                return  # the operations after the one that failed are answered with its error
+                return  # the runtime fails the operations after the first failed one too
             assert message.op == len(self.done), f"answer to operation {message.op} instead of {len(self.done)}"
             match message:
                 case Delta():
@@ -125,24 +168,26 @@ class OperationLog:
                     self.fail(message.error)
 
     def fail(self, error: ErrorInfo) -> None:
-        """Whatever is not answered by now has failed. The operation that was next is named; the first error stays."""
+        """Fail every operation without an answer, with the program's line of the first one. The first error stays."""
         with self.changed:
             if self.error is not None:
                 return
             failed = len(self.done)
             if failed < len(self.operations):
-                error = with_location(error, self.places[failed])
+                error = with_location(error, self.locations[failed])
             self.error = error
             self.touch()
             self._call_back(None)
             orphans = [branch() for operation, branch in self._branches if operation >= failed]
-        while orphans:  # and theirs, however deep
+        while orphans:  # a loop, since forks of forks may be deep
             if (child := orphans.pop()) is not None:
                 orphans += child._inherit_failure(error)
 
     def _inherit_failure(self, error: ErrorInfo) -> list[OperationLog | None]:
-        """The state this one was to be forked from failed before; the error names the line already. Returns those
-        that were to be forked from this one."""
+        """Fail because the parent failed before its fork; return the logs of the states to fork from this one.
+
+        The error names the program's line already.
+        """
         with self.changed:
             if self.error is None:
                 self.error = error
@@ -151,13 +196,13 @@ class OperationLog:
             return [branch() for _, branch in self._branches]
 
     def _call_back(self, num_answered: int | None) -> None:
-        """Whoever waits for no more than that; everybody for None."""
-        if self._due:
-            due = [one for one in self._due if num_answered is None or one[0] <= num_answered]
-            self._due = [one for one in self._due if one not in due]
+        """Call the callbacks that wait for at most this number of answers; None: all of them."""
+        if self._callbacks:
+            due = [one for one in self._callbacks if num_answered is None or one[0] <= num_answered]
+            self._callbacks = [one for one in self._callbacks if one not in due]
             for _, callback in due:
                 callback()
 
 
-def _let_wait(blocking: bool) -> None:
-    """Nothing stands against waiting."""
+def _allow_wait(blocking: bool) -> None:
+    """Do nothing: every wait is allowed."""

@@ -1,7 +1,4 @@
-"""A program traced: its states, what each is given to do, and what that tells before anything runs.
-
-Knows operations and where they were written; knows neither programs nor runtimes.
-"""
+"""Plans of program calls: the states and operations of a call, known before it runs."""
 
 from __future__ import annotations
 
@@ -9,63 +6,37 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from ..runtime.protocol import session
-from ..runtime.protocol.session import Operation
 from .operation_log import OperationLog
-
-if TYPE_CHECKING:
-    from .state import ProgramState
-
-_SYMBOL = re.compile("\ue000([^\ue000\ue001]*)\ue001")  # private use: in nobody's text
-
-
-def symbol(name: str) -> str:
-    return f"\ue000{name}\ue001"
-
-
-def shown(text: str) -> str:
-    """With `{name}` for each symbol."""
-    return _SYMBOL.sub(r"{\1}", text)
-
-
-def substituted(operation: Operation, values: Mapping[str, str]) -> Any:
-    """The operation as builtins, with the values of the symbols that are known."""
-
-    def walk(part: Any) -> Any:
-        match part:
-            case str():
-                return _SYMBOL.sub(lambda match: values.get(match.group(1), match.group()), part)
-            case dict():
-                return {walk(key): walk(value) for key, value in part.items()}
-            case list() | tuple():
-                return [walk(value) for value in part]
-        return part
-
-    return walk(msgspec.to_builtins(operation))
-
 
 StepKind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather"]
 _GENERATIONS = ("gen", "select", "decide")
+_SYMBOL = re.compile("\ue000([^\ue000\ue001]*)\ue001")  # private-use characters, which texts do not contain
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """`name` is the variable that it makes; `states` are those that it forks or joins, by their number in the plan."""
+    """One operation of a planned state.
+
+    `name` is the variable that it makes; `states` are the numbers of the states that it forks or joins.
+    """
 
     kind: StepKind
     label: str
     place: str  # file:line
-    operation: session.Operation | None = None  # None for what does not travel: variables gathered
+    operation: session.Operation | None = None  # None where nothing is sent: variables gathered
     name: str | None = None
     states: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class PlannedState:
+    """A state of a planned call."""
+
     number: int
     parent: int | None
     steps: tuple[PlannedStep, ...]
@@ -73,39 +44,41 @@ class PlannedState:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call of a program does, as far as that is known before it runs: `is_whole` says whether to the end.
+    """The operations of a program's call that are known before it runs; `is_whole` if these are all.
 
-    `print(plan)` shows it as a tree. `{name}` stands for an argument, as far as the text depends on it in no other way
-    than containing it. `run` and `run_batch` are those of the program: they record again, so that arguments may
-    differ from the example's, and send what was recorded as one message.
+    `print(plan)` shows a tree. `{name}` stands for an argument that the text contains and does not otherwise depend on.
+    `run` and `run_batch` are the program's: they record anew, so arguments may differ from the example's.
     """
 
     title: str
     states: tuple[PlannedState, ...]  # the program's own first
-    stops_at: str | None  # where the program reads what was generated: from there on it is recorded piece by piece
-    run: Callable[..., ProgramState]
+    stops_at: str | None  # file:line where the program reads a generated value; the rest is known only in a run
+    run: Callable[..., Any]  # returns a ProgramState
     run_batch: Callable[..., Any]
 
     @property
     def is_whole(self) -> bool:
+        """Return whether the plan goes to the program's end."""
         return self.stops_at is None
 
     @property
     def num_generations(self) -> int:
+        """Return the number of gens, selects and decides in all states."""
         return sum(step.kind in _GENERATIONS for step in self.steps())
 
     @property
     def width(self) -> int:
-        """How many branches there may be at once, at most."""
+        """Return the largest number of branches that may run at once."""
         return self._width(0)
 
     @property
     def variables(self) -> tuple[str, ...]:
+        """Return the names of the variables that operations make."""
         return tuple(dict.fromkeys(step.name for step in self.steps() if step.name is not None))
 
     @property
     def static_prefix(self) -> tuple[session.Operation, ...]:
-        """What every call begins with, whatever its arguments are; of a text, the part before the first of them."""
+        """Return the operations that every call begins with, up to the first text that depends on an argument."""
         operations: list[session.Operation] = []
         for step in self.states[0].steps:
             match step.operation:
@@ -120,6 +93,7 @@ class Plan:
         return tuple(operations)
 
     def steps(self) -> Iterator[PlannedStep]:
+        """Yield the steps of all states."""
         for state in self.states:
             yield from state.steps
 
@@ -131,13 +105,14 @@ class Plan:
         return "\n".join(lines)
 
     def print_graph(self) -> None:
+        """Print the tree."""
         print(self)
 
     def to_mermaid(self) -> str:
-        """The same as a flowchart in Mermaid's language: a node a step, an edge to what follows, forks and joins."""
+        """Return a Mermaid flowchart: a node for each step, an edge to the next step and to forks and joins."""
         lines = ["flowchart TD"]
-        last: dict[int, str | None] = {0: None}  # node after which a state goes on
-        after: dict[int, list[str]] = {}  # a join's nodes, by the state they wait for
+        last: dict[int, str | None] = {0: None}  # last node of each state
+        after: dict[int, list[str]] = {}  # nodes of the joins that wait for a state
         for state in self.states:
             for index, step in enumerate(state.steps):
                 node = f"s{state.number}_{index}"
@@ -156,7 +131,7 @@ class Plan:
         return "\n".join(lines)
 
     def _width(self, number: int) -> int:
-        """Of a state with the branches below it: forks that have been joined are no more."""
+        """Return the width of a state and its branches, which count until they are joined."""
         live: dict[int, int] = {}
         widest = 1
         for step in self.states[number].steps:
@@ -169,49 +144,75 @@ class Plan:
         return widest
 
     def _tree(self, number: int, indent: str) -> Iterator[str]:
-        """What a line of the program says is a line here; forks are followed by their branches."""
+        """Yield a line for each line of the program; the branches of a fork follow it, indented."""
         lines = [list(group) for _, group in groupby(self.states[number].steps, key=_line)]
         for index, steps in enumerate(lines):
             is_last = index == len(lines) - 1
             step = steps[-1]
             where = step.place.rpartition("/")[2]
-            said = " · ".join(step.label for step in steps)
-            yield f"{indent}{'└─' if is_last else '├─'} {said}   ({where})"
+            labels = " · ".join(step.label for step in steps)
+            yield f"{indent}{'└─' if is_last else '├─'} {labels}   ({where})"
             if step.kind == "fork":
                 below = indent + ("   " if is_last else "│  ")
-                for place, child in enumerate(step.states):
-                    yield f"{below}{'└─' if child == step.states[-1] else '├─'} branch {place}"
+                for branch, child in enumerate(step.states):
+                    yield f"{below}{'└─' if child == step.states[-1] else '├─'} branch {branch}"
                     yield from self._tree(child, below + ("   " if child == step.states[-1] else "│  "))
 
 
 def states_of(recorded: Sequence[tuple[int, OperationLog]]) -> tuple[PlannedState, ...]:
-    """What was recorded, with states numbered from 0 in the order in which they came to be."""
-    index = {number: place for place, (number, _) in enumerate(recorded)}
-    of_log = {id(log): place for place, (_, log) in enumerate(recorded)}
+    """Return the planned states of recorded logs, numbered from 0 in the order in which the states began."""
+    index = {number: position for position, (number, _) in enumerate(recorded)}
+    of_log = {id(log): position for position, (_, log) in enumerate(recorded)}
     parents: dict[int, int] = {}
     planned = []
-    for place, (_, log) in enumerate(recorded):
+    for position, (_, log) in enumerate(recorded):
         steps: list[PlannedStep] = []
         joins = list(log.joins)
         for op, operation in enumerate(log.operations):
             steps += _gathered(joins, op, of_log)
-            step = _step(operation, log.places[op], log.names.get(op), index)
+            step = _step(operation, log.locations[op], log.names.get(op), index)
             if step.kind == "fork":
-                parents.update(dict.fromkeys(step.states, place))
+                parents.update(dict.fromkeys(step.states, position))
             steps.append(step)
         steps += _gathered(joins, len(log.operations), of_log)
-        planned.append((place, steps))
-    return tuple(PlannedState(place, parents.get(place), tuple(steps)) for place, steps in planned)
+        planned.append((position, steps))
+    return tuple(PlannedState(position, parents.get(position), tuple(steps)) for position, steps in planned)
+
+
+def symbol(name: str) -> str:
+    """Return the string that stands for an argument in a recorded call, so that f-strings and joins carry it."""
+    return f"\ue000{name}\ue001"
+
+
+def shown(text: str) -> str:
+    """Return the text with `{name}` for each symbol."""
+    return _SYMBOL.sub(r"{\1}", text)
+
+
+def substituted(operation: session.Operation, values: Mapping[str, str]) -> Any:
+    """Return the operation as builtins, with the values of its symbols where known."""
+
+    def walk(part: Any) -> Any:
+        match part:
+            case str():
+                return _SYMBOL.sub(lambda match: values.get(match.group(1), match.group()), part)
+            case dict():
+                return {walk(key): walk(value) for key, value in part.items()}
+            case list() | tuple():
+                return [walk(value) for value in part]
+        return part
+
+    return walk(msgspec.to_builtins(operation))
 
 
 def _line(step: PlannedStep) -> tuple[str, StepKind | None, tuple[int, ...]]:
-    return step.place, step.kind if step.states else None, step.states  # what forks or joins stands alone
+    return step.place, step.kind if step.states else None, step.states  # forks and joins stand on lines of their own
 
 
 def _gathered(
     joins: list[tuple[int, tuple[OperationLog, ...], str]], op: int, of_log: dict[int, int]
 ) -> list[PlannedStep]:
-    """The joins that come before operation `op`, taken from `joins`."""
+    """Take the joins before operation `op` from `joins`; return their steps."""
     steps = []
     while joins and joins[0][0] <= op:
         _, logs, place = joins.pop(0)

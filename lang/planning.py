@@ -1,12 +1,12 @@
-"""Calling a program's function without a runtime, to see what it would do. Knows calls and recordings."""
+"""Recording a program's call without a runtime: its plan, and the mistakes that can be found before it runs."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import re
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -16,7 +16,7 @@ from ..runtime.protocol.errors import RamiformError, RequestError
 from ..runtime.protocol.sampling import Constraint
 from ..runtime.protocol.session import ToFrontend
 from .execution import Execution, ValueNeeded
-from .expr import GenExpr
+from .lowering import Defaults
 from .operation_log import OperationLog
 from .plan import PlannedState, states_of, substituted, symbol
 from .reader import UndefinedVariable
@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 
 
 def check_recorded(logs: Sequence[OperationLog], *, is_whole: bool = True) -> None:
-    """Raises RequestError for a variable made twice by one state, a pattern, schema or grammar that is none, and, in
-    a program that is whole, a message that is not ended."""
+    """Check the operations of a program before they are sent.
+
+    Raises RequestError, with the program's line, for a variable that a state makes twice, an invalid pattern, schema or
+    grammar, and, if the program `is_whole`, a chat message that is not ended.
+    """
     for log in logs:
         _check_names(log)
-        for operation, place in zip(log.operations, log.places, strict=True):
+        for operation, location in zip(log.operations, log.locations, strict=True):
             if isinstance(operation, session.Gen) and operation.sampling.constraint is not None:
-                _check_constraint(operation.sampling.constraint, place)
+                _check_constraint(operation.sampling.constraint, location)
         if is_whole:
             _check_roles(log)
 
@@ -43,11 +46,11 @@ def check_recorded(logs: Sequence[OperationLog], *, is_whole: bool = True) -> No
 def _check_names(log: OperationLog) -> None:
     first: dict[str, int] = {}
     for op, name in log.names.items():
-        if name in first and log.places[first[name]] == log.places[op]:
-            raise _wrong(log.places[op], f"the variable {name!r} is generated again by the same line", name)
+        if name in first and log.locations[first[name]] == log.locations[op]:
+            raise _wrong(log.locations[op], f"the variable {name!r} is generated again by the same line", name)
         if name in first:
-            earlier = log.places[first[name]]
-            raise _wrong(log.places[op], f"the variable {name!r} is generated again; first at {earlier}", name)
+            earlier = log.locations[first[name]]
+            raise _wrong(log.locations[op], f"the variable {name!r} is generated again; first at {earlier}", name)
         first[name] = op
 
 
@@ -61,45 +64,45 @@ def _check_roles(log: OperationLog) -> None:
     if open_at is not None:
         operation = log.operations[open_at]
         assert isinstance(operation, session.RoleBegin)
-        raise _wrong(log.places[open_at], f"the {operation.role} message is never ended", "role")
+        raise _wrong(log.locations[open_at], f"the {operation.role} message is never ended", "role")
 
 
-def _check_constraint(constraint: Constraint, place: str) -> None:
-    """What is wrong whatever the engine: the runtime knows the rest."""
+def _check_constraint(constraint: Constraint, location: str) -> None:
+    """Raise RequestError for a source that every grammar engine would refuse; the runtime checks the rest."""
     source = constraint.source
     match constraint.kind:
         case "regex":
             try:
                 re.compile(source)
             except (re.error, RecursionError, OverflowError) as error:
-                if r"\p" not in source.lower():  # Unicode classes are the engine's to judge
-                    raise _wrong(place, f"regex {source!r}: {error}", "regex") from None
+                if r"\p" not in source.lower():  # `re` has no Unicode classes, the engine does
+                    raise _wrong(location, f"regex {source!r}: {error}", "regex") from None
         case "json_schema":
             try:
                 schema = json.loads(source)
             except ValueError as error:
-                raise _wrong(place, f"json_schema {source!r} is no JSON: {error}", "json_schema") from None
+                raise _wrong(location, f"json_schema {source!r} is not JSON: {error}", "json_schema") from None
             if not isinstance(schema, dict | bool):
-                raise _wrong(place, f"json_schema must be an object, got {source!r}", "json_schema")
+                raise _wrong(location, f"json_schema must be an object, got {source!r}", "json_schema")
         case "grammar":
             if not source.strip():
-                raise _wrong(place, "the grammar is empty", "grammar")
+                raise _wrong(location, "the grammar is empty", "grammar")
 
 
-def _wrong(place: str, message: str, param: str) -> RequestError:
-    return RequestError(f"{place}: {message}", param=param, code="invalid_program")
+def _wrong(location: str, message: str, param: str) -> RequestError:
+    return RequestError(f"{location}: {message}", param=param, code="invalid_program")
 
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """`stops_at`: where the function read what only a run can give; None: it ended."""
+    """The logs of a call. `stops_at` is the line where the function read a generated value; None: it ended."""
 
     logs: list[tuple[int, OperationLog]]
     stops_at: str | None
 
 
 class NullChannel:
-    """A channel on which nothing is ever sent."""
+    """Channel of a call that is only recorded: sends nothing."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -108,65 +111,54 @@ class NullChannel:
         return next(self._numbers)
 
     def detach(self, state: int) -> None:
-        """There is nothing to forget."""
+        """Do nothing: no state was opened."""
 
     def send(self, message: ToFrontend) -> None:
-        raise AssertionError(f"a trace sends nothing, but {message!r}")
+        raise AssertionError(f"planning a call sends nothing, but got {message!r}")
 
     def call(self, method: Literal["info", "stats", "flush_cache"]) -> NoReturn:
-        raise RequestError("a program that is traced has no runtime to ask", param=method)
+        raise RequestError("a program that is only planned has no runtime to ask", param=method)
 
 
 def plan_call(
-    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: GenExpr
+    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: Defaults
 ) -> tuple[tuple[PlannedState, ...], str | None]:
-    """The states of a call, and where it stops to be known.
+    """Return the planned states of a call, and the line where it reads a generated value, if it does.
 
-    Arguments that are `missing` are symbols. Those that are given as strings are too where that makes no difference:
-    the function is called twice, and what it does with symbols must be what it does with the values. Raises
-    RequestError, with the program's line, for what can be told wrong.
+    Arguments that are `missing` become symbols. String arguments become symbols too where that changes nothing else:
+    the function is called twice, with values and with symbols, and the operations are compared. Raises RequestError,
+    with the program's line, for mistakes that can be found before a run.
     """
     symbols = {name: symbol(name) for name in missing}
-    recorded = _recorded(function, {**arguments, **symbols}, missing, defaults)
+    recorded = _record_call(function, {**arguments, **symbols}, missing, defaults)
     check_recorded([log for _, log in recorded.logs], is_whole=recorded.stops_at is None)
     texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
     if texts:
         try:
-            abstract = _recorded(function, {**arguments, **symbols, **{n: symbol(n) for n in texts}}, missing, defaults)
+            abstract = _record_call(
+                function, {**arguments, **symbols, **{n: symbol(n) for n in texts}}, missing, defaults
+            )
         except Exception:
-            return states_of(recorded.logs), recorded.stops_at  # it looks into a value, and finds another one there
+            return states_of(recorded.logs), recorded.stops_at  # the function inspects a value, and fails on its symbol
         if _agree(abstract, recorded, texts):
             return states_of(abstract.logs), abstract.stops_at
     return states_of(recorded.logs), recorded.stops_at
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """To its end, also where an event loop runs already. Raises what it raises."""
+    """Run a coroutine to its end, in a thread if an event loop runs already. Raises its exception."""
     import asyncio
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.extend((asyncio.run(coroutine), None))
-        except BaseException as error:
-            outcome.extend((None, error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    result, error = outcome
-    if error is not None:
-        raise error
-    return result
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, coroutine).result()
 
 
-def _recorded(
-    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: GenExpr
+def _record_call(
+    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: Defaults
 ) -> RecordedCall:
     execution = Execution(NullChannel(), deferred=True, may_wait=False)
     state = ProgramState(StateHandle.open(execution), defaults=defaults)
@@ -175,8 +167,8 @@ def _recorded(
         result = function(state, **arguments)
         if inspect.iscoroutine(result):
             run_coroutine(result)
-    except ValueNeeded as wait:
-        stops_at = wait.place
+    except ValueNeeded as needed:
+        stops_at = needed.location
     except UndefinedVariable as error:
         raise RequestError(
             f"{traceback_location(error.__traceback__)}: {error.args[0]}", param=error.name, code="invalid_program"
@@ -187,8 +179,8 @@ def _recorded(
         if not missing:
             raise
         raise RequestError(
-            f"{traceback_location(error.__traceback__)}: {type(error).__name__}: {error}; the program looks into an argument: "
-            f"give an example of {', '.join(sorted(missing))}",
+            f"{traceback_location(error.__traceback__)}: {type(error).__name__}: {error}; the program looks into an "
+            f"argument: give an example of {', '.join(sorted(missing))}",
             code="invalid_program",
         ) from error
     return RecordedCall(list(execution.attached), stops_at)
@@ -200,6 +192,6 @@ def _agree(abstract: RecordedCall, concrete: RecordedCall, values: Mapping[str, 
     return all(
         [substituted(operation, values) for operation in a.operations]
         == [substituted(operation, {}) for operation in b.operations]
-        and (a.places, a.names) == (b.places, b.names)
+        and (a.locations, a.names) == (b.locations, b.names)
         for (_, a), (_, b) in zip(abstract.logs, concrete.logs, strict=True)
     )

@@ -1,119 +1,31 @@
-"""`gen`, `select` and their kin: arguments checked, and made into expressions. Knows no state and no defaults."""
+"""The functions that programs write: `gen`, `select`, chat roles, and the questions of `decide`."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, get_args
 
 from ..runtime.protocol.decisions import Level, Option, Pick, Predicate, Question, Rate, check
 from ..runtime.protocol.errors import RequestError
-from ..runtime.protocol.sampling import AdditionalProperties
+from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
 from .choices import BuiltInMethod, Method, method_of, token_length_normalized
-from .expr import RESULT, Concat, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr, StringOrMany, parts_of
+from .expr import (
+    GEN_NAMES,
+    RESULT,
+    RUN_ARGUMENTS,
+    Concat,
+    Expr,
+    GenExpr,
+    RoleBeginExpr,
+    RoleEndExpr,
+    SelectExpr,
+    StringOrMany,
+    parts_of,
+)
 from .result_types import reasoning_format
 from .tools import OnError, Tool, tool_set
-
-
-def predicate(instructions: str) -> Predicate:
-    """Is it so? The answer has a `probability`."""
-    return Predicate(instructions=instructions)
-
-
-def pick(instructions: str, choices: Sequence[str | bool] | Mapping[str, str]) -> Pick:
-    """Which is it? The answer has `choice`, `confidence` and `probabilities`. A mapping describes its keys."""
-    return Pick(
-        instructions=instructions, choices=tuple(Option(value, text) for value, text in _described("choices", choices))
-    )
-
-
-def rate(instructions: str, levels: Sequence[str] | Mapping[str, str]) -> Rate:
-    """Where on the scale is it, whose levels count from 0? The answer has `score` (the expected one), `confidence` and
-    `probabilities`. A mapping describes its keys."""
-    return Rate(
-        instructions=instructions, levels=tuple(Level(label, text) for label, text in _described("levels", levels))
-    )
-
-
-def questions_of(given: Mapping[str, Any]) -> tuple[Question, ...]:
-    """By name; a string asks whether it is so. Raises RequestError naming the question that cannot be asked."""
-    asked = []
-    for name, question in given.items():
-        question = predicate(question) if isinstance(question, str) else question
-        if not isinstance(question, Predicate | Pick | Rate):
-            raise RequestError(f"{name} must be a string, predicate, pick or rate, got {question!r}", param=name)
-        try:
-            check([question])
-        except RequestError as error:
-            raise RequestError(f"{name}: {error}", param=name) from None
-        asked.append(type(question)(**{**_fields(question), "name": name}))
-    check(asked)
-    return tuple(asked)
-
-
-def _fields(question: Question) -> dict[str, Any]:
-    return {field: getattr(question, field) for field in question.__struct_fields__}
-
-
-def _described(param: str, given: Sequence[Any] | Mapping[str, str]) -> list[tuple[Any, str | None]]:
-    if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
-        raise RequestError(f"{param} must be a sequence or a mapping, got {given!r}", param=param)
-    return list(given.items()) if isinstance(given, Mapping) else [(value, None) for value in given]
-
-
-def image(path: object) -> NoReturn:
-    """Raises RequestError."""
-    _refuse("image", path)
-
-
-def video(path: object, num_frames: object = None) -> NoReturn:
-    """Raises RequestError."""
-    _refuse("video", path)
-
-
-def _refuse(kind: str, path: object) -> NoReturn:
-    raise RequestError(f"no model reads anything but text here: {kind}({path!r})", param=kind, code="unsupported")
-
-
-def role(name: str, expr: Expr | str | None) -> Concat:
-    """A whole chat message, of any role that the model's chat template knows: "tool", "developer"."""
-    return Concat((RoleBeginExpr(name), *(() if expr is None else parts_of(expr)), RoleEndExpr(name)))
-
-
-def system(expr: Expr | str | None = None) -> Concat:
-    return role("system", expr)
-
-
-def user(expr: Expr | str | None = None) -> Concat:
-    return role("user", expr)
-
-
-def assistant(expr: Expr | str | None = None) -> Concat:
-    return role("assistant", expr)
-
-
-def system_begin() -> RoleBeginExpr:
-    return RoleBeginExpr("system")
-
-
-def system_end() -> RoleEndExpr:
-    return RoleEndExpr("system")
-
-
-def user_begin() -> RoleBeginExpr:
-    return RoleBeginExpr("user")
-
-
-def user_end() -> RoleEndExpr:
-    return RoleEndExpr("user")
-
-
-def assistant_begin() -> RoleBeginExpr:
-    return RoleBeginExpr("assistant")
-
-
-def assistant_end() -> RoleEndExpr:
-    return RoleEndExpr("assistant")
 
 
 def gen(
@@ -150,21 +62,25 @@ def gen(
     tool_result: str = RESULT,
     additional_properties: AdditionalProperties | None = None,
 ) -> GenExpr | SelectExpr:
-    """Generate text and, when named, keep it as the variable `name`.
+    """Generate text; with `name`, keep it as a variable.
 
-    At most one of `dtype`, `choices`, `regex`, `json_schema`, `grammar`, `schema` and `tools` says what the text must
-    look like. `dtype` (int, float, bool, str) and `schema` (a Pydantic model, dataclass, TypedDict, Literal, Enum, ...)
-    make the variable a value of that type. With `n` > 1 the variable is a list of the samples' values, and the state
-    goes on with the first.
+    At most one of `dtype`, `choices`, `regex`, `json_schema`, `grammar`, `schema` and `tools` constrains the text.
+    `dtype` (int, float, bool, str) and `schema` (a Pydantic model, dataclass, TypedDict, Literal, Enum, ...) make the
+    variable a value of that type. With `n` > 1 the variable is a list of the samples' values, and the first sample is
+    appended to the state.
 
-    `tools` are functions, sync or async, with type hints: a call to one of them is generated as JSON, made, and
-    `tool_result` appended with what it returned; that is the variable's value. An error that it raises is appended
-    as its result, or raised with `tool_errors="raise"`.
+    `tools` are functions, sync or async, with type hints. A call of one of them is generated as JSON and made;
+    `tool_result`, with the returned value filled in, is appended. The returned value is the variable. An exception is
+    appended as the result, or raised with `tool_errors="raise"`.
 
-    `additional_properties` is for `json_schema`, `schema` and `tools`: "closed" ends an object that lists properties
-    and says nothing of others, "schema" lets it have any others, as JSON Schema does. None is the runtime's default for
+    `additional_properties` applies to `json_schema`, `schema` and `tools`. "closed" allows an object that lists
+    properties no others, "schema" allows any others, as JSON Schema does. None is the runtime's default for
     `json_schema`, "closed" for the other two.
+
+    Raises RequestError for arguments that exclude one another. Values out of range raise it once the gen is appended.
     """
+    # The signature is written out for editors and type checkers; a test compares it with the table of parameters.
+    given = {name: value for name, value in locals().items() if name in RUN_ARGUMENTS and value is not None}
     constraints = {
         "choices": choices,
         "dtype": dtype,
@@ -184,26 +100,7 @@ def gen(
         raise RequestError(f"tool_errors must be 'text' or 'raise', got {tool_errors!r}", param="tool_errors")
     return GenExpr(
         name=_checked_name(name),
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        n=n,
-        stop=stop,
-        stop_token_ids=stop_token_ids,
-        stop_regex=stop_regex,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        repetition_penalty=repetition_penalty,
-        logit_bias=logit_bias,
-        seed=seed,
-        ignore_eos=ignore_eos,
-        return_logprob=return_logprob,
-        logprob_start_len=logprob_start_len,
-        top_logprobs_num=top_logprobs_num,
-        return_text_in_logprobs=return_text_in_logprobs,
+        sampling=given,
         dtype=dtype,
         regex=regex,
         json_schema=json_schema,
@@ -216,13 +113,22 @@ def gen(
     )
 
 
+def _describe_parameters() -> str:
+    """Describe the sampling parameters among gen's arguments, a line each."""
+    rows = ((argument, PARAMETERS[name]) for name, argument in GEN_NAMES.items())
+    return "\n".join(f"    {argument}: {row.meaning} ({row.values}, default {row.default!r})" for argument, row in rows)
+
+
+gen.__doc__ = f"{inspect.cleandoc(gen.__doc__ or '')}\n\nSampling parameters:\n{_describe_parameters()}"
+
+
 def gen_int(name: str | None = None, max_tokens: int | None = None, **options: Any) -> GenExpr | SelectExpr:
-    """`gen` with dtype=int."""
+    """Generate an int: `gen` with dtype=int."""
     return gen(name, max_tokens, dtype=int, **options)
 
 
 def gen_string(name: str | None = None, max_tokens: int | None = None, **options: Any) -> GenExpr | SelectExpr:
-    """`gen` with dtype=str: a quoted string; the variable is what is between the quotes."""
+    """Generate a quoted string: `gen` with dtype=str. The variable is the text between the quotes."""
     return gen(name, max_tokens, dtype=str, **options)
 
 
@@ -234,8 +140,8 @@ def select(
 ) -> SelectExpr:
     """Score every choice as a continuation, append one, and keep it as the variable `name`.
 
-    `choices_method` is one of the three that the runtime knows, by object or name, or a callable of one's own: see
-    `ChoicesSamplingMethod`.
+    `choices_method` is one of the three of the runtime, by object or name, or a callable as `ChoicesSamplingMethod`
+    describes it. Raises RequestError for an argument out of range.
     """
     if isinstance(choices, str) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
         raise RequestError(f"choices must be a sequence of non-empty strings, got {choices!r}", param="choices")
@@ -244,20 +150,135 @@ def select(
         raise RequestError(f"temperature must be between 0.0 and 100.0, got {temperature}", param="temperature")
     if temperature and not isinstance(method, BuiltInMethod):
         raise RequestError(
-            "a choices method of one's own decides by itself: temperature must be 0", param="temperature"
+            "temperature must be 0 with a choices method of one's own, which decides by itself", param="temperature"
         )
     return SelectExpr(name=_checked_name(name), choices=tuple(choices), temperature=temperature, method=method)
 
 
 def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3") -> Concat:
-    """`expr`, with the thoughts in what its gens generate told apart from the rest: a gen `x` makes the variables `x`
-    and `x_reasoning_content`. The state goes on with both, as generated.
+    """Separate the thoughts in the text that the gens of `expr` generate: a gen `x` makes `x` and
+    `x_reasoning_content`. Both are appended to the state as generated.
 
-    Raises RequestError for a `model_type` that is not known, and for gens that are constrained.
+    Raises RequestError for an unknown `model_type`; constrained gens raise it once they are appended.
     """
     reasoning = reasoning_format(model_type)
     parts = () if expr is None else parts_of(expr)
     return Concat(tuple(replace(part, reasoning=reasoning) if isinstance(part, GenExpr) else part for part in parts))
+
+
+def role(name: str, expr: Expr | str | None) -> Concat:
+    """Return a whole chat message, of any role that the model's chat template has, such as "tool"."""
+    return Concat((RoleBeginExpr(name), *(() if expr is None else parts_of(expr)), RoleEndExpr(name)))
+
+
+def system(expr: Expr | str | None = None) -> Concat:
+    """Return a whole system message."""
+    return role("system", expr)
+
+
+def user(expr: Expr | str | None = None) -> Concat:
+    """Return a whole user message."""
+    return role("user", expr)
+
+
+def assistant(expr: Expr | str | None = None) -> Concat:
+    """Return a whole assistant message."""
+    return role("assistant", expr)
+
+
+def system_begin() -> RoleBeginExpr:
+    """Begin a system message."""
+    return RoleBeginExpr("system")
+
+
+def system_end() -> RoleEndExpr:
+    """End a system message."""
+    return RoleEndExpr("system")
+
+
+def user_begin() -> RoleBeginExpr:
+    """Begin a user message."""
+    return RoleBeginExpr("user")
+
+
+def user_end() -> RoleEndExpr:
+    """End a user message."""
+    return RoleEndExpr("user")
+
+
+def assistant_begin() -> RoleBeginExpr:
+    """Begin an assistant message."""
+    return RoleBeginExpr("assistant")
+
+
+def assistant_end() -> RoleEndExpr:
+    """End an assistant message."""
+    return RoleEndExpr("assistant")
+
+
+def predicate(instructions: str) -> Predicate:
+    """Return a yes-or-no question. Its answer has a `probability`."""
+    return Predicate(instructions=instructions)
+
+
+def pick(instructions: str, choices: Sequence[str | bool] | Mapping[str, str]) -> Pick:
+    """Return a question for one of the choices; a mapping describes its keys.
+
+    Its answer has `choice`, `confidence` and `probabilities`.
+    """
+    return Pick(
+        instructions=instructions, choices=tuple(Option(value, text) for value, text in _described("choices", choices))
+    )
+
+
+def rate(instructions: str, levels: Sequence[str] | Mapping[str, str]) -> Rate:
+    """Return a question for a level of a scale that counts from 0; a mapping describes its keys.
+
+    Its answer has `score` (the expected level), `confidence` and `probabilities`.
+    """
+    return Rate(
+        instructions=instructions, levels=tuple(Level(label, text) for label, text in _described("levels", levels))
+    )
+
+
+def questions_of(given: Mapping[str, Any]) -> tuple[Question, ...]:
+    """Return the named questions of `s.decide`; a string is a predicate. Raises RequestError naming an invalid one."""
+    asked = []
+    for name, question in given.items():
+        question = predicate(question) if isinstance(question, str) else question
+        if not isinstance(question, Predicate | Pick | Rate):
+            raise RequestError(f"{name} must be a string, predicate, pick or rate, got {question!r}", param=name)
+        try:
+            check([question])
+        except RequestError as error:
+            raise RequestError(f"{name}: {error}", param=name) from None
+        asked.append(type(question)(**{**_fields(question), "name": name}))
+    check(asked)
+    return tuple(asked)
+
+
+def image(path: object) -> NoReturn:
+    """Raise RequestError: SGLang's programs may hold images, and no model here reads them."""
+    _refuse("image", path)
+
+
+def video(path: object, num_frames: object = None) -> NoReturn:
+    """Raise RequestError: SGLang's programs may hold videos, and no model here reads them."""
+    _refuse("video", path)
+
+
+def _fields(question: Question) -> dict[str, Any]:
+    return {field: getattr(question, field) for field in question.__struct_fields__}
+
+
+def _described(param: str, given: Sequence[Any] | Mapping[str, str]) -> list[tuple[Any, str | None]]:
+    if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
+        raise RequestError(f"{param} must be a sequence or a mapping, got {given!r}", param=param)
+    return list(given.items()) if isinstance(given, Mapping) else [(value, None) for value in given]
+
+
+def _refuse(kind: str, path: object) -> NoReturn:
+    raise RequestError(f"models read text only: {kind}({path!r})", param=kind, code="unsupported")
 
 
 def _checked_name(name: str | None) -> str | None:
@@ -283,4 +304,4 @@ def _check_additional_properties(value: Any, *schemas: Any) -> None:
 def _exclusive(**constraints: Any) -> None:
     given = [name for name, value in constraints.items() if value is not None]
     if len(given) > 1:
-        raise RequestError(f"only one of {' and '.join(given)} can say what the text must be", param=given[1])
+        raise RequestError(f"{' and '.join(given)} exclude one another", param=given[1])

@@ -1,8 +1,7 @@
-"""A state as its readers see it: variables that may still come, text that may still grow. Appends nothing."""
+"""Reading a state: its variables, and its text as it grows, also while the program still runs in the background."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextvars import ContextVar
@@ -17,22 +16,25 @@ from .variables import Variable
 if TYPE_CHECKING:
     from asyncio import Task
 
-# Whose operations, from which, to before which; the end may still be unknown: None as long as it is.
+# The log, the index of the first operation, and a function that gives the end index; None while the end is unknown.
 Span = tuple[OperationLog, int, Callable[[], int | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitForChange:
-    """Nothing new in `log` since its `version`."""
+    """Request to wait: nothing is new in `log` since its `version`."""
 
     log: OperationLog
     version: int
 
 
 def text_pieces(spans: Iterable[Span]) -> Iterator[str | WaitForChange]:
-    """The text of the spans in order. Raises the state's error once what came before it has been given."""
+    """Yield the text of the spans in order, and a WaitForChange where more is to come.
+
+    Raises the state's error after the text that came before it.
+    """
     for log, index, end_of in spans:
-        given = 0  # characters of operation `index` given already
+        num_yielded = 0  # characters of operation `index`
         while True:
             with log.changed:
                 end = end_of()
@@ -41,21 +43,22 @@ def text_pieces(spans: Iterable[Span]) -> Iterator[str | WaitForChange]:
                 answered = index < len(log.done)
                 text = log.done[index].text if answered else log.partial if index == len(log.done) else ""
                 error, version = log.error, log.version
-                # An error concerns what was recorded; of an open end, only the end tells whether more was to come.
+                # An error fails recorded operations. Beyond them, only the end tells whether more was to come.
                 expected = index < len(log.operations)
-            new = text[given:]
-            given += len(new)
+            new = text[num_yielded:]
+            num_yielded += len(new)
             if new:
                 yield new
             if answered:
-                index, given = index + 1, 0
+                index, num_yielded = index + 1, 0
             elif not new:
                 if error is not None and expected:
                     raise error.to_exception()
                 yield WaitForChange(log, version)
 
 
-def drive(steps: Iterator[str | WaitForChange]) -> Iterator[str]:
+def blocking_pieces(steps: Iterator[str | WaitForChange]) -> Iterator[str]:
+    """Yield the text, blocking the thread at every WaitForChange."""
     for step in steps:
         if isinstance(step, WaitForChange):
             step.log.wait_for_change(step.version)
@@ -63,80 +66,45 @@ def drive(steps: Iterator[str | WaitForChange]) -> Iterator[str]:
             yield step
 
 
-async def drive_async(steps: Iterator[str | WaitForChange]) -> AsyncIterator[str]:
+async def async_pieces(steps: Iterator[str | WaitForChange]) -> AsyncIterator[str]:
+    """Yield the text, awaiting at every WaitForChange."""
     for step in steps:
         if isinstance(step, WaitForChange):
-            await until_changed(step.log, step.version)
+            await step.log.wait_for_change_async(step.version)
         else:
             yield step
 
 
-async def until_answered(log: OperationLog, end: int) -> None:
-    """Wait until the first `end` operations are answered or will not all be."""
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    arrived: asyncio.Future[None] = loop.create_future()
-
-    def arrive() -> None:
-        if not arrived.done():
-            arrived.set_result(None)
-
-    def tell() -> None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(arrive)
-
-    with log.changed:
-        if len(log.done) >= end or log.error is not None:
-            return
-        log.about_to_wait(False)
-        log.when(end, tell)
-    await arrived
-
-
-async def until_changed(log: OperationLog, version: int) -> None:
-    """Wait until something is newer than `version`."""
-    import asyncio  # who is here has it loaded; the language alone does without
-
-    loop = asyncio.get_running_loop()
-    news = asyncio.Event()
-
-    def on_change() -> None:
-        with contextlib.suppress(RuntimeError):  # a loop that has closed since waits for nothing
-            loop.call_soon_threadsafe(news.set)
-
-    log.about_to_wait(False)
-    log.watch(on_change)
-    try:
-        if log.version == version:
-            await news.wait()
-    finally:
-        log.unwatch(on_change)
-
-
-_inside: ContextVar[BackgroundRun | None] = ContextVar("ramiform_body", default=None)  # whose body this code is part of
+# The background run whose body the current code is part of.
+_current_run: ContextVar[BackgroundRun | None] = ContextVar("ramiform_body", default=None)
 
 
 class BackgroundRun:
-    """A body that has been started, and `abandon` for what it raises. `log` changes when it is over, so that readers
-    wake. Start it by `in_thread` or `in_loop`."""
+    """The body of a program that runs in a thread or an event loop, for `run(stream=True)`.
+
+    `abandon` is called with the error that ends the body. Readers of `log` wake when the body has ended.
+    """
 
     def __init__(self, abandon: Callable[[BaseException], None], log: OperationLog) -> None:
         self.ended = False
         self.failure: BaseException | None = None
-        self._abandon: Callable[[BaseException], None] | None = abandon  # holds the state
+        self._abandon: Callable[[BaseException], None] | None = abandon  # refers to the state
         self._log = log
-        self._task: Task[None] | None = None  # held: a loop does not
+        self._task: Task[None] | None = None  # held here, since the event loop does not
 
     @property
     def is_followed(self) -> bool:
-        """Whether more may come, seen from here. To the body itself, and what it has started, all that will come is
-        there."""
-        return not self.ended and _inside.get() is not self
+        """Return whether the calling code should wait for more operations.
+
+        The body itself, and code that it has started, must not wait for its own next operation.
+        """
+        return not self.ended and _current_run.get() is not self
 
     def in_thread(self, body: Callable[[], None]) -> None:
+        """Start the body in a thread of its own."""
+
         def run() -> None:
-            _inside.set(self)
+            _current_run.set(self)
             try:
                 body()
             except BaseException as error:
@@ -147,10 +115,11 @@ class BackgroundRun:
         threading.Thread(target=run, name="ramiform-program", daemon=True).start()
 
     def in_loop(self, body: Coroutine[Any, Any, None]) -> None:
+        """Start the body as a task of the running event loop."""
         import asyncio
 
         async def run() -> None:
-            _inside.set(self)
+            _current_run.set(self)
             try:
                 await body
             except BaseException as error:
@@ -163,7 +132,7 @@ class BackgroundRun:
         self._task = asyncio.get_running_loop().create_task(run())
 
     def _end(self, failure: BaseException | None) -> None:
-        self.failure = failure  # before anything else fails because of it
+        self.failure = failure  # set before `abandon` fails the state because of it
         if failure is not None and self._abandon is not None:
             self._abandon(failure)
         self._abandon = None
@@ -173,7 +142,7 @@ class BackgroundRun:
 
 
 class UndefinedVariable(KeyError):
-    """Nothing of that name has been generated, gathered or set."""
+    """No variable of that name has been generated, gathered or set."""
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
         super().__init__(f"no variable {name!r}; there are: {', '.join(map(repr, known)) or 'none'}")
@@ -181,67 +150,68 @@ class UndefinedVariable(KeyError):
 
 
 class StateReader:
-    """Waits for what may still come: what is not answered yet and, for a program in the background, not yet said."""
+    """The variables and text of a state; reading waits for answers and for a program in the background."""
 
-    def __init__(self, recorder: StateHandle, variables: dict[str, Variable]) -> None:
+    def __init__(self, handle: StateHandle, variables: dict[str, Variable]) -> None:
         self.variables = variables
         self.background: BackgroundRun | None = None
-        self._recorder = recorder
-        self._log: OperationLog = recorder.log
+        self._handle = handle
+        self._log: OperationLog = handle.log
 
-    def define(self, name: str, value: Variable) -> None:
-        """The latest definition of a name is the one that is read."""
+    def define(self, name: str, variable: Variable) -> None:
+        """Set a variable; the latest definition of a name is the one that is read."""
         with self._log.changed:
-            self.variables[name] = value
+            self.variables[name] = variable
             self._log.touch()
 
     def snapshot(self) -> dict[str, Variable]:
+        """Return a copy of the variables by name."""
         with self._log.changed:
             return dict(self.variables)
 
-    def value(self, name: str) -> Variable:
-        """Wait until the variable is defined. Raises KeyError, or what ended the program, when it will not be."""
+    def variable(self, name: str) -> Variable:
+        """Wait until the variable is defined. Raises KeyError, or the program's error, if it will not be."""
         while isinstance(found := self._find(name), WaitForChange):
             found.log.wait_for_change(found.version)
         return found
 
     def get(self, name: str) -> Any:
-        """The variable's value, when it is there."""
-        value = self.value(name)
+        """Wait for the variable's value and return it."""
+        variable = self.variable(name)
         try:
-            return value.get()
+            return variable.get()
         except RamiformError:
-            self._raise_failure()  # of which the error may be a consequence
+            self._raise_failure()  # the error may be a consequence of it
             raise
 
     async def get_async(self, name: str) -> Any:
-        """`get` for event loops."""
+        """Wait for the variable's value in an event loop and return it."""
         while isinstance(found := self._find(name), WaitForChange):
-            await until_changed(found.log, found.version)
+            await found.log.wait_for_change_async(found.version)
         for log, end in found.needs():
-            await until_answered(log, end)
+            await log.wait_answered_async(end)
         return self.get(name)
 
     async def wait_for_all(self) -> None:
-        """Until all that was recorded is answered, or will not be, and every variable can be read without waiting."""
-        for log, end in self._recorder.segments():
-            await until_answered(log, end)
-        for value in self.snapshot().values():
-            for log, end in value.needs():
-                await until_answered(log, end)
+        """Wait until all operations are answered or have failed, and every variable can be read without waiting."""
+        for log, end in self._handle.segments():
+            await log.wait_answered_async(end)
+        for variable in self.snapshot().values():
+            for log, end in variable.needs():
+                await log.wait_answered_async(end)
 
     async def wait_for_end_async(self) -> None:
-        """`wait_for_end` for event loops."""
+        """Wait, in an event loop, for the end of a program in the background. Raises the error that ended it."""
         while True:
             with self._log.changed:
                 version = self._log.version
                 if not self._is_followed():
                     break
-            await until_changed(self._log, version)
+            await self._log.wait_for_change_async(version)
         self._raise_failure()
 
     def wait_for_end(self) -> None:
-        """Wait for the end of a program in the background. Raises what ended it."""
+        """Wait for the end of a program in the background. Raises the error that ended it."""
         with self._log.changed:
             while self._is_followed():
                 self._log.about_to_wait(True)
@@ -249,7 +219,10 @@ class StateReader:
         self._raise_failure()
 
     def follow(self, var: str | None) -> Iterator[str | WaitForChange]:
-        """The text of a variable, or all of it: to the end of a program in the background, else as recorded now."""
+        """Yield the text of a variable, or of the whole state, as it comes.
+
+        The state's text ends with the program in the background, else with the operations recorded now.
+        """
         try:
             yield from self._follow(var)
         except RamiformError:
@@ -259,18 +232,18 @@ class StateReader:
             self._raise_failure()
 
     def meta_after(self, name: str, num_chars: float) -> Any:
-        """None while the variable is being generated, or has more text than so many characters."""
-        value = self.value(name)
-        spans = value.spans()
+        """Return the variable's meta info, None while it is generated or has more text than `num_chars` characters."""
+        variable = self.variable(name)
+        spans = variable.spans()
         if any(end > len(log.done) for log, _, end in spans):
             return None
         if sum(len(log.done[index].text) for log, first, end in spans for index in range(first, end)) > num_chars:
             return None
-        return value.meta() or {}
+        return variable.meta() or {}
 
     def _follow(self, var: str | None) -> Iterator[str | WaitForChange]:
         if var is None:
-            yield from text_pieces(self._whole())
+            yield from text_pieces(self._all_spans())
             return
         while isinstance(found := self._find(var), WaitForChange):
             yield found
@@ -285,8 +258,8 @@ class StateReader:
 
     def _find(self, name: str) -> Variable | WaitForChange:
         with self._log.changed:
-            if (value := self.variables.get(name)) is not None:
-                return value
+            if (variable := self.variables.get(name)) is not None:
+                return variable
             if self._is_followed():
                 return WaitForChange(self._log, self._log.version)
             self._raise_failure()
@@ -294,8 +267,8 @@ class StateReader:
                 raise self._log.error.to_exception()
             raise UndefinedVariable(name, tuple(self.variables))
 
-    def _whole(self) -> list[Span]:
-        *older, (own, recorded) = self._recorder.segments()
+    def _all_spans(self) -> list[Span]:
+        *older, (own, recorded) = self._handle.segments()
         followed = self._is_followed()
 
         def end_of_followed() -> int | None:

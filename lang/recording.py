@@ -1,6 +1,6 @@
-"""A run watched from the client's side: its states' logs, and when each operation was said and answered.
+"""Recordings of runs: the operation logs of a run's states, and when each operation was sent and answered.
 
-Knows logs and a clock; what they mean is `trace`'s to know.
+A `Trace` is made from a recording.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ _all: list[Recording] | None = None
 
 @dataclass
 class OperationTimes:
-    """Seconds since the run began, of a state's operations in order."""
+    """Times of one state's operations, in seconds since the run began."""
 
-    said: list[float] = field(default_factory=list)
-    answered: list[float] = field(default_factory=list)
-    first_text: dict[int, float] = field(default_factory=dict)  # of a streamed operation
+    recorded: list[float] = field(default_factory=list)  # by operation
+    answered: list[float] = field(default_factory=list)  # by operation
+    first_text: dict[int, float] = field(default_factory=dict)  # of streamed operations, by index
 
 
 class Recording:
-    """Holds the logs of a run, and thereby all its texts, as long as it is held itself."""
+    """The logs and times of a run. It keeps the logs, and thereby all texts of the run, alive."""
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.began_at = time.time()  # seconds since the epoch
-        self.logs: list[tuple[int, OperationLog]] = []  # by their states' numbers, in order
+        self.logs: list[tuple[int, OperationLog]] = []  # with their states' numbers, in the order of the states
         self.times: list[OperationTimes] = []
         self._began = time.perf_counter()
         if _all is not None:
             _all.append(self)
 
     def add(self, number: int, log: OperationLog) -> None:
+        """Record a state's operations from now on."""
         times = OperationTimes()
 
         def note() -> None:
             now = time.perf_counter() - self._began
-            times.said += [now] * (len(log.operations) - len(times.said))
+            times.recorded += [now] * (len(log.operations) - len(times.recorded))
             times.answered += [now] * (len(log.done) - len(times.answered))
             if log.partial:
                 times.first_text.setdefault(len(log.done), now)
@@ -51,18 +52,19 @@ class Recording:
         self.logs.append((number, log))
 
     def discard(self) -> None:
-        """It was of a run that did not take place."""
+        """Remove the recording of a run that did not take place from those of `record_all`."""
         if _all is not None and self in _all:
             _all.remove(self)
 
 
 def is_recording_all() -> bool:
+    """Return whether the code runs inside `record_all`."""
     return _all is not None
 
 
 @contextlib.contextmanager
 def record_all() -> Iterator[list[Recording]]:
-    """Every program that is run inside the block is recorded, in the order in which they begin."""
+    """Record every program that runs inside the block; yield the recordings in the order in which they begin."""
     global _all
     before, _all = _all, []
     try:

@@ -1,4 +1,7 @@
-"""Typed results: what a type asks of the generated text, and how the text becomes a value of it. Knows no sampling."""
+"""Typed results: the constraint that a type puts on the generated text, and the parser that makes a value of the text.
+
+Also the JSON Schemas of Python types, and the marks by which thoughts are separated from the rest of a text.
+"""
 
 from __future__ import annotations
 
@@ -13,121 +16,15 @@ import msgspec
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import Constraint
 
-
-@dataclass(frozen=True)
-class ReasoningFormat:
-    """`begins_inside`: the chat template has opened the thought already, so that the text begins with it."""
-
-    start: str
-    end: str
-    begins_inside: bool = False
-
-    def split(self, text: str) -> tuple[str, str]:
-        """The thought and the rest, without the marks and the white space around them."""
-        before, mark, after = text.partition(self.start)
-        if not mark:
-            if not self.begins_inside and self.end not in text:
-                return "", text
-            before, after = "", text
-        thought, _, said = after.partition(self.end)
-        return thought.strip(), (before + said).strip()
-
-
-REASONING_FORMATS = {
-    "deepseek-r1": ReasoningFormat("<think>", "</think>", begins_inside=True),
-    "deepseek-v3": ReasoningFormat("<think>", "</think>"),
-    "qwen3": ReasoningFormat("<think>", "</think>"),
-    "qwen3-thinking": ReasoningFormat("<think>", "</think>", begins_inside=True),
-    "glm45": ReasoningFormat("<think>", "</think>"),
-    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
-    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
-}
-
-
-def reasoning_format(model_type: str) -> ReasoningFormat:
-    """Raises RequestError for a model type that is not known."""
-    try:
-        return REASONING_FORMATS[model_type.lower()]
-    except (KeyError, AttributeError):
-        raise RequestError(
-            f"model_type must be one of {', '.join(REASONING_FORMATS)}, got {model_type!r}", param="model_type"
-        ) from None
-
-
-_OF_OPENAPI = ("discriminator",)  # says nothing that the alternatives do not say
-_BESIDE = ("anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas", "dependencies")
-
-
-def closed(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` where an object lists its properties and says nothing of others, as
-    our own runtime reads it. Unchanged where schemas stand beside one another: one would refuse the other's members.
-    """
-    return schema if _has_schemas_beside(schema) else _closed(schema)
-
-
-def _has_schemas_beside(schema: Any) -> bool:
-    if isinstance(schema, list):
-        return any(map(_has_schemas_beside, schema))
-    if not isinstance(schema, Mapping):
-        return False
-    beside = isinstance(schema.get("properties"), Mapping) and any(name in schema for name in _BESIDE)
-    several = isinstance(schema.get("allOf"), list) and ("properties" in schema or len(schema["allOf"]) > 1)
-    return beside or several or any(map(_has_schemas_beside, schema.values()))
-
-
-def _closed(schema: Any) -> Any:
-    if isinstance(schema, Mapping):
-        walked = {key: _closed_at(key, value) for key, value in schema.items() if key not in _OF_OPENAPI}
-        if isinstance(walked.get("properties"), dict) and walked.get("type") == "object":
-            walked.setdefault("additionalProperties", False)
-        return walked
-    return [_closed(part) for part in schema] if isinstance(schema, list) else schema
-
-
-def schema_and_parser(kind: Any) -> tuple[str, Callable[[str], Any]]:
-    """The schema of a type as JSON text, and what makes a validated value of a JSON text.
-
-    The parser raises ValueError. Raises RequestError for a type that has no schema.
-    """
-    if hasattr(kind, "model_json_schema"):
-        return json.dumps(kind.model_json_schema()), kind.model_validate_json
-    try:
-        return json.dumps(msgspec.json.schema(kind)), msgspec.json.Decoder(kind).decode
-    except (TypeError, ValueError, RuntimeError) as error:
-        refusal = error
-    if (adapter := _pydantic_adapter(kind)) is not None:
-        return json.dumps(adapter.json_schema()), adapter.validate_json
-    raise RequestError(
-        f"schema must be a Pydantic model, dataclass, TypedDict, Literal, Enum or another type with a JSON Schema; "
-        f"{kind!r} is none: {refusal}",
-        param="schema",
-    )
-
-
-def _closed_at(key: str, value: Any) -> Any:
-    if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
-        return {name: _closed(part) for name, part in value.items()}  # names, not keywords
-    return value if key in ("const", "enum", "default", "examples") else _closed(value)
-
-
-def _pydantic_adapter(kind: Any) -> Any:
-    """Pydantic's, for a type that Pydantic's types are part of (`list[Model]`); None when they are not."""
-    import sys
-
-    pydantic = sys.modules.get("pydantic")  # without it nobody has made such a type
-    if pydantic is None or not (isinstance(kind, type) or get_origin(kind)):
-        return None
-    try:
-        return pydantic.TypeAdapter(kind)
-    except pydantic.errors.PydanticUserError:  # it has no schema for it either
-        return None
+_OPENAPI_KEYWORDS = ("discriminator",)  # redundant beside the alternatives
+_APPLICATORS = ("anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas", "dependencies")
 
 
 @dataclass(frozen=True, slots=True)
 class ResultType:
-    """`parse` turns the text into the value; it raises ValueError when the text is not one.
+    """A type of results. `parse` makes the value of a text; it raises ValueError if the text is not of the type.
 
-    `stop` ends the text and is no part of it: a number has no end of its own.
+    `stop` strings end the text and are not part of it, since a number has no end of its own.
     """
 
     name: str
@@ -148,8 +45,8 @@ def _regex(pattern: str) -> Constraint:
     return Constraint("regex", pattern)
 
 
-# A leading space, because most tokenizers' numbers and words come with one. Digits are bounded, so that a model that
-# likes to go on does not.
+# The leading space is there because most tokenizers' numbers and words begin with one. Digits are bounded, because
+# some models never end a number.
 _DIGITS = "[0-9]{1,18}"
 _INT = ResultType("int", int, _regex(rf" ?[-+]?{_DIGITS}\n?"), stop=("\n",))
 _FLOAT = ResultType("float", float, _regex(rf" ?[-+]?{_DIGITS}(\.{_DIGITS})?\n?"), stop=("\n",))
@@ -169,7 +66,7 @@ TEXT = ResultType("text", str)
 
 
 def of_dtype(dtype: type | str) -> ResultType:
-    """Raises RequestError for anything but int, float, bool, str and their names."""
+    """Return the result type of int, float, bool, str or their names. Raises RequestError for anything else."""
     try:
         return _DTYPES[dtype]
     except (KeyError, TypeError):
@@ -177,11 +74,13 @@ def of_dtype(dtype: type | str) -> ResultType:
 
 
 def of_schema(schema: Any) -> ResultType:
-    """A Pydantic model, dataclass, TypedDict, NamedTuple, Literal, Enum, list[...]: any type with a JSON Schema.
-    Raises RequestError for what has none."""
+    """Return the result type of a Pydantic model, dataclass, TypedDict, NamedTuple, Literal, Enum, list[...], ...
+
+    Raises RequestError for a type without a JSON Schema.
+    """
     try:
         return _of_schema(schema)
-    except TypeError:  # it has no hash
+    except TypeError:  # unhashable
         return _of_schema.__wrapped__(schema)
 
 
@@ -193,25 +92,134 @@ def _of_schema(schema: Any) -> ResultType:
     )
 
 
-def separated(result: ResultType, reasoning: ReasoningFormat) -> tuple[ResultType, ResultType]:
-    """How the thought and the rest of a text are read, the rest as `result`. A constraint is on the whole text, so
-    there can be none."""
-    thought = ResultType("text", lambda text: reasoning.split(text)[0])
-    return thought, replace(result, parse=lambda text: result.parse(reasoning.split(text)[1]))
-
-
 def json_schema_text(schema: str | Mapping[str, Any]) -> str:
-    """The schema as JSON text, its key order kept."""
+    """Return the schema as JSON text in its key order. Raises RequestError if it is neither JSON text nor a dict."""
     if isinstance(schema, str):
         return schema
     if isinstance(schema, type):
         raise RequestError(
-            f"json_schema must be JSON text or a dict; of the type {schema.__name__} say schema={schema.__name__}",
+            f"json_schema must be JSON text or a dict; for the type {schema.__name__} write schema={schema.__name__}",
             param="json_schema",
         )
     try:
         return json.dumps(schema)
     except (TypeError, ValueError) as error:
         raise RequestError(
-            f"json_schema must be JSON text or a dict; {schema!r} is no JSON: {error}", param="json_schema"
+            f"json_schema must be JSON text or a dict; {schema!r} is not JSON: {error}", param="json_schema"
         ) from None
+
+
+def closed(schema: Any) -> Any:
+    """Return the schema with `additionalProperties: false` for objects that list properties and do not mention others.
+
+    Ramiform's runtime reads schemas so. A schema that combines several for one object is returned unchanged, because
+    each would refuse the other's properties.
+    """
+    return schema if _combines_schemas(schema) else _closed(schema)
+
+
+def _combines_schemas(schema: Any) -> bool:
+    if isinstance(schema, list):
+        return any(map(_combines_schemas, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    combined = isinstance(schema.get("properties"), Mapping) and any(name in schema for name in _APPLICATORS)
+    several = isinstance(schema.get("allOf"), list) and ("properties" in schema or len(schema["allOf"]) > 1)
+    return combined or several or any(map(_combines_schemas, schema.values()))
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, Mapping):
+        walked = {key: _closed_at(key, value) for key, value in schema.items() if key not in _OPENAPI_KEYWORDS}
+        if isinstance(walked.get("properties"), dict) and walked.get("type") == "object":
+            walked.setdefault("additionalProperties", False)
+        return walked
+    return [_closed(part) for part in schema] if isinstance(schema, list) else schema
+
+
+def schema_and_parser(kind: Any) -> tuple[str, Callable[[str], Any]]:
+    """Return the JSON Schema of a type as text, and a parser of JSON text that validates.
+
+    The parser raises ValueError. Raises RequestError for a type without a schema.
+    """
+    if hasattr(kind, "model_json_schema"):
+        return json.dumps(kind.model_json_schema()), kind.model_validate_json
+    try:
+        return json.dumps(msgspec.json.schema(kind)), msgspec.json.Decoder(kind).decode
+    except (TypeError, ValueError, RuntimeError) as error:
+        refusal = error
+    if (adapter := _pydantic_adapter(kind)) is not None:
+        return json.dumps(adapter.json_schema()), adapter.validate_json
+    raise RequestError(
+        f"schema must be a Pydantic model, dataclass, TypedDict, Literal, Enum or another type with a JSON Schema; "
+        f"got {kind!r}: {refusal}",
+        param="schema",
+    )
+
+
+def _closed_at(key: str, value: Any) -> Any:
+    if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
+        return {name: _closed(part) for name, part in value.items()}  # names, not keywords
+    return value if key in ("const", "enum", "default", "examples") else _closed(value)
+
+
+def _pydantic_adapter(kind: Any) -> Any:
+    """Return Pydantic's adapter of a type that contains Pydantic models, such as `list[Model]`, else None."""
+    import sys
+
+    pydantic = sys.modules.get("pydantic")  # not loaded: no such type exists
+    if pydantic is None or not (isinstance(kind, type) or get_origin(kind)):
+        return None
+    try:
+        return pydantic.TypeAdapter(kind)
+    except pydantic.errors.PydanticUserError:  # Pydantic has no schema for it either
+        return None
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """The marks around a model's thoughts. `begins_inside`: the chat template has written the start mark already."""
+
+    start: str
+    end: str
+    begins_inside: bool = False
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Return the thought and the rest, without the marks and the white space around them."""
+        before, mark, after = text.partition(self.start)
+        if not mark:
+            if not self.begins_inside and self.end not in text:
+                return "", text
+            before, after = "", text
+        thought, _, rest = after.partition(self.end)
+        return thought.strip(), (before + rest).strip()
+
+
+REASONING_FORMATS = {
+    "deepseek-r1": ReasoningFormat("<think>", "</think>", begins_inside=True),
+    "deepseek-v3": ReasoningFormat("<think>", "</think>"),
+    "qwen3": ReasoningFormat("<think>", "</think>"),
+    "qwen3-thinking": ReasoningFormat("<think>", "</think>", begins_inside=True),
+    "glm45": ReasoningFormat("<think>", "</think>"),
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+}
+
+
+def reasoning_format(model_type: str) -> ReasoningFormat:
+    """Return the format of a model type. Raises RequestError for an unknown one."""
+    try:
+        return REASONING_FORMATS[model_type.lower()]
+    except (KeyError, AttributeError):
+        raise RequestError(
+            f"model_type must be one of {', '.join(REASONING_FORMATS)}, got {model_type!r}", param="model_type"
+        ) from None
+
+
+def separated(result: ResultType, reasoning: ReasoningFormat) -> tuple[ResultType, ResultType]:
+    """Return the result types of the thought and of the rest, which is read as `result`.
+
+    The result has no constraint, since that would hold for the whole text.
+    """
+    thought = ResultType("text", lambda text: reasoning.split(text)[0])
+    return thought, replace(result, parse=lambda text: result.parse(reasoning.split(text)[1]))

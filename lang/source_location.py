@@ -1,4 +1,4 @@
-"""Where in the user's program we are. Knows frames, and errors only to say where they belong."""
+"""Source locations in the user's program: the `file:line` that errors, plans and traces name."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import msgspec
 
 from ..runtime.protocol.errors import ErrorInfo
 
-_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, contextlib.__file__)
+_LANGUAGE_FILES = (os.path.dirname(os.path.abspath(__file__)) + os.sep, contextlib.__file__)
 
 
 def program_location() -> str:
-    """`file:line` of the innermost frame outside the language: the line of the program that is to blame."""
+    """Return `file:line` of the innermost frame outside the language: the line of the program that runs."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LANGUAGE_FILES):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def with_location(error: ErrorInfo, place: str, what: str = "") -> ErrorInfo:
-    """The error, with the program's line and what was asked there before its message."""
-    return msgspec.structs.replace(error, message=": ".join(filter(None, (place, what, error.message))))
+def with_location(error: ErrorInfo, location: str, what: str = "") -> ErrorInfo:
+    """Return the error with the program's line, and what was asked there, before its message."""
+    return msgspec.structs.replace(error, message=": ".join(filter(None, (location, what, error.message))))
 
 
 def traceback_location(trace: TracebackType | None, *, outermost: bool = False) -> str:
-    """`file:line` of the innermost, or outermost, frame outside the language in a traceback."""
+    """Return `file:line` of the innermost, or outermost, frame of a traceback outside the language; "" without one."""
     found = ""
     while trace is not None and not (found and outermost):
-        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        if not trace.tb_frame.f_code.co_filename.startswith(_LANGUAGE_FILES):
             found = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found

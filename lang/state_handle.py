@@ -1,4 +1,4 @@
-"""One state as the client sees it: numbered, recorded, forked, closed. Knows operations; knows no variables."""
+"""Client-side handles of the runtime's states: append operations, fork, close, and wait for answers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .source_location import program_location, with_location
 
 
 class StateHandle:
-    """Says what is appended and never waits for it. The runtime forgets the state when nobody holds this.
+    """A state of the runtime. Appending never waits; the runtime forgets the state once the handle is collected.
 
-    A fork holds its parent, which thereby lives until the fork has been played and as long as its text is of use.
+    A fork holds its parent: the fork must be played before the parent goes, and its text begins with the parent's.
     """
 
     def __init__(self, execution: Execution, parent: StateHandle | None = None) -> None:
@@ -23,24 +23,24 @@ class StateHandle:
         self.log = OperationLog(execution.about_to_wait)
         self.number = execution.attach(self.log)
         self._parent = parent
-        self._forked_at = 0  # how many of the parent's operations this state begins with
+        self._forked_at = 0  # number of the parent's operations that this state begins with
         self._forget = weakref.finalize(self, execution.detach, self.number)
-        self._forget.atexit = False  # the connection says goodbye for all its states at once
+        self._forget.atexit = False  # at exit the connection closes all its states at once
 
     @classmethod
     def open(cls, execution: Execution) -> StateHandle:
-        """A new, empty state: the first of a program."""
-        recorder = cls(execution)
-        execution.open(recorder.number, recorder.log)
-        return recorder
+        """Open a new, empty state: the first of a program."""
+        handle = cls(execution)
+        execution.open(handle.number, handle.log)
+        return handle
 
     def append(self, operations: Sequence[Operation], names: Mapping[int, str] | None = None) -> int:
-        """Record and send; the number of the first. Raises the state's error if it has failed already."""
+        """Record and send operations; return the index of the first. Raises the state's error if it has failed."""
         with self.log.changed:
             return self._append(list(operations), names)
 
     def fork(self, size: int) -> list[StateHandle]:
-        """`size` states that begin as this one is now."""
+        """Return `size` states that begin with this one's operations so far."""
         with self.log.changed:
             self._raise_if_failed(program_location())
             children = [StateHandle(self.execution, parent=self) for _ in range(size)]
@@ -51,35 +51,35 @@ class StateHandle:
         return children
 
     def concatenate(self, children: Sequence[StateHandle]) -> None:
-        """Append what each child appended since its fork. The caller keeps the children until that is done."""
+        """Append what each child appended since its fork. The caller must hold the children until it is done."""
         self.append([Concatenate(tuple(child.number for child in children))])
 
-    def close(self, why: str) -> None:
-        """Abort what runs. What is not answered yet fails for that reason; of a program's first state, in all of it."""
-        error = ErrorInfo.of(RuntimeFailed(why))
+    def close(self, reason: str) -> None:
+        """Abort running work and fail operations without an answer; the first state's handle ends the whole program."""
+        error = ErrorInfo.of(RuntimeFailed(reason))
         if self._parent is None:
             self.execution.close(error)
         self._forget()
         self.log.fail(error)
 
     def segments(self) -> list[tuple[OperationLog, int]]:
-        """The logs this state's text is made of, oldest first, each with how many of its operations belong to it."""
+        """Return the logs that make up the state's text, oldest first, each with its number of operations in it."""
         segments = [(self.log, len(self.log.operations))]
-        recorder = self
-        while recorder._parent is not None:  # as often as a program forks what was forked
-            segments.append((recorder._parent.log, recorder._forked_at))
-            recorder = recorder._parent
+        handle = self
+        while handle._parent is not None:  # a loop, since forks of forks may be deep
+            segments.append((handle._parent.log, handle._forked_at))
+            handle = handle._parent
         return segments[::-1]
 
     def history(self) -> Iterator[tuple[Operation, Done]]:
-        """Every operation so far with its answer, waiting for each. Raises the state's error when one has none."""
+        """Yield every operation so far with its answer, waiting for each. Raises the state's error if one fails."""
         for log, end in self.segments():
             for index in range(end):
                 done = log.wait_for(index)
                 yield log.operations[index], done
 
     def text_so_far(self) -> str:
-        """What is answered, and what is streamed of the answer after it; waits for nothing and never raises."""
+        """Return the answered text and the streamed part of the next answer. Never waits and never raises."""
         pieces = []
         for log, end in self.segments():
             with log.changed:
@@ -89,26 +89,26 @@ class StateHandle:
         return "".join(pieces)
 
     def settle(self) -> RamiformError | None:
-        """Wait until everything recorded is answered, in this state and where it came from; the error, if any."""
+        """Wait until all operations of the state and its ancestors are answered; return the error, if any."""
         for log, end in self.segments():
             if (error := log.settle(end)) is not None:
                 return error
         return None
 
     def _append(self, operations: list[Operation], names: Mapping[int, str] | None = None) -> int:
-        place = program_location()
-        self._raise_if_failed(place)
+        location = program_location()
+        self._raise_if_failed(location)
         first = len(self.log.operations)
         try:
             self.execution.append(Append(self.number, first, operations), self.log)
         except RamiformError as error:
-            raise with_location(ErrorInfo.of(error), place).to_exception() from None
-        self.log.record(operations, place, names or {})
+            raise with_location(ErrorInfo.of(error), location).to_exception() from None
+        self.log.record(operations, location, names or {})
         return first
 
-    def _raise_if_failed(self, place: str) -> None:
+    def _raise_if_failed(self, location: str) -> None:
         log = self.log
         if log.error is None:
             return
-        all_answered = len(log.done) == len(log.operations)  # then it is this line that finds the runtime gone
-        raise (with_location(log.error, place) if all_answered else log.error).to_exception()
+        all_answered = len(log.done) == len(log.operations)  # then this line is the first to meet the error
+        raise (with_location(log.error, location) if all_answered else log.error).to_exception()

@@ -1,7 +1,4 @@
-"""Python functions as tools: the JSON Schema of their calls from their signatures, the call, and its result as text.
-
-Knows functions, type hints and JSON; nothing of states.
-"""
+"""Python functions as tools: the JSON Schema of their calls, the call itself, and its result as text."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _ARGUMENT = re.compile(r"^\s*(?::param\s+)?(\w+)\s*(?:\([^)]*\))?\s*:\s+(.+)$")
 
 @dataclass
 class ToolOutcome:
-    """What became of one call; complete once the runtime has gone on with its text."""
+    """The call of a tool and its result; complete once the runtime has appended the result's text."""
 
     name: str | None = None
     arguments: dict[str, Any] | None = None
@@ -38,13 +35,14 @@ class ToolOutcome:
     error: str | None = None
 
     def meta(self) -> dict[str, Any]:
+        """Return the `tool_call` of the variable's meta info."""
         return {"name": self.name, "arguments": self.arguments, "result_text": self.text, "error": self.error}
 
 
 class ToolSet:
-    """Functions that a model may call, as `{"name": ..., "arguments": {...}}`.
+    """Functions that a model may call, by generating `{"name": ..., "arguments": {...}}`.
 
-    Raises RequestError for functions whose signature cannot be described: without type hints, or with *args.
+    Raises RequestError for functions without type hints, or with *args.
     """
 
     def __init__(self, functions: Sequence[Tool]) -> None:
@@ -59,17 +57,17 @@ class ToolSet:
         self.constraint = Constraint("json_schema", json.dumps(msgspec.json.schema(union)), "any", "closed")
 
     def parse(self, text: str) -> tuple[str, dict[str, Any]]:
-        """The function's name and its arguments. Raises ValueError for text that is no call, as when it was cut."""
+        """Return the function's name and its arguments. Raises ValueError if the text is not a complete call."""
         call = self._decoder.decode(text)
         arguments = call.arguments
         return call.__struct_config__.tag, {field: getattr(arguments, field) for field in arguments.__struct_fields__}
 
 
 def tool_set(functions: Sequence[Tool]) -> ToolSet:
-    """The same for the same functions. Raises as ToolSet does."""
+    """Return the ToolSet of the functions, cached. Raises as ToolSet does."""
     try:
         return _tool_set(tuple(functions))
-    except TypeError:  # no sequence, or of what has no hash
+    except TypeError:  # not a sequence, or with unhashable members
         return ToolSet(functions)
 
 
@@ -78,7 +76,7 @@ _tool_set = functools.lru_cache(256)(ToolSet)
 
 @dataclass(frozen=True)
 class ToolCallback:
-    """Makes the call that was generated; gives the text that goes on: `template` with the result in it."""
+    """Callback that makes the generated call; its text is `template` with the result filled in."""
 
     tools: ToolSet
     on_error: OnError
@@ -89,22 +87,22 @@ class ToolCallback:
         outcome = self.outcome
         try:
             outcome.name, outcome.arguments = self.tools.parse(done.text)
-        except ValueError as error:  # msgspec's are of this kind
+        except ValueError as error:  # msgspec's errors included
             raise RequestError(f"the text {done.text!r} is not a call: {error}", param="tools") from None
         try:
             result = self.tools.functions[outcome.name](**outcome.arguments)
         except Exception as error:
             return self._failed(error)
-        return self._when_there(result) if inspect.isawaitable(result) else self._made(result)
+        return self._await_result(result) if inspect.isawaitable(result) else self._succeeded(result)
 
-    async def _when_there(self, result: Any) -> str:
+    async def _await_result(self, result: Any) -> str:
         try:
             result = await result
         except Exception as error:
             return self._failed(error)
-        return self._made(result)
+        return self._succeeded(result)
 
-    def _made(self, result: Any) -> str:
+    def _succeeded(self, result: Any) -> str:
         self.outcome.result = result
         self.outcome.text = text_of(result)
         return self.template.replace("{result}", self.outcome.text)
@@ -119,11 +117,11 @@ class ToolCallback:
             raise RequestError(
                 f"the tool {call} raised {outcome.error}", param=outcome.name, code="tool_failed"
             ) from error
-        return self._made(f"Error: {outcome.error}")
+        return self._succeeded(f"Error: {outcome.error}")
 
 
 def text_of(result: Any) -> str:
-    """A string as it is, anything else as JSON where it can be, as Python prints it where not."""
+    """Return a string as it is, anything else as JSON if possible, else as `str` prints it."""
     if isinstance(result, str):
         return result
     try:
@@ -133,7 +131,7 @@ def text_of(result: Any) -> str:
 
 
 def tool_schemas(functions: Sequence[Tool]) -> list[dict[str, Any]]:
-    """What the functions are, in the form that chat templates and the OpenAI API take: for prompts."""
+    """Describe functions in the form that chat templates and the OpenAI API take, for prompts."""
     described = []
     for name, function in ToolSet(functions).functions.items():
         schema = closed(msgspec.json.schema(_arguments_type(name, function)))
@@ -165,19 +163,17 @@ def _arguments_type(name: str, function: Tool) -> type[msgspec.Struct]:
         signature = inspect.signature(function)
         hints = get_type_hints(function, include_extras=True)
     except (TypeError, ValueError, NameError) as error:
-        raise RequestError(f"the tool {name} has no signature to read: {error}", param="tools") from None
-    said = _described(inspect.getdoc(function) or "")
+        raise RequestError(f"the signature of the tool {name} cannot be read: {error}", param="tools") from None
+    descriptions = _argument_descriptions(inspect.getdoc(function) or "")
     fields: list[Any] = []
     for parameter in signature.parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise RequestError(f"the tool {name} takes {parameter}; each argument must have a name", param="tools")
         if parameter.name not in hints:
-            raise RequestError(
-                f"the tool {name} does not say the type of its argument {parameter.name!r}", param="tools"
-            )
+            raise RequestError(f"the argument {parameter.name!r} of the tool {name} has no type hint", param="tools")
         kind = hints[parameter.name]
-        if parameter.name in said:
-            kind = Annotated[kind, msgspec.Meta(description=said[parameter.name])]
+        if parameter.name in descriptions:
+            kind = Annotated[kind, msgspec.Meta(description=descriptions[parameter.name])]
         has_default = parameter.default is not parameter.empty
         default = msgspec.field(default_factory=functools.partial(_same, parameter.default))
         fields.append((parameter.name, kind, default) if has_default else (parameter.name, kind))
@@ -193,8 +189,8 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _described(docstring: str) -> dict[str, str]:
-    """What a docstring says of each argument, in lines such as `city: where` or `:param city: where`."""
+def _argument_descriptions(docstring: str) -> dict[str, str]:
+    """Return the descriptions of arguments in lines such as `city: where` or `:param city: where`."""
     _, _, rest = docstring.partition("\n")
     matches = filter(None, map(_ARGUMENT.match, rest.splitlines()))
     return {match.group(1): match.group(2).strip() for match in matches}

@@ -1,4 +1,7 @@
-"""What a variable holds: a value already, or where it will come from. Reading one waits for that operation only."""
+"""The kinds of variables: assigned values, and values that come with the answer to an operation of the state.
+
+Reading a variable waits for its own operation only.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,27 @@ from .tools import ToolOutcome
 
 
 class Variable(Protocol):
+    """A variable of a state."""
+
     def get(self) -> Any:
-        """Wait for the value. Raises what kept it from coming."""
+        """Wait for the value. Raises the error of its operation."""
         ...
 
     def meta(self) -> Any:
-        """How it was generated: a dict, a list of such, or None."""
+        """Return the meta info of its generation: a dict, a list of dicts, or None; waits for it."""
         ...
 
     def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        """Whose operations, from which to before which, make up its text; none when it is not text of a state."""
+        """Return the operations that make up its text: log, first and end index. None if it is not text of a state."""
         ...
 
     def needs(self) -> Sequence[tuple[OperationLog, int]]:
-        """Whose operations, before which, must be answered before it can be read without waiting."""
+        """Return what must be answered before it can be read without waiting: log and end index of operations."""
         ...
 
 
 class _TextVariable:
-    """A value that is there when its text is."""
+    """Base of variables whose value is known once their text is."""
 
     __slots__ = ()
 
@@ -52,7 +57,7 @@ class _TextVariable:
 
 @dataclass(frozen=True, slots=True)
 class AssignedVariable:
-    """Set by the program."""
+    """A value set by the program."""
 
     value: Any
 
@@ -71,13 +76,13 @@ class AssignedVariable:
 
 @dataclass(slots=True)
 class GeneratedVariable(_TextVariable):
-    """What a Gen will have generated: one value, or a list for n > 1. Parsed once, by whoever reads it first."""
+    """The result of a Gen: one value, or a list of values for n > 1. Parsed once, at the first read."""
 
-    recorder: StateHandle  # held, so that the runtime keeps the state
+    handle: StateHandle  # held so that the runtime keeps the state
     operation: int
     name: str
     result: ResultType
-    place: str
+    location: str
     num_samples: int
     _values: list[Any] | None = field(default=None, init=False)
 
@@ -91,10 +96,10 @@ class GeneratedVariable(_TextVariable):
         return metas if self.num_samples > 1 else metas[0]
 
     def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        return ((self.recorder.log, self.operation, self.operation + 1),)
+        return ((self.handle.log, self.operation, self.operation + 1),)
 
     def _sequences(self) -> list[session.Sequence]:
-        sequences = self.recorder.log.wait_for(self.operation).sequences
+        sequences = self.handle.log.wait_for(self.operation).sequences
         assert sequences is not None
         return sequences
 
@@ -105,12 +110,14 @@ class GeneratedVariable(_TextVariable):
             cut = ", cut off at max_tokens," if sequence.finish.type == "length" else ""
             message = f"the text {sequence.text!r}{cut} is not of type {self.result.name}: {error}"
             info = ErrorInfo.of(RequestError(message, param=self.name, code="invalid_result"))
-            raise with_location(info, self.place, f"gen {self.name!r}").to_exception() from error
+            raise with_location(info, self.location, f"gen {self.name!r}").to_exception() from error
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedVariable(_TextVariable):
-    recorder: StateHandle
+    """The choice that the runtime selected."""
+
+    handle: StateHandle
     operation: int
 
     def get(self) -> str:
@@ -120,70 +127,70 @@ class SelectedVariable(_TextVariable):
         return meta_of_choice(self._choice())
 
     def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        return ((self.recorder.log, self.operation, self.operation + 1),)
+        return ((self.handle.log, self.operation, self.operation + 1),)
 
     def _choice(self) -> session.Choice:
-        choice = self.recorder.log.wait_for(self.operation).choice
+        choice = self.handle.log.wait_for(self.operation).choice
         assert choice is not None
         return choice
 
 
 @dataclass(frozen=True, slots=True)
 class CustomSelectedVariable(_TextVariable):
-    """What a choices method of the user's own decided, on the scores of the operation before."""
+    """The choice that the user's own choices method selected; the scores are those of the operation before."""
 
-    recorder: StateHandle
+    handle: StateHandle
     operation: int
     decision: dict[str, Any]
 
     def get(self) -> str:
-        return self.recorder.log.wait_for(self.operation + 1).text
+        return self.handle.log.wait_for(self.operation + 1).text
 
     def meta(self) -> dict[str, Any]:
         self.get()
-        choice = self.recorder.log.wait_for(self.operation).choice
+        choice = self.handle.log.wait_for(self.operation).choice
         assert choice is not None
         return meta_of_choice(choice) | self.decision
 
     def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        return ((self.recorder.log, self.operation + 1, self.operation + 2),)
+        return ((self.handle.log, self.operation + 1, self.operation + 2),)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolVariable:
-    """What a tool returned. Its text is the call."""
+    """The value that a tool returned. Its text is the call."""
 
-    recorder: StateHandle
+    handle: StateHandle
     operation: int
     outcome: ToolOutcome
 
     def get(self) -> Any:
-        self.recorder.log.wait_for(self.operation + 1)
+        self.handle.log.wait_for(self.operation + 1)
         return self.outcome.result
 
     def meta(self) -> dict[str, Any]:
         self.get()
-        sequences = self.recorder.log.wait_for(self.operation).sequences
+        sequences = self.handle.log.wait_for(self.operation).sequences
         assert sequences is not None
         return meta_of_sequence(sequences[0]) | {"tool_call": self.outcome.meta()}
 
     def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        return ((self.recorder.log, self.operation, self.operation + 1),)
+        return ((self.handle.log, self.operation, self.operation + 1),)
 
     def needs(self) -> Sequence[tuple[OperationLog, int]]:
-        return ((self.recorder.log, self.operation + 2),)
+        return ((self.handle.log, self.operation + 2),)
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionVariable:
-    """The answer to one of the questions of an operation."""
+    """The answer to one of the questions of a Decide."""
 
-    recorder: StateHandle
+    handle: StateHandle
     operation: int
     index: int
 
     def get(self) -> DecisionAnswer:
-        answers = self.recorder.log.wait_for(self.operation).answers
+        answers = self.handle.log.wait_for(self.operation).answers
         assert answers is not None
         return answers[self.index]
 
@@ -194,30 +201,30 @@ class DecisionVariable:
         return ()
 
     def needs(self) -> Sequence[tuple[OperationLog, int]]:
-        return ((self.recorder.log, self.operation + 1),)
+        return ((self.handle.log, self.operation + 1),)
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeVariable(_TextVariable):
-    """The text that was appended inside a `with s.var_scope(name)`."""
+    """The text appended inside `with s.var_scope(name)`."""
 
-    recorder: StateHandle
+    handle: StateHandle
     first: int
     end: int
 
     def get(self) -> str:
-        return "".join(self.recorder.log.wait_for(index).text for index in range(self.first, self.end))
+        return "".join(self.handle.log.wait_for(index).text for index in range(self.first, self.end))
 
     def meta(self) -> None:
         return None
 
     def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
-        return ((self.recorder.log, self.first, self.end),)
+        return ((self.handle.log, self.first, self.end),)
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredVariable:
-    """The branches' values of one name, in the branches' order."""
+    """The values of one name in the branches of a fork, in the branches' order."""
 
     values: tuple[Variable, ...]
 
@@ -234,13 +241,13 @@ class GatheredVariable:
         return [need for value in self.values for need in value.needs()]
 
 
-def variable_of(binding: Binding, recorder: StateHandle, first: int, place: str) -> Variable:
-    """The variable that a binding makes, of operations recorded as `first` and on."""
+def variable_of(binding: Binding, handle: StateHandle, first: int, location: str) -> Variable:
+    """Return the variable of a binding, whose operations begin at index `first` of the state's log."""
     operation = first + binding.index
     if binding.outcome is not None:
-        return ToolVariable(recorder, operation, binding.outcome)
+        return ToolVariable(handle, operation, binding.outcome)
     if binding.meta is not None:
-        return CustomSelectedVariable(recorder, operation, binding.meta)
+        return CustomSelectedVariable(handle, operation, binding.meta)
     if binding.result is None:
-        return SelectedVariable(recorder, operation)
-    return GeneratedVariable(recorder, operation, binding.name, binding.result, place, binding.num_samples)
+        return SelectedVariable(handle, operation)
+    return GeneratedVariable(handle, operation, binding.name, binding.result, location, binding.num_samples)

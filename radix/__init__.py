@@ -1,1 +1,1 @@
-"""The prefix cache: which KV pages hold which tokens, who pins them, which go first. Knows no device, no torch."""
+"""The prefix cache: KV pages in a radix tree over tokens, with leases, eviction and a host tier."""

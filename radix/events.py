@@ -1,7 +1,7 @@
-"""What of the cache comes and goes, told to routers and viewers. Knows nodes; knows nothing of why.
+"""Cache events for routers and viewers: pages stored and removed, named by hashes.
 
-A whole page is named by a 64-bit hash of its tokens and of the hash of the page before it, so a name stands for the
-page's whole prefix, namespace included, and is the same in every process. Unfinished pages are not told.
+A whole page is named by a 64-bit hash of its tokens and of the previous page's hash. So a name stands for the page's
+whole prefix, namespace included, and is the same in every process. Unfinished pages have no events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ TierName = Literal["device", "host"]
 
 @dataclass(frozen=True)
 class Stored:
-    """Pages came to a tier: one hash for each, and their tokens. `parent` is the page before the first one."""
+    """Pages came to a tier: a hash for each, and their tokens. `parent` is the hash of the page
+    before the first one."""
 
     namespace: str
     parent: int | None  # None: the first page begins the prefix
@@ -30,7 +31,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Removed:
-    """Pages left a tier. Their prefixes stay where else they are."""
+    """Pages left a tier. They may still be on the other tier."""
 
     hashes: list[int]
     tier: TierName
@@ -38,23 +39,23 @@ class Removed:
 
 @dataclass(frozen=True)
 class Cleared:
-    """Nothing is cached any more, in any namespace, on any tier."""
+    """The cache is empty: every namespace, every tier."""
 
 
 CacheEvent = Stored | Removed | Cleared
 
 
 def page_hash(parent: int | None, tokens: bytes | bytearray, namespace: str) -> int:
-    """`tokens`: one page, packed."""
+    """Hash one page. `tokens` are the page's packed tokens, `parent` is the hash of the page before it."""
     before = namespace.encode() if parent is None else parent.to_bytes(8, "little")
-    # The two kinds of beginnings are told apart by the key.
+    # The key distinguishes the two kinds of predecessors.
     kind = b"root" if parent is None else b"page"
     digest = blake2b(blake2b(before, digest_size=16, key=kind).digest() + tokens, digest_size=8)
     return int.from_bytes(digest.digest(), "little")
 
 
 class EventLog:
-    """Collects events until they are taken. Keeps the hashes of a node's pages on the node."""
+    """Collects events until they are taken. Stores the hashes of a node's pages on the node."""
 
     def __init__(self, page_size: int) -> None:
         self._page_bytes = page_size * TOKEN_BYTES
@@ -64,8 +65,8 @@ class EventLog:
         events, self._events = self._events, []
         return events
 
-    def stored(self, node: TreeNode) -> None:
-        """Tell the node's whole pages that are not told yet."""
+    def record_stored(self, node: TreeNode) -> None:
+        """Record the node's whole pages that have not been recorded yet."""
         first = len(node.hashes)
         num_whole = len(node.run) // self._page_bytes
         if first == num_whole:
@@ -78,22 +79,22 @@ class EventLog:
             node.hashes.append(above)
         self._store(node, namespace, parent, first)
 
-    def removed(self, node: TreeNode, num_pages: int) -> None:
-        """Tell that the node's last `num_pages` pages go, before they do."""
+    def record_removed(self, node: TreeNode, num_pages: int) -> None:
+        """Record the removal of the node's last `num_pages` pages. Call before they are removed."""
         at = len(node.pages) - num_pages
         hashes = node.hashes[at:]
         del node.hashes[at:]
         if hashes:
             self._events.append(Removed(hashes, _tier_name(node.on_host)))
 
-    def moved(self, node: TreeNode) -> None:
-        """Tell that the node has changed its tier."""
+    def record_moved(self, node: TreeNode) -> None:
+        """Record that the node has changed its tier."""
         if node.hashes:
             self._store(node, _namespace_of(node), _parent_hash(node), 0)
             self._events.append(Removed(list(node.hashes), _tier_name(not node.on_host)))
 
-    def cleared(self) -> None:
-        """Tell that everything is gone; what has not been taken yet does not matter any more."""
+    def record_cleared(self) -> None:
+        """Replace all pending events by one that says that everything is gone."""
         self._events = [Cleared()]
 
     def _store(self, node: TreeNode, namespace: str, parent: int | None, first: int) -> None:

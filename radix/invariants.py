@@ -1,4 +1,4 @@
-"""What must hold of a prefix cache between any two operations, checked the slow way. For tests."""
+"""Invariants of a prefix cache that hold between any two operations, checked by brute force. For tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tree import TreeNode
 
 
 def check_invariants(cache: PrefixCache, live_leases: Sequence[Lease]) -> None:
-    """Raises AssertionError unless every page has one owner, every pin a lease, and every leaf its way out.
+    """Raise AssertionError unless every page has one owner, every pin a lease, and every evictable leaf a heap entry.
 
     `live_leases` are all leases of the cache that have not been released.
     """
@@ -21,7 +21,7 @@ def check_invariants(cache: PrefixCache, live_leases: Sequence[Lease]) -> None:
     _check_pages(cache, nodes, live_leases)
     _check_holds(cache, nodes, live_leases)
     for root in cache.tree.roots():
-        assert root.children, "a namespace without prefixes is forgotten"
+        assert root.children, "an empty namespace is still in the tree"
         _check_branch(root)
     for node in nodes:
         _check_branch(node)
@@ -30,11 +30,11 @@ def check_invariants(cache: PrefixCache, live_leases: Sequence[Lease]) -> None:
     for lease in live_leases:
         _check_lease(cache, lease)
     for heap in (cache.tiers.device_heap, cache.tiers.host_heap):
-        assert len(heap) <= 2 * len(nodes) + 64 * 3, "the heap outgrows the tree"
+        assert len(heap) <= 2 * len(nodes) + 64 * 3, "the heap is much larger than the tree"
 
 
 def path_from_root(node: TreeNode) -> list[TreeNode]:
-    """The node's way from its root, itself included."""
+    """The nodes from the root's child down to `node`, which is the last one."""
     way = [node]
     while isinstance(way[-1].parent, TreeNode):
         way.append(way[-1].parent)
@@ -48,23 +48,24 @@ def _check_pages(cache: PrefixCache, nodes: list[TreeNode], leases: Sequence[Lea
     owned = [page for lease in leases for page in lease.pages[cache.pages_for(lease.num_published) :]]
     num_all = cache.num_pages + cache.num_host_pages
     everywhere = sorted([*device.free_pages(), *on_device, *owned])
-    assert everywhere == list(range(cache.num_pages)), "each page is free, in the tree, or one lease's own"
+    assert everywhere == list(range(cache.num_pages)), "a page is not exactly one of free, in the tree, leased"
     assert sorted([*host.free_pages(), *on_host]) == list(range(cache.num_pages, num_all))
     assert (len(on_device), len(on_host)) == (cache.num_cached, cache.num_host_cached)
     assert cache.num_available == cache.num_pages - len(owned) - sum(
-        len(node.pages) for node in nodes if node.holds and not node.on_host
+        len(node.pages) for node in nodes if node.ref_count and not node.on_host
     )
 
 
 def _check_holds(cache: PrefixCache, nodes: list[TreeNode], leases: Sequence[Lease]) -> None:
-    holds = Counter(id(lease.node) for lease in leases if lease.node is not None)
-    holds.update(id(node.parent) for node in nodes if node.holds and isinstance(node.parent, TreeNode))
-    assert {id(node): node.holds for node in nodes if node.holds} == dict(holds), "holds are leases and held children"
-    assert not any(node.on_host for node in nodes if node.holds), "what is held is on the device"
+    ref_count = Counter(id(lease.node) for lease in leases if lease.node is not None)
+    ref_count.update(id(node.parent) for node in nodes if node.ref_count and isinstance(node.parent, TreeNode))
+    counted = {id(node): node.ref_count for node in nodes if node.ref_count}
+    assert counted == dict(ref_count), "a reference count is not the number of leases and pinned children"
+    assert not any(node.on_host for node in nodes if node.ref_count), "a pinned node is on the host"
 
 
 def _check_branch(branch: ParentNode[TreeNode]) -> None:
-    assert branch.keys() == sorted(branch.children), "the sorted keys are the children's"
+    assert branch.keys() == sorted(branch.children), "the sorted keys differ from the children's"
     assert branch.num_device_children == sum(not child.on_host for child in branch.children.values())
     for key, child in branch.children.items():
         assert child.key == key
@@ -76,26 +77,27 @@ def _check_node(cache: PrefixCache, node: TreeNode) -> None:
     assert node.attached
     assert node.key == node.run[:page_bytes]
     assert len(node.pages) == -(-len(node.run) // page_bytes) > 0
-    assert len(node.run) % page_bytes == 0 or not node.children, "only a leaf's last page is unfinished"
+    assert len(node.run) % page_bytes == 0 or not node.children, "an inner node ends inside a page"
     parent = node.parent
     if isinstance(parent, TreeNode):
-        assert node.on_host or not parent.on_host, "the way to a device node is on the device"
-        assert parent.holds or not node.holds, "the way to a pinned node is pinned"
+        assert node.on_host or not parent.on_host, "a device node is below a host node"
+        assert parent.ref_count or not node.ref_count, "a pinned node is below an unpinned one"
     if node.evictable:
-        assert node.ticket is not None, "an unpinned leaf can be evicted"
-        assert not cache.tree.superseded(node), "no page is kept for what a sibling holds as well"
+        assert node.ticket is not None, "an evictable leaf is not in the heap"
+        assert not cache.tree.is_covered(node), "a sibling holds everything that this leaf holds"
 
 
 def _check_claims(cache: PrefixCache, nodes: list[TreeNode]) -> None:
-    claims = cache.tiers.claims
-    assert all(node.claims is None or node.claims for node in nodes)
-    noted = {claimant: frozenset(n for n in nodes if claimant in (n.claims or ())) for claimant in claims.claimants()}
-    assert noted == {claimant: claims.of(claimant) for claimant in noted}
-    assert all(noted.values()), "a claim that is noted nowhere is forgotten"
-    assert all(claimant in noted for node in nodes for claimant in node.claims or ())
+    soft_pins = cache.tiers.soft_pins
+    assert all(node.soft_pins is None or node.soft_pins for node in nodes)
+    noted = {owner: frozenset(n for n in nodes if owner in (n.soft_pins or ())) for owner in soft_pins.owners()}
+    assert noted == {owner: soft_pins.nodes_of(owner) for owner in noted}
+    assert all(noted.values()), "a soft pin is on no node"
+    assert all(owner in noted for node in nodes for owner in node.soft_pins or ())
     for node in nodes:
-        if node.on_host and node.claims and isinstance(node.parent, TreeNode):
-            assert node.claims.items() <= (node.parent.claims or {}).items(), "the device's part is claimed, too"
+        if node.on_host and node.soft_pins and isinstance(node.parent, TreeNode):
+            pins = (node.parent.soft_pins or {}).items()
+            assert node.soft_pins.items() <= pins, "a soft pin of a host node is missing on its parent"
 
 
 def _check_lease(cache: PrefixCache, lease: Lease) -> None:

@@ -1,4 +1,4 @@
-"""Runs of tokens as bytes, four to a token, little-endian: compared by memcmp, hashed once. Knows no pages, no tree."""
+"""Tokens packed into bytes, four per token, little-endian: compared by memcmp, hashed once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SWAP = sys.byteorder == "big"
 
 
 def pack(tokens: Sequence[int]) -> bytes:
-    """Raises OverflowError for a token outside [0, 2^32)."""
+    """Pack tokens into bytes. Raises OverflowError for a token outside [0, 2^32)."""
     packed = array("I", tokens)
     if _SWAP:
         packed.byteswap()
@@ -19,6 +19,7 @@ def pack(tokens: Sequence[int]) -> bytes:
 
 
 def unpack(run: bytes | bytearray) -> list[int]:
+    """Return the tokens of packed bytes."""
     packed = array("I")
     packed.frombytes(run)
     if _SWAP:
@@ -27,7 +28,7 @@ def unpack(run: bytes | bytearray) -> list[int]:
 
 
 def common_prefix_length(run: bytes, other: bytes | bytearray, at: int = 0) -> int:
-    """How many tokens at the start of `run` are those of `other[at:]`; `at` counts bytes. Found by halving."""
+    """Count the tokens at the start of `run` that equal those of `other[at:]`, by bisection. `at` counts bytes."""
     high = min(len(run), len(other) - at) // TOKEN_BYTES
     if other.startswith(run[: high * TOKEN_BYTES], at):
         return high

@@ -1,22 +1,23 @@
-"""Which leaf goes first: each strategy is a key, the smallest goes. Knows what is noted on a node, nothing of heaps."""
+"""Eviction strategies: each is a sort key over leaves, and the leaf with the smallest key is evicted first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from .tree import TreeNode
-
-StrategyName = Literal["lru", "lfu", "priority", "program"]
 
 
 @dataclass(frozen=True)
 class EvictionStrategy:
-    """`key` never falls but by a dropped claim, and a node's is never below its children's: parents go later."""
+    """A strategy's sort key.
+
+    A node's key falls only when a soft pin is dropped, and is never below its children's keys: parents are evicted
+    later.
+    """
 
     key: Callable[[TreeNode], tuple[int, ...]]
-    heeds_claims: bool = False
+    respects_soft_pins: bool = False
 
 
 def _lru(node: TreeNode) -> tuple[int, ...]:
@@ -32,16 +33,17 @@ def _priority(node: TreeNode) -> tuple[int, ...]:
 
 
 def _program(node: TreeNode) -> tuple[int, ...]:
-    """First what only one family used and nobody claims: the state that it belonged to has ended. Last what is
-    claimed, and of that first what the least senior claimant needs. In between, everything else by age."""
-    if node.claims:
-        return (2, -min(node.claims.values()), node.last_used)
-    return (1 if node.family is None else 0, 0, node.last_used)
+    """First leaves that only one program used and that have no soft pin: the state that they belonged to has ended.
+    Last soft-pinned ones, and of those first the ones whose most senior owner has the largest rank. In between, by age.
+    """
+    if node.soft_pins:
+        return (2, -min(node.soft_pins.values()), node.last_used)
+    return (1 if node.program_id is None else 0, 0, node.last_used)
 
 
-STRATEGIES: dict[StrategyName, EvictionStrategy] = {
+STRATEGIES: dict[str, EvictionStrategy] = {  # by the names that `--eviction` takes
     "lru": EvictionStrategy(_lru),
     "lfu": EvictionStrategy(_lfu),
     "priority": EvictionStrategy(_priority),
-    "program": EvictionStrategy(_program, heeds_claims=True),
+    "program": EvictionStrategy(_program, respects_soft_pins=True),
 }

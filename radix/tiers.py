@@ -1,8 +1,7 @@
-"""The pages of the device and of the host: who gives them up, and what is copied where. Knows nothing of leases.
+"""Device and host pages: allocation, eviction, copies between the tiers, and soft pins.
 
-Copies are a log, in the order of the decisions: whoever owns the memory makes them one after the other, before
-anything is written that was decided later. So a page may be promised to somebody else while a copy still has to read
-it.
+Copies are a log in the order of the decisions: the owner of the memory makes them one after the other, before it writes
+anything that was decided later. So a page may be given away while a copy still has to read it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class PagePool:
 
     def __init__(self, num_pages: int, first: int = 0) -> None:
         self.num_pages = num_pages
-        self._free = list(range(first + num_pages - 1, first - 1, -1))  # a stack: what is given back last goes first
+        self._free = list(range(first + num_pages - 1, first - 1, -1))  # a stack: the page freed last is reused first
         self._taken: set[int] = set()
 
     @property
@@ -34,7 +33,8 @@ class PagePool:
     def free_pages(self) -> frozenset[int]:
         return frozenset(self._free)
 
-    def take(self, num_pages: int) -> list[int]:
+    def allocate(self, num_pages: int) -> list[int]:
+        """Take `num_pages` free pages, which the caller has made sure of."""
         assert 0 <= num_pages <= len(self._free)
         at = len(self._free) - num_pages
         pages = self._free[at:]
@@ -43,64 +43,74 @@ class PagePool:
         pages.reverse()
         return pages
 
-    def give_back(self, pages: Sequence[int]) -> None:
+    def free(self, pages: Sequence[int]) -> None:
+        """Return pages to the pool. Raises AssertionError for a page that is free already."""
         num_left = len(self._taken) - len(pages)
         self._taken.difference_update(pages)
-        assert len(self._taken) == num_left, f"of the pages {list(pages)} some are given back twice"
+        assert len(self._taken) == num_left, f"some of the pages {list(pages)} are freed twice"
         self._free.extend(pages)
 
 
 class SoftPins:
+    """Soft pins: prefixes that live programs are expected to request again, by owner.
+
+    A soft pin is noted on the node where its prefix ends. As only leaves are evicted, the path to that node is kept
+    with it. When the node is removed, the soft pin moves to its parent. When the node moves to the host, the parent
+    gets it too, because the parent may now be a leaf of the device's part of the tree.
+    """
+
     def __init__(self) -> None:
         self._nodes: dict[Hashable, set[TreeNode]] = {}
 
-    def add(self, claimant: Hashable, node: TreeNode, rank: int) -> None:
-        self._nodes[claimant] = {node}
-        self._note(node, claimant, rank)
+    def add(self, owner: Hashable, node: TreeNode, rank: int) -> None:
+        """Note a soft pin of `owner`, which has none, on `node`."""
+        self._nodes[owner] = {node}
+        self._note(node, owner, rank)
 
-    def drop(self, claimant: Hashable) -> set[TreeNode]:
-        """Returns the nodes it was noted on; their keys may have fallen."""
-        nodes = self._nodes.pop(claimant, set())
+    def drop(self, owner: Hashable) -> set[TreeNode]:
+        """Remove the owner's soft pin. Returns the nodes it was noted on, whose eviction keys may have fallen."""
+        nodes = self._nodes.pop(owner, set())
         for node in nodes:
-            assert node.claims is not None
-            del node.claims[claimant]
-            if not node.claims:
-                node.claims = None
+            assert node.soft_pins is not None
+            del node.soft_pins[owner]
+            if not node.soft_pins:
+                node.soft_pins = None
         return nodes
 
-    def share(self, node: TreeNode, heir: ParentNode[TreeNode]) -> None:
-        """Note the node's claims on `heir` as well, unless that is a root."""
-        if not node.claims or not isinstance(heir, TreeNode):
+    def copy_to(self, node: TreeNode, heir: ParentNode[TreeNode]) -> None:
+        """Note the node's soft pins on `heir` as well, unless that is a root."""
+        if not node.soft_pins or not isinstance(heir, TreeNode):
             return
-        for claimant, rank in node.claims.items():
-            self._nodes[claimant].add(heir)
-            self._note(heir, claimant, rank)
+        for owner, rank in node.soft_pins.items():
+            self._nodes[owner].add(heir)
+            self._note(heir, owner, rank)
 
-    def leave(self, node: TreeNode, heir: ParentNode[TreeNode]) -> None:
-        """The node is gone, and `heir` gets its claims. At a root they end."""
-        self.share(node, heir)
-        for claimant in node.claims or ():
-            nodes = self._nodes[claimant]
+    def move_to(self, node: TreeNode, heir: ParentNode[TreeNode]) -> None:
+        """Move the soft pins of a removed node to `heir`. At a root they end."""
+        self.copy_to(node, heir)
+        for owner in node.soft_pins or ():
+            nodes = self._nodes[owner]
             nodes.remove(node)
             if not nodes:
-                del self._nodes[claimant]
-        node.claims = None
+                del self._nodes[owner]
+        node.soft_pins = None
 
-    def of(self, claimant: Hashable) -> frozenset[TreeNode]:
-        return frozenset(self._nodes.get(claimant, ()))
+    def nodes_of(self, owner: Hashable) -> frozenset[TreeNode]:
+        """The nodes on which the owner's soft pin is noted."""
+        return frozenset(self._nodes.get(owner, ()))
 
-    def claimants(self) -> list[Hashable]:
+    def owners(self) -> list[Hashable]:
         return list(self._nodes)
 
     @staticmethod
-    def _note(node: TreeNode, claimant: Hashable, rank: int) -> None:
-        if node.claims is None:
-            node.claims = {}
-        node.claims[claimant] = rank
+    def _note(node: TreeNode, owner: Hashable, rank: int) -> None:
+        if node.soft_pins is None:
+            node.soft_pins = {}
+        node.soft_pins[owner] = rank
 
 
 class Copy(NamedTuple):
-    """The first `num_tokens` slots of page `source` are needed at the start of page `target` too."""
+    """Copy the first `num_tokens` slots of page `source` to the start of page `target`."""
 
     source: int
     target: int
@@ -109,12 +119,12 @@ class Copy(NamedTuple):
 
 @dataclass
 class CacheStats:
-    """Totals since start."""
+    """Cumulative counters of a prefix cache."""
 
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
-    num_host_hit_tokens: int = 0  # of them, those that were on the host
-    num_evicted_pages: int = 0  # forgotten for want of room, on whichever tier they were last
+    num_host_hit_tokens: int = 0  # the part of num_hit_tokens that was on the host
+    num_evicted_pages: int = 0  # dropped for want of room, from either tier
     num_demoted_pages: int = 0  # device to host
     num_promoted_pages: int = 0  # host to device
 
@@ -122,8 +132,8 @@ class CacheStats:
 class Tiers:
     """Device pages [0, num_pages), host pages [num_pages, num_pages + num_host_pages).
 
-    A leaf of the device's part of the tree gives up as many pages as are needed, the last ones first. They go to the
-    host when there is one, which makes room for them among what the strategy would give up before them.
+    Eviction takes as many pages as are needed from the end of a leaf of the device's part of the tree. They are demoted
+    to the host if there is one. The host makes room by dropping pages that the strategy would evict before them.
     """
 
     def __init__(
@@ -140,7 +150,7 @@ class Tiers:
         tickets = count()
         self.device_heap = EvictionHeap(strategy, tickets)
         self.host_heap = EvictionHeap(strategy, tickets)
-        self.claims = SoftPins()
+        self.soft_pins = SoftPins()
         self.copies: list[Copy] = []
         self._tree = tree
         self._key = strategy.key
@@ -149,11 +159,11 @@ class Tiers:
 
     @property
     def num_available(self) -> int:
-        """Device pages that can be had now: free ones, and those that can leave."""
-        return self.device.num_free + self._tree.num_device_pages - self._tree.num_held_pages
+        """Device pages that can be allocated now: free ones, and those that can be evicted."""
+        return self.device.num_free + self._tree.num_device_pages - self._tree.num_pinned_pages
 
-    def take(self, num_pages: int, keep: int | None = None) -> list[int]:
-        """Device pages, with whatever has to leave for them. `keep` is a page, the first of a node, that stays."""
+    def allocate(self, num_pages: int, keep: int | None = None) -> list[int]:
+        """Take device pages, evicting as needed. `keep` is the first page of a node; that page is not evicted."""
         num_missing = num_pages - self.device.num_free
         kept: TreeNode | None = None
         while num_missing > 0:
@@ -170,59 +180,61 @@ class Tiers:
                 self._drop(node, num_given)
         if kept is not None:
             self.device_heap.offer(kept)
-        return self.device.take(num_pages)
+        return self.device.allocate(num_pages)
 
     def promote(self, node: TreeNode, pages: list[int]) -> None:
-        """Copy a held node up, to device pages. Its parent is there."""
+        """Copy a pinned node from the host to device pages. Its parent is on the device."""
         page_size = self._tree.page_size
         self.copies += [Copy(low, high, page_size) for low, high in zip(node.pages, pages, strict=True)]
         self._stats.num_promoted_pages += len(pages)
         self.move_up(node, pages)
 
     def move_up(self, node: TreeNode, pages: list[int]) -> None:
-        """The node's content is in these device pages, or will be: no need for the host's."""
+        """Move a node to device pages that hold its content, or will; free its host pages."""
         self.host_heap.withdraw(node)
-        self.host.give_back(self._tree.move(node, pages))
+        self.host.free(self._tree.move(node, pages))
         if self._events is not None:
-            self._events.moved(node)
+            self._events.record_moved(node)
 
     def split(self, node: TreeNode, num_pages: int) -> TreeNode:
+        """Split a node after `num_pages` pages. Returns the new upper node."""
         upper = self._tree.split(node, num_pages)
         if node.on_host:
-            # What the device has of this path is claimed through its deepest node.
-            self.claims.share(node, upper)
+            # The device's part of the path is soft-pinned through its deepest node.
+            self.soft_pins.copy_to(node, upper)
         return upper
 
     def join(self, node: TreeNode) -> None:
-        """Undo a split of what nobody holds, where no decision can tell the parts apart."""
-        if len(node.children) != 1 or node.holds:
+        """Undo a split of an unpinned node, where no decision can tell the two parts apart."""
+        if len(node.children) != 1 or node.ref_count:
             return
         (child,) = node.children.values()
         if (
             child.on_host == node.on_host
-            and child.family == node.family
-            and child.claims == node.claims
+            and child.program_id == node.program_id
+            and child.soft_pins == node.soft_pins
             and self._key(child) == self._key(node)
         ):
             self._tree.join(node)
-            self.claims.leave(child, node)
+            self.soft_pins.move_to(child, node)
             self.offer(node)
 
     def offer(self, node: TreeNode) -> None:
+        """Add a node to its tier's eviction heap."""
         (self.host_heap if node.on_host else self.device_heap).offer(node)
 
-    def forget(self, leaf: TreeNode) -> None:
+    def remove_leaf(self, leaf: TreeNode) -> None:
         """Remove a leaf, and free its pages."""
         parent = leaf.parent
-        self.claims.leave(leaf, parent)
+        self.soft_pins.move_to(leaf, parent)
         if self._events is not None:
-            self._events.removed(leaf, len(leaf.pages))
-        (self.host if leaf.on_host else self.device).give_back(self._tree.remove(leaf))
+            self._events.record_removed(leaf, len(leaf.pages))
+        (self.host if leaf.on_host else self.device).free(self._tree.remove(leaf))
         if isinstance(parent, TreeNode):
             self.offer(parent)
 
     def _demote(self, node: TreeNode, num_pages: int, keep: int | None) -> None:
-        """The node's last `num_pages` pages leave the device: down, as far as there is room, or for good."""
+        """Move the node's last `num_pages` pages to the host, as far as there is room, and drop the others."""
         num_lost = num_pages - self._host_room(num_pages, self._key(node), keep)
         if num_lost:
             self._drop(node, num_lost)
@@ -239,7 +251,7 @@ class Tiers:
             self.offer(node.parent)
 
     def _move_down(self, node: TreeNode) -> None:
-        pages = self.host.take(len(node.pages))
+        pages = self.host.allocate(len(node.pages))
         page_size = self._tree.page_size
         self.copies += [Copy(high, low, page_size) for high, low in zip(node.pages, pages, strict=True)]
         num_short = len(pages) * page_size - node.num_tokens
@@ -247,16 +259,17 @@ class Tiers:
             self.copies[-1] = self.copies[-1]._replace(num_tokens=page_size - num_short)
         self._stats.num_demoted_pages += len(pages)
         self.device_heap.withdraw(node)
-        self.device.give_back(self._tree.move(node, pages))
+        self.device.free(self._tree.move(node, pages))
         if self._events is not None:
-            self._events.moved(node)
-        self.claims.share(node, node.parent)
-        # Pages that leave one by one would leave a node each.
+            self._events.record_moved(node)
+        self.soft_pins.copy_to(node, node.parent)
+        # Pages demoted one by one would otherwise leave one node each.
         self.join(node)
         self.host_heap.offer(node)
 
     def _host_room(self, num_pages: int, key: tuple[int, ...], keep: int | None) -> int:
-        """How many host pages, at most `num_pages`, can be had of those that are free or go before `key` does."""
+        """Make room for up to `num_pages` host pages by dropping pages whose key is not above `key`. Returns the number
+        available."""
         kept: list[TreeNode] = []
         while self.host.num_free < num_pages and (leaf := self.host_heap.pop()) is not None:
             num_given = min(num_pages - self.host.num_free, len(leaf.pages) - (leaf.pages[0] == keep))
@@ -271,12 +284,12 @@ class Tiers:
         return min(num_pages, self.host.num_free)
 
     def _drop(self, leaf: TreeNode, num_pages: int) -> None:
-        """The leaf's last pages go for good."""
+        """Drop the leaf's last `num_pages` pages."""
         self._stats.num_evicted_pages += num_pages
         if num_pages == len(leaf.pages):
-            self.forget(leaf)
+            self.remove_leaf(leaf)
             return
         if self._events is not None:
-            self._events.removed(leaf, num_pages)
-        (self.host if leaf.on_host else self.device).give_back(self._tree.cut(leaf, num_pages))
+            self._events.record_removed(leaf, num_pages)
+        (self.host if leaf.on_host else self.device).free(self._tree.truncate(leaf, num_pages))
         self.offer(leaf)

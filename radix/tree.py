@@ -1,9 +1,10 @@
-"""The radix tree of cached prefixes: nodes are runs of whole pages. Knows pins; knows no policy and no pool.
+"""Radix tree of cached prefixes. A node is a run of whole KV pages, reference-counted by pins.
 
-A node's path from its root spells a prefix whose KV its pages hold. Nodes begin and end at page boundaries; only a
-leaf's last page may be unfinished. Siblings may therefore share their first tokens, fewer than a page: sequences that
-part inside a page have a page each, and a third one that follows either for a while copies the part it shares (see
-`Match.boundary`). Paths begin on the device and may end on the host, never the other way round.
+The path from the root to a node spells a prefix whose KV the nodes' pages hold. Nodes begin and end at page boundaries;
+only a leaf's last page may be unfinished. Siblings may therefore share their first tokens, fewer than a page: sequences
+that diverge inside a page have a page each, and a third one that follows either of them copies the shared part (see
+`PrefixMatch.boundary`). The upper part of a path may be on the device and the rest on the host, never the other way
+round.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import NamedTuple
 from .child_index import ParentNode
 from .packed_tokens import TOKEN_BYTES, common_prefix_length, pack
 
-FIRST_PACKED_TOKENS = 128  # tokens that a match looks at, doubled as long as they agree
+FIRST_PACKED_TOKENS = 128  # a match packs this many tokens first, then twice as many as long as they agree
 
 
 class TreeRoot(ParentNode["TreeNode"]):
+    """Root of a namespace."""
+
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: str) -> None:
@@ -26,14 +29,11 @@ class TreeRoot(ParentNode["TreeNode"]):
 
 
 class TreeNode(ParentNode["TreeNode"]):
-    """A run of pages of a cached prefix, all on one tier, and what the strategies go by."""
+    """A run of pages of a cached prefix, all on one tier, with the inputs of the eviction strategies."""
 
     __slots__ = (
         "attached",
-        "claims",
-        "family",
         "hashes",
-        "holds",
         "key",
         "last_used",
         "num_hits",
@@ -41,8 +41,11 @@ class TreeNode(ParentNode["TreeNode"]):
         "pages",
         "parent",
         "priority",
-        "queued_as",
+        "program_id",
+        "queued_key",
+        "ref_count",
         "run",
+        "soft_pins",
         "ticket",
     )
 
@@ -56,16 +59,16 @@ class TreeNode(ParentNode["TreeNode"]):
         self.parent = parent
         self.on_host = on_host
         self.attached = True  # False once removed from the tree
-        self.holds = 0  # leases whose deepest node this is, and children that are held
-        # Of those who used it
-        self.last_used = 0  # the cache's clock
+        self.ref_count = 0  # leases whose deepest node this is, and pinned children
+        # Inputs of the eviction strategies
+        self.last_used = 0  # by the cache's clock
         self.num_hits = 0
-        self.priority = 0  # the highest
-        self.family: str | None = None  # the only one; None: several, or none
-        self.claims: dict[Hashable, int] | None = None  # claimants of the prefix that ends here, with their ranks
-        # The eviction heap's and the events' notes
+        self.priority = 0  # the highest of its users
+        self.program_id: str | None = None  # of its only user; None: several users, or none
+        self.soft_pins: dict[Hashable, int] | None = None  # owner -> rank, of the prefix that ends here
+        # Bookkeeping of the eviction heap and the event log
         self.ticket: int | None = None
-        self.queued_as: tuple[int, ...] = ()
+        self.queued_key: tuple[int, ...] = ()
         self.hashes: list[int] = []
 
     @property
@@ -74,47 +77,75 @@ class TreeNode(ParentNode["TreeNode"]):
 
     @property
     def evictable(self) -> bool:
-        """Whether its last page can leave its tier."""
-        if self.holds or not self.attached:
+        """True if the node's last page can leave its tier."""
+        if self.ref_count or not self.attached:
             return False
         return not self.children if self.on_host else not self.num_device_children
 
-    def note_use(self, family: str | None, priority: int) -> None:
-        if family != self.family:
-            self.family = None
+    def note_use(self, program_id: str | None, priority: int) -> None:
+        """Record that a request of `program_id` with this priority uses the node."""
+        if program_id != self.program_id:
+            self.program_id = None
         if priority > self.priority:
             self.priority = priority
 
 
 class PrefixMatch(NamedTuple):
-    """The longest cached prefix: whole nodes, then whole pages of one more, then the first tokens of a page."""
+    """Longest cached prefix: whole nodes, then whole pages of one more node, then the first tokens of one more page."""
 
     nodes: list[TreeNode]
     last: TreeNode | None  # where the prefix ends inside a node
-    num_last_pages: int  # of `last`, matched whole
-    num_boundary_tokens: int  # matched of the page after them, less than a page
-    num_tokens: int  # all of it
+    num_last_pages: int  # whole pages of `last` that match
+    num_boundary_tokens: int  # matching tokens of the page after them, less than a page
+    num_tokens: int  # in all
 
     @property
     def boundary(self) -> int | None:
-        """The page of which only the first tokens match."""
+        """The page of which only the first tokens match, or None."""
         if self.last is None or not self.num_boundary_tokens:
             return None
         return self.last.pages[self.num_last_pages]
 
+    @property
+    def num_host_tokens(self) -> int:
+        """Matched tokens that are on the host."""
+        num_whole = sum(node.num_tokens for node in self.nodes)
+        num_tokens = sum(node.num_tokens for node in self.nodes if node.on_host)
+        if self.last is not None and self.last.on_host:
+            num_tokens += self.num_tokens - num_whole
+        return num_tokens
+
+    def count_pages(self) -> tuple[int, int]:
+        """Count the whole pages matched that are on the host, and those on the device that nobody pins yet."""
+        num_on_host = num_unpinned = 0
+        last = self.last
+        if last is not None and last.on_host:
+            num_on_host = self.num_last_pages
+        elif last is not None and not last.ref_count:
+            num_unpinned = self.num_last_pages
+        for node in reversed(self.nodes):
+            if node.on_host:
+                num_on_host += len(node.pages)
+            elif node.ref_count:
+                break  # its ancestors are pinned too
+            else:
+                num_unpinned += len(node.pages)
+        return num_on_host, num_unpinned
+
     def whole_pages(self) -> PrefixMatch:
+        """The match without the tokens after its last whole page."""
         return self._replace(num_boundary_tokens=0, num_tokens=self.num_tokens - self.num_boundary_tokens)
 
 
 class RadixTree:
-    """Prefixes by namespace. Who holds a node holds its way to the root."""
+    """Cached prefixes by namespace. Pinning a node pins its path to the root."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.num_nodes = 0
         self.num_device_pages = 0
         self.num_host_pages = 0
-        self.num_held_pages = 0  # on the device
+        self.num_pinned_pages = 0  # on the device
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[str, TreeRoot] = {}
 
@@ -130,16 +161,18 @@ class RadixTree:
             stack.extend(children)
 
     def root(self, namespace: str) -> TreeRoot:
-        """The root of a namespace; it exists as long as something hangs from it."""
+        """The root of a namespace. It is in the tree as long as it has children."""
         return self._roots.get(namespace) or TreeRoot(namespace)
 
     def match(self, tokens: Sequence[int], namespace: str, limit: int) -> PrefixMatch:
-        """The longest cached prefix of `tokens[:limit]`. Costs one look-up per node passed and a comparison of what
-        is matched, however much is cached beside it."""
+        """Return the longest cached prefix of `tokens[:limit]`.
+
+        Costs one look-up per node on the path and one comparison of the matched bytes, however much else is cached.
+        """
         page_bytes = self._page_bytes
         branch: ParentNode[TreeNode] = self.root(namespace)
         nodes: list[TreeNode] = []
-        packed = pack(tokens[: min(FIRST_PACKED_TOKENS, limit)])  # as far as we looked
+        packed = pack(tokens[: min(FIRST_PACKED_TOKENS, limit)])
         end = limit * TOKEN_BYTES
         at = 0  # bytes of `packed` that are matched
         while True:
@@ -164,26 +197,26 @@ class RadixTree:
             branch = child
             at = stop
 
-    def covered(self, branch: ParentNode[TreeNode], key: bytes) -> list[TreeNode]:
-        """Unpinned leaves next to `key` whose own keys are proper prefixes of it: nothing is lost without them."""
+    def covered_leaves(self, branch: ParentNode[TreeNode], key: bytes) -> list[TreeNode]:
+        """Unpinned leaves whose own keys are proper prefixes of `key`: they hold nothing that the new page does not."""
         found = []
-        before = branch.before(key)
+        before = branch.last_key_before(key)
         while before is not None and key.startswith(before):
             node = branch.children[before]
             if node.evictable:
                 found.append(node)
-            before = branch.before(before)
+            before = branch.last_key_before(before)
         return found
 
-    def superseded(self, node: TreeNode) -> bool:
-        """Whether a sibling's key goes on where the node's ends. Sorted, such a sibling comes next."""
+    def is_covered(self, node: TreeNode) -> bool:
+        """True if a sibling's key starts with the node's whole key. In sorted order such a sibling comes next."""
         if len(node.key) == self._page_bytes:
             return False
-        following = node.parent.after(node.key)
+        following = node.parent.first_key_after(node.key)
         return following is not None and following.startswith(node.key)
 
     def insert(self, branch: ParentNode[TreeNode], run: bytes, pages: list[int]) -> TreeNode:
-        """A new leaf of device pages below `branch`."""
+        """Insert a leaf of device pages below `branch`, and return it."""
         assert len(pages) == -(-len(run) // self._page_bytes) > 0
         if isinstance(branch, TreeRoot):
             self._roots[branch.namespace] = branch
@@ -194,9 +227,9 @@ class RadixTree:
         return node
 
     def grow(self, leaf: TreeNode, run: bytes, pages: list[int]) -> None:
-        """The leaf goes on with `run`, which fills its unfinished page first, if it has one, and then `pages`."""
+        """Append `run` to the leaf: it first fills the unfinished page, if there is one, and then `pages`."""
         assert leaf.attached
-        assert leaf.holds
+        assert leaf.ref_count
         assert not leaf.children
         if len(leaf.key) < self._page_bytes:
             leaf.parent.detach(leaf)
@@ -205,23 +238,23 @@ class RadixTree:
         leaf.run += run
         leaf.pages += pages
         self.num_device_pages += len(pages)
-        self.num_held_pages += len(pages)
+        self.num_pinned_pages += len(pages)
         assert len(leaf.pages) == -(-len(leaf.run) // self._page_bytes)
 
     def split(self, node: TreeNode, num_pages: int) -> TreeNode:
-        """Put the node's first `num_pages` pages into a node of their own, above it, which is returned.
+        """Move the node's first `num_pages` pages into a new node above it, which is returned.
 
-        The node itself stays the deeper part, so whoever holds it holds what it held. The new node inherits what is
-        known of its users, but claims are of the prefix that ends with the deeper part.
+        The given node stays the deeper part, so every lease on it still pins the whole path. The new node inherits the
+        users' data but no soft pins, because those are of the prefix that ends with the deeper part.
         """
         assert 0 < num_pages < len(node.pages)
         at = num_pages * self._page_bytes
         upper = TreeNode(node.key, node.run[:at], node.pages[:num_pages], node.parent, node.on_host)
-        upper.holds = int(node.holds > 0)
+        upper.ref_count = int(node.ref_count > 0)
         upper.last_used = node.last_used
         upper.num_hits = node.num_hits
         upper.priority = node.priority
-        upper.family = node.family
+        upper.program_id = node.program_id
         upper.hashes = node.hashes[:num_pages]
         node.parent.replace(node, upper)
         del node.run[:at]
@@ -234,10 +267,10 @@ class RadixTree:
         return upper
 
     def join(self, node: TreeNode) -> None:
-        """Undo a split: take the only child into the node."""
+        """Undo a split: merge the only child into the node."""
         (child,) = node.children.values()
-        assert not child.holds
-        assert not node.holds
+        assert not child.ref_count
+        assert not node.ref_count
         assert child.on_host == node.on_host
         node.detach(child)
         node.run += child.run
@@ -250,8 +283,8 @@ class RadixTree:
         child.attached = False
         self.num_nodes -= 1
 
-    def cut(self, leaf: TreeNode, num_pages: int) -> list[int]:
-        """Take the last `num_pages` pages, not all, from a leaf."""
+    def truncate(self, leaf: TreeNode, num_pages: int) -> list[int]:
+        """Remove the last `num_pages` pages, not all, from a leaf, and return them."""
         assert leaf.evictable
         assert not leaf.children
         num_left = len(leaf.pages) - num_pages
@@ -263,7 +296,7 @@ class RadixTree:
         return pages
 
     def remove(self, leaf: TreeNode) -> list[int]:
-        """Take the whole leaf, and its pages, out of the tree."""
+        """Remove a leaf from the tree, and return its pages."""
         assert leaf.evictable
         assert not leaf.children
         parent = leaf.parent
@@ -276,7 +309,7 @@ class RadixTree:
         return leaf.pages
 
     def move(self, node: TreeNode, pages: list[int]) -> list[int]:
-        """Change the node's tier: its content is in `pages` of the other one now. Returns the pages it leaves."""
+        """Change the node's tier: its content is in `pages` of the other tier now. Returns the pages it leaves."""
         assert len(pages) == len(node.pages)
         self._count(node, -len(pages))
         left, node.pages = node.pages, pages
@@ -285,28 +318,29 @@ class RadixTree:
         node.parent.num_device_children += -1 if node.on_host else 1
         return left
 
-    def hold(self, node: TreeNode) -> None:
+    def pin(self, node: TreeNode) -> None:
+        """Increment the node's reference count; a node that becomes pinned pins its parent."""
         assert node.attached
         branch: ParentNode[TreeNode] = node
         while isinstance(branch, TreeNode):
-            branch.holds += 1
-            if branch.holds > 1:
+            branch.ref_count += 1
+            if branch.ref_count > 1:
                 return
             if not branch.on_host:
-                self.num_held_pages += len(branch.pages)
+                self.num_pinned_pages += len(branch.pages)
             branch = branch.parent
 
-    def let_go(self, node: TreeNode, clock: int) -> None:
-        """End a hold. What nobody holds any more was used until now."""
+    def unpin(self, node: TreeNode, clock: int) -> None:
+        """Decrement the node's reference count. Nodes that become unpinned get `clock` as their time of last use."""
         branch: ParentNode[TreeNode] = node
         while isinstance(branch, TreeNode):
-            assert branch.holds > 0
-            branch.holds -= 1
-            if branch.holds:
+            assert branch.ref_count > 0
+            branch.ref_count -= 1
+            if branch.ref_count:
                 return
             branch.last_used = clock
             if not branch.on_host:
-                self.num_held_pages -= len(branch.pages)
+                self.num_pinned_pages -= len(branch.pages)
             branch = branch.parent
 
     def _count(self, node: TreeNode, num_pages: int) -> None:
@@ -314,11 +348,11 @@ class RadixTree:
             self.num_host_pages += num_pages
         else:
             self.num_device_pages += num_pages
-            if node.holds:
-                self.num_held_pages += num_pages
+            if node.ref_count:
+                self.num_pinned_pages += num_pages
 
 
 def _pack_next(tokens: Sequence[int], packed: bytes, limit: int) -> bytes:
-    """As much again as was looked at, of `tokens[:limit]`."""
+    """Pack the next tokens of `tokens[:limit]`, as many again as are packed."""
     num_packed = len(packed) // TOKEN_BYTES
     return pack(tokens[num_packed : min(2 * num_packed, limit)])

@@ -1,4 +1,4 @@
-"""How loops are compiled and kept: never older than their sources, in any place, by several processes at once."""
+"""The cache of compiled loops: never older than the sources, in any directory, shared by concurrent processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
-    """A process that says what the loop made of 7, and how many loops it had to compile."""
+    """Start a process that prints the loop's result for 7, and how many loops it compiled."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
     return subprocess.Popen(
         [sys.executable, "-P", "-B", "-c", CODE],
@@ -55,14 +55,14 @@ def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
 
 
 def run(folder: Path, **environment: str) -> tuple[str, str]:
-    """What it said, and its complaints."""
+    """Return what the process printed on standard output, and on standard error."""
     process = start(folder, **environment)
-    said, complaints = process.communicate()
-    assert process.returncode == 0, complaints
-    return said.strip(), complaints
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return output.strip(), errors
 
 
-def test_what_was_compiled_once_is_kept_until_a_source_beside_it_changes(folder: Path) -> None:
+def test_a_compiled_loop_is_cached_until_a_source_beside_it_changes(folder: Path) -> None:
     assert run(folder) == ("14 1", "")
     assert run(folder) == ("14 0", "")
     (folder / "grown/constants.py").write_text("FACTOR = 3\n")
@@ -70,26 +70,26 @@ def test_what_was_compiled_once_is_kept_until_a_source_beside_it_changes(folder:
     assert run(folder) == ("21 0", "")
 
 
-def test_processes_that_start_together_share_one_place(folder: Path) -> None:
+def test_processes_that_start_together_share_one_cache(folder: Path) -> None:
     for process in [start(folder) for _ in range(3)]:
-        said, complaints = process.communicate()
-        assert (said.split()[0], complaints) == ("14", "")
+        output, errors = process.communicate()
+        assert (output.split()[0], errors) == ("14", "")
     assert run(folder) == ("14 0", "")
 
 
-def test_a_folder_that_cannot_be_written_to_keeps_its_loops_with_the_user(folder: Path, tmp_path: Path) -> None:
+def test_loops_of_a_read_only_folder_are_cached_in_the_users_directory(folder: Path, tmp_path: Path) -> None:
     (folder / "grown/__pycache__").write_text("a file where a directory should be: nobody can write there")
     assert run(folder, XDG_CACHE_HOME=str(tmp_path / "cache")) == ("14 1", "")
     assert run(folder, XDG_CACHE_HOME=str(tmp_path / "cache")) == ("14 0", "")
 
 
-def test_where_nothing_can_be_kept_loops_work_and_a_warning_says_why(folder: Path) -> None:
+def test_without_a_writable_directory_loops_work_and_a_warning_explains_it(folder: Path) -> None:
     (folder / "grown/__pycache__").write_text("a file where a directory should be: nobody can write there")
     for environment in ({"XDG_CACHE_HOME": "/dev/null"}, {"NUMBA_CACHE_DIR": "/dev/null"}):
-        said, complaints = run(folder, **environment)
-        assert said == "14 1"
-        assert "cannot be kept in" in complaints
-        assert "/dev/null" in complaints
+        output, errors = run(folder, **environment)
+        assert output == "14 1"
+        assert "cannot be cached in" in errors
+        assert "/dev/null" in errors
 
 
 def test_a_directory_that_the_user_names_comes_first(folder: Path, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_directory_that_the_user_names_comes_first(folder: Path, tmp_path: Pat
 
 
 def loop_modules() -> Iterator[str]:
-    """Names below `ramiform` of the modules that have loops compiled as they are imported."""
+    """Yield the names below `ramiform` of the modules whose loops are compiled at import."""
     for path in sorted(ROOT.glob("[kc]*/**/*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and any(
@@ -110,7 +110,7 @@ def loop_modules() -> Iterator[str]:
                 break
 
 
-def test_every_loop_is_compiled_before_a_runtime_says_that_it_is_ready() -> None:
+def test_every_loop_is_compiled_before_a_runtime_is_ready() -> None:
     imported = {f"ramiform.{name}" for name in LOOP_MODULES}
     code = f"import sys, {', '.join(sorted(imported))}; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
@@ -127,10 +127,10 @@ def test_loops_can_be_compiled_ahead() -> None:
             text=True,
             check=True,
         )
-    assert done.stderr == "", "the second time there is nothing to say"
+    assert done.stderr == "", "the second run compiles nothing, and prints nothing"
 
 
-def test_nothing_is_compiled_but_by_what_keeps_it() -> None:
+def test_every_loop_is_compiled_through_the_cache() -> None:
     for path in [*ROOT.glob("[cklr]*/**/*.py"), ROOT / "cli.py", ROOT / "chat.py"]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "numba":

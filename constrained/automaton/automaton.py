@@ -1,7 +1,7 @@
-"""A lazy deterministic byte automaton with a stack: control states are values, and become rows at first touch.
+"""Lazy deterministic pushdown automaton over bytes: control states are values, expanded to table rows on first use.
 
-A front end is a set of immutable, hashable classes with one method, `expand`, that says what each byte does in such a
-state. States that are equal are one state. Knows no tokens and no language.
+A front end is a set of immutable, hashable classes with one method, `expand`, that returns the transitions of a state.
+Equal values are one state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from .actions import (
     GUARDED,
     PLAIN,
     POP,
-    POP_BEFORE,
     PUSH,
     PUSH_BEFORE,
     RETURNS,
@@ -37,14 +36,17 @@ from .actions import (
 from .blocks import Block, block_of
 from .tables import Tables
 
-MAX_GUARDS = 64  # answers of guards that are remembered
+MAX_GUARDS = 64  # cached results of guarded frames
 
 
 @dataclass(frozen=True)
 class TransitionRow:
-    """What each byte does in a state: `edges` by byte, and all other bytes as in the state numbered `rest`, which has
-    been filled by `Automaton.block`. `accepts`: the text may end here. `ends`: the value may end here, with this
-    result, without a byte to say so. `plain`: every token of plain string content may come."""
+    """Transitions of one state.
+
+    `edges` maps bytes to actions; every other byte acts as in state number `rest`, which `Automaton.block` has filled.
+    `accepts`: the text may end here. `ends`: the value may end here with this result, without consuming a byte.
+    `plain`: every token of plain string content is allowed.
+    """
 
     edges: Mapping[int, int]
     rest: int = 0
@@ -54,37 +56,42 @@ class TransitionRow:
 
 
 class ControlState(Hashable, Protocol):
-    def expand(self, automaton: Automaton) -> TransitionRow: ...
+    """A control state of a front end."""
+
+    def expand(self, automaton: Automaton) -> TransitionRow:
+        """Return the transitions. Raises GrammarError if they are too complex."""
 
 
 class Frame:
-    """A state that is put on the stack, and is followed by another one according to the result of the value above it.
+    """A stack frame: when the value above it ends, its result selects the state that follows.
 
-    `guarded`: also according to the text of the value, so nothing is remembered.
+    The successor of a `guarded` frame depends on the text of the value too, so it is not stored in the tables. A frame
+    that is `once` is guarded only to refuse a value that has come before.
     """
 
     num_results: int
     guarded: bool = False
-    once: bool = False  # guarded, but what the text decides is only whether it has come before
+    once: bool = False
 
     def expand(self, automaton: Automaton) -> TransitionRow:
-        raise AssertionError("control never comes to a frame with results")
+        """Raise AssertionError: a frame is no control state."""
+        raise AssertionError("a frame is on the stack, and never the control state")
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
-        """None when the value may not be. `text` is empty unless the frame is guarded."""
+        """Return the state after a value; None if the value is refused. `text` is empty unless the frame is guarded."""
         raise NotImplementedError
 
     def repeats(self, result: int, text: bytes, before: bytes) -> bool:
-        """Return True if `before`, the text of the enclosing value, has this value already, so that it is refused.
+        """Return True if `before`, the text of the enclosing value, contains this value already, so that it is refused.
 
-        Only for guarded frames where states that remember such texts would be without end.
+        For guarded frames whose states cannot remember such texts, because there would be too many states.
         """
         return False
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The whole text has been read."""
+    """The final state: the whole text has been read."""
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         return TransitionRow({}, accepts=True)
@@ -92,19 +99,19 @@ class Accepted:
 
 @dataclass
 class Automaton:
-    """Filled tables, and the numbers of the states in them. One thread at a time."""
+    """The transition tables, and the states' numbers in them. Not thread-safe."""
 
     tables: Tables = field(default_factory=Tables)
-    memory: dict[Any, Any] = field(default_factory=dict)  # what front ends have worked out, by keys of theirs
-    refused: list[GrammarError] = field(default_factory=list)  # what front ends left out as too complex
-    has_once: bool = False  # whether there is a frame that is `once`
+    memory: dict[Any, Any] = field(default_factory=dict)  # caches of front ends, by their own keys
+    refused: list[GrammarError] = field(default_factory=list)  # of alternatives left out as too complex
+    has_once: bool = False  # True once a frame that is `once` exists
     _numbers: dict[Any, int] = field(default_factory=dict)
     _values: dict[int, Any] = field(default_factory=dict)
     _pushes: dict[tuple[int, int], int] = field(default_factory=dict)
     _guards: dict[tuple[int, int, bytes], int] = field(default_factory=dict)
 
     def number(self, state: ControlState | int) -> int:
-        """A state's, which is new if need be. Numbers are their own."""
+        """Return the number of a state, new or known. A number is returned as it is."""
         if type(state) is int:
             return state
         number = self._numbers.get(state)
@@ -114,7 +121,7 @@ class Automaton:
         return number
 
     def frame(self, state: ControlState | Frame | int) -> int:
-        """The number of a state as a frame."""
+        """Return the number of a state or frame that is pushed on the stack."""
         number = self.number(state)
         if isinstance(state, Frame) and self.tables.states.item(number, RETURNS) < 0:
             self.tables.states[number, RETURNS] = self.tables.new_returns(state.num_results)
@@ -124,18 +131,19 @@ class Automaton:
         return number
 
     def goto(self, state: ControlState | int) -> int:
+        """Return the action that consumes the byte and enters `state`."""
         return action(GOTO, self.number(state))
 
     def push(self, state: ControlState | int, then: ControlState | Frame | int) -> int:
-        """The byte is read; `then` waits on the stack for the value that begins at `state`."""
+        """Return the action that consumes the byte, pushes `then` and enters `state`, where a value begins."""
         return action(PUSH, self._push(state, then))
 
     def push_before(self, state: ControlState | int, then: ControlState | Frame | int) -> int:
-        """The same, but the byte is the value's first."""
+        """Return the action that pushes `then`, enters `state`, and reads the byte again as the value's first."""
         return action(PUSH_BEFORE, self._push(state, then))
 
     def stay_on(self, data: bytes) -> int:
-        """The number of a state to `rest` on, in which these bytes lead to the resting state itself."""
+        """Return the number of a state for `TransitionRow.rest` in which these bytes stay in the current state."""
         key = ("stay", data)
         number = self._numbers.get(key)
         if number is None:
@@ -149,12 +157,8 @@ class Automaton:
         return number
 
     def pop(self, result: int = 0) -> int:
-        """The byte ends the value."""
+        """Return the action that consumes the byte as the last of its value, which has `result`."""
         return action(POP, result)
-
-    def pop_before(self, result: int = 0) -> int:
-        """The value has ended before the byte."""
-        return action(POP_BEFORE, result)
 
     def _push(self, state: ControlState | int, then: ControlState | Frame | int) -> int:
         key = self.number(state), self.frame(then)
@@ -164,7 +168,7 @@ class Automaton:
         return number
 
     def fill(self, number: int) -> None:
-        """The row of a state. Raises what `expand` raises."""
+        """Compute the row of a state. Raises what `expand` raises."""
         row = self._values[number].expand(self)
         tables = self.tables
         tables.set_edges(number, row.edges)
@@ -180,8 +184,11 @@ class Automaton:
         states[number, FILLED] = 1
 
     def follow(self, frame: int, result: int, text: bytes = b"", before: bytes = b"") -> int:
-        """The state after a value with this result. Remembered; for a while only, if the frame is guarded: a walk asks
-        for the same text again wherever another byte ends it."""
+        """Return the state after a value with this result, 0 if it is refused.
+
+        The result is stored in the tables, or, for a guarded frame, in a small cache: a walk asks for the same text
+        again for every byte that ends it.
+        """
         is_guarded = self.tables.states.item(frame, FLAGS) & GUARDED
         key = frame, result, text
         if is_guarded and self._values[frame].repeats(result, text, before):
@@ -199,7 +206,7 @@ class Automaton:
         return number
 
     def edges_of(self, number: int) -> dict[int, int]:
-        """byte -> action of a state, filled if it is not."""
+        """Return the action of each byte in a state, without dead ones; the row is computed if need be."""
         if not self.tables.states[number, FILLED]:
             self.fill(number)
         tables = self.tables
@@ -216,36 +223,37 @@ class Automaton:
         return {byte: code for byte, code in found.items() if code}
 
     def is_once(self, frame: int) -> bool:
+        """Return True if a number is that of a frame that is `once`."""
         value = self._values.get(frame)
         return isinstance(value, Frame) and value.once
 
     def block(self, key: Hashable, make: Callable[[], Block]) -> int:
-        """The number of a block's local state 1 less 1, so that local state s is this plus s. Made once per key."""
+        """Add a block, once per key. Returns its base: the number of its local state s is the base plus s."""
         base = self._numbers.get(("block", key))
         if base is None:
             base = self._numbers["block", key] = self._add_block(make())
         return base
 
     def _add_block(self, block: Block) -> int:
-        tables, laid = self.tables, block.laid_out()
-        number = len(laid.states)
+        tables, layout = self.tables, block.layout()
+        number = len(layout.states)
         base = tables.new_states(number) - 1
-        row = tables.new_targets(laid.actions + base * laid.moves)
+        row = tables.new_targets(layout.actions + base * layout.moves)
         states = tables.states[base + 1 : base + 1 + number]
-        states[:] = laid.states
+        states[:] = layout.states
         states[:, ROW] += row
-        states[:, CLASSES] = tables.new_classes(laid.class_of)
+        states[:, CLASSES] = tables.new_classes(layout.class_of)
         return base
 
 
 @dataclass(frozen=True, eq=False)
 class DfaStart:
-    """The start of a text that a Dfa accepts as a whole."""
+    """Start state of a text that a Dfa must accept as a whole."""
 
     dfa: Dfa
 
     def base(self, automaton: Automaton) -> int:
-        """As `Automaton.block`."""
+        """Add the Dfa to the tables; return its base as `Automaton.block` does."""
         return automaton.block(("text", self.dfa), lambda: block_of(self.dfa, accepts=True, free=free_kinds(self.dfa)))
 
     def expand(self, automaton: Automaton) -> TransitionRow:
@@ -253,7 +261,7 @@ class DfaStart:
 
 
 def class_row(automaton: Automaton, actions: list[int], class_of: NDArray[np.uint8]) -> int:
-    """The number of a filled state in which a byte of class c does actions[c]; for `Row.rest`."""
+    """Return the number of a filled state, for `TransitionRow.rest`, in which a byte of class c has actions[c]."""
     tables = automaton.tables
     key = ("classes", class_of.tobytes())
     if key not in automaton.memory:

@@ -1,7 +1,4 @@
-"""Finite automata as blocks of the byte automaton's tables: laid out once, and brought into each automaton as a whole.
-
-Knows the layout of the tables; no language, no tokens.
-"""
+"""Finite automata as blocks of the transition tables: laid out once, and copied as a whole into each automaton."""
 
 from __future__ import annotations
 
@@ -35,11 +32,11 @@ from .actions import (
 )
 from .tables import Ints, new_rows
 
-MAX_KEPT = 1 << 14  # actions of a block that is laid out once; larger ones are seldom met again
+MAX_CACHED = 1 << 14  # actions of a block whose layout is cached; larger blocks are seldom used again
 
 
 class BlockLayout(NamedTuple):
-    """A block's part of the tables, as if it began at state 0 and at target 0."""
+    """The rows of a block, relative to its first state and target."""
 
     actions: Ints  # [S - 1, C]
     moves: Ints  # [S - 1, C]: 1 where an action leads to a state
@@ -49,13 +46,13 @@ class BlockLayout(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A finite automaton that is brought in as a whole: S states, the dead one first, C classes of bytes.
+    """A finite automaton of S states, the dead one first, over C classes of bytes.
 
-    results[s] is the result of a value that ends in s, -1 when none may. It ends by the byte `closing`, or before one
-    of the bytes `before`; with neither, the text ends there (`accepts`). `counted[s]`: what leads on from s begins a
-    character, of which there must have been `least` at the end, and at most `most[s]` to come to s. `plain[s]`: every
-    token of plain string content may come. `loops[s]`: every plain character leads from s to s.
-    `free`: of each state, kinds of bytes and how long every text of these may be, as `free_kinds` gives them.
+    results[s] is the result of a value that ends in s, -1 if none may end there. A value ends with the byte `closing`,
+    or before one of the bytes `before`; with neither, the text ends there (`accepts`). `counted[s]`: a transition from
+    s begins a character; at least `least` characters are needed to end, and at most `most[s]` are allowed to enter s.
+    `plain[s]`: every token of plain string content is allowed. `loops[s]`: every plain character leads from s to s.
+    `free`: byte kinds and lengths of each state, as `free_kinds` returns them.
     """
 
     table: NDArray[np.int32]  # [S, C]
@@ -71,16 +68,16 @@ class Block:
     least: int = 0
     most: Ints | None = None  # [S]
 
-    def laid_out(self) -> BlockLayout:
-        """Its part of the tables, kept if it is small."""
-        found: BlockLayout | None = self.__dict__.get("_laid_out")
+    def layout(self) -> BlockLayout:
+        """Return the rows of this block, cached if it is small."""
+        found: BlockLayout | None = self.__dict__.get("_layout")
         if found is None:
-            found = self._lay_out()
-            if found.actions.size <= MAX_KEPT:
-                self.__dict__["_laid_out"] = found
+            found = self._compute_layout()
+            if found.actions.size <= MAX_CACHED:
+                self.__dict__["_layout"] = found
         return found
 
-    def _lay_out(self) -> BlockLayout:
+    def _compute_layout(self) -> BlockLayout:
         num_states, num_classes = self.table.shape
         leads = self.table != 0
         actions = np.where(leads, (GOTO << SHIFT) + self.table, DEAD).astype(np.int32)
@@ -89,10 +86,10 @@ class Block:
             actions = (actions + extra).astype(np.int32)
         class_of = self.class_of
         if self.before or self.closing is not None:
-            # The bytes after a value, and the byte that closes it, are classes of their own.
+            # The bytes after a value, or the byte that closes it, form a class of their own.
             class_of = class_of.copy()
             ended = list(self.before) if self.closing is None else [self.closing]
-            # Where the value cannot end, the closing byte is as before: an escaped quote.
+            # Where the value cannot end, the closing byte keeps its transition: an escaped quote.
             like = int(class_of[ended[0]])
             extra, also = actions[:, [like]].copy(), leads[:, [like]].copy()
             operation = POP_BEFORE if self.closing is None else (POP if self.counted is None else POP_COUNTED)
@@ -121,5 +118,5 @@ class Block:
 
 
 def block_of(dfa: Dfa, **options: Any) -> Block:
-    """Every accepting state ends with result 0; its start is local state `dfa.START`."""
+    """Make a block of a Dfa: every accepting state ends with result 0, and the start is local state `dfa.START`."""
     return Block(dfa.table, dfa.class_of, np.where(dfa.accepting, 0, -1).astype(np.int32), **options)

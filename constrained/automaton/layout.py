@@ -1,29 +1,29 @@
-"""The arrays that a walk through the tables works on: their columns and places."""
+"""Columns and indices of the arrays that a walk through the tables works on."""
 
 from __future__ import annotations
 
 MAX_DEPTH = 256  # of the stack
 
-# What a step or a walk answers.
+# Status of a step or a walk.
 DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED = range(5)
-# Places in `context`, int64.
+# Indices of `context`, int64.
 (
-    AT,  # the node or byte to go on with
-    WANTED,  # the state, or the frame, that is asked for
-    RESULT,  # of the value that ended, for a frame that is asked for
-    BEGAN,  # where the text of that value began
-    AROUND,  # where that of the value around it did
-    REACH,  # how many frames below the start the walk has seen
-    BASE_DEPTH,  # of the stack at the start
-    OFFSET,  # of the text at the start
-    ANSWERED,  # how many guards of this step have been answered
-    ANSWER,  # to the first of them: the state that follows, 0 for none; then those to the next ones
+    VALUE_END,  # number of bytes of the token that belong to the value that ended
+    WANTED,  # the state or frame that the caller must compute
+    RESULT,  # result of the value that ended, if a frame is wanted
+    BEGAN,  # offset where the text of that value begins
+    AROUND,  # offset where the text of the enclosing value begins
+    REACH,  # number of frames below the start that the walk has read
+    BASE_DEPTH,  # depth of the stack at the start
+    OFFSET,  # length of the output at the start
+    ANSWERED,  # number of guards of this step that the caller has answered
+    ANSWER,  # answer to the first of them: the state that follows, 0 for none; then the other answers
 ) = range(10)
-CONTEXT_SIZE = ANSWER + 8  # one byte ends few values
-# Columns of `work`, whose row d is where a token has come to after d bytes: state, top of the stack, first free cell,
-# characters of a counted string. For a walk also which of the trie's nodes are to be looked at there: those from NEXT
-# on, before LAST. While that is not known, NEXT is -1 less the node that row d has come to.
+CONTEXT_SIZE = ANSWER + 8  # one byte ends at most a few values
+# Columns of `work`. Row d is the configuration after d bytes of a token: state, top of the stack, first free cell,
+# characters of a counted string. A walk also visits there the nodes of the trie from NEXT on, before LAST. Until these
+# are known, NEXT is ~n for the node n that row d belongs to.
 STATE, TOP, FREE_CELL, COUNTED, NEXT, LAST = range(6)
-NUM_WORK_COLUMNS = 8  # a row is half a line of the cache
-# Columns of `cells`, the persistent stack: frame, the cell below, depth, where the text of the value above began.
+NUM_WORK_COLUMNS = 8  # a row is half a cache line
+# Columns of `cells`, the persistent stack: frame, cell below, depth, offset where the text of the value above begins.
 FRAME, BELOW, LEVEL, BEGIN = range(4)

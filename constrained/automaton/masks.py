@@ -1,7 +1,4 @@
-"""Configurations of an automaton to token bitmasks, remembered by what was seen of the stack.
-
-Knows the automaton's tables and the vocabulary; no language, no output's history but the bytes it is given.
-"""
+"""Token bitmasks of the automaton's configurations, cached by the part of the stack that they depend on."""
 
 from __future__ import annotations
 
@@ -20,13 +17,13 @@ from .tables import Tables
 from .token_trie import FIRST_TOKEN, TokenTrie, addresses
 from .vocabulary import Vocabulary
 
-MAX_MASK_BYTES = 64 << 20  # of masks kept per grammar, the least recently used go first
+MAX_MASK_BYTES = 64 << 20  # of cached masks per grammar; the least recently used are evicted
 
-_GO_ON = (-1, 0, 0, 0, 0)  # in place of a configuration: with the walk that had asked for something
+_RESUME = (-1, 0, 0, 0, 0)  # in place of a configuration: resume the interrupted walk
 
 
 class Configuration(NamedTuple):
-    """Where an output stands: control state, top and first free cell of its stack, characters of a counted string."""
+    """State of an output: control state, top and first free cell of its stack, characters of a counted string."""
 
     state: int
     top: int
@@ -35,24 +32,24 @@ class Configuration(NamedTuple):
 
 
 class TokenWalker:
-    """Fills what a walk asks for, and remembers masks. One thread at a time."""
+    """Runs walks over the vocabulary, computes the states that they request, and caches masks. Not thread-safe."""
 
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
-        from . import walk_kernel as kernel  # here, for it imports numba
+        from . import walk_kernel  # not at the top: it imports numba
 
-        self._kernel: Any = kernel
-        self._packed: PackedArrays | None = None
+        self._kernel: Any = walk_kernel
         self.automaton = automaton
         self.vocabulary = vocabulary
         self._longest = max(vocabulary.trie.max_depth, 1)
-        self.num_spare_cells = 2 * self._longest + 2  # how many cells a walk may use above the first free one
+        self.num_spare_cells = 2 * self._longest + 2  # cells that a walk may use above the first free one
         self._work = np.zeros((self._longest + 2, layout.NUM_WORK_COLUMNS), np.int32)
-        self._codes = np.zeros(256, np.int32)  # a walk's: the actions of its first state's edges by byte, -1 for none
+        self._codes = np.zeros(256, np.int32)  # actions of the edges of a walk's first state by byte, -1 for none
         self._context = np.zeros(CONTEXT_SIZE, np.int64)
         self._masks: OrderedDict[tuple[int, ...], NDArray[np.int32]] = OrderedDict()
         self._reach: dict[tuple[int, ...], int] = {}
         self._keys: dict[int, tuple[int]] = {}
-        self._guarded: set[int] = set()  # states whose masks ask guards, and so are not remembered
+        self._guarded: set[int] = set()  # states whose masks depend on guarded frames, and so are not cached
+        self._arrays = PackedArrays(automaton.tables, self._work, self._context, self._codes, vocabulary)
         self._max_masks = max(1, MAX_MASK_BYTES // (4 * vocabulary.num_words))
 
     def mask(
@@ -63,8 +60,8 @@ class TokenWalker:
         history: bytearray,
         names: NamesInTokens,
     ) -> NDArray[np.int32]:
-        """The bitmask of a configuration; never written to. `names` are brought up to `history`."""
-        mask = self._remembered(at, cells, cells_address, history)
+        """Return the bitmask of a configuration, read-only. Brings `names` up to date with `history`."""
+        mask = self._cached(at, cells, cells_address, history)
         automaton, top = self.automaton, at.top
         if not automaton.has_once or not history:
             return mask
@@ -82,13 +79,13 @@ class TokenWalker:
         repeating = self.vocabulary.quoted.repeating(mask, name, before, names, may_come)
         return without(mask, repeating) if repeating else mask
 
-    def _remembered(
+    def _cached(
         self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
     ) -> NDArray[np.int32]:
-        """The mask but for names that have come, which it lets come again."""
+        """Return the mask from the cache, or compute it. It still allows names that have come before."""
         state, top, _, counted = at
         key = self._keys.get(state) or self._key(state, counted)
-        # Near the deepest that a stack may be, a mask depends on how deep it is.
+        # Near the maximum depth of the stack, a mask depends on its depth.
         is_shallow = cells.item(top, LEVEL) + self._longest < MAX_DEPTH
         reach = self._reach.get(key) if is_shallow else None
         if reach is not None:
@@ -108,7 +105,10 @@ class TokenWalker:
         return mask
 
     def _key(self, number: int, counted: int) -> tuple[int, ...]:
-        """What a mask depends on beside the stack; the state is filled then. Kept for those that count nothing."""
+        """Return the cache key of a mask without the stack, and fill the state.
+
+        Keys of states that count nothing are kept.
+        """
         if not self.automaton.tables.states[number, FILLED]:
             self.automaton.fill(number)
         state, longest = self.automaton.tables.states[number], self._longest
@@ -138,7 +138,7 @@ class TokenWalker:
             out = np.zeros(vocabulary.num_words, np.int32)
         guarded = self._walk(trie, at, out, cells, cells_address, history)
         if guarded and trie is vocabulary.plain.tails:
-            # A guard needs the whole text, of which the tails are only a part.
+            # A guard needs the whole text; the tails are only its end.
             out = vocabulary.plain.mask(room).copy()
             self._walk(vocabulary.plain.others, at, out, cells, cells_address, history)
         if self.may_end(at, cells, history):
@@ -150,23 +150,27 @@ class TokenWalker:
     def _compute_like(
         self, like: int, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
     ) -> NDArray[np.int32] | None:
-        """As `_compute`, along given texts (names, words of an enum) in a string where any other may come: the mask of
-        where those have been left, but for the tokens that begin as these go on. None where that mask is not known."""
-        out = self._remembered(at._replace(state=like), cells, cells_address, history).copy()
+        """Compute a mask along given texts (names, strings of an enum) in a string that may hold any other text.
+
+        It is the mask of the state `like`, where the given texts have been left, except for the tokens that begin as
+        they continue. Returns None if the mask of `like` is not cached.
+        """
+        out = self._cached(at._replace(state=like), cells, cells_address, history).copy()
         reach = self._reach.get((like,))
         if reach is None:
             self._guarded.add(like)
             return None
-        # Of some frames only a guard was asked: then the mask is that of this text alone, and was not remembered.
-        is_remembered = (like, *_frames(cells, at.top, reach)) in self._masks
+        # If a guard was asked, the mask holds for this text alone, and was not cached.
+        is_cached = (like, *_frames(cells, at.top, reach)) in self._masks
         guarded = self._walk(self.vocabulary.plain.others, at, out, cells, cells_address, history, only_edges=True)
-        if guarded or not is_remembered:
+        if guarded or not is_cached:
             self._context[layout.REACH] = -1
         else:
             self._context[layout.REACH] = max(reach, int(self._context[layout.REACH]))
         return out
 
     def _begin(self, at: Configuration, cells: NDArray[np.int32], offset: int) -> None:
+        """Set the kernel's arrays to a configuration."""
         self._work[0] = at.state, at.top, at.free, at.counted, -1, 0, 0, 0
         context = self._context
         context[layout.REACH] = 0
@@ -184,68 +188,45 @@ class TokenWalker:
         history: bytearray,
         only_edges: bool = False,
     ) -> bool:
-        """Whether a guard was asked."""
+        """Set the bits of the trie's allowed tokens in `out`. Returns True if a guard was asked."""
         depth, guarded = 0, False
-        if not self._kernel.IS_COMPILED:
-            self._begin(at, cells, len(history))
         begin = (*at, len(history))
         while True:
-            if self._kernel.IS_COMPILED:
-                packed = self._addresses()
-                answer, depth = packed.walk(
-                    *begin, depth, only_edges, cells_address, len(cells), trie.packed, out, packed.addresses
-                )
-                begin = _GO_ON
-            else:
-                answer, depth = self._kernel.walk(
-                    trie.data,
-                    trie.nodes,
-                    trie.tokens,
-                    out,
-                    depth,
-                    only_edges,
-                    self._codes,
-                    *self._tables(),
-                    cells,
-                    self._work,
-                    self._context,
-                )
-            if answer == layout.DONE:
+            arrays = self._current_arrays()
+            status, depth = arrays.walk(
+                *begin, depth, only_edges, cells_address, len(cells), trie.packed, out, arrays.addresses
+            )
+            begin = _RESUME
+            if status == layout.DONE:
                 return guarded
-            if answer == layout.NEEDS_GUARD and not self.automaton.is_once(int(self._context[layout.WANTED])):
+            if status == layout.NEEDS_GUARD and not self.automaton.is_once(int(self._context[layout.WANTED])):
                 guarded = True
                 token = int(trie.tokens[trie.nodes[self._work[depth, layout.NEXT], FIRST_TOKEN]])
-                self._provide(answer, history, (self.vocabulary.tokens[token] or b"")[: depth + 1])
+                self._provide(status, history, (self.vocabulary.tokens[token] or b"")[: depth + 1])
             else:
-                self._provide(answer, history, b"", is_walk=True)
+                self._provide(status, history, b"", is_walk=True)
 
-    def _addresses(self) -> PackedArrays:
-        packed, tables = self._packed, self.automaton.tables
-        if packed is None:
-            packed = self._packed = PackedArrays(tables, self._work, self._context, self._codes, self.vocabulary)
-        elif not packed.holds(tables):
-            packed.take(tables)
-        return packed
+    def _current_arrays(self) -> PackedArrays:
+        arrays, tables = self._arrays, self.automaton.tables
+        if not arrays.holds(tables):
+            arrays.update(tables)
+        return arrays
 
-    def _tables(self) -> tuple[Any, ...]:
-        tables = self.automaton.tables
-        return tables.states, tables.edges, tables.classes, tables.targets, tables.pushes, tables.returns
-
-    def _provide(self, answer: int, history: bytearray, path: bytes, *, is_walk: bool = False) -> None:
-        """What a walk has asked for."""
+    def _provide(self, status: int, history: bytearray, path: bytes, *, is_walk: bool = False) -> None:
+        """Compute what a walk has requested."""
         context = self._context
         wanted = int(context[layout.WANTED])
-        if answer == layout.NEEDS_STATE:
+        if status == layout.NEEDS_STATE:
             self.automaton.fill(wanted)
-        elif answer == layout.NEEDS_RETURN:
+        elif status == layout.NEEDS_RETURN:
             self.automaton.follow(wanted, int(context[layout.RESULT]))
-        elif is_walk:  # of a frame that is once
+        elif is_walk:  # a frame that is `once`: duplicates are removed from the mask later
             self._answer(self.automaton.follow(wanted, int(context[layout.RESULT])))
         else:
             began, around, path = (
                 int(context[layout.BEGAN]),
                 int(context[layout.AROUND]),
-                path[: context.item(layout.AT)],
+                path[: context.item(layout.VALUE_END)],
             )
             text = _from(began, history, path)
             before = _from(around, history, path)[: began - around]
@@ -253,7 +234,7 @@ class TokenWalker:
             self._answer(state)
 
     def _answer(self, state: int) -> None:
-        """To a guard."""
+        """Store the state after a guarded frame for the kernel."""
         context = self._context
         context[layout.ANSWER + int(context[layout.ANSWERED])] = state
         context[layout.ANSWERED] += 1
@@ -261,51 +242,53 @@ class TokenWalker:
     def advance(
         self, at: Configuration, cells: NDArray[np.int32], history: bytearray, data: bytes
     ) -> Configuration | None:
-        """Over the bytes of a token. None when they cannot come."""
+        """Return the configuration after the bytes; None if they are refused."""
         self._begin(at, cells, len(history))
-        text = np.frombuffer(bytearray(data), np.uint8)  # the loop is compiled for what can be written to
-        answer, place = self._kernel.advance(text, 0, *self._tables(), cells, self._work, self._context)
-        return self._advance_from(answer, place, cells, history, data)
+        text = np.frombuffer(bytearray(data), np.uint8)  # the loop is compiled for writable arrays
+        status, place = self._kernel.advance(text, 0, *self.automaton.tables.arrays(), cells, self._work, self._context)
+        return self._advance_from(status, place, cells, history, data)
 
     def _advance_from(
-        self, answer: int, place: int, cells: NDArray[np.int32], history: bytearray, data: bytes
+        self, status: int, place: int, cells: NDArray[np.int32], history: bytearray, data: bytes
     ) -> Configuration | None:
-        """The rest of an advance that has come to byte `place` with this answer."""
-        text = np.frombuffer(bytearray(data), np.uint8)  # the loop is compiled for what can be written to
-        while answer != layout.DONE:
-            if answer == layout.REFUSED:
+        """Complete an advance that stopped at byte `place` with this status."""
+        text = np.frombuffer(bytearray(data), np.uint8)  # the loop is compiled for writable arrays
+        while status != layout.DONE:
+            if status == layout.REFUSED:
                 return None
-            self._provide(answer, history, data)
-            answer, place = self._kernel.advance(text, place, *self._tables(), cells, self._work, self._context)
+            self._provide(status, history, data)
+            status, place = self._kernel.advance(
+                text, place, *self.automaton.tables.arrays(), cells, self._work, self._context
+            )
         after = Configuration(*self._work[len(data), : layout.NEXT].tolist())
         return None if self.automaton.tables.states[after.state, FLAGS] & DEAD_END else after
 
     def advance_token(
         self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray, token: int
     ) -> Configuration | None:
-        """As `advance`, for a token of the vocabulary that has bytes."""
-        if not self._kernel.IS_COMPILED:
-            return self.advance(at, cells, history, self.vocabulary.tokens[token] or b"")
-        packed = self._addresses()
-        answer, place, *after = packed.advance(token, *at, len(history), cells_address, len(cells), packed.addresses)
-        if answer == layout.DONE:
+        """Return the configuration after a token that has bytes; None if it is refused."""
+        arrays = self._current_arrays()
+        status, place, *after = arrays.advance(token, *at, len(history), cells_address, len(cells), arrays.addresses)
+        if status == layout.DONE:
             return Configuration(*after)
-        if answer == layout.REFUSED:
+        if status == layout.REFUSED:
             return None
-        return self._advance_from(answer, place, cells, history, self.vocabulary.tokens[token] or b"")
+        return self._advance_from(status, place, cells, history, self.vocabulary.tokens[token] or b"")
 
     def only_byte(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> int | None:
-        """The byte that must come next, None when there are several or none."""
+        """Return the only byte that is allowed next; None if there are several or none."""
         self._begin(at, cells, len(history))
         byte, found = 0, -1
         while True:
-            answer, byte, found = self._kernel.only_byte(byte, found, *self._tables(), cells, self._work, self._context)
-            if answer == layout.DONE:
+            status, byte, found = self._kernel.only_byte(
+                byte, found, *self.automaton.tables.arrays(), cells, self._work, self._context
+            )
+            if status == layout.DONE:
                 return found if 0 <= found < 256 else None
-            self._provide(answer, history, bytes([byte]))
+            self._provide(status, history, bytes([byte]))
 
     def may_end(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> bool:
-        """Whether the text may end here: at the bottom of the stack, after values that end without a byte."""
+        """Return True if the text may end here: at the bottom of the stack, after values that end without a byte."""
         automaton, state, top = self.automaton, at.state, at.top
         while True:
             states = automaton.tables.states
@@ -328,7 +311,7 @@ class TokenWalker:
 
 
 class PackedArrays:
-    """The addresses of a walker's arrays, which it keeps alive, and what is called with them."""
+    """Addresses of a walker's arrays, which it keeps alive, and the compiled functions that take them."""
 
     def __init__(
         self,
@@ -338,27 +321,27 @@ class PackedArrays:
         codes: NDArray[np.int32],
         vocabulary: Vocabulary,
     ) -> None:
-        from . import walk_packed as packed  # here, for it imports numba
+        from . import walk_packed  # not at the top: it imports numba
 
-        self.advance: Any = packed.advance
-        self.walk: Any = packed.walk
+        self.advance: Any = walk_packed.advance
+        self.walk: Any = walk_packed.walk
         self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
         self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
         self._others = (work, context, codes, vocabulary)
-        own = addresses(*_arrays(tables), work, context, codes)
+        own = addresses(*tables.arrays(), work, context, codes)
         self.addresses = np.concatenate([own, vocabulary.packed_addresses])
 
-    def take(self, tables: Tables) -> None:
-        """Those tables that have been made anew, as they grew."""
+    def update(self, tables: Tables) -> None:
+        """Take over the tables that were reallocated because they grew."""
         held = (self._states, self._edges, self._classes, self._targets, self._pushes, self._returns)
-        for number, (before, now) in enumerate(zip(held, _arrays(tables), strict=True)):
+        for number, (before, now) in enumerate(zip(held, tables.arrays(), strict=True)):
             if now is not before:
                 self.addresses[2 * number : 2 * number + 2] = addresses(now)
         self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
         self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
 
     def holds(self, tables: Tables) -> bool:
-        """Whether no table has been made anew since, as it grew."""
+        """Return True if no table has been reallocated since the last update."""
         return (
             self._states is tables.states
             and self._edges is tables.edges
@@ -369,17 +352,13 @@ class PackedArrays:
         )
 
 
-def _arrays(tables: Tables) -> tuple[NDArray[Any], ...]:
-    """In the order in which `packed` has them."""
-    return tables.states, tables.edges, tables.classes, tables.targets, tables.pushes, tables.returns
-
-
 def _from(place: int, history: bytearray, path: bytes) -> bytes:
-    """The text from a place on: of the output so far and what a token adds."""
+    """Return the text from an offset on: of the output so far, and the bytes of a token."""
     return bytes(history[place:]) + path if place <= len(history) else path[place - len(history) :]
 
 
 def _frames(cells: NDArray[np.int32], top: int, number: int) -> tuple[int, ...]:
+    """Return the topmost frames of a stack."""
     cell = cells.item
     if number == 1:
         return (cell(top, FRAME),)

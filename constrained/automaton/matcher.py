@@ -1,4 +1,4 @@
-"""A compiled grammar and the outputs that follow it: masks, steps forward and back, forced text."""
+"""Compiled grammars and the matchers that follow them: masks, accepted tokens, rollback, forced text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_FORCED = 1 << 12  # bytes
 
 
 class CompiledGrammar:
-    """An automaton beside a vocabulary. Shared by every output that follows it, from any thread."""
+    """An automaton over a vocabulary, shared by all its matchers. Thread-safe."""
 
     def __init__(self, automaton: Automaton, start: ControlState, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -28,16 +28,16 @@ class CompiledGrammar:
         self.end = automaton.number(Accepted())
 
     def matcher(self) -> Matcher:
-        """A new output's."""
+        """Begin a new output."""
         return Matcher(self)
 
 
 class Matcher:
-    """One output's way through a grammar. Not for several threads at once."""
+    """State of one output in a grammar. Not thread-safe by itself."""
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
-        # The stack is persistent: cells are only added, so that going back is forgetting the last of them.
+        # The stack is persistent: cells are only added, so that a rollback forgets the last of them.
         self._cells = np.zeros((128 + grammar.walker.num_spare_cells, 4), np.int32)
         self._cells[1] = grammar.end, 0, 1, 0
         self._cells_address = int(self._cells.ctypes.data)
@@ -48,10 +48,10 @@ class Matcher:
         self._ended = False
 
     def mask(self, out: NDArray[np.int32]) -> None:
-        """Write which tokens may come next: bit t % 32 of word t // 32 of int32[ceil(V / 32)].
+        """Write the allowed tokens into int32[ceil(V / 32)]: bit t % 32 of word t // 32 for token t.
 
-        The ends of sequence may exactly when `is_accepting`. There is always a token that may come, until an end of
-        sequence has come; then none may.
+        The ends of sequence are allowed exactly if `is_accepting`. At least one token is allowed until an end of
+        sequence is accepted; after that none is.
         """
         if self._ended:
             out[:] = 0
@@ -60,7 +60,7 @@ class Matcher:
             out[:] = self._grammar.walker.mask(self._at, self._cells, self._cells_address, self._history, self._names)
 
     def accept(self, token: int) -> bool:
-        """Go on by one token. False, and nothing changed, when it may not come next."""
+        """Consume a token. Returns False, and changes nothing, if it is not allowed."""
         grammar = self._grammar
         vocabulary = grammar.vocabulary
         if self._ended:
@@ -90,9 +90,9 @@ class Matcher:
         return True
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last tokens accepted."""
+        """Undo the last accepted tokens."""
         num_accepted = len(self._before)
-        assert 0 <= num_tokens <= num_accepted, f"{num_tokens} of {num_accepted} tokens taken back"
+        assert 0 <= num_tokens <= num_accepted, f"cannot roll back {num_tokens} of {num_accepted} tokens"
         if num_tokens:
             self._at, length = self._before[-num_tokens]
             del self._history[length:]
@@ -101,14 +101,14 @@ class Matcher:
             self._ended = False
 
     def is_accepting(self) -> bool:
-        """Whether the output may end here."""
+        """Return True if the output may end here."""
         if self._ended:
             return True
         with self._grammar.lock:
             return self._grammar.walker.may_end(self._at, self._cells, self._history)
 
     def forced(self) -> bytes:
-        """The bytes that must come next, up to where there is a choice or the output may end."""
+        """Return the bytes that must come next, up to a choice or a possible end of the output."""
         if self._ended:
             return b""
         walker, cells, history = self._grammar.walker, self._cells, bytearray(self._history)
@@ -130,7 +130,7 @@ class Matcher:
 
 
 def fill_batch(matchers: Sequence[Matcher | None], out: NDArray[np.int32]) -> None:
-    """Write the masks of a whole batch: row b of int32[B, ceil(V / 32)]. All bits are set where there is no matcher."""
+    """Write the masks of a batch into int32[B, ceil(V / 32)]. Rows without a matcher get all bits set."""
     for row, matcher in zip(out, matchers, strict=True):
         if matcher is None:
             row[:] = -1

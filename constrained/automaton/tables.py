@@ -1,9 +1,9 @@
-"""The arrays that hold an automaton's filled states, growing. Knows the layout; no front end, no token."""
+"""Growing arrays of the pushdown automaton's transitions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +13,14 @@ from .actions import CLASSES, FILLED, HEAD, MAX_ARGUMENT, MOST, NUM_COLUMNS, RET
 
 Ints = NDArray[np.int32]
 T = TypeVar("T", bound=np.generic)
-MAX_STATES = 1 << 21  # of one grammar, however long its outputs
+MAX_STATES = 1 << 21  # of one grammar, over all its outputs
 assert MAX_STATES <= MAX_ARGUMENT
 _NEW_STATE = np.zeros(NUM_COLUMNS, np.int32)
 _NEW_STATE[[HEAD, RETURNS, MOST]] = -1, -1, UNBOUNDED
 
 
 def new_rows(number: int) -> Ints:
-    """Of states that are not filled: int32[number, NUM_COLUMNS]."""
+    """Return rows of states that are not filled yet: int32[number, NUM_COLUMNS]."""
     return np.tile(_NEW_STATE, (number, 1))
 
 
@@ -29,7 +29,7 @@ _FIRST_STATES[0, FILLED] = 1
 
 
 class Tables:
-    """State 0 is dead; its row is all zeros, and the row of every state that has only edges."""
+    """The tables of one automaton. State 0 is dead; its all-zero row serves every state that has only edges."""
 
     def __init__(self) -> None:
         self.states: Ints = _FIRST_STATES.copy()
@@ -43,7 +43,7 @@ class Tables:
         self.num_targets, self.num_pushes, self.num_returns = 1, 0, 0
 
     def new_states(self, number: int) -> int:
-        """The first of so many new states, not filled."""
+        """Add states that are not filled yet; return the first. Raises GrammarError beyond MAX_STATES."""
         first = self.num_states
         self.num_states += number
         if self.num_states > MAX_STATES:
@@ -54,6 +54,7 @@ class Tables:
         return first
 
     def new_classes(self, class_of: NDArray[np.uint8]) -> int:
+        """Add a classification of bytes, uint8[256]; return its row."""
         number = self.num_classes
         self.num_classes += 1
         self.classes = _grown(self.classes, self.num_classes)
@@ -61,6 +62,7 @@ class Tables:
         return number
 
     def new_targets(self, actions: Ints) -> int:
+        """Add actions, in row-major order; return the offset of the first."""
         first = self.num_targets
         self.num_targets += actions.size
         self.targets = _grown(self.targets, self.num_targets)
@@ -68,6 +70,7 @@ class Tables:
         return first
 
     def new_push(self, state: int, frame: int) -> int:
+        """Add a pair of a state and a frame; return its number."""
         number = self.num_pushes
         self.num_pushes += 1
         self.pushes = _grown(self.pushes, self.num_pushes)
@@ -76,20 +79,25 @@ class Tables:
         return number
 
     def new_returns(self, number: int) -> int:
+        """Add unknown states for so many results; return the offset of the first."""
         first = self.num_returns
         self.num_returns += number
         self.returns = _grown(self.returns, self.num_returns)
         self.returns[first : self.num_returns] = UNKNOWN
         return first
 
+    def arrays(self) -> tuple[Any, ...]:
+        """Return the arrays in the order in which the compiled loops take them."""
+        return self.states, self.edges, self.classes, self.targets, self.pushes, self.returns
+
     def reserve_edges(self, number: int) -> None:
-        """Room for so many more."""
+        """Make room for so many more edges."""
         if self.num_edges + number > len(self.edges):
             self.edges = _grown(self.edges, self.num_edges + number)
             self._edges = _flat(self.edges)
 
     def set_edges(self, state: int, edges: Mapping[int, int]) -> None:
-        """What bytes do in a state that has none yet."""
+        """Set the actions of bytes in a state without edges."""
         if not edges:
             return
         self.reserve_edges(len(edges))
@@ -104,17 +112,18 @@ class Tables:
         self.num_edges = number
 
     def copy_row(self, state: int, source: int) -> None:
-        """What edges do not say is as in `source`, which is filled and has no edges."""
+        """Let bytes without an edge act as in `source`, which is filled and has no edges."""
         self.states[state, ROW] = self.states[source, ROW]
         self.states[state, CLASSES] = self.states[source, CLASSES]
 
 
 def _flat(array: Ints) -> memoryview[int]:
-    """The array's numbers, where single ones are written sooner than through numpy."""
+    """Return a view through which single numbers are written faster than through numpy."""
     return memoryview(array).cast("B").cast("i")  # type: ignore[arg-type]
 
 
 def _grown(array: NDArray[T], length: int) -> NDArray[T]:
+    """Return the array with at least `length` rows, at least doubled if it must grow."""
     if length <= len(array):
         return array
     larger = np.empty((max(length, 2 * len(array)), *array.shape[1:]), array.dtype)

@@ -1,23 +1,18 @@
-"""The token walk: steps of the byte automaton over tokens and over the trie of all tokens. Plain loops over arrays,
-compiled by numba when it is installed.
+"""Compiled loops of the token walk: steps of the pushdown automaton over a token, and over the trie of all tokens.
 
-A walk that meets a state which has no row yet, or a frame whose follower is not known yet, stops with a request;
-the caller fills it in and calls again, and the walk goes on where it stopped.
-
-What the arrays hold is said in `actions`, `layout` and `token_trie`. Import this file where it is needed, not at the
-top of another: it imports numba.
+A walk stops with a request when it meets a state without a row, or a frame whose successor is unknown. The caller fills
+it in and calls again, and the walk resumes where it stopped. The modules `actions`, `layout` and `token_trie` describe
+the arrays. Import this module inside the function that needs it, because it imports numba.
 """
 
-# ruff: noqa: SIM108, SIM109  (spelled out, as it is compiled)
+# ruff: noqa: SIM108, SIM109  (spelled out because they are compiled)
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...loops import compiled
 from .actions import (
     ARGUMENT,
     CHECK,
@@ -50,7 +45,6 @@ from .layout import (
     ANSWER,
     ANSWERED,
     AROUND,
-    AT,
     BASE_DEPTH,
     BEGAN,
     BEGIN,
@@ -72,26 +66,13 @@ from .layout import (
     RESULT,
     STATE,
     TOP,
+    VALUE_END,
     WANTED,
 )
 from .token_trie import FIRST_CHILD, FIRST_TOKEN, HEIGHT, KINDS, LAST_CHILD, LAST_TOKEN, OWN_END
 
-F = TypeVar("F", bound=Callable[..., Any])
 Ints = NDArray[np.int32]
-
-try:
-    from ...loops import compiled as compiled  # for `product_kernel` too
-except ModuleNotFoundError as error:  # the same loops, interpreted
-    if error.name != "numba":
-        raise
-    IS_COMPILED = False
-
-    def compiled(*signatures: str, **options: Any) -> Callable[[F], F]:
-        return lambda function: function
-else:
-    IS_COMPILED = True
-
-# Of the automaton, as every step takes it: states, edges, classes, targets, pushes, returns, cells; work and context.
+# Types of the arrays that every step takes: states, edges, classes, targets, pushes, returns, cells, work, context.
 _TABLES = (
     "int32[:,::1], int32[:,::1], uint8[:,::1], int32[::1], int32[:,::1], int32[::1], int32[:,::1], int32[:,::1],"
     " int64[::1]"
@@ -112,8 +93,8 @@ def step(
     work: Ints,
     context: NDArray[np.int64],
 ) -> int:
-    """One byte, from work[depth] to work[depth + 1]."""
-    asked = 0
+    """Consume one byte, from work[depth] to work[depth + 1]; return the status."""
+    num_guards = 0
     state, top, free, counted = work[depth, STATE], work[depth, TOP], work[depth, FREE_CELL], work[depth, COUNTED]
     while True:
         if states[state, FILLED] == 0:
@@ -165,16 +146,16 @@ def step(
             if states[frame, RETURNS] < 0:
                 state = frame
             elif states[frame, FLAGS] & GUARDED:
-                if asked >= context[ANSWERED]:
+                if num_guards >= context[ANSWERED]:
                     context[WANTED] = frame
                     context[RESULT] = argument
                     context[BEGAN] = began
                     context[AROUND] = cells[cells[top, BELOW], BEGIN]
-                    # The text of the value: up to this byte, with it unless it is read again.
-                    context[AT] = depth + (0 if operation == POP_BEFORE else 1)
+                    # The text of the value ends with this byte, or before it if the byte is read again.
+                    context[VALUE_END] = depth + (0 if operation == POP_BEFORE else 1)
                     return NEEDS_GUARD
-                state = context[ANSWER + asked]
-                asked += 1
+                state = context[ANSWER + num_guards]
+                num_guards += 1
                 if state == 0:
                     return REFUSED
             else:
@@ -215,11 +196,13 @@ def walk(
     work: Ints,
     context: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Set the bits of all tokens that may come from work[0], whose NEXT is -1; from row `depth` of `work` on. The
-    answer, and the row to go on with. `only_edges`: the bits of tokens whose first byte has an edge in the first state
-    are set or cleared, the others left as they are; the state is filled and has edges."""
+    """Set the bits of all tokens that are allowed from work[0], whose NEXT is -1; start or resume at row `depth`.
+
+    Returns the status, and the row to resume at. With `only_edges` just the tokens whose first byte has an edge in the
+    first state are considered: their bits are set or cleared. That state is filled and has edges.
+    """
     node, last = work[depth, NEXT], work[depth, LAST]
-    known = np.int32(-1)  # the state of which the following is the row
+    known = np.int32(-1)  # the state whose row the next variables hold
     head, row, class_row, free, length, most = known, known, known, known, known, known
     while True:
         state, counted = work[depth, STATE], work[depth, COUNTED]
@@ -231,7 +214,7 @@ def walk(
             known, head, row, class_row = state, states[state, HEAD], states[state, ROW], states[state, CLASSES]
             free, length, most = states[state, FREE], states[state, LENGTH], states[state, MOST]
         if node < 0:
-            # This row has just been come to.
+            # First visit of this row.
             node, last = nodes[~node, FIRST_CHILD], nodes[~node, LAST_CHILD]
             work[depth, LAST] = last
             if depth == 0 and head >= 0:
@@ -267,7 +250,7 @@ def walk(
                 continue
             first, end = nodes[node, FIRST_TOKEN], nodes[node, LAST_TOKEN]
             if free != 0 and nodes[node, KINDS] & ~free == 0:
-                # Every text of such bytes leads on, where it may be so long.
+                # Every text of such bytes stays alive, if it may be so long.
                 height = nodes[node, HEIGHT]
                 if height <= length and height <= most - counted:
                     for number in range(first, end):
@@ -275,7 +258,7 @@ def walk(
                         out[token >> 5] |= np.int32(1) << np.int32(token & 31)
                     node += 1
                     continue
-            # Most bytes lead from state to state: that is settled here.
+            # Most bytes lead from state to state without the stack: no call is needed.
             operation, target = code >> SHIFT, code & ARGUMENT
             if operation == GOTO or operation == STAY or operation == COUNT or operation == CHECK:
                 after = counted
@@ -289,12 +272,12 @@ def walk(
                 work[depth + 1, STATE], work[depth + 1, COUNTED] = target, after
                 work[depth + 1, TOP], work[depth + 1, FREE_CELL] = work[depth, TOP], work[depth, FREE_CELL]
             else:
-                answer = step(byte, depth, states, edges, classes, targets, pushes, returns, cells, work, context)
-                if answer != DONE and answer != REFUSED:
+                status = step(byte, depth, states, edges, classes, targets, pushes, returns, cells, work, context)
+                if status != DONE and status != REFUSED:
                     work[depth, NEXT] = node
-                    return answer, depth
+                    return status, depth
                 context[ANSWERED] = 0
-                if answer == REFUSED:
+                if status == REFUSED:
                     node += 1
                     continue
             own_end = nodes[node, OWN_END]
@@ -331,11 +314,11 @@ def advance(
     work: Ints,
     context: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """From work[0] over the bytes, from byte `at` on. The answer, and the byte to go on with."""
+    """Consume the bytes from index `at` on, starting from work[0]. Returns the status, and the index to resume at."""
     while at < len(data):
-        answer = step(data[at], at, states, edges, classes, targets, pushes, returns, cells, work, context)
-        if answer != DONE:
-            return answer, at
+        status = step(data[at], at, states, edges, classes, targets, pushes, returns, cells, work, context)
+        if status != DONE:
+            return status, at
         context[ANSWERED] = 0
         at += 1
     return DONE, at
@@ -355,13 +338,16 @@ def only_byte(
     work: Ints,
     context: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """The one byte that may come from work[0]: -1 none, 256 several. Tries from `byte` on; `found` so far."""
+    """Find the only byte that is allowed from work[0]: -1 for none, 256 for several.
+
+    Tries the bytes from `byte` on; `found` is the result so far. Returns the status, the byte to resume at, the result.
+    """
     while byte < 256:
-        answer = step(byte, 0, states, edges, classes, targets, pushes, returns, cells, work, context)
-        if answer != DONE and answer != REFUSED:
-            return answer, byte, found
+        status = step(byte, 0, states, edges, classes, targets, pushes, returns, cells, work, context)
+        if status != DONE and status != REFUSED:
+            return status, byte, found
         context[ANSWERED] = 0
-        if answer == DONE:
+        if status == DONE:
             if found >= 0:
                 return DONE, byte, 256
             found = byte
@@ -384,9 +370,10 @@ def insert_texts(
     table: Ints,
     class_of: NDArray[np.uint8],
 ) -> tuple[int, int]:
-    """Sorted texts into the trie at `root`, whose states are the rows of `states` after it. Edges and states used.
+    """Insert sorted texts into the trie at `root`, whose states are the rows of `states` after it.
 
-    All other bytes are as in the block at `base`, along which the texts go, unless that is 0.
+    Unless `base` is 0, every other byte acts as in the block at `base`, along which the texts run. Returns the number
+    of edges in all, and the number of states used.
     """
     path = np.zeros(len(text) + 1, np.int32)
     along = np.zeros(len(text) + 1, np.int32)

@@ -1,7 +1,7 @@
-"""A token's step as one compiled call with few arguments.
+"""Token steps and walks as single compiled calls with few arguments.
 
-Unpacking a dozen arrays costs numba's dispatcher more than a step does. Their addresses are packed in one array of
-numbers instead, made again when a table has grown. Only where numba is installed; see `kernel` for what the loops do.
+numba's dispatcher takes longer to unpack a dozen arrays than a step takes. So the arrays' addresses are packed into one
+array of integers, which is rebuilt when a table has grown. `walk_kernel` has the loops.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from ...loops import compiled
-from . import walk_kernel as kernel
+from . import walk_kernel
 from .actions import DEAD_END, FLAGS, NUM_COLUMNS
 from .layout import (
     ANSWERED,
@@ -35,7 +35,7 @@ from .layout import (
 from .token_trie import NUM_COLUMNS as NUM_TRIE_COLUMNS
 
 Ints = NDArray[np.int32]
-# Places in the array of addresses: an address and a number of rows each.
+# Indices of the array of addresses: each array has its address and its number of rows.
 STATES, EDGES, CLASSES, TARGETS, PUSHES, RETURNS, WORK, CONTEXT, CODES, TEXT, STARTS = range(0, 22, 2)
 
 
@@ -68,7 +68,7 @@ _bytes: Any = intrinsic(_to_uint8)
 def _start(
     state: int, top: int, free: int, counted: int, offset: int, cells: Ints, work: Ints, context: NDArray[np.int64]
 ) -> None:
-    """A step or a walk begins at a configuration."""
+    """Begin a step or a walk at a configuration."""
     work[0, STATE] = state
     work[0, TOP] = top
     work[0, FREE_CELL] = free
@@ -82,7 +82,7 @@ def _start(
 
 @compiled("(int64[::1],)")
 def _tables(packed: NDArray[np.int64]) -> tuple[Ints, Ints, NDArray[np.uint8], Ints, Ints, Ints]:
-    """The arrays of an automaton, as the loops take them."""
+    """Return the arrays of an automaton, as the loops take them."""
     return (
         carray(_int32s(packed[STATES]), (packed[STATES + 1], NUM_COLUMNS)),
         carray(_int32s(packed[EDGES]), (packed[EDGES + 1], 3)),
@@ -108,14 +108,16 @@ def walk(
     out: NDArray[np.int32],
     packed: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Set the bits of the trie's tokens that may come from a configuration; when `state` is -1, go on from row
-    `depth` with a walk that had asked for something. The answer, and where to go on, as `kernel.walk` gives them."""
+    """Set the bits of the trie's tokens that are allowed from a configuration.
+
+    If `state` is -1, resume an interrupted walk at row `depth`. Returns the status and the row, as `walk_kernel.walk`.
+    """
     work = carray(_int32s(packed[WORK]), (packed[WORK + 1], NUM_WORK_COLUMNS))
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
     cells = carray(_int32s(cells_address), (num_cells, 4))
     if state >= 0:
         _start(state, top, free, counted, offset, cells, work, context)
-    return kernel.walk(
+    return walk_kernel.walk(
         carray(_bytes(trie[0]), (trie[1],)),
         carray(_int32s(trie[2]), (trie[3], NUM_TRIE_COLUMNS)),
         carray(_int32s(trie[4]), (trie[5],)),
@@ -142,8 +144,11 @@ def advance(
     num_cells: int,
     packed: NDArray[np.int64],
 ) -> tuple[int, int, int, int, int, int]:
-    """From a configuration over the bytes of a token: the answer, the byte to go on with, and the configuration come
-    to. What is asked for is in the context, as `kernel.advance` leaves it."""
+    """Consume the bytes of a token from a configuration.
+
+    Returns the status, the byte to resume at, and the four fields of the new configuration. The context holds the
+    request of an interrupted step, as `walk_kernel.advance` leaves it.
+    """
     tables = _tables(packed)
     work = carray(_int32s(packed[WORK]), (packed[WORK + 1], NUM_WORK_COLUMNS))
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
@@ -152,7 +157,7 @@ def advance(
     text = carray(_bytes(packed[TEXT]), (packed[TEXT + 1],))
     _start(state, top, free, counted, offset, cells, work, context)
     first, last = starts[token], starts[token + 1]
-    answer, at = kernel.advance(
+    status, at = walk_kernel.advance(
         text[first:last],
         0,
         *tables,
@@ -160,9 +165,9 @@ def advance(
         work,
         context,
     )
-    if answer != DONE:
-        return answer, at, 0, 0, 0, 0
+    if status != DONE:
+        return status, at, 0, 0, 0, 0
     end = last - first
     if tables[0][work[end, STATE], FLAGS] & DEAD_END != 0:
         return REFUSED, at, 0, 0, 0, 0
-    return answer, at, work[end, STATE], work[end, TOP], work[end, FREE_CELL], work[end, COUNTED]
+    return status, at, work[end, STATE], work[end, TOP], work[end, FREE_CELL], work[end, COUNTED]

@@ -19,7 +19,8 @@ from interegular.fsm import TransitionKey
 
 from ..budget import CompileBudget
 from ..regex.alphabet import Alphabet, common_alphabet
-from ..regex.char_dfa import DEAD, START, CharDfa
+from ..regex.char_dfa import CharDfa
+from ..regex.dfa import DEAD, START
 from .cfg import Cfg
 from .lark import LarkTerminal, lark_lexemes
 

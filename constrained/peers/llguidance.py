@@ -1,4 +1,4 @@
-"""llguidance as a backend. Schemas as it reads them when not lenient; Lark grammars in its own dialect."""
+"""The backend llguidance: JSON Schemas in its strict reading, Lark grammars in its own dialect."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ..automaton.vocabulary import Vocabulary
-from ..backends import Peer, not_supported
 from ..constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex
 from ..errors import GrammarError
+from .interface import Peer, not_supported
 from .schema_options import peer_schema
 
 
 def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:
+    """Return the function that compiles a constraint to a factory of matchers."""
     wrapped: Any = TokenizerWrapper(_Tokens(vocabulary))
     equal_tokens = _equal_tokens(vocabulary)
     tokenizer = LLTokenizer(wrapped, eos_token=min(vocabulary.eos_ids), slices=LLTokenizer.json_slices())
@@ -56,7 +57,10 @@ def _source(constraint: Constraint, any_whitespace: bool) -> str:
 
 
 class _Tokens:
-    """What llguidance wants of a tokenizer. Special tokens carry its mark, 0xFF, which begins no text."""
+    """The tokenizer interface that llguidance requires.
+
+    Special tokens begin with its marker 0xFF, which no text contains.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = min(vocabulary.eos_ids)
@@ -67,7 +71,7 @@ class _Tokens:
         self._longest = max(map(len, self._number), default=1)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The longest token first: a guess at what the tokenizer would write, to which forced text is held."""
+        """Tokenise greedily, the longest token first: an approximation of the tokenizer, used for forced text."""
         data = text.encode() if isinstance(text, str) else text
         found, at = [], 0
         while at < len(data):
@@ -80,7 +84,7 @@ class _Tokens:
 
 
 def _equal_tokens(vocabulary: Vocabulary) -> list[list[int]]:
-    """Groups of tokens with equal bytes: of each it knows one."""
+    """Return the groups of tokens with equal bytes; llguidance allows only one token of each."""
     groups: dict[bytes, list[int]] = {}
     for number, data in enumerate(vocabulary.tokens):
         if data is not None:
@@ -89,6 +93,8 @@ def _equal_tokens(vocabulary: Vocabulary) -> list[list[int]]:
 
 
 class _Llguidance:
+    """`Peer` over llguidance's matcher."""
+
     def __init__(self, matcher: Any, equal_tokens: list[list[int]]) -> None:
         self._matcher = matcher
         self._equal_tokens = equal_tokens
@@ -101,7 +107,7 @@ class _Llguidance:
                     out[token >> 5] |= np.uint32(1 << (token & 31)).astype(np.int32)
 
     def step(self, token: int) -> bool:
-        # A refusal would end the matcher for good.
+        # A refused token would put the matcher into a permanent error state.
         return bool(self._matcher.validate_tokens([token]) == 1 and self._matcher.consume_token(token))
 
     def back(self, num_tokens: int) -> None:

@@ -1,11 +1,10 @@
-r"""outlines-core as a backend: one regular expression a constraint, and for every state of its automaton the tokens.
+r"""The backend outlines-core: each constraint becomes one regular expression, and a table of tokens by state.
 
-Two properties of outlines-core shape this file. Its automata are leftmost-first: where a beginning of a text already
-matches, what follows can be lost (`a|ab` has no way to spell "ab", decision 5). So every pattern ends with NUL, which
-no token may hold; an output may end where NUL would complete the pattern. And outlines-core builds an automaton that
+Two properties of outlines-core shape this module. Its automata are leftmost-first: where a prefix of a text already
+matches, longer matches can be lost (`a|ab` cannot produce "ab", decision 5). So every pattern ends with NUL, which no
+token may contain; an output may end where NUL would complete the pattern. And outlines-core builds an automaton that
 searches for the pattern anywhere, whose size can be exponential: `"(?:[^"\]|\.){0,16}"` takes seconds. So every
-pattern is measured with our own automata first, and refused when it is too large. Schemas become patterns in
-`outlines_schema`.
+pattern is measured with our own automata first, and refused if it is too large. `outlines_schema` translates schemas.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from outlines_core import Index
 from outlines_core import Vocabulary as OutlinesVocabulary
 
 from ..automaton.vocabulary import Vocabulary
-from ..backends import Peer, not_supported
 from ..budget import CompileBudget
 from ..constraint import Choices, Constraint, JsonObject, JsonSchema, Regex
 from ..errors import GrammarError
@@ -29,18 +27,20 @@ from ..regex.dfa import DEAD, START, Dfa
 from ..regex.expression import Chars, alternation, literal, repeat, sequence
 from ..regex.leftmost_first import leftmost_first_dfa
 from ..regex.parser import parse_regex
+from .interface import Peer, not_supported
 from .outlines_schema import portable_pattern, schema_pattern
 from .schema_options import open_object, peer_schema
 
 NUL = b"\0"
 WHITESPACE = r"[ \t\n\r]*"
-MAX_STATES = 20_000  # of the automaton that searches: it takes half a second
-MAX_STEPS = 80_000_000  # states times tokens, each of which is tried: three seconds, in which other threads run
-MAX_TRANSITIONS = 6_000_000  # kept, at about 85 bytes
-_SAMPLE = 2_000  # tokens that transitions are estimated with
+MAX_STATES = 20_000  # of the searching automaton: half a second
+MAX_STEPS = 80_000_000  # pairs of a state and a token to try: three seconds, without the GIL
+MAX_TRANSITIONS = 6_000_000  # in the table, at about 85 bytes each
+_SAMPLE = 2_000  # tokens from which the number of transitions is estimated
 
 
 def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:
+    """Return the function that compiles a constraint to a factory of matchers."""
     ids: dict[bytes, list[int]] = {}
     for number, data in enumerate(vocabulary.tokens):
         if data is not None and NUL not in data:
@@ -73,14 +73,14 @@ def _pattern(constraint: Constraint, whitespace: str) -> str:
         case JsonSchema():
             text = peer_schema(constraint)
             if (pointer := open_object(text)) is not None:
-                raise GrammarError("outlines-core writes no members but those in 'properties'", pointer=pointer)
+                raise GrammarError("outlines-core allows no members but those in 'properties'", pointer=pointer)
             return schema_pattern(text, whitespace)
         case _:
             raise not_supported("outlines", constraint)
 
 
 def _check_size(pattern: str, tokens: list[bytes]) -> None:
-    """Raise GrammarError when outlines-core would need too much time or memory for the pattern."""
+    """Raise GrammarError if outlines-core would need too much time or memory for the pattern."""
     expression = parse_regex(pattern, flags="u")
     budget = CompileBudget(MAX_STATES)
     try:
@@ -99,7 +99,7 @@ def _check_size(pattern: str, tokens: list[bytes]) -> None:
 
 
 def _num_transitions(dfa: Dfa, tokens: list[bytes]) -> int:
-    """Estimate how many pairs of a state and a token the index holds, from every n-th token."""
+    """Estimate the number of transitions in the table from every n-th token."""
     stride = -(-len(tokens) // _SAMPLE)
     found = 0
     for token in tokens[::stride]:
@@ -112,6 +112,8 @@ def _num_transitions(dfa: Dfa, tokens: list[bytes]) -> int:
 
 
 class _Outlines:
+    """`Peer` over the table of outlines-core."""
+
     def __init__(self, index: Any, vocabulary: Vocabulary) -> None:
         self._index = index
         self._vocabulary = vocabulary
@@ -137,5 +139,5 @@ class _Outlines:
         return ended is not None and bool(self._index.is_final_state(ended))
 
     def forced(self) -> bytes:
-        """Nothing: it knows tokens, not bytes."""
+        """Return nothing: outlines-core has tokens, but no bytes."""
         return b""

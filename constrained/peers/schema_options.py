@@ -1,7 +1,8 @@
-"""JSON Schemas as the peers get them: `SchemaOptions` written out in keywords that every peer reads.
+"""Translation of `SchemaOptions` for the peers: the options are expressed in keywords that every peer enforces.
 
-Closing is `additionalProperties: false` where that says all of it. Where schemas stand beside one another, only
-`unevaluatedProperties` would, which no peer enforces: such a schema is refused. Peers write integers as digits anyway.
+An object is closed by `additionalProperties: false` where that suffices. Where several schemas apply to one object,
+only `unevaluatedProperties` would do, which no peer enforces: such a schema is refused. Peers write integers as digits
+anyway.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from ..schema.keywords import ALL, KEYWORDS, ONE, SEQUENCE, check_keywords, chil
 from ..schema.quick_checks import are_disjoint
 
 _LISTING = frozenset(("properties", "patternProperties"))
-_ENDS = frozenset(("additionalProperties", "unevaluatedProperties"))
-_BESIDE = frozenset(("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies"))
+_CLOSING = frozenset(("additionalProperties", "unevaluatedProperties"))
+_APPLICATORS = frozenset(("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies"))
 _CONDITIONS = frozenset(("not", "if", "then", "else", "contains", "propertyNames", "dependentSchemas", "dependencies"))
 
 
 def peer_schema(constraint: JsonSchema) -> str:
-    """The schema's text. Raises GrammarError where the options cannot be said in it."""
+    """Return the text of an equivalent schema. Raises GrammarError if the options cannot be expressed in it."""
     schema, options = constraint.schema, constraint.options
     if options == SchemaOptions():
         return schema if isinstance(schema, str) else json.dumps(schema)
     document = Document(read_schema(schema))
     for location in document.all:
         check_keywords(location.schema, location.pointer)
-    return json.dumps(_written(document, document.start, options), ensure_ascii=False)
+    return json.dumps(_translated(document, document.start, options), ensure_ascii=False)
 
 
 def peer_structural_tag(spec: Any, options: SchemaOptions) -> Any:
-    """A structural tag in which each schema is as `peer_schema` says."""
+    """Translate every schema of a structural tag as `peer_schema` does."""
     if isinstance(spec, list):
         return [peer_structural_tag(part, options) for part in spec]
     if not isinstance(spec, Mapping):
@@ -48,7 +49,7 @@ def peer_structural_tag(spec: Any, options: SchemaOptions) -> Any:
 
 
 def open_object(schema: str) -> str | None:
-    """The pointer of the first object schema that lists `properties` and allows other members; None without one."""
+    """Return the pointer of the first object schema that lists `properties` and allows others; None without one."""
     for location in Document(read_schema(schema)).all:
         inner = location.schema
         if isinstance(inner, dict) and "properties" in inner and inner.get("additionalProperties") is not False:
@@ -56,7 +57,7 @@ def open_object(schema: str) -> str | None:
     return None
 
 
-def _written(document: Document, location: Location, options: SchemaOptions) -> Any:
+def _translated(document: Document, location: Location, options: SchemaOptions) -> Any:
     schema = location.schema
     if not isinstance(schema, dict):
         return schema
@@ -66,33 +67,33 @@ def _written(document: Document, location: Location, options: SchemaOptions) -> 
         if name in ("enum", "const") and options.integers == "digits":
             found[name] = _as_digits(value)
         elif name in _CONDITIONS:
-            if closes and _mentions_members(value):
-                raise _refusal(child(location.pointer, name))
+            if closes and _lists_members(value):
+                raise _cannot_close(child(location.pointer, name))
         elif (kind := KEYWORDS.get(name)) is not None and kind.places:
             found[name] = _each(value, kind.places, partial(_inside, document, location, options), name)
     if closes and _is_open(schema):
-        beside = sorted(_BESIDE & schema.keys())
+        applicators = sorted(_APPLICATORS & schema.keys())
         if not _LISTING.isdisjoint(schema):
-            if beside or not set(schema.get("required", [])) <= schema.get("properties", {}).keys():
-                raise _refusal(location.pointer)
+            if applicators or not set(schema.get("required", [])) <= schema.get("properties", {}).keys():
+                raise _cannot_close(location.pointer)
             found["additionalProperties"] = False
-        elif (len(beside) > 1 or len(schema.get("allOf", ())) > 1) and any(
-            _mentions_members(schema[name]) or name == "$ref" for name in beside
+        elif (len(applicators) > 1 or len(schema.get("allOf", ())) > 1) and any(
+            _lists_members(schema[name]) or name == "$ref" for name in applicators
         ):
-            raise _refusal(location.pointer)
-    if closes and "oneOf" in schema and any(_mentions_members(value) for value in schema["oneOf"]):
+            raise _cannot_close(location.pointer)
+    if closes and "oneOf" in schema and any(_lists_members(value) for value in schema["oneOf"]):
         branches = [document.inside(location, value, "oneOf", n) for n, value in enumerate(schema["oneOf"])]
         if not all(are_disjoint(document, a, b) for a, b in combinations(branches, 2)):
-            raise _refusal(child(location.pointer, "oneOf"))
+            raise _cannot_close(child(location.pointer, "oneOf"))
     return found
 
 
 def _inside(document: Document, location: Location, options: SchemaOptions, value: Any, *path: str | int) -> Any:
-    return _written(document, document.inside(location, value, *path), options)
+    return _translated(document, document.inside(location, value, *path), options)
 
 
 def _each(value: Any, places: int, change: Callable[..., Any], name: str) -> Any:
-    """The value of a keyword with each schema in it changed."""
+    """Apply `change` to every schema in the value of a keyword."""
     if places & ONE and isinstance(value, dict):
         return change(value, name)
     if places & SEQUENCE and isinstance(value, list):
@@ -103,16 +104,16 @@ def _each(value: Any, places: int, change: Callable[..., Any], name: str) -> Any
 
 
 def _is_open(schema: Mapping[str, Any]) -> bool:
-    return _ENDS.isdisjoint(schema) and "enum" not in schema and "const" not in schema
+    return _CLOSING.isdisjoint(schema) and "enum" not in schema and "const" not in schema
 
 
-def _mentions_members(value: Any) -> bool:
-    """Return True if a schema, or one in it, may list members: closing depends on the schemas beside it."""
+def _lists_members(value: Any) -> bool:
+    """Return True if a schema, or one inside it, may list members, so that closing depends on other schemas."""
     if isinstance(value, list):
-        return any(map(_mentions_members, value))
+        return any(map(_lists_members, value))
     if not isinstance(value, dict):
         return False
-    return not (_LISTING | {"$ref", "$dynamicRef"}).isdisjoint(value) or any(map(_mentions_members, value.values()))
+    return not (_LISTING | {"$ref", "$dynamicRef"}).isdisjoint(value) or any(map(_lists_members, value.values()))
 
 
 def _as_digits(value: Any) -> Any:
@@ -123,9 +124,10 @@ def _as_digits(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _refusal(pointer: str) -> GrammarError:
+def _cannot_close(pointer: str) -> GrammarError:
+    """Build the error of an object that no keyword of the peers can close."""
     return GrammarError(
-        "this grammar backend cannot close an object against schemas beside one another: give additionalProperties, "
+        "this grammar backend cannot close an object to which several schemas apply: give additionalProperties, "
         'or ask for additional_properties "schema"',
         pointer=pointer,
     )

@@ -1,4 +1,4 @@
-"""xgrammar as a backend. JSON Schema as it reads it when not strict: open objects, any order of what is not listed."""
+"""The backend xgrammar: JSON Schemas in its non-strict reading, with open objects."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import xgrammar
 from numpy.typing import NDArray
 
 from ..automaton.vocabulary import Vocabulary
-from ..backends import Peer, not_supported
 from ..constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, StructuralTag
 from ..errors import GrammarError
+from .interface import Peer, not_supported
 from .schema_options import peer_schema, peer_structural_tag
 
 
 def compiler(vocabulary: Vocabulary, any_whitespace: bool) -> Callable[[Constraint], Callable[[], Peer]]:
+    """Return the function that compiles a constraint to a factory of matchers."""
     info = xgrammar.TokenizerInfo(
         [data or b"" for data in vocabulary.tokens],
         vocab_size=len(vocabulary),
@@ -54,14 +55,14 @@ def _compiled(compiler: Any, constraint: Constraint, any_whitespace: bool) -> An
                 strict_mode=False,
             )
         case StructuralTag(spec=spec, options=options):
-            newer = _newer(json.loads(spec) if isinstance(spec, str) else spec)
-            return compiler.compile_structural_tag(json.dumps(peer_structural_tag(newer, options)))
+            tag = _with_format(json.loads(spec) if isinstance(spec, str) else spec)
+            return compiler.compile_structural_tag(json.dumps(peer_structural_tag(tag, options)))
         case _:
             raise not_supported("xgrammar", constraint)
 
 
-def _newer(spec: Any) -> Any:
-    """The specification with a `format`, also where it was written with `structures`."""
+def _with_format(spec: Any) -> Any:
+    """Convert a structural tag with `structures` to the newer form with `format`."""
     if not isinstance(spec, Mapping) or "structures" not in spec:
         return spec
     tags = [
@@ -77,12 +78,14 @@ def _newer(spec: Any) -> Any:
 
 
 class _Xgrammar:
+    """`Peer` over xgrammar's matcher."""
+
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
     def fill(self, out: NDArray[np.int32]) -> None:
         row = out.reshape(1, -1)
-        row[:] = -1  # it leaves a mask that forbids nothing as it was
+        row[:] = -1  # xgrammar leaves a mask unchanged if every token is allowed
         self._matcher.fill_next_token_bitmask(row)
 
     def step(self, token: int) -> bool:

@@ -1,5 +1,7 @@
-"""Code points in classes that an automaton cannot tell apart, so that its tables have a few columns instead of 1.1
-million. Surrogates are no characters and are in no class."""
+"""Equivalence classes of code points: an automaton has one table column per class instead of 1.1 million.
+
+Surrogates are not characters and belong to no class.
+"""
 
 from __future__ import annotations
 
@@ -10,43 +12,48 @@ from functools import cached_property, lru_cache
 
 from .charset import MAX_CODE_POINT, CharSet, charset
 
-NO_CLASS = -1  # of surrogates
+NO_CLASS = -1  # the label of surrogates
 _SURROGATES = (0xD800, 0xE000)
 
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Interval i is [starts[i], starts[i + 1]) and in class labels[i]. The first starts at 0, the last ends after
-    U+10FFFF. Classes count from 0 in the order in which they first appear."""
+    """Partition of the code points into classes.
+
+    Interval i is [starts[i], starts[i + 1]) and has the class labels[i]. The first interval starts at 0, the last ends
+    after U+10FFFF. Classes are numbered from 0 in order of appearance.
+    """
 
     starts: tuple[int, ...]
     labels: tuple[int, ...]
 
     @cached_property
     def num_classes(self) -> int:
+        """Number of classes."""
         return max(self.labels) + 1
 
     def class_of(self, code: int) -> int:
+        """Return the class of a code point, NO_CLASS for a surrogate."""
         return self.of_ascii[code] if code < 128 else self.labels[bisect_right(self.starts, code) - 1]
 
     @cached_property
     def of_ascii(self) -> tuple[int, ...]:
-        """The class of each ASCII character."""
+        """Class of each ASCII character: [128]."""
         return tuple(self.labels[bisect_right(self.starts, code) - 1] for code in range(128))
 
     def intervals(self) -> Iterable[tuple[int, int, int]]:
-        """(first, last, class) of each interval."""
+        """Yield (first, last, class) for each interval."""
         ends = (*self.starts[1:], MAX_CODE_POINT + 1)
         return ((low, end - 1, label) for low, end, label in zip(self.starts, ends, self.labels, strict=True))
 
     def members(self, label: int) -> CharSet:
-        """The code points of a class."""
+        """Return the code points of a class."""
         return charset((low, high) for low, high, other in self.intervals() if other == label)
 
 
 @lru_cache(maxsize=4096)
 def alphabet_of(sets: tuple[CharSet, ...]) -> tuple[Alphabet, tuple[tuple[int, ...], ...]]:
-    """The coarsest alphabet that can tell each set from its complement, and the classes that each set consists of."""
+    """Return the coarsest alphabet in which every set is a union of classes, and the classes of each set."""
     events: dict[int, int] = {0: 0, _SURROGATES[0]: 0, _SURROGATES[1]: 0}
     for number, ranges in enumerate(sets):
         bit = 1 << number
@@ -71,7 +78,10 @@ def alphabet_of(sets: tuple[CharSet, ...]) -> tuple[Alphabet, tuple[tuple[int, .
 
 @lru_cache(maxsize=1024)
 def common_alphabet(a: Alphabet, b: Alphabet) -> tuple[Alphabet, tuple[int, ...], tuple[int, ...]]:
-    """The alphabet that can tell whatever `a` or `b` can, and the class in `a`, and in `b`, of each of its classes."""
+    """Return the common refinement of two alphabets.
+
+    And for each of its classes the class in `a`, and the one in `b`.
+    """
     starts: list[int] = []
     labels: list[int] = []
     pairs: dict[tuple[int, int], int] = {}

@@ -1,9 +1,8 @@
-r"""Characters as bytes: plain UTF-8, and the inside of a JSON string with its escapes.
+r"""Automata that decode one character from bytes: plain UTF-8, or the content of a JSON string with its escapes.
 
-A decoder is an automaton that reads the bytes of one character and ends in its class. Both encodings are prefix codes,
-so two readings of the same bytes are always at the same character. JSON strings may be written as `json.dumps` writes
-them, ASCII or not, and with every other escape but `\u` for printable ASCII, which no writer uses. Surrogates come in
-pairs only: half a pair is no character.
+A decoder reads the bytes of one character and ends in the character's class. Both encodings are prefix codes, so the
+boundaries between characters are unambiguous. A JSON string may be spelled as `json.dumps` does, ASCII-only or not, and
+with every other escape except `\u` for printable ASCII, which no writer uses. Surrogates are decoded in pairs only.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .alphabet import NO_CLASS, Alphabet
 from .charset import MAX_CODE_POINT
 
 Encoding = Literal["utf8", "json_string"]
-Edge = tuple[int, int, int]  # first byte, last byte, what follows
+Edge = tuple[int, int, int]  # first byte, last byte, target
 
 _FIRST, _ESCAPED = 0, 1  # the states before a character and after a backslash
 _PRINTABLE = range(0x20, 0x7F)
@@ -30,26 +29,28 @@ _SELF_ESCAPES = b'"\\/'
 
 @dataclass(frozen=True, eq=False)
 class ByteDecoder:
-    """N states. `table[n, c]` after a byte of class c: 0 no way, n > 0 another state, -1 - k a character of class k.
-    State 0 is before the character."""
+    """Automaton of N states over C classes of bytes; state 0 is before the character.
+
+    `table[n, c]` is the target of a byte of class c: 0 for none, n > 0 for a state, -1 - k for a character of class k.
+    """
 
     table: NDArray[np.int32]  # [N, C]
     class_of: NDArray[np.uint8]  # [256]
-    leaves: tuple[tuple[int, ...], ...]  # [N] the classes of characters that each state may lead to
+    leaves: tuple[tuple[int, ...], ...]  # [N] classes of characters that each state may lead to
 
 
 @dataclass(frozen=True, eq=False)
 class _Template:
-    """What the characters outside printable ASCII contribute, by the labels they were given."""
+    """Decoder of the characters outside printable ASCII only, shared by alphabets that differ in printable ASCII."""
 
     table: NDArray[np.int32]  # [N, 256]
-    columns: NDArray[np.int64]  # [256] number of the distinct column of each byte
+    columns: NDArray[np.int64]  # [256] each byte's distinct column
     leaves: tuple[tuple[int, ...], ...]
 
 
 @lru_cache(maxsize=1024)
 def byte_decoder(alphabet: Alphabet, encoding: Encoding) -> ByteDecoder:
-    """The decoder of an encoding into the classes of an alphabet."""
+    """Return the decoder of an encoding into the classes of an alphabet."""
     ascii_labels = [NO_CLASS] * 128
     labels: dict[int, int] = {}
     cuts: list[tuple[int, int]] = []
@@ -61,10 +62,10 @@ def byte_decoder(alphabet: Alphabet, encoding: Encoding) -> ByteDecoder:
                 known = NO_CLASS if label == NO_CLASS else labels.setdefault(label, len(labels))
                 cuts.append((first, known))
     template = _template(tuple(cuts), encoding)
-    return _filled(template, tuple(labels), ascii_labels, encoding)
+    return _complete(template, tuple(labels), ascii_labels, encoding)
 
 
-def _filled(template: _Template, labels: tuple[int, ...], ascii_labels: list[int], encoding: Encoding) -> ByteDecoder:
+def _complete(template: _Template, labels: tuple[int, ...], ascii_labels: list[int], encoding: Encoding) -> ByteDecoder:
     after = np.array([0, *(-1 - label for label in labels)], np.int32)
     table = np.where(template.table < 0, after[np.clip(-template.table, 0, len(labels))], template.table)
     leaves = [[labels[leaf] for leaf in part] for part in template.leaves]
@@ -104,7 +105,7 @@ def _template(cuts: tuple[tuple[int, int], ...], encoding: Encoding) -> _Templat
 
 
 class _ByteDecoderBuilder:
-    """States as tuples of edges; equal ones are one. Targets: 0 none, n > 0 a state, -1 - k the label k."""
+    """Hash-consed states, each a tuple of edges. Targets: 0 for none, n > 0 for a state, -1 - k for label k."""
 
     def __init__(self, cuts: tuple[tuple[int, int], ...]) -> None:
         self._starts = [start for start, _ in cuts]
@@ -114,9 +115,11 @@ class _ByteDecoderBuilder:
         self._uniform: dict[tuple[str, int, int], int] = {}
 
     def leaf(self, code: int) -> int:
+        """Return the target of a complete character."""
         return -1 - self._labels[bisect_right(self._starts, code) - 1]
 
     def utf8(self) -> list[Edge]:
+        """Return the edges of the first bytes of UTF-8."""
         edges = [(code, code, self.leaf(code)) for code in (*range(0x20), 0x7F)]
         for low, high, level, lead in ((0x80, 0x800, 1, 0xC0), (0x800, 0x10000, 2, 0xE0), (0x10000, 0x110000, 3, 0xF0)):
             unit = 64**level
@@ -126,7 +129,7 @@ class _ByteDecoderBuilder:
         return [edge for edge in edges if edge[2]]
 
     def _block(self, low: int, end: int, level: int) -> int:
-        """The state before the last `level` continuation bytes of the code points in [low, end)."""
+        """Return the state before the last `level` continuation bytes of the code points in [low, end)."""
         if level == 0:
             return self.leaf(low)
         uniform = self._label(low, end)
@@ -145,9 +148,9 @@ class _ByteDecoderBuilder:
         return number
 
     def unit(self, low: int, digits: int) -> int:
-        r"""The state before the last `digits` digits of \\uXXXX, in either case, from `low` on."""
+        r"""Return the state before the last `digits` digits of `\uXXXX`, in either case, from the unit `low` on."""
         if digits == 0:
-            return self._second_half(low) if 0xD800 <= low < 0xDC00 else self._not_printable(low)
+            return self._low_surrogate(low) if 0xD800 <= low < 0xDC00 else self._escaped_leaf(low)
         size = 16**digits
         uniform = self._label(low, low + size) if not 0xD800 - size < low < 0xDC00 and low > 0x7E else None
         if 0xDC00 <= low < 0xE000 and digits < 3:
@@ -165,23 +168,23 @@ class _ByteDecoderBuilder:
             self._uniform[key] = number
         return number
 
-    def _not_printable(self, code: int) -> int:
+    def _escaped_leaf(self, code: int) -> int:
         return 0 if code in _PRINTABLE or 0xDC00 <= code < 0xE000 else self.leaf(code)
 
-    def _second_half(self, first: int) -> int:
+    def _low_surrogate(self, first: int) -> int:
         low = 0x10000 + ((first - 0xD800) << 10)
         label = self._label(low, low + 0x400)
         key = ("pair", 0, label if label is not None else 0)
         if label is not None and key in self._uniform:
             return self._uniform[key]
-        units = self._low_units(low)
+        units = self._low_surrogate_digits(low)
         number = self._state(((0x5C, 0x5C, self._state(((ord("u"), ord("u"), units),))),))
         if label is not None:
             self._uniform[key] = number
         return number
 
-    def _low_units(self, low: int) -> int:
-        """DC00 to DFFF, which stand for the code points from `low` on."""
+    def _low_surrogate_digits(self, low: int) -> int:
+        """Return the state before the low surrogate (DC00 to DFFF) of the code points from `low` on."""
 
         def digits(start: int, left: int) -> int:
             if left == 0:
@@ -199,7 +202,7 @@ class _ByteDecoderBuilder:
         return digits(0, 4)
 
     def _label(self, low: int, end: int) -> int | None:
-        """The label of all of [low, end), if it is one."""
+        """Return the label of all code points in [low, end), None if they differ."""
         interval = bisect_right(self._starts, low) - 1
         following = self._starts[interval + 1] if interval + 1 < len(self._starts) else MAX_CODE_POINT + 1
         return self._labels[interval] if end <= following else None
@@ -214,7 +217,7 @@ class _ByteDecoderBuilder:
         return self._number[edges]
 
     def leaves(self) -> tuple[tuple[int, ...], ...]:
-        """The labels that each state may lead to."""
+        """Return the labels that each state may lead to: [N]."""
         known: dict[int, frozenset[int]] = {}
 
         def below(state: int) -> frozenset[int]:
@@ -228,6 +231,7 @@ class _ByteDecoderBuilder:
 
 
 def _joined(targets: list[tuple[int, int]]) -> tuple[Edge, ...]:
+    """Join neighbouring bytes with equal targets into one edge."""
     edges: list[Edge] = []
     for byte, target in targets:
         if edges and edges[-1][1] == byte - 1 and edges[-1][2] == target:

@@ -1,7 +1,7 @@
-"""Automata over characters to automata over the bytes of an encoding: one vectorised step.
+"""Encoding of automata: from characters to the bytes of UTF-8 or of a JSON string, in one vectorised step.
 
-State q of the automaton over characters becomes state q over bytes. Within a character, a state is a decoder's state
-and where each class of characters that is still possible would lead; equal ones are one.
+State q over characters becomes state q over bytes. Inside a character a state is a pair of the decoder's state and the
+targets of the classes that are still possible; equal pairs are one state.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from ..budget import CompileBudget
 from .byte_decoder import ByteDecoder, Encoding, byte_decoder
-from .char_dfa import DEAD, CharDfa
-from .dfa import Dfa
+from .char_dfa import CharDfa
+from .dfa import DEAD, Dfa
 
 
 def byte_dfa(chars: CharDfa, encoding: Encoding, budget: CompileBudget | None = None) -> Dfa:
-    """The texts that `chars` accepts, as bytes. Raises GrammarError beyond the budget."""
+    """Accept the encodings of the texts that `chars` accepts. Raises GrammarError beyond the budget."""
     read = byte_decoder(chars.alphabet, encoding)
     num_states = chars.num_states
     inner, sources, readers = _inner_states(chars, read)
@@ -34,8 +34,11 @@ def byte_dfa(chars: CharDfa, encoding: Encoding, budget: CompileBudget | None = 
 
 
 def _inner_states(chars: CharDfa, read: ByteDecoder) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """The number of the state for each (state of chars, state of the decoder), and for each of those a representative
-    pair."""
+    """Number the states inside characters.
+
+    Returns the number for each (state of `chars`, state of the decoder), 0 for dead: int32[S, N]; and for each number
+    the two states of a representative pair.
+    """
     table = chars.table.tolist()
     inner = np.zeros((chars.num_states, len(read.leaves)), np.int32)
     groups: dict[tuple[int, ...], list[int]] = {}

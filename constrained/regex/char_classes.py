@@ -1,4 +1,4 @@
-r"""The parts of a pattern that stand for one character: escapes and classes. Knows no groups, no repeats."""
+r"""Reader of the parts of a pattern that match one character: escapes and bracketed classes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Dialect = Literal["python", "ecma"]
 _CONTROL = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11}
 _HEX_WIDTH = {"x": 2, "u": 4, "U": 8}
 _BRACED = re.compile(r"\{([0-9A-Fa-f]{1,8})\}")
-_SECOND_HALF = re.compile(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})")
+_LOW_SURROGATE = re.compile(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})")
 _PROPERTY = re.compile(r"\{([A-Za-z_=]{1,60})\}")
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What `(?imsxau)` set, under their names in the standard library's `re`."""
+    """Flags of a pattern, named as in the standard library's `re`."""
 
     ignore_case: bool = False
     multiline: bool = False
@@ -33,7 +33,7 @@ class Flags:
 
 @cache
 def named_classes(dialect: Dialect, ascii_only: bool) -> dict[str, CharSet]:
-    r"""What `\d \w \s \D \W \S` and `.` are."""
+    r"""Return the sets of `\d \w \s \D \W \S` and `.`, keyed by their letter."""
     if dialect == "ecma":
         named = {"d": DIGITS, "w": WORD, "s": ECMA_SPACE}
     elif ascii_only:
@@ -47,7 +47,7 @@ def named_classes(dialect: Dialect, ascii_only: bool) -> dict[str, CharSet]:
 
 
 class CharacterReader:
-    """A pattern and how far it has been read."""
+    """Cursor over a pattern, which reads escapes and classes."""
 
     def __init__(self, pattern: str, dialect: Dialect) -> None:
         self.pattern = pattern
@@ -56,19 +56,22 @@ class CharacterReader:
         self.at = 0
 
     def fail(self, message: str, position: int | None = None) -> NoReturn:
+        """Raise GrammarError at `position`, or where the reader is."""
         raise GrammarError.in_pattern(message, self.pattern, self.at if position is None else position)
 
     def peek(self) -> str:
+        """Return the next character, the empty string at the end."""
         return self.pattern[self.at : self.at + 1]
 
     def take(self, text: str) -> bool:
+        """Skip `text` if it comes next; return True if it did."""
         if self.pattern.startswith(text, self.at):
             self.at += len(text)
             return True
         return False
 
     def character_class(self, start: int, flags: Flags) -> CharSet:
-        """After the `[` at `start`."""
+        """Read a bracketed class, from after its `[` at `start`."""
         negated = self.take("^")
         ranges: list[tuple[int, int]] = []
         first = self.at
@@ -82,10 +85,10 @@ class CharacterReader:
             high = self._class_item(start, flags)
             if not (_single(low) and _single(high)):
                 if self.python:
-                    self.fail("a range between classes of characters", low_at)
+                    self.fail("a range between character classes", low_at)
                 ranges += (*low, *chars("-"), *high)  # as ECMA-262's Annex B reads it
             elif high[0][0] < low[0][0]:
-                self.fail("a range the wrong way round", low_at)
+                self.fail("a range whose first character is after its last", low_at)
             else:
                 ranges.append((low[0][0], high[0][0]))
         self.at += 1
@@ -100,12 +103,12 @@ class CharacterReader:
         return self.escape(flags, in_class=True) if character == "\\" else chars(character)
 
     def escape(self, flags: Flags, *, in_class: bool) -> CharSet:
-        r"""After the `\`: the characters it stands for."""
+        r"""Read an escape, from after its `\`; return the characters it matches."""
         start = self.at - 1
         letter = self.peek()
         self.at += 1
         if letter == "":
-            self.fail("a \\ that escapes nothing", start)
+            self.fail("a \\ at the end of the pattern", start)
         if letter in "dwsDWS":
             return named_classes(self.dialect, flags.ascii)[letter]
         if letter in "pP":
@@ -133,7 +136,7 @@ class CharacterReader:
         match = _PROPERTY.match(self.pattern, self.at)
         found = property_set(match[1]) if match else None
         if match is None or found is None:
-            self.fail(f"\\{letter} without the name of a property that is known", start)
+            self.fail(f"\\{letter} without a known property name", start)
         self.at = match.end()
         return found if letter == "p" else complement(found)
 
@@ -143,11 +146,11 @@ class CharacterReader:
         else:
             match = re.compile(f"([0-9A-Fa-f]{{{_HEX_WIDTH[letter]}}})").match(self.pattern, self.at)
         if match is None or int(match[1], 16) > MAX_CODE_POINT:
-            self.fail(f"\\{letter} without a code point", start)
+            self.fail(f"\\{letter} without a valid code point", start)
         self.at = match.end()
         code = int(match[1], 16)
         if not self.python and 0xD800 <= code <= 0xDBFF:
-            second = _SECOND_HALF.match(self.pattern, self.at)
+            second = _LOW_SURROGATE.match(self.pattern, self.at)
             if second is not None:
                 self.at = second.end()
                 return 0x10000 + ((code - 0xD800) << 10) + int(second[1], 16) - 0xDC00
@@ -155,7 +158,7 @@ class CharacterReader:
 
 
 def cased(found: CharSet, flags: Flags, dialect: Dialect) -> CharSet:
-    """With the other cases of its members, if the flags say so."""
+    """Return the set with the case variants of its members if the flags ignore case."""
     return case_variants(found, flags.ascii and dialect == "python") if flags.ignore_case else found
 
 

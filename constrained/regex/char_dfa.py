@@ -1,4 +1,4 @@
-"""Deterministic automata over classes of characters, and the algebra of the languages they accept. Knows no bytes."""
+"""Deterministic automata over classes of characters, with Boolean operations on the languages that they accept."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from numpy.typing import NDArray
 from ..budget import CompileBudget
 from .alphabet import NO_CLASS, Alphabet, alphabet_of, common_alphabet
 from .charset import ALL
+from .dfa import DEAD, START
 from .pair_product import Lives, pair_product
-
-DEAD, START = 0, 1
 
 
 @dataclass(frozen=True, eq=False)
 class CharDfa:
-    """S states, one column a class of characters. State 0 is dead, state 1 the start; from every other state an
-    accepting one can be reached. An automaton that accepts nothing has a start from which none can."""
+    """Automaton of S states with one column per class of characters.
+
+    State 0 is dead, state 1 the start. From every other state an accepting one can be reached. The start of an
+    automaton that accepts nothing reaches none.
+    """
 
     alphabet: Alphabet
     table: NDArray[np.int32]  # [S, classes]
@@ -28,14 +30,16 @@ class CharDfa:
 
     @property
     def num_states(self) -> int:
+        """Number of states, with the dead one."""
         return len(self.table)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing at all is accepted."""
+        """True if no text is accepted."""
         return not self.accepting.any()
 
     def accepts(self, text: str) -> bool:
+        """Return True if the whole text is accepted."""
         state = START
         for character in text:
             label = self.alphabet.class_of(ord(character))
@@ -47,27 +51,29 @@ class CharDfa:
         return bool(self.accepting[state])
 
     def intersect(self, other: CharDfa, budget: CompileBudget | None = None) -> CharDfa:
-        """What both accept. This and the others raise GrammarError beyond the budget."""
+        """Accept what both accept. Raises GrammarError beyond the budget."""
         return _product(self, other, "both", budget)
 
     def union(self, other: CharDfa, budget: CompileBudget | None = None) -> CharDfa:
+        """Accept what either accepts. Raises GrammarError beyond the budget."""
         return _product(self, other, "either", budget)
 
     def minus(self, other: CharDfa, budget: CompileBudget | None = None) -> CharDfa:
+        """Accept what this accepts and `other` does not. Raises GrammarError beyond the budget."""
         return _product(self, other, "only first", budget)
 
     def complement(self) -> CharDfa:
-        """Every text but those accepted."""
+        """Accept every other text."""
         return length_char_dfa(0, None).minus(self)
 
     def up_to(self, ends: Sequence[str], budget: CompileBudget) -> CharDfa:
-        """Texts of this, followed by one of `ends`, that have no other such beginning."""
+        """Accept a text of this automaton followed by one of `ends`, cut at the first such end."""
         letters = tuple(dict.fromkeys(((ord(letter), ord(letter)),) for end in ends for letter in end))
         alphabet, from_self, _ = common_alphabet(self.alphabet, alphabet_of(letters)[0])
         spelled = [[alphabet.class_of(ord(letter)) for letter in end] for end in ends]
         table = self.table[:, from_self].tolist()
         first = (START, frozenset[tuple[int, int]]())
-        number = {first: START + 1}  # after the end, which is state 1 until the two change places
+        number = {first: START + 1}  # the end is state 1 until it is swapped with the start, which is state 2 so far
         keys = [first]
         rows = [[DEAD] * alphabet.num_classes] * 2
         for state, partial in keys:
@@ -92,7 +98,7 @@ class CharDfa:
         return trimmed_char_dfa(alphabet, swapped, [number == 2 for number in range(len(rows))])
 
     def witness(self) -> str | None:
-        """A shortest text that is accepted; None when there is none."""
+        """Return a shortest accepted text; None if there is none."""
         reached: dict[int, tuple[int, int]] = {START: (DEAD, 0)}
         order = [START]
         for state in order:
@@ -112,12 +118,15 @@ class CharDfa:
 def trimmed_char_dfa(
     alphabet: Alphabet, rows: Sequence[Sequence[int]] | NDArray[np.int32], accepting: Sequence[bool] | NDArray[np.bool_]
 ) -> CharDfa:
-    """The automaton without the states from which no accepting one can be reached. Every state is reachable."""
-    from . import dfa_kernel as product_kernel  # here, for it imports numba
+    """Build an automaton without the states that reach no accepting one. Every state must be reachable.
+
+    `rows` is [S, classes], `accepting` is [S].
+    """
+    from . import dfa_kernel  # not at the top: it imports numba
 
     table = np.ascontiguousarray(rows, np.int32).reshape(len(rows), alphabet.num_classes)
     ends = np.array(accepting, np.bool_)
-    kept = product_kernel.alive(table, ends)
+    kept = dfa_kernel.alive(table, ends)
     kept[DEAD] = False
     if kept[1:].all():
         return CharDfa(alphabet, table, ends)
@@ -127,7 +136,7 @@ def trimmed_char_dfa(
 
 
 def length_char_dfa(least: int, most: int | None, budget: CompileBudget | None = None) -> CharDfa:
-    """All texts of so many characters."""
+    """Accept every text of `least` to `most` characters (None: unbounded)."""
     last = least if most is None else most
     (budget or CompileBudget()).check(last + 2)
     alphabet, _ = alphabet_of((ALL,))
@@ -138,6 +147,7 @@ def length_char_dfa(least: int, most: int | None, budget: CompileBudget | None =
 def _product(
     a: CharDfa, b: CharDfa, accepts: Literal["both", "only first", "either"], budget: CompileBudget | None
 ) -> CharDfa:
+    """Build the product automaton, which accepts by both factors."""
     alphabet, from_a, from_b = common_alphabet(a.alphabet, b.alphabet)
     lives: Lives = "first" if accepts == "only first" else accepts
     check = (budget or CompileBudget()).check
@@ -148,6 +158,6 @@ def _product(
 
 
 def _readable_member(alphabet: Alphabet, label: int) -> str:
-    """A member of the class, a letter or digit if there is one."""
+    """Return a member of the class, preferably a letter or digit."""
     codes = [*b"a0A ", *range(0x21, 0x7F)]
     return chr(next((code for code in codes if alphabet.class_of(code) == label), alphabet.members(label)[0][0]))

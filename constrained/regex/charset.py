@@ -1,4 +1,4 @@
-"""Sets of code points as sorted, disjoint, inclusive ranges that do not touch."""
+"""Sets of code points, as sorted inclusive ranges that neither overlap nor touch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ECMA_SPACE: CharSet = (
 
 
 def charset(ranges: Iterable[tuple[int, int]]) -> CharSet:
-    """Any ranges, sorted and joined."""
+    """Normalise ranges: sort them, and join those that overlap or touch."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and low <= joined[-1][1] + 1:
@@ -33,10 +33,12 @@ def charset(ranges: Iterable[tuple[int, int]]) -> CharSet:
 
 
 def chars(text: str) -> CharSet:
+    """Return the set of the characters in `text`."""
     return charset((ord(character), ord(character)) for character in text)
 
 
 def complement(ranges: CharSet) -> CharSet:
+    """Return every code point outside the set."""
     gaps, low = [], 0
     for first, last in ranges:
         if low < first:
@@ -45,3 +47,22 @@ def complement(ranges: CharSet) -> CharSet:
     if low <= MAX_CODE_POINT:
         gaps.append((low, MAX_CODE_POINT))
     return tuple(gaps)
+
+
+def has_surrogates(text: str) -> bool:
+    """Return True if a text holds a surrogate code point, which UTF-8 cannot encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def intersection(first: CharSet, second: CharSet) -> CharSet:
+    """Return the code points that are in both sets."""
+    return tuple(
+        (max(low, start), min(high, end))
+        for low, high in first
+        for start, end in second
+        if low <= end and start <= high
+    )

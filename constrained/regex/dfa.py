@@ -1,4 +1,4 @@
-"""Deterministic byte automata as dense tables: trimmed, intersected, walked."""
+"""Deterministic automata over bytes, as dense tables; and the kinds of bytes that keep them alive."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from numpy.typing import NDArray
 
 from ..budget import CompileBudget
 
-_ALIKE = [b"0123456789", b"abcdef", b"ghijklmnopqrstuvwxyz", b"ABCDEF", b"GHIJKLMNOPQRSTUVWXYZ", b"_", b"-", b".", b" "]
-_ALIKE += [b"/", b":", b"@", b"!#$%&'()*+,;<=>?[]^`{|}~"]
-NUM_KINDS = len(_ALIKE)
-# Of each byte; `NUM_KINDS` where it is of none: what ends a string or begins an escape, controls, what is not ASCII.
-KIND = np.full(256, NUM_KINDS, np.uint8)
-for _number, _bytes in enumerate(_ALIKE):
-    KIND[list(_bytes)] = _number
-
-
 DEAD, START = 0, 1
+# Kinds of bytes that patterns seldom distinguish, so that whole branches of a token trie are accepted at once.
+_KINDS = [b"0123456789", b"abcdef", b"ghijklmnopqrstuvwxyz", b"ABCDEF", b"GHIJKLMNOPQRSTUVWXYZ", b"_", b"-", b".", b" "]
+_KINDS += [b"/", b":", b"@", b"!#$%&'()*+,;<=>?[]^`{|}~"]
+NUM_KINDS = len(_KINDS)
+# Kind of each byte. Quotes, backslashes, control characters and bytes outside ASCII have none: `NUM_KINDS`.
+KIND = np.full(256, NUM_KINDS, np.uint8)
+for _number, _bytes in enumerate(_KINDS):
+    KIND[list(_bytes)] = _number
 
 
 @dataclass(frozen=True, eq=False)
 class Dfa:
-    """S states, C classes of bytes that are alike everywhere.
+    """Automaton of S states over C equivalence classes of bytes.
 
-    State 0 is dead, state 1 the start; from every other state an accepting one can be reached. An automaton that
-    accepts nothing has a start from which none can.
+    State 0 is dead, state 1 the start. From every other state an accepting one can be reached. The start of an
+    automaton that accepts nothing reaches none.
     """
 
     table: NDArray[np.int32]  # [S, C]
@@ -36,25 +35,27 @@ class Dfa:
 
     @property
     def num_states(self) -> int:
+        """Number of states, with the dead one."""
         return len(self.table)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing at all is accepted."""
+        """True if no text is accepted."""
         return not self.accepting.any()
 
     def walk(self, state: int, data: Iterable[int]) -> int:
-        """The state after the bytes; DEAD when they do not lead on."""
+        """Return the state after the bytes, DEAD if there is none."""
         for byte in data:
             state = int(self.table[state, self.class_of[byte]])
         return state
 
     def accepts(self, data: bytes) -> bool:
+        """Return True if the whole text is accepted."""
         return bool(self.accepting[self.walk(START, data)])
 
 
 def trimmed_dfa(table: NDArray[np.int32], class_of: NDArray[np.uint8], accepting: NDArray[np.bool_]) -> Dfa:
-    """The automaton without the states from which, or to which, no way leads, and with equal classes merged."""
+    """Build an automaton without unreachable states and states that reach no accepting one; merge equal classes."""
     sources, classes = np.nonzero(table)
     targets = table[sources, classes].astype(np.int64)
     alive = _reachable(np.flatnonzero(accepting), targets, sources, len(table))
@@ -69,10 +70,10 @@ def trimmed_dfa(table: NDArray[np.int32], class_of: NDArray[np.uint8], accepting
 
 
 def intersect(a: Dfa, b: Dfa, budget: CompileBudget) -> Dfa:
-    """What both accept: pairs of states, found breadth first."""
+    """Accept what both accept: the pairs of states are found breadth first. Raises GrammarError beyond the budget."""
     pairs, class_of = np.unique(np.stack([a.class_of, b.class_of]), axis=1, return_inverse=True)
     table_a, table_b = a.table[:, pairs[0]], b.table[:, pairs[1]]
-    codes = np.array([START * b.num_states + START], np.int64)  # of the pairs found: sorted numbers of them
+    codes = np.array([START * b.num_states + START], np.int64)  # sorted codes of the pairs on the frontier
     number = {int(codes[0]): START}
     rows: list[NDArray[np.int32]] = [np.zeros((1, pairs.shape[1]), np.int32)]
     accepting: list[NDArray[np.bool_]] = [np.zeros(1, np.bool_)]
@@ -95,7 +96,7 @@ def intersect(a: Dfa, b: Dfa, budget: CompileBudget) -> Dfa:
 def _reachable(
     start: NDArray[np.int64], sources: NDArray[np.int64], targets: NDArray[np.int64], num_states: int
 ) -> NDArray[np.bool_]:
-    """Which states can be reached from `start` over the edges."""
+    """Return which states are reachable from `start` over the edges: bool[num_states]."""
     order = np.argsort(sources, kind="stable")
     targets = targets[order]
     first = np.searchsorted(sources[order], np.arange(num_states + 1))
@@ -103,27 +104,27 @@ def _reachable(
     reached[start] = True
     frontier = start
     while len(frontier):
-        found = targets[ranges(first[frontier], first[frontier + 1])]
+        found = targets[_ranges(first[frontier], first[frontier + 1])]
         frontier = np.unique(found[~reached[found]])
         reached[frontier] = True
     return reached
 
 
-def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The numbers of all the half-open intervals, one after the other."""
+def _ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Concatenate the integers of half-open intervals."""
     counts = ends - starts
     skipped = np.cumsum(counts) - counts
     return np.repeat(starts - skipped, counts) + np.arange(counts.sum())
 
 
 def free_kinds(dfa: Dfa, within: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Of each state (of some), kinds of bytes as the bits of a set, and a length: every text of these bytes that is no
-    longer leads on (within them). int32[S] each.
+    """Find byte kinds that keep the automaton alive (inside the states `within`, if given).
 
-    As many kinds as are found one after another: there may be other sets that cannot be joined.
+    Returns for each state a bit set of kinds, and a length: every text of these kinds that is not longer leads to a
+    live state. int32[S] each. Kinds are added greedily, one after another, so the set need not be the largest one.
     """
-    from . import dfa_kernel as product_kernel  # here, for it imports numba
+    from . import dfa_kernel  # not at the top: it imports numba
 
     kept = np.ones(dfa.num_states, np.bool_) if within is None else within.copy()
     kept[DEAD] = False
-    return product_kernel.free_kinds(np.ascontiguousarray(dfa.table), dfa.class_of, KIND, NUM_KINDS, kept)
+    return dfa_kernel.free_kinds(np.ascontiguousarray(dfa.table), dfa.class_of, KIND, NUM_KINDS, kept)

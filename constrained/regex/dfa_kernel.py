@@ -1,122 +1,33 @@
-"""Loops over the tables of finite automata, compiled by numba when it is installed: pairs of states, and which states
-lead to an end. Compiled, they let other threads run. Import this file where it is needed: it imports numba."""
+"""Compiled loops over the tables of finite automata: products, live states, and texts that keep a state alive.
+
+A plain text is defined by the caller: the plain single bytes, and the multi-byte characters as rows of (first and last
+first byte, first and last second byte, number of further bytes). The loops release the GIL. Import this module inside
+the function that needs it, because it imports numba.
+"""
+
+# ruff: noqa: SIM110  (loops are spelled out because they are compiled)
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.walk_kernel import compiled
-
-Bools = NDArray[np.bool_]
-
-
-@compiled()
-def _classes_of(class_of: NDArray[np.uint8], data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The classes of some bytes."""
-    has = np.zeros(256, np.bool_)
-    for byte in data:
-        has[class_of[byte]] = True
-    return np.flatnonzero(has)
-
-
-@compiled()
-def _classes_of_range(class_of: NDArray[np.uint8], first: int, last: int) -> NDArray[np.int64]:
-    """The classes of the bytes from one to another."""
-    return _classes_of(class_of, np.arange(first, last + 1).astype(np.uint8))
-
-
-@compiled()
-def _all_lead_to(table: Ints, state: int, labels: NDArray[np.int64], wanted: Bools) -> bool:
-    """Whether all labels lead from a state to wanted ones."""
-    for label in labels:  # noqa: SIM110
-        if not wanted[table[state, label]]:
-            return False
-    return True
-
-
-@compiled()
-def _all_multibyte_lead_to(
-    table: Ints, class_of: NDArray[np.uint8], state: int, several: Ints, wanted: Bools, one_more: Bools, two_more: Bools
-) -> bool:
-    """Whether all characters of several bytes lead from a state to wanted ones."""
-    for row in range(len(several)):
-        after = wanted if several[row, 4] == 0 else one_more if several[row, 4] == 1 else two_more
-        last = -1
-        for first in range(several[row, 0], several[row, 1] + 1):
-            target = table[state, class_of[first]]
-            if target == last:
-                continue  # as the byte before
-            last = target
-            before = -1
-            for second in range(several[row, 2], several[row, 3] + 1):
-                label = class_of[second]
-                if label != before and not after[table[target, label]]:
-                    return False
-                before = label
-    return True
-
-
-@compiled("(int32[:,::1], uint8[::1], uint8[::1], int32[:,::1])")
-def plain_states(table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.uint8], several: Ints) -> Bools:
-    """From which states every plain text leads on, to states of which the same is true."""
-    num_states = len(table)
-    labels, inner = _classes_of(class_of, single), _classes_of_range(class_of, 0x80, 0xBF)
-    plain = np.ones(num_states, np.bool_)
-    one_more, two_more = np.zeros(num_states, np.bool_), np.zeros(num_states, np.bool_)
-    plain[0] = False
-    while True:
-        for state in range(1, num_states):
-            one_more[state] = _all_lead_to(table, state, inner, plain)
-        for state in range(1, num_states):
-            two_more[state] = _all_lead_to(table, state, inner, one_more)
-        changed = False
-        for state in range(num_states - 1, 0, -1):  # what is later is farther from the start
-            if plain[state] and not (
-                _all_lead_to(table, state, labels, plain)
-                and _all_multibyte_lead_to(table, class_of, state, several, plain, one_more, two_more)
-            ):
-                plain[state] = False
-                changed = True
-        if not changed:
-            return plain
-
-
-@compiled("(int32[:,::1], uint8[::1], uint8[::1], int32[:,::1], boolean[::1])")
-def looping_states(
-    table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.uint8], several: Ints, plain: Bools
-) -> Bools:
-    """Those of the plain states from which every plain character leads back to the very state."""
-    num_states = len(table)
-    labels, inner = _classes_of(class_of, single), _classes_of_range(class_of, 0x80, 0xBF)
-    loops = np.zeros(num_states, np.bool_)
-    here = np.zeros(num_states, np.bool_)
-    one_more, two_more = np.zeros(num_states, np.bool_), np.zeros(num_states, np.bool_)
-    for state in range(1, num_states):
-        here[state] = True
-        if plain[state] and _all_lead_to(table, state, labels, here):
-            for other in range(1, num_states):
-                one_more[other] = _all_lead_to(table, other, inner, here)
-            for other in range(1, num_states):
-                two_more[other] = _all_lead_to(table, other, inner, one_more)
-            loops[state] = _all_multibyte_lead_to(table, class_of, state, several, here, one_more, two_more)
-        here[state] = False
-    return loops
-
+from ...loops import compiled
 
 Ints = NDArray[np.int32]
-BOTH, FIRST, EITHER = range(3)  # which of the two must not be dead
-MAX_ROWS = 4096  # of one call, so that its caller can look at the clock
+Bools = NDArray[np.bool_]
+BOTH, FIRST, EITHER = range(3)  # the factors that must be alive in a live pair
+MAX_ROWS = 4096  # per call; between calls the caller checks its budget
 _SPREAD = 0x9E3779B1
-MAX_SETS = 8  # of kinds that are told apart, for one more kind
+MAX_SETS = 8  # distinct sets of kinds that are tried with one more kind
 MAX_PASSES = 32
-LONG_ENOUGH = 12  # bytes: few tokens are longer
+LONG_ENOUGH = 12  # bytes; few tokens are longer
 LONGEST = 1 << 15
 
 
 @compiled("(int64, int64, int32[:,::1], int32[::1], int64)")
 def find_slot(state_a: int, state_b: int, pairs: Ints, slots: Ints, mask: int) -> int:
-    """The slot of a pair, or the free one that is to be its."""
+    """Return the hash slot of a pair; if the pair is new, the free slot for it."""
     mixed = (state_a * _SPREAD + state_b) * _SPREAD
     slot = (mixed ^ (mixed >> 17)) & mask
     while slots[slot] != 0 and (pairs[slots[slot], 0] != state_a or pairs[slots[slot], 1] != state_b):
@@ -128,9 +39,10 @@ def find_slot(state_a: int, state_b: int, pairs: Ints, slots: Ints, mask: int) -
 def extend(
     rows_a: Ints, rows_b: Ints, lives: int, pairs: Ints, table: Ints, slots: Ints, at: int, number: int
 ) -> tuple[int, int]:
-    """Rows of the product from row `at` on, while there is room for what a row may add: row and number come to.
+    """Compute rows of the product from row `at` on, while the arrays have room for the states that a row may add.
 
-    pairs[n] is the pair of states that the state n is; slots, of a power of two, finds it by its hash, 0 is free.
+    Returns the next row and the number of states. pairs[n] is the pair of states of state n; `slots` is its hash table,
+    with a power of two as its size and 0 for a free slot.
     """
     num_classes = rows_a.shape[1]
     mask = len(slots) - 1
@@ -160,19 +72,18 @@ def extend(
 
 @compiled("(int32[:,::1], int64, int32[::1])")
 def enter(pairs: Ints, number: int, slots: Ints) -> None:
-    """All pairs so far into empty slots."""
+    """Insert all pairs into an empty hash table."""
     for known in range(1, number):
         slots[find_slot(pairs[known, 0], pairs[known, 1], pairs, slots, len(slots) - 1)] = known
 
 
 @compiled("(int32[:,::1], boolean[::1], boolean[::1])")
 def _safe_lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.bool_]) -> Ints:
-    """How long a text of these labels may be at least, from each state, without leaving some states; 0 when that is a
-    long search."""
+    """Return for each state a length up to which every text of these labels stays `within`; 0 if the search is long."""
     found = np.where(within, LONGEST, 0).astype(np.int32)
     for _ in range(MAX_PASSES):
         changed = False
-        for state in range(len(table) - 1, 0, -1):  # what is later is farther from the start
+        for state in range(len(table) - 1, 0, -1):  # later states are farther from the start
             if found[state] > 0:
                 least = LONGEST
                 for label in range(len(labels)):
@@ -192,8 +103,10 @@ def _safe_lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.boo
 def free_kinds(
     table: Ints, class_of: NDArray[np.uint8], kind_of: NDArray[np.uint8], num_kinds: int, within: NDArray[np.bool_]
 ) -> tuple[Ints, Ints]:
-    """Of each state, a set of kinds of bytes, bit k for kind k, and a length: every text of such bytes that is not
-    longer leads on, within some states."""
+    """Return for each state a set of byte kinds, and a length up to which every text of them stays `within`.
+
+    Bit k of a set stands for kind k. int32[S] each.
+    """
     free, lengths = np.zeros(len(table), np.int32), np.zeros(len(table), np.int32)
     labels = np.zeros(table.shape[1], np.bool_)
     for kind in range(num_kinds):
@@ -201,7 +114,7 @@ def free_kinds(
         bit = np.int32(1) << np.int32(kind)
         done = ~within
         for _ in range(MAX_SETS):
-            # The states that have one set so far, and whether the kind may join it.
+            # Take the states with one set so far, and try to add the kind to it.
             at = 0
             while at < len(table) and done[at]:
                 at += 1
@@ -225,9 +138,9 @@ def free_kinds(
 
 @compiled("(int32[:,::1], boolean[::1])")
 def alive(table: Ints, accepting: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Those states from which an accepting one can be reached."""
+    """Return the states from which an accepting one is reachable: bool[S]."""
     num_states, num_classes = table.shape
-    begins = np.zeros(num_states + 2, np.int64)  # of each state's sources, from the second place on
+    begins = np.zeros(num_states + 2, np.int64)  # offsets of each state's sources, from the second entry on
     for state in range(num_states):
         for label in range(num_classes):
             begins[table[state, label] + 2] += 1
@@ -256,3 +169,96 @@ def alive(table: Ints, accepting: NDArray[np.bool_]) -> NDArray[np.bool_]:
                 todo[size] = source
                 size += 1
     return found
+
+
+@compiled()
+def _classes_of(class_of: NDArray[np.uint8], data: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the distinct classes of bytes."""
+    has = np.zeros(256, np.bool_)
+    for byte in data:
+        has[class_of[byte]] = True
+    return np.flatnonzero(has)
+
+
+@compiled()
+def _classes_of_range(class_of: NDArray[np.uint8], first: int, last: int) -> NDArray[np.int64]:
+    """Return the distinct classes of the bytes from `first` to `last`."""
+    return _classes_of(class_of, np.arange(first, last + 1).astype(np.uint8))
+
+
+@compiled()
+def _all_lead_to(table: Ints, state: int, labels: NDArray[np.int64], wanted: Bools) -> bool:
+    """Return True if every label leads from a state to a wanted one."""
+    for label in labels:
+        if not wanted[table[state, label]]:
+            return False
+    return True
+
+
+@compiled()
+def _all_multibyte_lead_to(
+    table: Ints, class_of: NDArray[np.uint8], state: int, several: Ints, wanted: Bools, one_more: Bools, two_more: Bools
+) -> bool:
+    """Return True if every multi-byte character leads from a state to a wanted one."""
+    for row in range(len(several)):
+        after = wanted if several[row, 4] == 0 else one_more if several[row, 4] == 1 else two_more
+        last = -1
+        for first in range(several[row, 0], several[row, 1] + 1):
+            target = table[state, class_of[first]]
+            if target == last:
+                continue  # equal to the previous byte
+            last = target
+            before = -1
+            for second in range(several[row, 2], several[row, 3] + 1):
+                label = class_of[second]
+                if label != before and not after[table[target, label]]:
+                    return False
+                before = label
+    return True
+
+
+@compiled("(int32[:,::1], uint8[::1], uint8[::1], int32[:,::1])")
+def plain_states(table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.uint8], several: Ints) -> Bools:
+    """Return the states from which every plain text stays alive: bool[S]."""
+    num_states = len(table)
+    labels, inner = _classes_of(class_of, single), _classes_of_range(class_of, 0x80, 0xBF)
+    plain = np.ones(num_states, np.bool_)
+    one_more, two_more = np.zeros(num_states, np.bool_), np.zeros(num_states, np.bool_)
+    plain[0] = False
+    while True:
+        for state in range(1, num_states):
+            one_more[state] = _all_lead_to(table, state, inner, plain)
+        for state in range(1, num_states):
+            two_more[state] = _all_lead_to(table, state, inner, one_more)
+        changed = False
+        for state in range(num_states - 1, 0, -1):  # later states are farther from the start
+            if plain[state] and not (
+                _all_lead_to(table, state, labels, plain)
+                and _all_multibyte_lead_to(table, class_of, state, several, plain, one_more, two_more)
+            ):
+                plain[state] = False
+                changed = True
+        if not changed:
+            return plain
+
+
+@compiled("(int32[:,::1], uint8[::1], uint8[::1], int32[:,::1], boolean[::1])")
+def looping_states(
+    table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.uint8], several: Ints, plain: Bools
+) -> Bools:
+    """Return the plain states from which every plain character leads back to the same state: bool[S]."""
+    num_states = len(table)
+    labels, inner = _classes_of(class_of, single), _classes_of_range(class_of, 0x80, 0xBF)
+    loops = np.zeros(num_states, np.bool_)
+    here = np.zeros(num_states, np.bool_)
+    one_more, two_more = np.zeros(num_states, np.bool_), np.zeros(num_states, np.bool_)
+    for state in range(1, num_states):
+        here[state] = True
+        if plain[state] and _all_lead_to(table, state, labels, here):
+            for other in range(1, num_states):
+                one_more[other] = _all_lead_to(table, other, inner, here)
+            for other in range(1, num_states):
+                two_more[other] = _all_lead_to(table, other, inner, one_more)
+            loops[state] = _all_multibyte_lead_to(table, class_of, state, several, here, one_more, two_more)
+        here[state] = False
+    return loops

@@ -1,7 +1,7 @@
-"""Regular expressions as values: what every front end produces, and the automata are built from.
+"""Abstract syntax of regular expressions: every front end produces it, and automata are compiled from it.
 
-`Chars` are written in the encoding that the automaton is built with; `Bytes` stand as they are. Build sequences and
-choices with the functions: they keep what matches nothing in one form, `NOTHING`.
+`Chars` are encoded when the automaton is built; `Bytes` are matched verbatim. Build sequences and alternations with the
+functions: they reduce every expression that matches nothing to `NOTHING`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from .charset import CharSet, charset
 
 @dataclass(frozen=True)
 class Bytes:
+    """A literal byte string."""
+
     data: bytes
 
 
@@ -26,17 +28,21 @@ class Chars:
 
 @dataclass(frozen=True)
 class Seq:
+    """A concatenation. Without parts it matches the empty text."""
+
     parts: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
 class Alt:
+    """An alternation, the preferred part first. Without parts it matches nothing."""
+
     parts: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """`lazy` matters only to who asks for the first match instead of all."""
+    """`least` to `most` repetitions, unbounded if `most` is None. `lazy` affects only the leftmost-first automaton."""
 
     part: Expression
     least: int
@@ -46,17 +52,17 @@ class Repeat:
 
 @dataclass(frozen=True)
 class TextStart:
-    """Matches nothing but the place before the first character of the whole text."""
+    """The anchor before the first character of the whole text."""
 
 
 @dataclass(frozen=True)
 class TextEnd:
-    """Matches nothing but the place after the last character of the whole text."""
+    """The anchor after the last character of the whole text."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """Matches nothing but a place before which (or, `ahead`, after which) `part` matches; if `negated`, does not."""
+    """A look-behind (or, if `ahead`, a look-ahead) for `part`; if `negated`, `part` must not match there."""
 
     part: Expression
     ahead: bool
@@ -70,10 +76,12 @@ NOTHING = Alt(())
 
 
 def literal(text: str) -> Expression:
+    """Return the expression that matches exactly `text`."""
     return sequence(*(Chars(((ord(character), ord(character)),)) for character in text))
 
 
 def sequence(*parts: Expression) -> Expression:
+    """Concatenate expressions; empty ones are dropped."""
     kept = tuple(part for part in parts if part != EMPTY)
     if NOTHING in kept:
         return NOTHING
@@ -81,6 +89,7 @@ def sequence(*parts: Expression) -> Expression:
 
 
 def alternation(parts: Iterable[Expression]) -> Expression:
+    """Join alternatives; sets of characters become one set, and `NOTHING` is dropped."""
     kept = [part for part in parts if part is not NOTHING and part != NOTHING]
     if len(kept) > 1 and all(isinstance(part, Chars) for part in kept):
         return Chars(charset(r for part in kept if isinstance(part, Chars) for r in part.ranges))
@@ -88,10 +97,12 @@ def alternation(parts: Iterable[Expression]) -> Expression:
 
 
 def optional(part: Expression) -> Expression:
+    """Match `part` or the empty text."""
     return repeat(part, 0, 1)
 
 
 def repeat(part: Expression, least: int, most: int | None, lazy: bool = False) -> Expression:
+    """Repeat `part` from `least` to `most` times (None: unbounded), and simplify nested repeats."""
     if most is not None and most < least:
         return NOTHING
     if part == NOTHING:
@@ -104,6 +115,6 @@ def repeat(part: Expression, least: int, most: int | None, lazy: bool = False) -
         and part.lazy == lazy
         and (part.least == 0 or (part.least == 1 and least <= 1))
     ):
-        # (x*){2,5} is x*, (x+)+ is x+, (x+)* is x*: each copy would begin wherever another does.
+        # (x*){2,5} is x*, (x+)+ is x+, (x+)* is x*. Expanded, the copies would be loops that start at the same places.
         return Repeat(part.part, min(part.least, least), None, lazy)
     return part if least == most == 1 else Repeat(part, least, most, lazy)

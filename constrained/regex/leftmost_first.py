@@ -1,24 +1,25 @@
-"""Expressions to automata of their preferred match, as a backtracking `match` would find it: the first alternative that
-matches, greedy repeats before lazy ones.
+"""Leftmost-first automata, by the ordered subset construction of RE2: they find the match of a backtracking engine.
 
-The automaton accepts a text when its preferred match is all of it, so long as nothing follows. What follows may bring a
-match that is preferred: from an accepting state exactly those lead on. So a reader that stops there must see that the
-automaton, running along over what follows, accepts no more. (The ordered subset construction of RE2 and others.)
+The preferred match takes the first alternative that matches; greedy repeats are preferred over lazy ones. The automaton
+accepts a text if its preferred match is the whole text and nothing follows. From an accepting state only those
+characters lead on that may bring a preferred, longer match. So a reader that stops at an accepting state must run the
+automaton over the text that follows, and see that it does not accept again.
 """
 
 from __future__ import annotations
 
 from ..budget import CompileBudget
 from ..errors import GrammarError
-from .char_dfa import DEAD, CharDfa, trimmed_char_dfa
+from .char_dfa import CharDfa, trimmed_char_dfa
+from .dfa import DEAD
 from .expression import Expression
 from .nfa import CharNfa, build_char_nfa
 
-Key = tuple[tuple[int, ...], bool]  # states that take a character, the preferred first; whether they match so far
+Key = tuple[tuple[int, ...], bool]  # NFA states that consume a character, the preferred first; the text so far matches
 
 
 def leftmost_first_dfa(expression: Expression, budget: CompileBudget) -> CharDfa:
-    """Raises GrammarError beyond the budget, and for anchors and look-around."""
+    """Compile an expression. Raises GrammarError beyond the budget, and for anchors and look-around."""
     nfa = build_char_nfa(expression, budget)
     if nfa.guarded:
         raise GrammarError("anchors, \\b and look-around are not supported in a terminal")
@@ -48,7 +49,7 @@ def leftmost_first_dfa(expression: Expression, budget: CompileBudget) -> CharDfa
 
 
 def _closure(nfa: CharNfa, states: list[int] | tuple[int, ...]) -> Key:
-    """What can be reached without a character, in order of preference, up to a match."""
+    """Return the epsilon closure in order of preference, cut off at the first match."""
     found: list[int] = []
     seen: set[int] = set()
     todo = list(reversed(states))
@@ -61,5 +62,5 @@ def _closure(nfa: CharNfa, states: list[int] | tuple[int, ...]) -> Key:
             return tuple(found), True
         if nfa.moves[state] is not None:
             found.append(state)
-        todo += reversed(nfa.free[state])
+        todo += reversed(nfa.epsilon[state])
     return tuple(found), False

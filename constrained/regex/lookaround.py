@@ -1,9 +1,9 @@
-"""Patterns with look-ahead and look-behind to deterministic automata over classes of characters, exactly.
+"""Determinisation of patterns with look-ahead and look-behind, exactly.
 
-A pattern is at a set of threads. A thread is a place and the obligations that it took on where it passed a look-ahead:
-threads of the look-ahead's own pattern, of which one must (or none may) ever arrive. What lies behind is known without
-guessing: each look-behind's pattern runs along from every position. Obligations may nest, and may be taken on inside
-repeats, so this determinises an alternating automaton (Chandra, Kozen and Stockmeyer 1981), under a budget.
+A state is a set of threads. A thread is an NFA state and the obligations of the look-aheads that it passed: threads of
+the look-ahead's own pattern, one of which must (or none of which may) ever accept. Look-behind needs no obligations:
+its pattern runs alongside from every position. Obligations may nest, and may arise inside repeats, so this determinises
+an alternating automaton (Chandra, Kozen and Stockmeyer 1981), under a budget.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..budget import CompileBudget
-from .char_dfa import DEAD, CharDfa, trimmed_char_dfa
+from .char_dfa import CharDfa, trimmed_char_dfa
+from .dfa import DEAD
 from .nfa import CharNfa, Fragment, LookGuard
 
 
 class Obligation(NamedTuple):
-    """One of `threads` must arrive at `accept`, or, if negated, none may."""
+    """One of `threads` must reach the state `accept`; if negated, none may."""
 
     accept: int
     negated: bool
@@ -26,17 +27,19 @@ class Obligation(NamedTuple):
 
 
 class Thread(NamedTuple):
-    place: int
+    """An NFA state, and what must still match from here."""
+
+    state: int
     obligations: frozenset[Obligation]
 
 
 Threads = frozenset[Thread]
-_FREE: frozenset[Obligation] = frozenset()
+_NONE: frozenset[Obligation] = frozenset()
 
 
 @dataclass(frozen=True)
 class _Position:
-    """What is known of a position in the text: whether it is the first or last, and what each look-behind is at."""
+    """A position in the text: whether it is the first or last, and the threads of each look-behind there."""
 
     at_start: bool
     at_end: bool
@@ -44,11 +47,13 @@ class _Position:
 
 
 def determinise_with_lookaround(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
-    """Raises GrammarError beyond the budget."""
+    """Determinise an NFA with any look-around. Raises GrammarError beyond the budget."""
     return _LookaroundDeterminiser(nfa, budget).run()
 
 
 class _LookaroundDeterminiser:
+    """Breadth-first search over sets of threads."""
+
     def __init__(self, nfa: CharNfa, budget: CompileBudget) -> None:
         self._nfa = nfa
         self._budget = budget
@@ -56,9 +61,10 @@ class _LookaroundDeterminiser:
         self._steps: dict[tuple[Obligation, int, tuple[Threads, ...]], Obligation] = {}
 
     def run(self) -> CharDfa:
+        """Number the sets of threads in the order in which they are reached, and fill their rows."""
         nfa = self._nfa
         behind = self._behind(None)
-        start = self._closed([Thread(nfa.pattern.entry, _FREE)], nfa.pattern.accept, _Position(True, False, behind))
+        start = self._closed([Thread(nfa.pattern.entry, _NONE)], nfa.pattern.accept, _Position(True, False, behind))
         first = (start, behind, True)
         number = {first: 1}
         keys = [first]
@@ -81,53 +87,58 @@ class _LookaroundDeterminiser:
         return trimmed_char_dfa(nfa.alphabet, rows, accepting)
 
     def _step(self, threads: Threads, behind: tuple[Threads, ...], label: int) -> tuple[Threads, tuple[Threads, ...]]:
-        place = _Position(False, False, self._behind((behind, label)))
-        return self._after(threads, self._nfa.pattern.accept, label, place, keeps=False), place.behind
+        position = _Position(False, False, self._behind((behind, label)))
+        return self._after(threads, self._nfa.pattern.accept, label, position, keeps=False), position.behind
 
     def _behind(self, last: tuple[tuple[Threads, ...], int] | None) -> tuple[Threads, ...]:
-        """Where each look-behind's pattern is, after a character or at the text's start; it may also begin here.
-        Inner ones come first."""
+        """Return the threads of each look-behind after a character, or at the start of the text if `last` is None.
+
+        A look-behind may also begin here. Inner ones come first.
+        """
         found: tuple[Threads, ...] = ()
-        for number, around in enumerate(self._nfa.arounds):
-            place = _Position(last is None, False, found)
+        for number, fragment in enumerate(self._nfa.lookarounds):
+            position = _Position(last is None, False, found)
             threads: Threads = frozenset()
-            if not around.ahead:
-                threads = self._closed([Thread(around.entry, _FREE)], None, place)
+            if not fragment.ahead:
+                threads = self._closed([Thread(fragment.entry, _NONE)], None, position)
                 if last is not None:
-                    threads |= self._after(last[0][number], None, last[1], place, keeps=False)
+                    threads |= self._after(last[0][number], None, last[1], position, keeps=False)
             found += (threads,)
         return found
 
     def _moved(self, threads: Threads, accept: int | None, label: int) -> list[Thread]:
-        """After a character; those that have arrived at `accept` stay. Their obligations have not moved yet."""
+        """Advance threads by a character, but not yet their obligations. Threads at `accept` stay."""
         moved = []
         for thread in threads:
-            move = self._nfa.moves[thread.place]
-            if thread.place == accept:
+            move = self._nfa.moves[thread.state]
+            if thread.state == accept:
                 moved.append(thread)
             elif move is not None and label in move[0]:
                 moved.append(Thread(move[1], thread.obligations))
         return moved
 
-    def _after(self, threads: Threads, accept: int | None, label: int, place: _Position, keeps: bool) -> Threads:
-        """After a character, obligations and all."""
+    def _after(self, threads: Threads, accept: int | None, label: int, position: _Position, keeps: bool) -> Threads:
+        """Advance threads and their obligations by a character, and close them.
+
+        If `keeps`, threads at `accept` stay.
+        """
         self._budget.check(self._num_states)
         moved = []
         for thread in self._moved(threads, accept if keeps else None, label):
-            obligations = self._kept(self._obligation_after(o, label, place) for o in thread.obligations)
+            obligations = self._still_open(self._obligation_after(o, label, position) for o in thread.obligations)
             if obligations is not None:
-                moved.append(Thread(thread.place, obligations))
-        return self._closed(moved, accept if keeps else None, place)
+                moved.append(Thread(thread.state, obligations))
+        return self._closed(moved, accept if keeps else None, position)
 
-    def _obligation_after(self, obligation: Obligation, label: int, place: _Position) -> Obligation:
-        key = (obligation, label, place.behind)
+    def _obligation_after(self, obligation: Obligation, label: int, position: _Position) -> Obligation:
+        key = (obligation, label, position.behind)
         if key not in self._steps:
             accept, negated, threads = obligation
-            self._steps[key] = Obligation(accept, negated, self._after(threads, accept, label, place, keeps=True))
+            self._steps[key] = Obligation(accept, negated, self._after(threads, accept, label, position, keeps=True))
         return self._steps[key]
 
-    def _closed(self, threads: list[Thread], accept: int | None, place: _Position) -> Threads:
-        """The threads, and all that they reach without a character."""
+    def _closed(self, threads: list[Thread], accept: int | None, position: _Position) -> Threads:
+        """Return the epsilon closure of threads."""
         nfa = self._nfa
         seen = set(threads)
         todo = list(seen)
@@ -135,33 +146,33 @@ class _LookaroundDeterminiser:
             if len(seen) % 64 == 0:
                 self._budget.check(self._num_states)
             at, obligations = todo.pop()
-            new = [Thread(target, obligations) for target in nfa.free[at]]
+            new = [Thread(target, obligations) for target in nfa.epsilon[at]]
             for guard, target in nfa.guarded.get(at, ()):
                 if isinstance(guard, LookGuard):
-                    added = self._obligation(guard, nfa.arounds[guard.number], place)
-                    kept = self._kept((*obligations, added))
+                    added = self._obligation(guard, nfa.lookarounds[guard.number], position)
+                    kept = self._still_open((*obligations, added))
                     if kept is not None:
                         new.append(Thread(target, kept))
-                elif place.at_start if guard == "start" else place.at_end:
+                elif position.at_start if guard == "start" else position.at_end:
                     new.append(Thread(target, obligations))
             for thread in new:
                 if thread not in seen:
                     seen.add(thread)
                     todo.append(thread)
-        return self._least(seen)
+        return self._minimal(seen)
 
-    def _obligation(self, guard: LookGuard, around: Fragment, place: _Position) -> Obligation:
-        if around.ahead:
-            begun = [Thread(around.entry, _FREE)]
-            return Obligation(around.accept, guard.negated, self._closed(begun, around.accept, place))
-        arrived = frozenset(t for t in place.behind[guard.number] if t.place == around.accept)
-        return Obligation(around.accept, guard.negated, arrived)
+    def _obligation(self, guard: LookGuard, fragment: Fragment, position: _Position) -> Obligation:
+        if fragment.ahead:
+            begun = [Thread(fragment.entry, _NONE)]
+            return Obligation(fragment.accept, guard.negated, self._closed(begun, fragment.accept, position))
+        arrived = frozenset(t for t in position.behind[guard.number] if t.state == fragment.accept)
+        return Obligation(fragment.accept, guard.negated, arrived)
 
-    def _kept(self, obligations: Iterable[Obligation]) -> frozenset[Obligation] | None:
-        """Those that are still open; None when one is broken."""
+    def _still_open(self, obligations: Iterable[Obligation]) -> frozenset[Obligation] | None:
+        """Return the obligations that are still open; None if one has failed."""
         kept = []
         for obligation in obligations:
-            arrived = Thread(obligation.accept, _FREE) in obligation.threads
+            arrived = Thread(obligation.accept, _NONE) in obligation.threads
             if arrived or not obligation.threads:
                 if arrived == obligation.negated:
                     return None
@@ -169,26 +180,26 @@ class _LookaroundDeterminiser:
                 kept.append(obligation)
         return frozenset(kept)
 
-    def _least(self, threads: set[Thread]) -> Threads:
-        """Without places that do nothing, and without threads that another at their place makes needless."""
+    def _minimal(self, threads: set[Thread]) -> Threads:
+        """Drop threads in useless states, and threads with more obligations than another thread in their state."""
         nfa = self._nfa
-        by_place: dict[int, list[frozenset[Obligation]]] = {}
-        for place, obligations in threads:
-            if place in nfa.useful:
-                by_place.setdefault(place, []).append(obligations)
-        for place in nfa.absorbing:
-            if _FREE in by_place.get(place, ()):
-                return frozenset([Thread(place, _FREE), Thread(nfa.pattern.accept, _FREE)])
+        by_state: dict[int, list[frozenset[Obligation]]] = {}
+        for state, obligations in threads:
+            if state in nfa.useful:
+                by_state.setdefault(state, []).append(obligations)
+        for state in nfa.absorbing:
+            if _NONE in by_state.get(state, ()):
+                return frozenset([Thread(state, _NONE), Thread(nfa.pattern.accept, _NONE)])
         return frozenset(
-            Thread(place, obligations)
-            for place, group in by_place.items()
+            Thread(state, obligations)
+            for state, group in by_state.items()
             for obligations in group
             if not any(other < obligations for other in group)
         )
 
-    def _ends(self, threads: Threads, accept: int, place: _Position) -> bool:
-        """Whether one of the threads is through if the text ends here."""
-        for at, obligations in self._closed(list(threads), accept, place):
-            if at == accept and all(self._ends(o.threads, o.accept, place) != o.negated for o in obligations):
+    def _ends(self, threads: Threads, accept: int, position: _Position) -> bool:
+        """Return True if a thread accepts, with all its obligations met, when the text ends here."""
+        for at, obligations in self._closed(list(threads), accept, position):
+            if at == accept and all(self._ends(o.threads, o.accept, position) != o.negated for o in obligations):
                 return True
         return False

@@ -1,5 +1,7 @@
-"""Expressions to nondeterministic automata over classes of characters (Thompson 1968), with edges that take no
-character, some of them only at certain places. Knows no bytes."""
+"""Thompson's construction (1968): an expression to a nondeterministic automaton over classes of characters.
+
+Edges that consume no character are epsilon edges, or guarded by an anchor or a look-around.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from .expression import Alt, Bytes, Chars, Expression, Look, Repeat, Seq, TextEn
 
 @dataclass(frozen=True)
 class LookGuard:
-    """Look-around as a guard: whether what automaton `number` accepts lies behind, or ahead, of the place."""
+    """Guard of an edge: fragment `number` of `lookarounds` must match here, or must not if negated."""
 
     number: int
     negated: bool
@@ -27,7 +29,7 @@ Guard = Literal["start", "end"] | LookGuard
 
 @dataclass
 class Fragment:
-    """An automaton within the whole: the pattern itself, or one look-around."""
+    """Entry and accepting state of the pattern itself, or of one look-around."""
 
     entry: int
     accept: int
@@ -36,27 +38,30 @@ class Fragment:
 
 @dataclass
 class CharNfa:
-    """`moves[s]` is (classes of characters, target) or None; `free[s]` are targets without a character; `guarded[s]`
-    targets without a character where a guard holds. What comes first is preferred: a state's move, then its free edges
-    in order. Inner look-around comes before outer in `arounds`."""
+    """Nondeterministic automaton over classes of characters.
+
+    `moves[s]` is (classes of characters, target) or None; `epsilon[s]` are the targets of edges that consume nothing;
+    `guarded[s]` are (guard, target) of edges that consume nothing and need their guard to hold. Earlier edges are
+    preferred: a state's move, then its epsilon edges in order. In `lookarounds` the inner ones come first.
+    """
 
     alphabet: Alphabet
     moves: list[tuple[tuple[int, ...], int] | None] = field(default_factory=list)
-    free: list[list[int]] = field(default_factory=list)
+    epsilon: list[list[int]] = field(default_factory=list)
     guarded: dict[int, list[tuple[Guard, int]]] = field(default_factory=dict)
     pattern: Fragment = field(default_factory=lambda: Fragment(0, 0, False))
-    arounds: list[Fragment] = field(default_factory=list)
+    lookarounds: list[Fragment] = field(default_factory=list)
     absorbing: set[int] = field(default_factory=set)  # states of the pattern from which every text is accepted
 
     @cached_property
     def useful(self) -> frozenset[int]:
-        """States that take a character, pass a guard or accept."""
-        ends = (self.pattern.accept, *(around.accept for around in self.arounds))
+        """States that consume a character, have a guarded edge or accept."""
+        ends = (self.pattern.accept, *(around.accept for around in self.lookarounds))
         return frozenset({s for s, move in enumerate(self.moves) if move is not None}.union(self.guarded, ends))
 
 
 def build_char_nfa(expression: Expression, budget: CompileBudget) -> CharNfa:
-    """Raises GrammarError when it grows beyond the budget."""
+    """Build the automaton of an expression. Raises GrammarError beyond the budget."""
     sets = tuple(dict.fromkeys(_sets(expression)))
     alphabet, classes = alphabet_of(sets)
     builder = _NfaBuilder(CharNfa(alphabet), dict(zip(sets, classes, strict=True)), budget)
@@ -68,6 +73,7 @@ def build_char_nfa(expression: Expression, budget: CompileBudget) -> CharNfa:
 
 
 def _sets(expression: Expression) -> Iterator[CharSet]:
+    """Yield every character set that occurs in an expression."""
     todo = [expression]
     while todo:
         match todo.pop():
@@ -82,6 +88,8 @@ def _sets(expression: Expression) -> Iterator[CharSet]:
 
 
 class _NfaBuilder:
+    """Adds expressions to an automaton, state by state."""
+
     def __init__(self, nfa: CharNfa, classes: dict[CharSet, tuple[int, ...]], budget: CompileBudget) -> None:
         self.nfa = nfa
         self._classes = classes
@@ -89,21 +97,24 @@ class _NfaBuilder:
         self.last_loop = 0
 
     def state(self) -> int:
-        number = len(self.nfa.free)
+        """Add a state without edges; return its number."""
+        number = len(self.nfa.epsilon)
         self.nfa.moves.append(None)
-        self.nfa.free.append([])
+        self.nfa.epsilon.append([])
         if number % 256 == 255:
             self._budget.check(number)
         return number
 
     def add(self, expression: Expression, entry: int) -> int:
-        """Add what leads from `entry` over a match of the expression; the state where it ends. No edge leads back to
-        `entry` or on from the end."""
+        """Add states that match the expression from `entry` on; return the state where matches end.
+
+        No edge leads back to `entry` or out of the end.
+        """
         match expression:
             case Chars(ranges=ranges):
                 return self._step(ranges, entry)
             case Bytes(data=data):
-                assert data.isascii(), "bytes that are no characters"
+                assert data.isascii(), "only ASCII bytes are characters"
                 for byte in data:
                     entry = self._step(((byte, byte),), entry)
                 return entry
@@ -114,7 +125,7 @@ class _NfaBuilder:
             case Alt(parts=parts):
                 exit = self.state()
                 for part in parts:
-                    self._free(self.add(part, self._after(entry)), exit)
+                    self._add_epsilon(self.add(part, self._after(entry)), exit)
                 return exit
             case Repeat():
                 return self._repeat(expression, entry)
@@ -125,17 +136,17 @@ class _NfaBuilder:
             case Look(part=part, ahead=ahead, negated=negated):
                 begin = self.state()
                 around = Fragment(begin, self.add(part, begin), ahead)
-                self.nfa.arounds.append(around)
-                return self._guarded(LookGuard(len(self.nfa.arounds) - 1, negated), entry)
+                self.nfa.lookarounds.append(around)
+                return self._guarded(LookGuard(len(self.nfa.lookarounds) - 1, negated), entry)
             case _:
-                raise AssertionError(f"{type(expression).__name__} is no part of a pattern")
+                raise AssertionError(f"{type(expression).__name__} is not an expression of a pattern")
 
-    def _free(self, source: int, target: int) -> None:
-        self.nfa.free[source].append(target)
+    def _add_epsilon(self, source: int, target: int) -> None:
+        self.nfa.epsilon[source].append(target)
 
     def _after(self, source: int) -> int:
         new = self.state()
-        self._free(source, new)
+        self._add_epsilon(source, new)
         return new
 
     def _guarded(self, guard: Guard, source: int) -> int:
@@ -157,18 +168,18 @@ class _NfaBuilder:
         if repeat.most is None:
             loop = self.last_loop = self._after(entry)
             if repeat.lazy:
-                self._free(loop, exit)
-            self._free(self.add(repeat.part, self._after(loop) if repeat.lazy else loop), loop)
+                self._add_epsilon(loop, exit)
+            self._add_epsilon(self.add(repeat.part, self._after(loop) if repeat.lazy else loop), loop)
             if not repeat.lazy:
-                self._free(loop, exit)
+                self._add_epsilon(loop, exit)
             return exit
         for _ in range(repeat.most - repeat.least):
             if repeat.lazy:
-                self._free(entry, exit)
+                self._add_epsilon(entry, exit)
                 entry = self.add(repeat.part, self._after(entry))
             else:
                 following = self.add(repeat.part, entry)
-                self._free(entry, exit)
+                self._add_epsilon(entry, exit)
                 entry = following
-        self._free(entry, exit)
+        self._add_epsilon(entry, exit)
         return exit

@@ -1,4 +1,4 @@
-"""Two finite automata side by side, as one table. Knows tables; not what the columns or the states mean."""
+"""Product of two finite automata that are given as tables over the same columns."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-START = 1
+from .dfa import START
+
 Lives = Literal["both", "first", "either"]
 
 
 def pair_product(
     a: NDArray[np.int32], b: NDArray[np.int32], lives: Lives, check: Callable[[int], None]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The pairs of states that are come to from the two starts, found breadth first.
+    """Return the table int32[S, C] and the pairs int32[S, 2] of the product, found breadth first from the two starts.
 
-    a is int32[SA, C], b int32[SB, C], over the same columns. A pair is dead unless what `lives` says is not. The table
-    int32[S, C], and the pairs int32[S, 2]; state 0 is dead, 1 the start. `check` is told the number of states now and
-    then, and may raise.
+    `a` is int32[SA, C], `b` is int32[SB, C]. In both, and in the product, state 0 is dead and 1 the start. `lives`
+    names the factors that must be alive in a live pair. `check` is called with the number of states from time to time,
+    and may raise to stop the construction.
     """
-    from . import dfa_kernel as kernel  # here, for it imports numba
+    from . import dfa_kernel as kernel  # not at the top: it imports numba
 
-    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)  # the loops are compiled for these only
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)  # the loops are compiled for contiguous arrays only
     num_classes = a.shape[1]
     which = {"both": kernel.BOTH, "first": kernel.FIRST, "either": kernel.EITHER}[lives]
     room, at, number = num_classes + max(len(a), len(b)), START, START + 1
@@ -43,9 +44,9 @@ def pair_product(
 
 
 def _slots(pairs: NDArray[np.int32], number: int) -> NDArray[np.int32]:
-    """Where the states so far are found by their pair: at least twice as many places as pairs."""
-    from . import dfa_kernel as product_kernel  # here, for it imports numba
+    """Build the hash table of the states so far, with at least twice as many slots as pairs."""
+    from . import dfa_kernel  # not at the top: it imports numba
 
     slots = np.zeros(1 << (2 * len(pairs)).bit_length(), np.int32)
-    product_kernel.enter(pairs, number, slots)
+    dfa_kernel.enter(pairs, number, slots)
     return slots

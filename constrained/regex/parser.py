@@ -1,10 +1,10 @@
-r"""Patterns to expressions: the syntax that Python and ECMA-262 share, in the meaning of either.
+r"""Parser of regular expressions: the syntax that Python and ECMA-262 share, with the semantics of either dialect.
 
 Both: greedy and lazy repeats, groups that group, `^` and `$` for the text's start and end, `\b` and
 `\B`, look-ahead and look-behind of any width, `\p{...}`, `(?imsx)` at the start and `(?i:...)`. Python: `.` is all but
 newline, `\A` and `\Z`; `\d`, `\w`, `\s` are ASCII unless `(?u)`. ECMA-262 (JSON Schema): `.` is all but line
 terminators, `\d` and `\w` are ASCII, `\s` is Unicode's, `\u{...}`, `\cX`, `[]` and `[^]`. Back-references, possessive
-repeats, atomic and conditional groups are no regular languages or no part of both: they are refused at their position.
+repeats, atomic and conditional groups are not regular, or not in both dialects. They are refused with their position.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ _NEWLINE = Chars(chars("\n"))
 
 
 def parse_regex(pattern: str, dialect: Dialect = "python", flags: str = "") -> Expression:
-    """The pattern under flags as in `(?flags)`. Raises GrammarError with the position of what is wrong or not
-    supported."""
+    """Parse a pattern; `flags` are letters as in `(?flags)`.
+
+    Raises GrammarError, with a position in the pattern, for syntax that is wrong or not supported.
+    """
     if len(pattern) > MAX_PATTERN:
         raise GrammarError(f"the pattern is longer than {MAX_PATTERN} characters")
     return _PatternParser(pattern, dialect, _with_flags(Flags(), flags, "")).parse()
@@ -44,19 +46,22 @@ def _with_flags(flags: Flags, on: str, off: str) -> Flags:
 
 
 class _PatternParser(CharacterReader):
+    """Recursive-descent parser of one pattern."""
+
     def __init__(self, pattern: str, dialect: Dialect, flags: Flags) -> None:
         super().__init__(pattern, dialect)
         self._flags = flags
         self._depth = 0
-        self._in_behind = 0
+        self._lookbehind_depth = 0
 
     def parse(self) -> Expression:
+        """Parse the whole pattern."""
         if match := _GLOBAL_FLAGS.match(self.pattern):
             self._flags = _with_flags(self._flags, match[1], "")
             self.at = match.end()
         expression = self._alternatives()
         if self.at < len(self.pattern):
-            self.fail("a ) that closes nothing")
+            self.fail("an unmatched )")
         return expression
 
     def _alternatives(self) -> Expression:
@@ -85,15 +90,15 @@ class _PatternParser(CharacterReader):
         if bounds is None:
             return part
         if isinstance(part, TextStart | TextEnd | Look):
-            self.fail("an anchor that is repeated", start)
+            self.fail("an anchor or look-around cannot be repeated", start)
         least, most = bounds
         if most is not None and most < least:
-            self.fail("a repeat whose bounds are the wrong way round", start)
+            self.fail("a repeat whose minimum exceeds its maximum", start)
         if self.take("+"):
             self.fail("a possessive repeat is not supported", self.at - 1)
         lazy = self.take("?")
         if (again := self.at) < len(self.pattern) and self._quantifier() is not None:
-            self.fail("a repeat of a repeat", again)
+            self.fail("a repeat directly after a repeat", again)
         return repeat(part, least, most, lazy)
 
     def _quantifier(self) -> tuple[int, int | None] | None:
@@ -101,7 +106,7 @@ class _PatternParser(CharacterReader):
             if self.take(mark):
                 return bounds
         match = _QUANTIFIER.match(self.pattern, self.at)
-        # As in Python, braces that are no repeat are characters; ECMA-262 has no {,n}.
+        # As in Python, braces that form no repeat are literal characters; ECMA-262 has no {,n}.
         if match is None or not (match[1] or (self.python and match[2])):
             return None
         self.at = match.end()
@@ -122,11 +127,11 @@ class _PatternParser(CharacterReader):
             case "^":
                 return _line_start() if self._flags.multiline else TextStart()
             case "$":
-                if self._in_behind:
+                if self._lookbehind_depth:
                     self.fail("a $ inside look-behind is not supported", start)
                 return _line_end() if self._flags.multiline else TextEnd()
             case "*" | "+" | "?":
-                self.fail("a repeat of nothing", start)
+                self.fail("a repeat without anything to repeat", start)
             case "\\":
                 return self._escaped(start)
             case _:
@@ -135,7 +140,7 @@ class _PatternParser(CharacterReader):
     def _escaped(self, start: int) -> Expression:
         if self.python and self.take("A"):
             return TextStart()
-        if self.python and not self._in_behind and self.take("Z"):
+        if self.python and not self._lookbehind_depth and self.take("Z"):
             return TextEnd()
         if self.peek() in ("b", "B"):
             self.at += 1
@@ -156,12 +161,12 @@ class _PatternParser(CharacterReader):
             else:
                 self.fail("this kind of group is not supported", start)
         self._depth += 1
-        self._in_behind += bool(look and look[1])
+        self._lookbehind_depth += bool(look and look[1])
         if self._depth > MAX_NESTING:
-            self.fail(f"groups nested deeper than {MAX_NESTING}", start)
+            self.fail(f"groups are nested deeper than {MAX_NESTING}", start)
         expression = self._alternatives()
         self._depth -= 1
-        self._in_behind -= bool(look and look[1])
+        self._lookbehind_depth -= bool(look and look[1])
         self._flags = outer
         if not self.take(")"):
             self.fail("a ( that is never closed", start)
@@ -169,25 +174,27 @@ class _PatternParser(CharacterReader):
 
 
 def _line_start() -> Expression:
+    """`^` with the flag `m`."""
     return alternation([TextStart(), Look(_NEWLINE, ahead=False, negated=False)])
 
 
 def _line_end() -> Expression:
+    """`$` with the flag `m`."""
     return alternation([TextEnd(), Look(_NEWLINE, ahead=True, negated=False)])
 
 
-def _boundary(word: Chars, different: bool) -> Expression:
-    """Where a word begins or ends, or, if not `different`, anywhere else."""
-    sides = [(False, different), (True, not different)]  # of what is behind and what is ahead, whether it is no word
+def _boundary(word: Chars, is_boundary: bool) -> Expression:
+    r"""`\b`, or `\B` unless `is_boundary`, for a class of word characters."""
+    negations = [(False, is_boundary), (True, not is_boundary)]  # of the look-behind and of the look-ahead
     return alternation(
         sequence(Look(word, ahead=False, negated=behind), Look(word, ahead=True, negated=ahead))
-        for behind, ahead in sides
+        for behind, ahead in negations
     )
 
 
-def containing(found: Expression) -> Expression:
-    """Any text that contains a match."""
-    parts = found.parts if isinstance(found, Seq) else (found,)
+def containing(expression: Expression) -> Expression:
+    """Match every text that contains a match of `expression`, as `re.search` finds it."""
+    parts = expression.parts if isinstance(expression, Seq) else (expression,)
     before = () if parts[:1] == (TextStart(),) else (_ANYTHING,)
     after = () if parts[-1:] == (TextEnd(),) else (_ANYTHING,)
     return sequence(*before, *parts, *after)

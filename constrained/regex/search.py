@@ -1,8 +1,7 @@
-"""Where patterns first match in a stream of bytes, wherever it is cut: the earliest end, and of the matches that end
-there the one that begins first.
+"""Streaming search for patterns in chunks of bytes: the match that ends first; of several, the one that begins first.
 
-A pattern's automaton is run from every place at once. Of two runs in one state only the one that began first matters,
-so a byte costs at most one step for each place in a pattern (Thompson 1968), whatever the text. Knows no tokens.
+Each pattern's automaton runs from every position at once. Of two runs in the same state only the earlier one counts, so
+a byte costs at most one step per state of the pattern (Thompson 1968), whatever the text.
 """
 
 from __future__ import annotations
@@ -16,21 +15,22 @@ from ..budget import CompileBudget
 from ..errors import GrammarError
 from .byte_dfa import byte_dfa
 from .dfa import DEAD, START, Dfa
-from .expression import Alt, Expression, Look, Repeat, TextEnd, TextStart
-from .expression import Seq as Parts
+from .expression import Alt, Expression, Look, Repeat, Seq, TextEnd, TextStart
 from .parser import parse_regex
 from .subset import char_dfa
 
-MAX_PLACES = 1000  # of all patterns together: states between characters, hence steps a byte
-MAX_STATES = 4000  # of each automaton over characters on the way
+MAX_CHAR_STATES = 1000  # states between characters, hence steps per byte, of all patterns together
+MAX_STATES = 4000  # of each intermediate automaton over characters
 MAX_BYTE_STATES = 10_000  # of a pattern
 MAX_CPU_SECONDS = 0.5  # of a pattern
-_SHOWN = 80  # characters of a pattern in a message
+_MAX_SHOWN = 80  # characters of a pattern in an error message
 
 
 class Match(NamedTuple):
-    """`start` and `end` count bytes from the beginning of the data with which it was found, so `start` may be
-    negative. The smallest of several is the one that counts."""
+    """A match; the smallest of several counts.
+
+    `start` and `end` are byte offsets from the start of the chunk in which the match ended, so `start` may be negative.
+    """
 
     end: int
     start: int
@@ -39,35 +39,41 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _SearchDfa:
+    """A pattern's byte automaton, in Python lists for fast access to single entries."""
+
     table: array[int]  # [states * classes]
     class_of: list[int]  # [256]
     num_classes: int
     accepting: frozenset[int]
-    begins: list[int]  # [256]: the state after a match's first byte
+    begins: list[int]  # [256]: state after the first byte of a match
 
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """Patterns ready to be looked for. Immutable, shared."""
+    """Compiled patterns. Immutable; may be shared."""
 
     automata: tuple[_SearchDfa, ...]
 
     def scan(self) -> Scan:
+        """Begin to search a new stream."""
         return Scan(self)
 
 
 @lru_cache(maxsize=32)
 def search(patterns: tuple[str, ...]) -> Search:
-    """Python patterns, each one's match ending the search. Raises GrammarError with the pattern that is malformed or
-    too complex, or has no meaning in the middle of a stream: it matches the empty text, or asks what stands around."""
+    """Compile Python patterns to search for, any of them.
+
+    Raises GrammarError, with the pattern, if one is malformed, too complex, matches the empty text, or uses anchors or
+    look-around, which have no meaning inside a stream.
+    """
     automata = []
-    num_places = 0
+    num_states = 0
     for pattern in patterns:
         try:
             dfa, num_own = _compiled(pattern)
-            num_places += num_own
-            if num_places > MAX_PLACES:
-                raise GrammarError(f"too complex: the patterns need more than {MAX_PLACES} states")
+            num_states += num_own
+            if num_states > MAX_CHAR_STATES:
+                raise GrammarError(f"too complex: the patterns need more than {MAX_CHAR_STATES} states")
         except GrammarError as error:
             raise GrammarError(f"pattern {_shown(pattern)}: {error}", position=error.position) from None
         automata.append(_automaton(dfa))
@@ -75,38 +81,40 @@ def search(patterns: tuple[str, ...]) -> Search:
 
 
 class Scan:
-    """One stream being searched."""
+    """Search state of one stream."""
 
     def __init__(self, search: Search) -> None:
         self._automata = search.automata
-        self._runs: list[dict[int, int]] = [{} for _ in self._automata]  # state -> where in `_open` its run began
-        self._open = b""  # from the beginning of the earliest run on
+        self._runs: list[dict[int, int]] = [
+            {} for _ in self._automata
+        ]  # state -> index in `_pending` where its run began
+        self._pending = b""  # the bytes since the earliest run began
 
     @property
     def num_pending(self) -> int:
-        """How many of the last bytes may be part of a match that is not complete."""
-        return len(self._open)
+        """Number of trailing bytes that may belong to an incomplete match."""
+        return len(self._pending)
 
     def feed(self, data: bytes) -> Match | None:
-        """Go on by `data`, all of it. Returns as `find`."""
+        """Consume all of `data`. Returns as `find`."""
         match, runs = self._run(data)
-        window = self._open + data
+        window = self._pending + data
         first = min((start for run in runs for start in run.values()), default=len(window))
         self._runs = [{state: start - first for state, start in run.items()} for run in runs] if first else runs
-        self._open = window[first:]
+        self._pending = window[first:]
         return match
 
     def find(self, data: bytes) -> Match | None:
-        """The match whose end comes first within `data`, if that came next; of several, the one that begins first."""
+        """Return the first match that would end in `data`, without consuming it; None without one."""
         return self._run(data)[0]
 
     def reset(self) -> None:
-        """What comes next is not adjacent to what came before."""
+        """Forget pending bytes: the next chunk is not adjacent to the last one."""
         self._runs = [{} for _ in self._automata]
-        self._open = b""
+        self._pending = b""
 
     def _run(self, data: bytes) -> tuple[Match | None, list[dict[int, int]]]:
-        num_before = len(self._open)
+        num_before = len(self._pending)
         found: list[tuple[int, int]] = []
         runs = []
         for automaton, run in zip(self._automata, self._runs, strict=True):
@@ -117,13 +125,16 @@ class Scan:
         if not found:
             return None, runs
         end, start = min(found)
-        return Match(end - num_before, start - num_before, (self._open + data)[start:end]), runs
+        return Match(end - num_before, start - num_before, (self._pending + data)[start:end]), runs
 
 
 def _advanced(
     automaton: _SearchDfa, run: dict[int, int], data: bytes, begin: int
 ) -> tuple[tuple[int, int] | None, dict[int, int]]:
-    """(end, start) of the first match that ends in `data`, which begins at `begin`; and the runs after all of it."""
+    """Return (end, start) of the first match that ends in `data`, which begins at `begin`.
+
+    And the runs after it all.
+    """
     table, class_of, num_classes = automaton.table, automaton.class_of, automaton.num_classes
     found: tuple[int, int] | None = None
     for at, byte in enumerate(data, begin):
@@ -137,7 +148,7 @@ def _advanced(
             if target != DEAD and start < moved.get(target, at):
                 moved[target] = start
         if begun:
-            moved.setdefault(begun, at)  # who is there already began earlier
+            moved.setdefault(begun, at)  # a run that is in this state already began earlier
         run = moved
         if found is None:
             starts = [start for state, start in run.items() if state in automaton.accepting]
@@ -147,18 +158,18 @@ def _advanced(
 
 
 def _compiled(pattern: str) -> tuple[Dfa, int]:
-    """The automaton, and how many places between characters it has."""
+    """Compile a pattern; return its automaton and its number of states between characters."""
     expression = parse_regex(pattern, "python")
-    if _looks_around(expression):
-        raise GrammarError("an anchor or look-around, which has no meaning in the middle of a stream")
+    if _has_anchor(expression):
+        raise GrammarError("anchors and look-around have no meaning inside a stream")
     budget = CompileBudget(MAX_STATES, MAX_CPU_SECONDS)
     chars = char_dfa(expression, budget)
     if chars.is_empty:
-        raise GrammarError("it matches no text at all")
+        raise GrammarError("it matches no text")
     if chars.accepting[START]:
-        raise GrammarError("it matches the empty text, which is everywhere")
-    if chars.num_states > MAX_PLACES:
-        raise GrammarError(f"too complex: it needs more than {MAX_PLACES} states")
+        raise GrammarError("it matches the empty text, hence everywhere")
+    if chars.num_states > MAX_CHAR_STATES:
+        raise GrammarError(f"too complex: it needs more than {MAX_CHAR_STATES} states")
     return byte_dfa(chars, "utf8", CompileBudget(MAX_BYTE_STATES, MAX_CPU_SECONDS)), chars.num_states
 
 
@@ -175,13 +186,14 @@ def _automaton(dfa: Dfa) -> _SearchDfa:
     )
 
 
-def _looks_around(expression: Expression) -> bool:
+def _has_anchor(expression: Expression) -> bool:
+    """Return True if an expression contains an anchor or look-around."""
     todo = [expression]
     while todo:
         match todo.pop():
             case TextStart() | TextEnd() | Look():
                 return True
-            case Parts(parts=parts) | Alt(parts=parts):
+            case Seq(parts=parts) | Alt(parts=parts):
                 todo += parts
             case Repeat(part=part):
                 todo.append(part)
@@ -189,4 +201,4 @@ def _looks_around(expression: Expression) -> bool:
 
 
 def _shown(pattern: str) -> str:
-    return repr(pattern if len(pattern) <= _SHOWN else pattern[:_SHOWN] + "...")
+    return repr(pattern if len(pattern) <= _MAX_SHOWN else pattern[:_MAX_SHOWN] + "...")

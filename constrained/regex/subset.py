@@ -1,8 +1,8 @@
-"""Nondeterministic automata over classes of characters to deterministic ones (the subset construction).
+"""Subset construction: an expression to a deterministic automaton over classes of characters.
 
-A state is the set of places where the pattern may be, and whether the text may end there. Places behind which anything
-may follow absorb all others. Patterns with look-around go through `boundaries` or
-`lookaround` instead.
+A state is a set of states of the nondeterministic automaton, and a flag: the text may end there. A state from which
+every text is accepted absorbs all others of its set. Patterns with look-around are determinised by `word_boundaries`
+or `lookaround` instead.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .charset import ALL
 from .expression import Chars, Expression, Look, Seq, TextStart, repeat, sequence
 from .lookaround import determinise_with_lookaround
 from .nfa import CharNfa, build_char_nfa
-from .word_boundaries import determinise_with_boundaries, sees_one_character
+from .word_boundaries import determinise_with_boundaries, inspects_one_character
 
 T = TypeVar("T", bound=np.generic)
 
 
 def char_dfa(expression: Expression, budget: CompileBudget) -> CharDfa:
-    """The automaton of an expression whose anchors mean the ends of the text. Raises GrammarError beyond the budget."""
+    """Compile an expression; its anchors match at the ends of the text. Raises GrammarError beyond the budget."""
     looks, rest = _leading_looks(expression)
     nfa = build_char_nfa(rest, budget)
     found = _determinised(nfa, budget)
@@ -38,15 +38,15 @@ def char_dfa(expression: Expression, budget: CompileBudget) -> CharDfa:
 
 
 def _determinised(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
-    if not nfa.arounds:
-        return _subsets(nfa, budget)
-    if sees_one_character(nfa):
+    if not nfa.lookarounds:
+        return _subset_construction(nfa, budget)
+    if inspects_one_character(nfa):
         return determinise_with_boundaries(nfa, budget)
     return determinise_with_lookaround(nfa, budget)
 
 
 def _leading_looks(expression: Expression) -> tuple[list[Look], Expression]:
-    """Look-ahead at the text's start, which is but an intersection, and the rest."""
+    """Split off look-aheads at the start of the text: they are intersections (or differences) with the rest."""
     parts = list(expression.parts) if isinstance(expression, Seq) else []
     looks: list[Look] = []
     at = 1 if parts and parts[0] == TextStart() else 0
@@ -56,8 +56,8 @@ def _leading_looks(expression: Expression) -> tuple[list[Look], Expression]:
     return looks, sequence(*parts) if looks else expression
 
 
-class _Sets:
-    """The sets found so far, and the closures of states, in arrays that grow; see `subset_kernel`."""
+class _SubsetArrays:
+    """Growing arrays of `subset_kernel`: the subsets found so far, and the closures of single states."""
 
     def __init__(self, nfa: CharNfa) -> None:
         self.counts = np.zeros(5, np.int64)
@@ -69,36 +69,36 @@ class _Sets:
         self.table = np.zeros((64, nfa.alphabet.num_classes), np.int32)
 
     def grow_members(self) -> None:
-        self.members = _longer(self.members)
+        self.members = _doubled(self.members)
 
     def grow_sets(self) -> None:
-        self.begins, self.ends, self.table = _longer(self.begins), _longer(self.ends), _longer(self.table)
+        self.begins, self.ends, self.table = _doubled(self.begins), _doubled(self.ends), _doubled(self.table)
         self.slots = np.zeros(2 * len(self.slots), np.int32)
 
     def grow_closures(self) -> None:
-        self.closure_begins, self.closed_ends = _longer(self.closure_begins), _longer(self.closed_ends)
-        self.closed = _longer(self.closed)
+        self.closure_begins, self.closed_ends = _doubled(self.closure_begins), _doubled(self.closed_ends)
+        self.closed = _doubled(self.closed)
 
 
-def _longer(array: NDArray[T]) -> NDArray[T]:
+def _doubled(array: NDArray[T]) -> NDArray[T]:
     return np.concatenate([array, np.zeros_like(array)])
 
 
-def _subsets(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
-    """Of a pattern without look-around."""
-    from . import subset_kernel as kernel  # here, for it imports numba
+def _subset_construction(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
+    """Run the subset construction of a pattern without look-around."""
+    from . import subset_kernel as kernel  # not at the top: it imports numba
 
     num_states = len(nfa.moves)
-    free_begins, free = _rows(nfa.free)
-    # A guard of the text's start is its target, one of its end is -1 - target.
+    epsilon_begins, epsilon = _packed_rows(nfa.epsilon)
+    # A guard for the start of the text is encoded as its target, one for the end as -1 - target.
     guarded = ([t if guard == "start" else -1 - t for guard, t in nfa.guarded.get(s, ())] for s in range(num_states))
-    guard_begins, guards = _rows(guarded)
-    move_begins, classes = _rows(() if move is None else move[0] for move in nfa.moves)
+    guard_begins, guards = _packed_rows(guarded)
+    move_begins, classes = _packed_rows(() if move is None else move[0] for move in nfa.moves)
     targets = np.array([-1 if move is None or not move[0] else move[1] for move in nfa.moves], np.int32)
-    edges = (free_begins, free, guard_begins, guards)
+    edges = (epsilon_begins, epsilon, guard_begins, guards)
     absorbing = max(nfa.absorbing, default=-1)
     stamps, todo, found = (np.zeros(num_states + 1, np.int32) for _ in range(3))
-    sets = _Sets(nfa)
+    sets = _SubsetArrays(nfa)
     kernel.begin(
         nfa.pattern.entry, *edges, targets, absorbing, nfa.pattern.accept, sets.counts, sets.begins, sets.members,
         sets.ends, sets.slots, sets.closure_begins, sets.closed, sets.closed_ends, stamps, todo,
@@ -111,7 +111,7 @@ def _subsets(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
             sets.table, stamps, todo, found,
         )  # fmt: skip
         number = int(sets.counts[kernel.SETS])
-        if answer != kernel.DONE:  # a call that does all at once may be the one that has the loop compiled
+        if answer != kernel.DONE:  # the last call is not charged: a first call may include compiling the loop
             budget.check(number)
         else:
             return trimmed_char_dfa(nfa.alphabet, sets.table[:number], sets.ends[:number])
@@ -124,8 +124,8 @@ def _subsets(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
             kernel.rehash(sets.counts, sets.begins, sets.members, sets.ends, sets.slots)
 
 
-def _rows(lists: Iterable[Values[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Where each list begins, and all of them one after another."""
+def _packed_rows(lists: Iterable[Values[int]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Pack lists as compressed sparse rows: the offsets int32[N + 1], and the values one after another."""
     kept = list(lists)
     begins = np.zeros(len(kept) + 1, np.int32)
     np.cumsum([len(values) for values in kept], out=begins[1:])

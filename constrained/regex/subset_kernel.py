@@ -1,7 +1,7 @@
-"""The subset construction as a compiled loop: rows of a deterministic automaton, each for a set of an nfa's states.
+"""Compiled loops of the subset construction: one row of the deterministic automaton per set of NFA states.
 
-Compiled by numba when it is installed; compiled, it lets other threads run. Import this file where it is needed: it
-imports numba. What the arrays of the nfa hold is said in `subset`.
+The loops release the GIL. Import this module inside the function that needs it, because it imports numba. `subset`
+describes the arrays of the NFA.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..automaton.walk_kernel import compiled
+from ...loops import compiled
 
 Ints = NDArray[np.int32]
 DONE, PAUSED, NEEDS_MEMBERS, NEEDS_SETS, NEEDS_CLOSURES = range(5)
-MAX_WORK = 1 << 21  # steps of one call, so that its caller can look at the clock
-# Places in `counts`: sets so far (the dead one is 0), members of them all, rows done, closures, and members of those.
+MAX_WORK = 1 << 21  # steps per call; between calls the caller checks its budget
+# Indices of `counts`: sets so far (0 is the dead one), their members, rows done, closures, and their members.
 SETS, MEMBERS, ROWS, CLOSURES, CLOSED = range(5)
-_FACTOR, _BITS = 1_000_003, (1 << 40) - 1  # of the hash of a set, which stays within 63 bits
+_FACTOR, _BITS = 1_000_003, (1 << 40) - 1  # of a set's hash, which stays within 63 bits
 
 
 @compiled("(int32[::1], int64, boolean, int64[::1], int32[::1], boolean[::1], int32[::1])")
@@ -29,7 +29,7 @@ def _find_slot(
     ends: NDArray[np.bool_],
     slots: Ints,
 ) -> int:
-    """Of a set, or the free one that is to be its."""
+    """Return the hash slot of a set; if the set is new, the free slot for it."""
     mixed = 1 + int(does_end)
     for at in range(size):
         mixed = (mixed * _FACTOR + int(found[at])) & _BITS
@@ -61,7 +61,7 @@ def enter(
     ends: NDArray[np.bool_],
     slots: Ints,
 ) -> int:
-    """The number of a set, new if need be; -1 when there is no room for its members, -2 for its number."""
+    """Return the number of a set, new or known; -1 without room for its members, -2 without room for its number."""
     if size == 0 and not does_end:
         return 0
     slot = _find_slot(found, size, does_end, begins, members, ends, slots)
@@ -84,7 +84,7 @@ def enter(
 def rehash(
     counts: NDArray[np.int64], begins: NDArray[np.int64], members: Ints, ends: NDArray[np.bool_], slots: Ints
 ) -> None:
-    """All sets so far into empty slots."""
+    """Insert all sets into an empty hash table."""
     for number in range(1, counts[SETS]):
         first, last = begins[number], begins[number + 1]
         if last > first or ends[number]:
@@ -98,8 +98,8 @@ def rehash(
 def _closure(
     start: int,
     at_start: bool,
-    free_begins: Ints,
-    free: Ints,
+    epsilon_begins: Ints,
+    epsilon: Ints,
     guard_begins: Ints,
     guards: Ints,
     targets: Ints,
@@ -112,8 +112,10 @@ def _closure(
     stamps: Ints,
     todo: Ints,
 ) -> int:
-    """What can be reached without a character: first as the text goes on, then as it ends. How many states that looked
-    at; -1 when there is no room for one more closure."""
+    """Compute the epsilon closure of a state: first as the text continues, then as it ends.
+
+    Returns how many states were visited, -1 without room for one more closure.
+    """
     number, size = counts[CLOSURES], counts[CLOSED]
     if number + 2 > len(closure_begins) or size + len(targets) > len(closed):
         return -1
@@ -126,10 +128,10 @@ def _closure(
     while at < num_seen:
         state = todo[at]
         at += 1
-        for edge in range(free_begins[state], free_begins[state + 1]):
-            if stamps[1 + free[edge]] != mark:
-                stamps[1 + free[edge]] = mark
-                todo[num_seen] = free[edge]
+        for edge in range(epsilon_begins[state], epsilon_begins[state + 1]):
+            if stamps[1 + epsilon[edge]] != mark:
+                stamps[1 + epsilon[edge]] = mark
+                todo[num_seen] = epsilon[edge]
                 num_seen += 1
         if at_start:
             for edge in range(guard_begins[state], guard_begins[state + 1]):
@@ -147,16 +149,16 @@ def _closure(
         closed[size] = absorbing
         size += 1
     closed[begin:size].sort()
-    # As the text ends: guards of the end are passed, too, and what is free after them.
+    # As the text ends, guards for its end hold too, and the edges behind them are followed.
     at = 0
     num_going_on = num_seen
     while at < num_seen:
         state = todo[at]
         if at >= num_going_on:
-            for edge in range(free_begins[state], free_begins[state + 1]):
-                if stamps[1 + free[edge]] != mark:
-                    stamps[1 + free[edge]] = mark
-                    todo[num_seen] = free[edge]
+            for edge in range(epsilon_begins[state], epsilon_begins[state + 1]):
+                if stamps[1 + epsilon[edge]] != mark:
+                    stamps[1 + epsilon[edge]] = mark
+                    todo[num_seen] = epsilon[edge]
                     num_seen += 1
         for edge in range(guard_begins[state], guard_begins[state + 1]):
             target = guards[edge] if guards[edge] >= 0 else -1 - guards[edge]
@@ -178,8 +180,8 @@ def _closure(
 )
 def begin(
     entry: int,
-    free_begins: Ints,
-    free: Ints,
+    epsilon_begins: Ints,
+    epsilon: Ints,
     guard_begins: Ints,
     guards: Ints,
     targets: Ints,
@@ -196,9 +198,9 @@ def begin(
     stamps: Ints,
     todo: Ints,
 ) -> None:
-    """The start's set, as number 1, which may be empty. There is room for it."""
+    """Enter the start's set as number 1; it may be empty. The arrays have room for it."""
     _closure(
-        entry, True, free_begins, free, guard_begins, guards, targets, absorbing, accept, counts, closure_begins,
+        entry, True, epsilon_begins, epsilon, guard_begins, guards, targets, absorbing, accept, counts, closure_begins,
         closed, closed_ends, stamps, todo,
     )  # fmt: skip
     size = counts[CLOSED]
@@ -216,8 +218,8 @@ def begin(
     " boolean[::1], int32[:,::1], int32[::1], int32[::1], int32[::1])"
 )
 def extend(
-    free_begins: Ints,
-    free: Ints,
+    epsilon_begins: Ints,
+    epsilon: Ints,
     guard_begins: Ints,
     guards: Ints,
     move_begins: Ints,
@@ -239,14 +241,17 @@ def extend(
     todo: Ints,
     found: Ints,
 ) -> int:
-    """Rows from the next one on; what is needed before it can go on. A row that is given up is begun again."""
+    """Compute rows from the next one on; return DONE, PAUSED, or the array that must grow first.
+
+    A row that was interrupted is computed again from its beginning.
+    """
     num_classes = table.shape[1]
     counted = np.zeros(num_classes + 1, np.int64)
     work = 0
     while counts[ROWS] < counts[SETS]:
         row = counts[ROWS]
         first, last = begins[row], begins[row + 1]
-        # Where each class leads: targets of the states, by class.
+        # Group the targets of the set's states by class of characters.
         counted[:] = 0
         for place in range(first, last):
             state = members[place]
@@ -267,7 +272,7 @@ def extend(
             table[row, label] = 0
             if low == high:
                 continue
-            # Classes that lead to the same are mostly neighbours.
+            # Classes with equal targets are mostly neighbours.
             if label > 0 and counted[label] - counted[label - 1] == high - low:
                 same = True
                 for at in range(high - low):
@@ -280,8 +285,8 @@ def extend(
             for at in range(low, high):
                 if closure_of[grouped[at]] < 0:
                     size = _closure(
-                        grouped[at], False, free_begins, free, guard_begins, guards, targets, absorbing, accept, counts,
-                        closure_begins, closed, closed_ends, stamps, todo,
+                        grouped[at], False, epsilon_begins, epsilon, guard_begins, guards, targets, absorbing, accept,
+                        counts, closure_begins, closed, closed_ends, stamps, todo,
                     )  # fmt: skip
                     if size < 0:
                         return NEEDS_CLOSURES

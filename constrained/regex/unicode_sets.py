@@ -1,7 +1,7 @@
-r"""Sets of code points by their properties: what `\p{...}` and Python's `\w` name.
+r"""Sets of code points by Unicode property: `\p{...}`, Python's `\w`, and case variants.
 
-General categories come from the standard library's `unicodedata`. It knows no scripts and no binary properties: those
-are asked of the `regex` package, which tiktoken brings, where it is installed. Nothing is computed before it is used.
+General categories come from the standard library's `unicodedata`. Scripts and binary properties come from the `regex`
+package (a dependency of tiktoken) if it is installed. Every set is computed on first use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BINARY = (
 
 
 def property_set(name: str) -> CharSet | None:
-    r"""What `\p{name}` means, in ECMA-262's spelling; None for what is not known here."""
+    r"""Return the set of `\p{name}`, spelled as in ECMA-262; None if the name is unknown."""
     if name == "Any":
         return ((0, MAX_CODE_POINT),)
     if name == "ASCII":
@@ -51,13 +51,13 @@ def property_set(name: str) -> CharSet | None:
 
 
 def python_class(letter: str) -> CharSet:
-    r"""The code points that Python's `\d`, `\w` or `\s` matches in a pattern without re.ASCII."""
+    r"""Return the code points that Python's `\d`, `\w` or `\s` matches without re.ASCII."""
     return _runs(re.compile(rf"\{letter}+").finditer(_all_characters()))
 
 
 @lru_cache(maxsize=256)
 def case_variants(ranges: CharSet, ascii_only: bool) -> CharSet:
-    """The set with the other cases of its members, where those are single characters."""
+    """Add the case variants of a set's members, where those are single characters."""
     found = list(ranges)
     for code, others in _cases(ascii_only):
         if any(low <= code <= high for low, high in ranges):
@@ -87,7 +87,7 @@ def _categories() -> dict[str, list[tuple[int, int]]]:
 
 @cache
 def _category(name: str) -> CharSet | None:
-    """`L` is every category that begins so; `LC` is cased letters."""
+    """Return the set of a general category. `L` covers all categories that begin with L; `LC` is cased letters."""
     parts = ("Lu", "Ll", "Lt") if name == "LC" else tuple(part for part in _categories() if name in (part, part[0]))
     return charset(pair for part in parts for pair in _categories()[part]) if parts else None
 
@@ -107,7 +107,7 @@ def _by_regex(name: str) -> CharSet | None:
 
 @cache
 def _cases(ascii_only: bool) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Each cased code point and the others that are the same but for case (Unicode's simple foldings)."""
+    """Pair each cased code point with the others of its simple case folding."""
     same: dict[str, set[int]] = {}
     cased = "[A-Za-z]" if ascii_only else "."
     text = _all_characters()[:128] if ascii_only else _all_characters()

@@ -1,8 +1,8 @@
-r"""Patterns whose look-around sees one character, such as `\b`, to deterministic automata over classes of characters.
+r"""Determinisation of patterns whose look-around inspects one character, such as `\b`.
 
-What lies behind is told by the class of the last character. What must lie ahead is a set of classes of the next one,
-and whether the text may end instead; a thread of the pattern carries it for one step. So a state is a set of threads as
-in `subset`, and nothing nests. Other look-around goes through `lookaround`.
+Look-behind is decided by the class of the last character. Look-ahead restricts the classes of the next character, and
+the end of the text; a thread carries this restriction for one step. A state is a set of threads, and nothing nests.
+`lookaround` determinises every other kind of look-around.
 """
 
 from __future__ import annotations
@@ -10,46 +10,52 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..budget import CompileBudget
-from .char_dfa import DEAD, CharDfa, trimmed_char_dfa
+from .char_dfa import CharDfa, trimmed_char_dfa
+from .dfa import DEAD
 from .nfa import CharNfa, LookGuard
 
 START_OF_TEXT = -1  # in place of the class of the last character
-Thread = tuple[int, int]  # a state, and what may come next: bit c for class c, and one more bit for the text's end
+Thread = tuple[int, int]  # an NFA state, and a bit set of what may come next: bit c for class c, one more for the end
 Threads = frozenset[Thread]
 
 
-def sees_one_character(nfa: CharNfa) -> bool:
-    """Whether all look-around is of a single set of characters."""
+def inspects_one_character(nfa: CharNfa) -> bool:
+    """Return True if every look-around matches a single character."""
     return all(
-        (move := nfa.moves[around.entry]) is not None and move[1] == around.accept and not nfa.free[around.entry]
-        for around in nfa.arounds
+        (move := nfa.moves[around.entry]) is not None and move[1] == around.accept and not nfa.epsilon[around.entry]
+        for around in nfa.lookarounds
     )
 
 
 def determinise_with_boundaries(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
-    """Raises GrammarError beyond the budget. `nfa` sees one character."""
+    """Determinise an NFA for which `inspects_one_character` holds. Raises GrammarError beyond the budget."""
     return _BoundaryDeterminiser(nfa, budget).run()
 
 
 @dataclass(frozen=True)
 class _Closure:
-    going_on: tuple[Thread, ...]
-    ends: bool  # whether the text may end here
+    """Epsilon closure of a state after a character of some class."""
+
+    threads: tuple[Thread, ...]  # those that consume a character
+    accepts: bool  # the text may end here
 
 
 class _BoundaryDeterminiser:
+    """Breadth-first search over sets of threads."""
+
     def __init__(self, nfa: CharNfa, budget: CompileBudget) -> None:
         self._nfa = nfa
         self._budget = budget
-        self._end = 1 << nfa.alphabet.num_classes
-        self._anything = 2 * self._end - 1
-        self._seen = [self._classes(around.entry) for around in nfa.arounds]
+        self._end_bit = 1 << nfa.alphabet.num_classes
+        self._anything = 2 * self._end_bit - 1
+        self._looked_for = [self._classes(around.entry) for around in nfa.lookarounds]
         self._closures: dict[tuple[int, int], _Closure] = {}
         self._loops = _loops(nfa)
 
     def run(self) -> CharDfa:
+        """Number the sets of threads in the order in which they are reached, and fill their rows."""
         num_classes = self._nfa.alphabet.num_classes
-        first = self._entered([self._closure(self._nfa.pattern.entry, START_OF_TEXT)])
+        first = self._united([self._closure(self._nfa.pattern.entry, START_OF_TEXT)])
         number = {first: 1}
         keys = [first]
         rows = [[DEAD] * num_classes]
@@ -63,7 +69,7 @@ class _BoundaryDeterminiser:
                         targets[label].append(target)
             row = []
             for label, group in enumerate(targets):
-                key = self._entered([self._closure(target, label) for target in set(group)])
+                key = self._united([self._closure(target, label) for target in set(group)])
                 if not key[0] and not key[1]:
                     row.append(DEAD)
                     continue
@@ -74,23 +80,23 @@ class _BoundaryDeterminiser:
             rows.append(row)
         return trimmed_char_dfa(self._nfa.alphabet, rows, [False, *(ends for _, ends in keys)])
 
-    def _entered(self, closures: list[_Closure]) -> tuple[Threads, bool]:
-        """All together, without the threads that another makes needless."""
+    def _united(self, closures: list[_Closure]) -> tuple[Threads, bool]:
+        """Unite closures; drop threads that a looping state subsumes."""
         ahead_of: dict[int, int] = {}
         for closure in closures:
-            for state, ahead in closure.going_on:
+            for state, ahead in closure.threads:
                 ahead_of[state] = ahead_of.get(state, 0) | ahead
         for loop, absorbed in self._loops:
             if ahead_of.get(loop) == self._anything:
                 ahead_of = {state: ahead for state, ahead in ahead_of.items() if state not in absorbed}
-        return frozenset(ahead_of.items()), any(closure.ends for closure in closures)
+        return frozenset(ahead_of.items()), any(closure.accepts for closure in closures)
 
     def _classes(self, state: int) -> int:
         classes, _ = self._nfa.moves[state] or ((), 0)
         return sum(1 << label for label in classes)
 
     def _closure(self, state: int, last: int) -> _Closure:
-        """What can be reached without a character after one of class `last`."""
+        """Return the epsilon closure of a state after a character of class `last`."""
         key = (state, last)
         if key not in self._closures:
             self._closures[key] = self._search(state, last)
@@ -102,10 +108,10 @@ class _BoundaryDeterminiser:
         todo = list(seen)
         while todo:
             at, ahead = todo.pop()
-            new = [(target, ahead) for target in nfa.free[at]]
+            new = [(target, ahead) for target in nfa.epsilon[at]]
             for guard, target in nfa.guarded.get(at, ()):
                 if guard == "end":
-                    new.append((target, ahead & self._end))
+                    new.append((target, ahead & self._end_bit))
                 elif guard == "start":
                     new.append((target, ahead if last == START_OF_TEXT else 0))
                 elif isinstance(guard, LookGuard):
@@ -115,48 +121,47 @@ class _BoundaryDeterminiser:
                     seen.add(thread)
                     todo.append(thread)
         self._budget.check(0)
-        going_on = tuple((at, ahead) for at, ahead in seen if nfa.moves[at] is not None and ahead != self._end)
-        return _Closure(going_on, any(at == nfa.pattern.accept and ahead & self._end for at, ahead in seen))
+        threads = tuple((at, ahead) for at, ahead in seen if nfa.moves[at] is not None and ahead != self._end_bit)
+        return _Closure(threads, any(at == nfa.pattern.accept and ahead & self._end_bit for at, ahead in seen))
 
     def _allowed(self, guard: LookGuard, last: int) -> int:
-        """What may come next where the guard holds."""
-        wanted = self._seen[guard.number]
-        if self._nfa.arounds[guard.number].ahead:
+        """Return the set of next classes for which a guard holds."""
+        wanted = self._looked_for[guard.number]
+        if self._nfa.lookarounds[guard.number].ahead:
             return self._anything & ~wanted if guard.negated else wanted
         is_behind = last != START_OF_TEXT and bool(wanted >> last & 1)
         return self._anything if is_behind != guard.negated else 0
 
 
 def _loops(nfa: CharNfa) -> list[tuple[int, frozenset[int]]]:
-    """States that take some classes for ever and may end, and the others that take no class besides: whatever those
-    accept, the loop does."""
+    """Pair each accepting self-loop with the states that it subsumes: those that consume only classes of the loop."""
     found = []
-    ends = _ends(nfa)
+    accepting = _accepting(nfa)
     for state, move in enumerate(nfa.moves):
-        if move is not None and state in nfa.free[move[1]] and state in ends:
+        if move is not None and state in nfa.epsilon[move[1]] and state in accepting:
             found.append((state, frozenset(move[0])))
     if not found:
         return []
-    takes = [frozenset(move[0]) if move is not None else frozenset() for move in nfa.moves]
+    consumes = [frozenset(move[0]) if move is not None else frozenset() for move in nfa.moves]
     changed = True
     while changed:
         changed = False
-        for state in range(len(takes) - 1, -1, -1):
+        for state in range(len(consumes) - 1, -1, -1):
             move = nfa.moves[state]
-            after = [*nfa.free[state], *([move[1]] if move else []), *(t for _, t in nfa.guarded.get(state, ()))]
-            merged = takes[state].union(*(takes[target] for target in after))
-            if merged != takes[state]:
-                takes[state], changed = merged, True
+            after = [*nfa.epsilon[state], *([move[1]] if move else []), *(t for _, t in nfa.guarded.get(state, ()))]
+            merged = consumes[state].union(*(consumes[target] for target in after))
+            if merged != consumes[state]:
+                consumes[state], changed = merged, True
     return [
-        (loop, frozenset(state for state, taken in enumerate(takes) if state != loop and taken <= classes))
+        (loop, frozenset(state for state, taken in enumerate(consumes) if state != loop and taken <= classes))
         for loop, classes in found
     ]
 
 
-def _ends(nfa: CharNfa) -> set[int]:
-    """States from which the text may end at once, whatever came before."""
+def _accepting(nfa: CharNfa) -> set[int]:
+    """Return the states from which the text may end at once, whatever came before."""
     before: dict[int, list[int]] = {}
-    for state, targets in enumerate(nfa.free):
+    for state, targets in enumerate(nfa.epsilon):
         for target in targets:
             before.setdefault(target, []).append(state)
     for state, guards in nfa.guarded.items():

@@ -1,66 +1,82 @@
-"""The states of an array's text: how many items have come, and which parts of what is asked still hold."""
+"""States of an array's text, and the search for a way to its end."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from ..automaton.automaton import Automaton, ControlState, Frame, TransitionRow
-from .array_end_search import ArrayEndSearch
-from .finite_values import canonical, distinct_values, value_of
-from .formula import Formula, Or, atoms, conj, evaluate, has_negation, neg, optimistic
-from .goals import SchemaCompiler
+from ..errors import GrammarError
+from .end_search import EndSearch, ValueGoal
+from .finite_values import canonical, finite_values, value_of
+from .formula import Formula, Or, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
+from .interface import SchemaCompiler
+from .joint_truths import JointTruths, joint_truths, literals, restricted
+from .string_states import ResultOf
 from .structure_parts import ArrayPart
-from .value_states import SPACES, ResultCodes, ValueStart, result_codes
+from .value_states import SPACES, ValueStart, result_codes
 
 CLOSE, COMMA = 0x5D, 0x2C
-MAX_LISTED = 256  # values that are left out of what may come next, where items are unique
+MAX_LISTED_ITEMS = 256  # earlier items that the goal of the next one excludes, if items are unique
 MAX_STRUCTURES = 32  # objects and arrays among them
+MAX_ITEM_GOALS = 32  # whose truths are followed from item to item: the work grows with the fourth power of their number
+
+
+@dataclass(frozen=True)
+class FreshValue:
+    """Placeholder for a value unlike the `number` values before it, of a goal that many values satisfy."""
+
+    number: int
+    goal: Formula
 
 
 @dataclass(frozen=True)
 class ItemDemands:
-    """The goal of each part of one item, of each part's `contains` what is looked for, and what is satisfied by the
-    items that have come and are listed, where they matter."""
+    """Goals of one item: of each part, and of each part's `contains`. `repeated` is that of being an earlier item."""
 
     goals: tuple[Formula, ...]
-    wanted: tuple[tuple[Formula, ...], ...]
+    contained: tuple[tuple[Formula, ...], ...]
     repeated: Formula = False
 
 
 @dataclass(frozen=True)
 class ItemGoal:
-    """What one item must satisfy, what is tracked, what is asked, and those goals of which it is certain whether they
-    hold."""
+    """What one item needs, and what is tracked of it. `known` are certain truths."""
 
     need: Formula
     tracked: tuple[Formula, ...]
-    asked: ItemDemands
+    demands: ItemDemands
     known: Mapping[Formula, bool] = field(default_factory=dict, compare=False)
 
 
-def is_plain_array(world: SchemaCompiler, formula: Formula) -> bool:
-    """Whether one part, or one of several, is all that is asked for, and nothing in a part is in another's way."""
+def is_plain_array(compiler: SchemaCompiler, formula: Formula) -> bool:
+    """Return True if one part, or one of several, is all that is needed, and no keyword of a part obstructs another."""
     parts = formula.parts if isinstance(formula, Or) else [formula]
     return all(
-        isinstance(part, bool) or (isinstance(part, ArrayPart) and not part.contains and not _runs_out(world, part))
+        isinstance(part, bool) or (isinstance(part, ArrayPart) and not part.contains and not _runs_out(compiler, part))
         for part in parts
     )
 
 
-def _runs_out(world: SchemaCompiler, part: ArrayPart) -> bool:
-    """Whether there may not be enough different items."""
-    indices = range(min(part.least, part.num_kinds))
-    return part.unique and part.least > 1 and any(distinct_values(world, part.goal(n)) is not None for n in indices)
+def _runs_out(compiler: SchemaCompiler, part: ArrayPart) -> bool:
+    """Return True if there may be too few distinct values for the minimum length."""
+    indices = range(min(part.least, part.num_item_goals))
+    return part.unique and part.least > 1 and any(finite_values(compiler, part.goal(n)) is not None for n in indices)
 
 
 class ArrayContext:
-    """What is asked of an array: a formula over parts, and others whose truth is its result. Compared by identity."""
+    """Formulas of an array: the first must hold, and the truths of the others are its result. Compared by identity.
 
-    def __init__(self, world: SchemaCompiler, formulas: tuple[Formula, ...], result: ResultCodes) -> None:
-        self.world, self.formulas, self.result = world, formulas, result
+    - `exact`: truths are tracked or negated, so a part that may hold must also be able to fail.
+    - `plain`: every item brings the array nearer to its end. Otherwise a way to the end is searched for.
+    - `simple`: plain, with at most one part, nothing tracked, and items that need not differ.
+    """
+
+    def __init__(self, compiler: SchemaCompiler, formulas: tuple[Formula, ...], result: ResultOf) -> None:
+        self.compiler, self.formulas, self.result = compiler, formulas, result
         found: dict[ArrayPart, None] = {}
         for formula in formulas:
             for part in atoms(formula):
@@ -68,15 +84,15 @@ class ArrayContext:
                 found[part] = None
         self.parts = tuple(found)
         self.index = {part: number for number, part in enumerate(self.parts)}
-        self.num_alike = max((part.num_alike for part in self.parts), default=0)
+        self.num_counted = max((part.num_counted for part in self.parts), default=0)
         self.unique = any(part.unique for part in self.parts)
         self.exact = len(formulas) > 1 or has_negation(formulas[0])
-        # Where it is plain, every item brings an array nearer to its end. Else a way to the end is looked for.
-        self.plain = is_plain_array(world, formulas[0])
+        self.plain = is_plain_array(compiler, formulas[0])
         self.simple = self.plain and not self.exact and len(self.parts) <= 1 and not self.unique
-        self.completion = ArrayEndSearch(self)
+        self.search = ArrayEndSearch(self)
 
     def start(self) -> ArrayState:
+        """Return the state after the opening bracket."""
         return ArrayState(
             self, (1 << len(self.parts)) - 1, 0, tuple(tuple(0 for _ in part.contains) for part in self.parts)
         )
@@ -84,10 +100,10 @@ class ArrayContext:
 
 @dataclass(frozen=True)
 class ArrayState:
-    """After `[` ("open") or after an item ("after").
+    """State after `[` ("open") or after an item ("after").
 
-    `alive`: the parts that may still hold. `index` of the next item, as far as it matters. `counts` of items that each
-    part's `contains` has found. `used`: the items that have come, where they must differ.
+    `alive` is the bit set of the parts that may still hold, `index` that of the next item, as far as it matters.
+    `counts` are the numbers of items that each part's `contains` has found; `used` are the items, if they must differ.
     """
 
     context: ArrayContext
@@ -98,26 +114,26 @@ class ArrayState:
     phase: Literal["open", "after"] = "open"
 
     def expand(self, automaton: Automaton) -> TransitionRow:
-        context, world = self.context, self.context.world
+        context, compiler = self.context, self.context.compiler
         edges: dict[int, int] = {}
         item = self.item()
         if item is not None:
-            is_followed = item.tracked or context.unique
-            then: ControlState | Frame | None = ItemFrame(self, item) if is_followed else self.after(item, (), None)
+            is_tracked = item.tracked or context.unique
+            then: ControlState | Frame | None = ItemFrame(self, item) if is_tracked else self.after(item, (), None)
             if then is not None and self.phase == "after":
-                edges[COMMA] = automaton.push(ValueStart(world, item.need, item.tracked, world.spaces), then)
+                edges[COMMA] = automaton.push(ValueStart(compiler, item.need, item.tracked, compiler.spaces), then)
             elif then is not None:
-                start = ValueStart(world, item.need, item.tracked)
+                start = ValueStart(compiler, item.need, item.tracked)
                 code = automaton.push_before(start, then)
                 edges = dict.fromkeys(automaton.edges_of(automaton.number(start)), code)
         if (result := self.closing_result()) is not None:
             edges[CLOSE] = automaton.pop(result)
-        if world.spaces == 2:
+        if compiler.spaces == 2:
             return TransitionRow(edges, rest=automaton.stay_on(SPACES))
         return TransitionRow(edges)
 
     def closing_result(self) -> int | None:
-        """None when the array may not end here."""
+        """Return the result code if the array may end here, else None."""
         context = self.context
         holds = {part: self._holds(number) for number, part in enumerate(context.parts)}
         truths = [bool(evaluate(formula, holds.__getitem__)) for formula in context.formulas]
@@ -137,110 +153,223 @@ class ArrayState:
             )
         )
 
-    def asked(self) -> ItemDemands:
-        """Of the next item."""
+    def demands(self) -> ItemDemands:
+        """Return the goals of the next item."""
         goals: list[Formula] = []
-        wanted: list[tuple[Formula, ...]] = []
+        contained: list[tuple[Formula, ...]] = []
         for number, part in enumerate(self.context.parts):
             full = part.most is not None and self.index >= part.most
             goal: Formula = part.goal(self.index) if self.alive >> number & 1 and not full else False
             goals.append(goal)
             found: list[Formula] = []
-            for count, (looked_for, least, most) in zip(self.counts[number], part.contains, strict=True):
+            for count, (condition, least, most) in zip(self.counts[number], part.contains, strict=True):
                 matters = goal is not False and (count < least or most is not None)
-                found.append(looked_for if matters else False)
-            wanted.append(tuple(found))
+                found.append(condition if matters else False)
+            contained.append(tuple(found))
         matters = any(part.unique and goal is not False for part, goal in zip(self.context.parts, goals, strict=True))
-        listed = self._listed() if matters else []
-        return ItemDemands(tuple(goals), tuple(wanted), self.context.world.given({"enum": listed}) if listed else False)
+        listed = self._listed_items() if matters else []
+        repeated = self.context.compiler.goal_of({"enum": listed}) if listed else False
+        return ItemDemands(tuple(goals), tuple(contained), repeated)
 
     def item(self) -> ItemGoal | None:
-        """The next; None when none may come."""
-        context, asked = self.context, self.asked()
+        """Return the goal of the next item, or None if none may come."""
+        context, demands = self.context, self.demands()
         if not context.plain:
-            return self._item(asked)
-        hopes = [
-            conj([goal, neg(asked.repeated)]) if part.unique and goal is not False else goal
-            for part, goal in zip(context.parts, asked.goals, strict=True)
+            return self._searched_item(demands)
+        goals = [
+            conj([goal, neg(demands.repeated)]) if part.unique and goal is not False else goal
+            for part, goal in zip(context.parts, demands.goals, strict=True)
         ]
-        need = optimistic(context.formulas[0], lambda part: hopes[context.index[part]], lambda _: False)
-        if not context.world.satisfiable(need):
+        need = optimistic(context.formulas[0], lambda part: goals[context.index[part]], lambda _: False)
+        if not context.compiler.satisfiable(need):
             return None
-        all_goals = [*asked.goals, *(goal for found in asked.wanted for goal in found)]
+        all_goals = [*demands.goals, *(goal for found in demands.contained for goal in found)]
         different = tuple(dict.fromkeys(goal for goal in all_goals if goal is not True and goal is not False))
         tracked = () if context.simple or different == (need,) else different
-        return ItemGoal(need, tracked, asked, {} if tracked else dict.fromkeys(different, True))
+        return ItemGoal(need, tracked, demands, {} if tracked else dict.fromkeys(different, True))
 
-    def _item(self, asked: ItemDemands) -> ItemGoal | None:
-        value = self.context.completion.value(self)
+    def _searched_item(self, demands: ItemDemands) -> ItemGoal | None:
+        value = self.context.search.value(self)
         if value is None:
             return None
         if value.truths is not None:
-            return ItemGoal(value.need, (), asked, dict(zip(value.goals, value.truths, strict=True)))
+            return ItemGoal(value.need, (), demands, dict(zip(value.goals, value.truths, strict=True)))
         is_need = value.goals == (value.need,)
-        return ItemGoal(value.need, () if is_need else value.goals, asked, {value.need: True} if is_need else {})
+        return ItemGoal(value.need, () if is_need else value.goals, demands, {value.need: True} if is_need else {})
 
-    def _listed(self) -> list[Any]:
-        """The items so far, if they are few: they are left out of what may come next."""
+    def _listed_items(self) -> list[Any]:
+        """Return the earlier items if they are few, else those that are not objects or arrays."""
         forms = [form for form in self.used if isinstance(form, tuple)]
-        if len(forms) > MAX_LISTED or sum(kind == "structure" for kind, _ in forms) > MAX_STRUCTURES:
-            forms = [form for form in forms if form[0] != "structure"][:MAX_LISTED]
+        if len(forms) > MAX_LISTED_ITEMS or sum(kind == "structure" for kind, _ in forms) > MAX_STRUCTURES:
+            forms = [form for form in forms if form[0] != "structure"][:MAX_LISTED_ITEMS]
         return [value_of(form) for form in sorted(forms, key=repr)]
 
-    def after(self, item: ItemGoal, truths: tuple[bool, ...], value: Any) -> ArrayState | None:
-        """After an item whose value has these truths of what is tracked."""
+    def after(self, item: ItemGoal, truths: Truths, value: Any) -> ArrayState | None:
+        """Return the state after an item whose tracked goals have these truths."""
         context = self.context
         known = {**item.known, **dict(zip(item.tracked, truths, strict=True))}
-        state = self.with_item(item.asked, known, value)
+        state = self.with_item(item.demands, known, value)
         return state if context.simple or state.is_possible() else None
 
-    def with_item(self, asked: ItemDemands, known: Mapping[Formula, bool], value: Any) -> ArrayState:
-        """After an item for whose value these goals hold; `value` is its form, where items are unique."""
+    def with_item(self, demands: ItemDemands, known: Mapping[Formula, bool], value: Any) -> ArrayState:
+        """Return the state after an item with these truths of goals. `value` is its canonical form, if items differ."""
         context = self.context
         alive, counts = 0, []
-        for number, (part, goal) in enumerate(zip(context.parts, asked.goals, strict=True)):
+        for number, (part, goal) in enumerate(zip(context.parts, demands.goals, strict=True)):
             holds = goal is True or (goal is not False and known.get(goal, False))
             if holds and not (part.unique and value in self.used):
                 alive |= 1 << number
             here = []
             for count, found, (_, least, most) in zip(
-                self.counts[number], asked.wanted[number], part.contains, strict=True
+                self.counts[number], demands.contained[number], part.contains, strict=True
             ):
                 found_now = found is True or (found is not False and known.get(found, False))
                 here.append(min(count + found_now, least if most is None else most + 1))
             counts.append(tuple(here))
         used = self.used | {value} if context.unique else self.used
-        index = min(self.index + 1, context.num_alike)
+        index = min(self.index + 1, context.num_counted)
         return ArrayState(context, alive, index, tuple(counts), used, "after")
 
     def truth(self) -> bool | None:
-        """Of what is asked for, as far as it is known whatever comes."""
-        hopes = {part: None if self.alive >> n & 1 else False for n, part in enumerate(self.context.parts)}
-        return evaluate(self.context.formulas[0], hopes.__getitem__)
+        """Return the truth of the first formula, or None if it depends on further items."""
+        truths = {part: None if self.alive >> n & 1 else False for n, part in enumerate(self.context.parts)}
+        return evaluate(self.context.formulas[0], truths.__getitem__)
 
     def is_possible(self) -> bool:
-        """Whether it may end well: False only when it cannot."""
+        """Return False only if the array cannot end."""
         if not self.context.plain:
-            return self.context.completion.can_end(self)
+            return self.context.search.can_end(self)
         return self.truth() is not False and (self.closing_result() is not None or self.item() is not None)
 
 
 @dataclass(frozen=True)
 class ItemFrame(Frame):
-    """Below an item of which something is tracked."""
+    """Stack frame below an item that is tracked."""
 
     state: ArrayState
     item: ItemGoal
 
     @property
     def num_results(self) -> int:  # type: ignore[override]
-        return result_codes(self.state.context.world, self.item.tracked).size
+        return result_codes(self.state.context.compiler, self.item.tracked).size
 
     @property
     def guarded(self) -> bool:  # type: ignore[override]
         return self.state.context.unique
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
-        truths = result_codes(self.state.context.world, self.item.tracked).truths[result] if self.item.tracked else ()
+        tracked = self.item.tracked
+        truths = result_codes(self.state.context.compiler, tracked).truths[result] if tracked else ()
         value = canonical(json.loads(text)) if self.guarded else None
         return self.state.after(self.item, truths, value)
+
+
+class ArrayEndSearch(EndSearch[ArrayState]):
+    """Searches from the states of one array.
+
+    What is still needed (a number of items, those that `contains` finds, parts that must fail) depends on the truths of
+    the goals of the items to come. If items must differ, the values of goals that have only a few are taken one by one;
+    of other goals there is always a fresh value.
+    """
+
+    def __init__(self, context: ArrayContext) -> None:
+        super().__init__(context.compiler)
+        self.context = context
+
+    def _key(self, state: ArrayState) -> Hashable:
+        return state.alive, state.index, state.counts, state.used if self.context.unique else None
+
+    def _steps(self, state: ArrayState) -> Iterator[ArrayState]:
+        demands = state.demands()
+        joint = self._joint_truths(demands)
+        if self._exceeds_limit(joint):
+            return
+        for truths in sorted(joint.candidates(), key=lambda truths: self._rank(demands, joint, truths)):
+            for step in self._with_values(state, demands, joint, truths):
+                differs = (step.alive, step.index, step.counts) != (state.alive, state.index, state.counts)
+                differs |= self.context.unique and not state.used
+                if differs and step.truth() is not False and joint.possible(truths):
+                    yield step
+
+    def _rank(self, demands: ItemDemands, joint: JointTruths, truths: Truths) -> int:
+        """Return a sort key: the more `contains` goals hold, the smaller."""
+        known = dict(zip(joint.goals, truths, strict=True))
+        return -sum(goal is True or known.get(goal, False) for goals in demands.contained for goal in goals)
+
+    def _with_values(
+        self, state: ArrayState, demands: ItemDemands, joint: JointTruths, truths: Truths
+    ) -> Iterator[ArrayState]:
+        """Yield the states after an item with these truths, for the values that matter if items must differ."""
+        known = dict(zip(joint.goals, truths, strict=True))
+        if not self.context.unique:
+            yield state.with_item(demands, known, None)
+            return
+        if demands.repeated is not False and known[demands.repeated]:
+            yield state.with_item(demands, known, next(iter(state.used)))
+            return
+        goal = literals(joint.goals, truths)
+        values = finite_values(self._compiler, goal)
+        if values is None:
+            yield state.with_item(demands, known, FreshValue(len(state.used), goal))
+        for value in values or ():
+            yield state.with_item(demands, known, value)
+        for value in state.used:
+            # An earlier fresh value may satisfy this goal too: nothing else is known of it.
+            if (
+                isinstance(value, FreshValue)
+                and self.context.exact
+                and self._compiler.satisfiable(conj([value.goal, goal]))
+            ):
+                yield state.with_item(demands, known, value)
+                return
+
+    def _exceeds_limit(self, joint: JointTruths) -> bool:
+        if len(joint.goals) <= MAX_ITEM_GOALS:
+            return False
+        self._compiler.refused.append(
+            GrammarError(f"more than {MAX_ITEM_GOALS} constraints apply to the items of one array together")
+        )
+        return True
+
+    def _joint_truths(self, demands: ItemDemands) -> JointTruths:
+        found = dict.fromkeys(demands.goals)
+        for goals in demands.contained:
+            found |= dict.fromkeys(goals)
+        found[demands.repeated] = None
+        if self.context.unique:
+            found |= self._scarce_goals
+        return joint_truths(self._compiler, tuple(goal for goal in found if goal is not True and goal is not False))
+
+    @cached_property
+    def _scarce_goals(self) -> dict[Formula, None]:
+        """Goals that only a few values satisfy, of which each item leaves one less."""
+        goals = {part.goal(n): None for part in self.context.parts if part.unique for n in range(part.num_item_goals)}
+        return {goal: None for goal in goals if finite_values(self._compiler, goal) is not None}
+
+    def value(self, state: ArrayState) -> ValueGoal | None:
+        """Return the goal of the next item's value, or None if none may come."""
+        context, demands = self.context, state.demands()
+        joint = self._joint_truths(demands)
+        if self._exceeds_limit(joint):
+            return None
+        need = self._need(demands.goals)
+        if joint.unchecked is None:
+            return ValueGoal(need, joint.goals, None) if self._compiler.satisfiable(need) else None
+        marked = self._need(tuple(goal if isinstance(goal, bool) else (goal,) for goal in demands.goals))
+        good: set[Truths] = set()
+        bad: set[Truths] = set()
+        for truths in (*joint.known, *joint.unchecked):
+            known = dict(zip(joint.goals, truths, strict=True))
+            if evaluate(marked, lambda mark: known[mark[0]]):  # noqa: B023
+                steps = self._with_values(state, demands, joint, truths)
+                fits = any(step.truth() is not False and self.can_end(step) for step in steps)
+                (good if fits else bad).add(truths)
+        if not any(joint.possible(truths) for truths in good):
+            return None
+        need = conj([need, restricted(joint.goals, good, bad)])
+        assert context.parts, "an array without parts is plain"
+        return ValueGoal(need, joint.goals, next(iter(good)) if len(good) == 1 else None)
+
+    def _need(self, goals: tuple[Formula, ...]) -> Formula:
+        index = self.context.index
+        return optimistic(self.context.formulas[0], lambda part: goals[index[part]], lambda _: False)

@@ -1,9 +1,8 @@
-"""The formula of a value that is written, as opposed to one that a condition is about: integers are digits, and objects
-that list members are closed, where the options say so.
+"""The formula of a generated value under `SchemaOptions`: integers in digits, objects closed against listed members.
 
-An object is closed against the members of all subschemas that apply to it: each alternative (a branch of `anyOf` or
-`oneOf`, `then` or `else`) is a conjunction with a remainder of its own, without any negation. Conditions keep JSON
-Schema's meaning. Knows keywords; no states.
+An object is closed against the members of all subschemas that apply to it. So its formula is split into alternatives
+that list the same members (a branch of `anyOf` or `oneOf`, `then` or `else`), and each gets a closing remainder of its
+own, without any negation. Conditions keep JSON Schema's meaning.
 """
 
 from __future__ import annotations
@@ -11,88 +10,87 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .document import Location
 from .formula import Formula, conj, disj, neg, one
-from .keyword_set import LOCAL, KeywordSet
-from .quick_checks import NUMBER_KEYWORDS, are_disjoint
+from .interface import SchemaCompiler
+from .keyword_set import KeywordSet, derived_keywords, enum_formula, object_with
+from .keywords import NUMBER_KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS
+from .quick_checks import are_disjoint
 from .unevaluated import unevaluated
 
-if TYPE_CHECKING:
-    from .goals import SchemaCompiler
-
-MAX_ALTERNATIVES = 32  # of one object; where there are more, their members are taken together
-MAX_COMPARED = 64  # branches of a `oneOf`, of which no two may hold at once
-MAX_MIXED = 3  # branches of which several may hold at once; of more, those of one branch are written
+MAX_ALTERNATIVES = 32  # of one object; of more, the members are merged
+MAX_COMPARED = 64  # branches of a `oneOf` that are checked for being pairwise disjoint
+MAX_COMBINED = 3  # branches of an `anyOf` whose members may be combined; of more, a value has those of one
 
 
 @dataclass(frozen=True)
 class ListedMembers:
-    """The names and patterns that some schemas together list for an object's members, and the names they require."""
+    """Names and patterns of members that some schemas list together, and the names that they require.
+
+    `forbidden` are names whose schema is false. `covers_rest`: the schemas say what other members are, so the object
+    needs no closing.
+    """
 
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
-    forbidden: tuple[str, ...] = ()  # names whose schema is false
-    lists: bool = False
-    says_rest: bool = False  # they say what other members are, so nothing is left to close
-    least: int = 0
+    forbidden: tuple[str, ...] = ()
+    lists_members: bool = False
+    covers_rest: bool = False
+    min_members: int = 0
 
     def __or__(self, other: ListedMembers) -> ListedMembers:
         return ListedMembers(
-            _merged(self.names, other.names),
-            _merged(self.patterns, other.patterns),
-            _merged(self.required, other.required),
-            _merged(self.forbidden, other.forbidden),
-            self.lists or other.lists,
-            self.says_rest or other.says_rest,
-            max(self.least, other.least),
+            _union_of_names(self.names, other.names),
+            _union_of_names(self.patterns, other.patterns),
+            _union_of_names(self.required, other.required),
+            _union_of_names(self.forbidden, other.forbidden),
+            self.lists_members or other.lists_members,
+            self.covers_rest or other.covers_rest,
+            max(self.min_members, other.min_members),
         )
 
     @property
-    def are_closed(self) -> bool:
-        """Not where an object then could not have as many members as it must."""
+    def is_closable(self) -> bool:
+        """True if members are listed, and enough of them for `minProperties`."""
         possible = {*self.names, *self.required} - {*self.forbidden}
-        has_room = bool(self.patterns) or self.least <= len(possible)
-        return self.lists and not self.says_rest and has_room
+        has_room = bool(self.patterns) or self.min_members <= len(possible)
+        return self.lists_members and not self.covers_rest and has_room
 
 
-Alternatives = dict[ListedMembers, Formula]  # what is listed, and a formula under which that is so
-NOTHING = ListedMembers()
+Alternatives = dict[ListedMembers, Formula]  # listed members, each with the condition under which they are listed
+NO_MEMBERS = ListedMembers()
 
 
 class SplitFormula(NamedTuple):
-    """A schema's demands on a value that other schemas apply to as well: one formula, and alternatives of which it is
-    the disjunction."""
+    """Formula of one of the schemas of a value, and the same as a disjunction of alternatives by listed members."""
 
     formula: Formula
     alternatives: Alternatives
 
 
-def generated_formula(world: SchemaCompiler, locations: Iterable[Location]) -> Formula:
-    """Return the formula of a value that is written by these schemas together."""
-    parts = [_part(world, location) for location in locations]
-    formula = conj(part.formula for part in parts)
-    alternatives: Alternatives = {NOTHING: True}
-    for part in parts:
-        alternatives = _both(alternatives, part.alternatives)
-    if not any(members.are_closed for members in alternatives):
+def generated_formula(compiler: SchemaCompiler, locations: Iterable[Location]) -> Formula:
+    """Return the formula of a value that is generated by these schemas together."""
+    formula, alternatives = _conjunction_of([_split_formula(compiler, location) for location in locations])
+    if not any(members.is_closable for members in alternatives):
         return formula
-    alternatives = _grouped(alternatives)
+    alternatives = _grouped_by_members(alternatives)
     if len(alternatives) == 1:
         [members] = alternatives
-        return _closed(world, formula, members)
+        return _closed(compiler, formula, members)
     return disj(
-        _closed(world, condition, members) if members.are_closed else condition
+        _closed(compiler, condition, members) if members.is_closable else condition
         for members, condition in alternatives.items()
     )
 
 
-def _closed(world: SchemaCompiler, formula: Formula, members: ListedMembers) -> Formula:
-    names = dict.fromkeys(_merged(members.names, members.required), True)
+def _closed(compiler: SchemaCompiler, formula: Formula, members: ListedMembers) -> Formula:
+    """Return a formula with the condition that an object has no other members than these."""
+    names = dict.fromkeys(_union_of_names(members.names, members.required), True)
     patterns = dict.fromkeys(members.patterns, True)
-    if isinstance(formula, KeywordSet):  # one part of an object is quicker than two
+    if isinstance(formula, KeywordSet):  # a merged set of keywords is faster than a conjunction of two
         location, draft = formula.location, formula.draft
         own = location.schema
         names = {**own.get("properties", {}), **{name: True for name in names if name not in own.get("properties", {})}}
@@ -100,49 +98,49 @@ def _closed(world: SchemaCompiler, formula: Formula, members: ListedMembers) -> 
     else:
         location, draft, own = Location({}, "", ""), 2020, {}
     rest = {**own, "properties": names, "patternProperties": patterns, "additionalProperties": False}
-    local = world.local(world.keep(rest), location, written=True, draft=draft)
-    return local if isinstance(formula, KeywordSet) else conj([formula, local])
+    closing = derived_keywords(compiler, rest, location, generated=True, draft=draft)
+    return closing if isinstance(formula, KeywordSet) else conj([formula, closing])
 
 
-def _part(world: SchemaCompiler, location: Location) -> SplitFormula:
-    key = ("written", id(location.schema), location.base, location.scope)
-    found: SplitFormula | None = world.memory.get(key)
+def _split_formula(compiler: SchemaCompiler, location: Location) -> SplitFormula:
+    key = ("generated", id(location.schema), location.base, location.scope)
+    found: SplitFormula | None = compiler.cache.get(key)
     if found is None:
-        found = world.memory[key] = _make_part(world, location)
+        found = compiler.cache[key] = _make_split_formula(compiler, location)
     return found
 
 
-def _make_part(world: SchemaCompiler, location: Location) -> SplitFormula:
-    schema, document = location.schema, world.document
+def _make_split_formula(compiler: SchemaCompiler, location: Location) -> SplitFormula:
+    schema, document = location.schema, compiler.document
     if isinstance(schema, bool):
-        return _plain(schema)
+        return _unsplit(schema)
     if "$ref" in schema and document.ref_is_alone:
-        return _part(world, document.resolve(schema["$ref"], location, "$ref"))
+        return _split_formula(compiler, document.resolve(schema["$ref"], location, "$ref"))
     own: list[Formula] = []
-    if not LOCAL.isdisjoint(schema):
-        own.append(KeywordSet(world, location, document.draft or 2020, written=True))
-    if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
-        own.append(unevaluated(world, location, written=True))
+    if not TYPE_KEYWORDS.isdisjoint(schema):
+        own.append(KeywordSet(compiler, location, document.draft or 2020, generated=True))
+    if not UNEVALUATED_KEYWORDS.isdisjoint(schema):
+        own.append(unevaluated(compiler, location, generated=True))
     formula = conj(own)
-    direct = _direct(schema) if world.closes else NOTHING
-    alternatives: Alternatives = {NOTHING if "properties" in schema else direct: formula}
+    direct = _own_members(schema) if compiler.closes_objects else NO_MEMBERS
+    alternatives: Alternatives = {NO_MEMBERS if "properties" in schema else direct: formula}
     formulas = [formula]
     for keyword in schema:  # names come in the order in which the schema has them
         if keyword == "properties":
-            alternatives = _both(alternatives, {direct: True})
+            alternatives = _conjunction(alternatives, {direct: True})
         elif keyword in _KEYWORDS:
-            part = _KEYWORDS[keyword](world, location, keyword)
+            part = _KEYWORDS[keyword](compiler, location, keyword)
             formulas.append(part.formula)
-            alternatives = _both(alternatives, part.alternatives)
+            alternatives = _conjunction(alternatives, part.alternatives)
     return SplitFormula(conj(formulas), alternatives)
 
 
-def _plain(formula: Formula) -> SplitFormula:
-    return SplitFormula(formula, {NOTHING: formula})
+def _unsplit(formula: Formula) -> SplitFormula:
+    return SplitFormula(formula, {NO_MEMBERS: formula})
 
 
-def _direct(schema: Mapping[str, Any]) -> ListedMembers:
-    """Collect the members that a schema itself names. One that only forbids members lists none."""
+def _own_members(schema: Mapping[str, Any]) -> ListedMembers:
+    """Collect the members that a schema itself names. A schema that only forbids members lists none."""
     required = [*names] if isinstance(names := schema.get("required"), list) else []
     for keyword in ("dependentRequired", "dependencies"):
         for others in schema.get(keyword, {}).values():
@@ -161,107 +159,100 @@ def _direct(schema: Mapping[str, Any]) -> ListedMembers:
     )
 
 
-# Keywords that apply schemas to the value itself.
+def _reference(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
+    return _split_formula(compiler, compiler.document.resolve(location.schema[keyword], location, keyword))
 
 
-def _reference(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
-    return _part(world, world.document.resolve(location.schema[keyword], location, keyword))
-
-
-def _values(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
+def _values(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     value = location.schema[keyword]
-    if keyword == "const" and (world.document.draft or 6) < 6:
-        return _plain(True)
-    formula = world.one_of(value if keyword == "enum" else [value], written=True)
-    return SplitFormula(
-        formula, {ListedMembers(says_rest=world.closes): formula}
-    )  # an object that is given has all its members
+    if keyword == "const" and (compiler.document.draft or 6) < 6:
+        return _unsplit(True)
+    formula = enum_formula(compiler, value if keyword == "enum" else [value], generated=True)
+    # A given object has exactly its members, so there is nothing to close.
+    return SplitFormula(formula, {ListedMembers(covers_rest=compiler.closes_objects): formula})
 
 
-def _all_of(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
-    branches = _branches(world, location, keyword)
-    switch = _switch(world, location, branches)
-    parts = [_part(world, inner) for inner in branches if inner not in switch]
+def _all_of(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
+    branches = _branches(compiler, location, keyword)
+    switch = _switch_cases(compiler, location, branches)
+    parts = [_split_formula(compiler, inner) for inner in branches if inner not in switch]
     if switch:
-        parts.append(_switched(world, switch))
-    alternatives: Alternatives = {NOTHING: True}
-    for part in parts:
-        alternatives = _both(alternatives, part.alternatives)
-    return SplitFormula(conj(part.formula for part in parts), alternatives)
+        parts.append(_switch_formula(compiler, switch))
+    return _conjunction_of(parts)
 
 
-def _switch(world: SchemaCompiler, location: Location, branches: list[Location]) -> list[Location]:
-    """Return the branches that are `if` and `then` alone, if no object satisfies the conditions of two of them."""
+def _switch_cases(compiler: SchemaCompiler, location: Location, branches: list[Location]) -> list[Location]:
+    """Return the branches of `if` and `then` only, if their conditions are pairwise disjoint."""
     found = [inner for inner in branches if isinstance(inner.schema, dict) and inner.schema.keys() == {"if", "then"}]
-    if not 1 < len(found) <= MAX_COMPARED or not world.closes or (world.document.draft or 7) < 7:
+    if not 1 < len(found) <= MAX_COMPARED or not compiler.closes_objects or (compiler.document.draft or 7) < 7:
         return []
     if location.schema.get("type") != "object":
         return []
-    conditions = [world.document.inside(inner, inner.schema["if"], "if") for inner in found]
-    if not all(are_disjoint(world.document, a, b, location) for a, b in combinations(conditions, 2)):
+    conditions = [compiler.document.inside(inner, inner.schema["if"], "if") for inner in found]
+    if not all(are_disjoint(compiler.document, a, b, location) for a, b in combinations(conditions, 2)):
         return []
     return found
 
 
-def _switched(world: SchemaCompiler, branches: list[Location]) -> SplitFormula:
-    """The branches of a switch: one of them holds, or none; not each with each of the others."""
-    parts = [_part(world, inner) for inner in branches]
+def _switch_formula(compiler: SchemaCompiler, branches: list[Location]) -> SplitFormula:
+    """Split the formula of a switch by its cases, of which at most one applies."""
+    parts = [_split_formula(compiler, inner) for inner in branches]
     held: list[tuple[ListedMembers, Formula]] = []
     failed: list[Formula] = []
     for inner in branches:
-        inside = world.document.inside(inner, inner.schema["if"], "if")
-        condition = world.demanded(inside)
-        then = _part(world, world.document.inside(inner, inner.schema["then"], "then"))
-        held += _both({_listed(world, inside): condition}, then.alternatives).items()
+        inside = compiler.document.inside(inner, inner.schema["if"], "if")
+        condition = compiler.formula_at(inside)
+        then = _split_formula(compiler, compiler.document.inside(inner, inner.schema["then"], "then"))
+        held += _conjunction({_condition_members(compiler, inside): condition}, then.alternatives).items()
         failed.append(neg(condition))
-    return SplitFormula(conj(part.formula for part in parts), _joined([*held, (NOTHING, conj(failed))]))
+    return SplitFormula(conj(part.formula for part in parts), _merged_cases([*held, (NO_MEMBERS, conj(failed))]))
 
 
-def _any_of(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
-    branches = _branches(world, location, keyword)
-    parts = [_part(world, inner) for inner in branches]
+def _any_of(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
+    branches = _branches(compiler, location, keyword)
+    parts = [_split_formula(compiler, inner) for inner in branches]
     formula = disj(part.formula for part in parts)
-    if not any(_matters(part) for part in parts):
-        return _plain(formula)
-    alternatives = _either(part.alternatives for part in parts)
-    if len(parts) <= MAX_MIXED:
+    if not any(_splits(part) for part in parts):
+        return _unsplit(formula)
+    alternatives = _union(part.alternatives for part in parts)
+    if len(parts) <= MAX_COMBINED:
         for size in range(2, len(parts) + 1):
             for chosen in combinations(range(len(parts)), size):
                 pairs = combinations((branches[number] for number in chosen), 2)
-                if not any(are_disjoint(world.document, a, b) for a, b in pairs):
-                    alternatives = _either([alternatives, _mixed([parts[number] for number in chosen])])
+                if not any(are_disjoint(compiler.document, a, b) for a, b in pairs):
+                    alternatives = _union([alternatives, _combined_branches([parts[number] for number in chosen])])
     return SplitFormula(formula, alternatives)
 
 
-def _mixed(parts: list[SplitFormula]) -> Alternatives:
-    """Branches that hold at once, where they then list more members than one of them."""
-    together: Alternatives = {NOTHING: True}
-    for part in parts:
-        together = _both(together, part.alternatives)
+def _combined_branches(parts: list[SplitFormula]) -> Alternatives:
+    """Return the alternatives of branches that hold at once and list more members together than any one of them."""
+    combined = _conjunction_of(parts).alternatives
     known = {members for part in parts for members in part.alternatives}
     return {
-        members: condition for members, condition in together.items() if members not in known and not members.says_rest
+        members: condition
+        for members, condition in combined.items()
+        if members not in known and not members.covers_rest
     }
 
 
-def _one_of(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
-    branches = _branches(world, location, keyword)
-    parts = [_part(world, inner) for inner in branches]
+def _one_of(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
+    branches = _branches(compiler, location, keyword)
+    parts = [_split_formula(compiler, inner) for inner in branches]
     exactly: Formula = True
     if len(branches) > MAX_COMPARED or not all(
-        are_disjoint(world.document, a, b) for a, b in combinations(branches, 2)
+        are_disjoint(compiler.document, a, b) for a, b in combinations(branches, 2)
     ):
-        exactly = one(world.demanded(inner) for inner in branches)
-    is_all = exactly is not True and not any(_is_read_differently(inner.schema) for inner in branches)
-    formula = exactly if is_all else conj([exactly, disj(part.formula for part in parts)])
-    if not any(_matters(part) for part in parts):
-        return _plain(formula)
+        exactly = one(compiler.formula_at(inner) for inner in branches)
+    suffices = exactly is not True and not any(_options_may_matter(inner.schema) for inner in branches)
+    formula = exactly if suffices else conj([exactly, disj(part.formula for part in parts)])
+    if not any(_splits(part) for part in parts):
+        return _unsplit(formula)
     if exactly is True:
-        return SplitFormula(formula, _either(part.alternatives for part in parts))
-    refused = [neg(world.demanded(inner)) for inner in branches]
+        return SplitFormula(formula, _union(part.alternatives for part in parts))
+    refused = [neg(compiler.formula_at(inner)) for inner in branches]
     return SplitFormula(
         formula,
-        _joined(
+        _merged_cases(
             (members, conj([condition, *refused[:number], *refused[number + 1 :]]))
             for number, part in enumerate(parts)
             for members, condition in part.alternatives.items()
@@ -269,54 +260,58 @@ def _one_of(world: SchemaCompiler, location: Location, keyword: str) -> SplitFor
     )
 
 
-def _is_read_differently(schema: Any) -> bool:
-    """Return True if the options may change what a schema, or one in it, means; also where it is unclear."""
+def _options_may_matter(schema: Any) -> bool:
+    """Return False only if `SchemaOptions` change nothing in a schema."""
     if isinstance(schema, list):
-        return any(map(_is_read_differently, schema))
+        return any(map(_options_may_matter, schema))
     if not isinstance(schema, dict):
         return isinstance(schema, int | float) or schema == "integer"
-    return not _READ_DIFFERENTLY.isdisjoint(schema) or any(
-        _is_read_differently(value) for name, value in schema.items() if name not in NUMBER_KEYWORDS
+    return not _SENSITIVE_KEYWORDS.isdisjoint(schema) or any(
+        _options_may_matter(value) for name, value in schema.items() if name not in NUMBER_KEYWORDS
     )
 
 
-_READ_DIFFERENTLY = frozenset(("properties", "patternProperties", "$ref", "$dynamicRef"))
+_SENSITIVE_KEYWORDS = frozenset(("properties", "patternProperties", "$ref", "$dynamicRef"))
 
 
-def _not(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
-    [inner] = _branches(world, location, keyword)
-    return _plain(neg(world.demanded(inner)))
+def _not(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
+    [inner] = _branches(compiler, location, keyword)
+    return _unsplit(neg(compiler.formula_at(inner)))
 
 
-def _if(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
-    schema, document = location.schema, world.document
+def _if(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
+    schema, document = location.schema, compiler.document
     if (document.draft or 7) < 7:
-        return _plain(True)
+        return _unsplit(True)
     inside = document.inside(location, schema["if"], "if")
-    condition, listed = world.demanded(inside), _listed(world, inside) if world.closes else NOTHING
+    condition = compiler.formula_at(inside)
+    listed = _condition_members(compiler, inside) if compiler.closes_objects else NO_MEMBERS
     then, otherwise = (
-        _part(world, document.inside(location, schema[name], name)) if name in schema else _plain(True)
+        _split_formula(compiler, document.inside(location, schema[name], name)) if name in schema else _unsplit(True)
         for name in ("then", "else")
     )
     formula = conj([disj([neg(condition), then.formula]), disj([condition, otherwise.formula])])
     held, failed = (
-        _both({listed: condition}, then.alternatives),
-        _both({NOTHING: neg(condition)}, otherwise.alternatives),
+        _conjunction({listed: condition}, then.alternatives),
+        _conjunction({NO_MEMBERS: neg(condition)}, otherwise.alternatives),
     )
-    return SplitFormula(formula, _either([held, failed]))
+    return SplitFormula(formula, _union([held, failed]))
 
 
-def _dependent(world: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
+def _dependent(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     formulas: list[Formula] = []
-    alternatives: Alternatives = {NOTHING: True}
+    alternatives: Alternatives = {NO_MEMBERS: True}
     for name, value in location.schema[keyword].items():
         if isinstance(value, dict | bool):
-            part, has = _part(world, world.document.inside(location, value, keyword, name)), world.has_object_with(name)
+            part = _split_formula(compiler, compiler.document.inside(location, value, keyword, name))
+            has = object_with(compiler, name)
             formulas.append(disj([neg(has), part.formula]))
-            alternatives = _both(alternatives, _either([_both({NOTHING: has}, part.alternatives), {NOTHING: neg(has)}]))
+            held = _conjunction({NO_MEMBERS: has}, part.alternatives)
+            alternatives = _conjunction(alternatives, _union([held, {NO_MEMBERS: neg(has)}]))
     return SplitFormula(conj(formulas), alternatives)
 
 
+# Readers of the keywords that apply schemas to the value itself.
 _KEYWORDS = {
     "enum": _values,
     "const": _values,
@@ -332,57 +327,65 @@ _KEYWORDS = {
 }
 
 
-def _branches(world: SchemaCompiler, location: Location, keyword: str) -> list[Location]:
+def _branches(compiler: SchemaCompiler, location: Location, keyword: str) -> list[Location]:
     value = location.schema[keyword]
     if isinstance(value, list):
-        return [world.document.inside(location, inner, keyword, number) for number, inner in enumerate(value)]
-    return [world.document.inside(location, value, keyword)]
+        return [compiler.document.inside(location, inner, keyword, number) for number, inner in enumerate(value)]
+    return [compiler.document.inside(location, value, keyword)]
 
 
-def _listed(world: SchemaCompiler, location: Location) -> ListedMembers:
-    """Collect the members that a condition names, in all subschemas that it applies to the value."""
+def _condition_members(compiler: SchemaCompiler, location: Location) -> ListedMembers:
+    """Collect the members that a condition names, in all subschemas that apply to the same value."""
     schema = location.schema
     if isinstance(schema, bool):
-        return NOTHING
-    is_alone = "$ref" in schema and world.document.ref_is_alone
-    listed = NOTHING if is_alone else _direct(schema)
+        return NO_MEMBERS
+    is_alone = "$ref" in schema and compiler.document.ref_is_alone
+    listed = NO_MEMBERS if is_alone else _own_members(schema)
     for keyword in schema:
         if keyword in ("$ref", "$dynamicRef"):
-            listed |= _listed(world, world.document.resolve(schema[keyword], location, keyword))
+            listed |= _condition_members(compiler, compiler.document.resolve(schema[keyword], location, keyword))
         elif keyword in ("allOf", "anyOf", "oneOf") and not is_alone:
-            for inner in _branches(world, location, keyword):
-                listed |= _listed(world, inner)
+            for inner in _branches(compiler, location, keyword):
+                listed |= _condition_members(compiler, inner)
     return listed
 
 
-# Alternatives together.
+# Combining alternatives.
 
 
-def _matters(part: SplitFormula) -> bool:
-    return any(members != NOTHING for members in part.alternatives)
+def _splits(part: SplitFormula) -> bool:
+    """Return True if some alternative lists members."""
+    return any(members != NO_MEMBERS for members in part.alternatives)
 
 
-def _both(a: Alternatives, b: Alternatives) -> Alternatives:
+def _conjunction_of(parts: list[SplitFormula]) -> SplitFormula:
+    alternatives: Alternatives = {NO_MEMBERS: True}
+    for part in parts:
+        alternatives = _conjunction(alternatives, part.alternatives)
+    return SplitFormula(conj(part.formula for part in parts), alternatives)
+
+
+def _conjunction(a: Alternatives, b: Alternatives) -> Alternatives:
     if min(len(a), len(b)) > 1 and len(a) * len(b) > MAX_ALTERNATIVES:
-        a, b = _fewest(a), _fewest(b)
+        a, b = _collapsed(a), _collapsed(b)
     pairs: list[tuple[ListedMembers, Formula]] = []
     for x, p in a.items():
-        added = _joined((x | y, q) for y, q in b.items())  # what lists nothing more is one alternative
+        added = _merged_cases((x | y, q) for y, q in b.items())  # those that list nothing more become one
         pairs += ((members, conj([p, q])) for members, q in added.items())
-    return _joined(pairs)
+    return _merged_cases(pairs)
 
 
-def _either(several: Iterable[Alternatives]) -> Alternatives:
-    return _joined(pair for alternatives in several for pair in alternatives.items())
+def _union(several: Iterable[Alternatives]) -> Alternatives:
+    return _merged_cases(pair for alternatives in several for pair in alternatives.items())
 
 
-def _fewest(alternatives: Alternatives) -> Alternatives:
-    """Those that are closed as one, with the members of all of them, and those that are not."""
+def _collapsed(alternatives: Alternatives) -> Alternatives:
+    """Merge alternatives into at most two: those to close, with the members of all of them, and the others."""
     found: Alternatives = {}
-    for says_rest in (False, True):
-        members, conditions = NOTHING, []
+    for covers_rest in (False, True):
+        members, conditions = NO_MEMBERS, []
         for each, condition in alternatives.items():
-            if each.says_rest is says_rest:
+            if each.covers_rest is covers_rest:
                 members |= each
                 conditions.append(condition)
         if conditions:
@@ -390,22 +393,23 @@ def _fewest(alternatives: Alternatives) -> Alternatives:
     return found
 
 
-def _grouped(alternatives: Alternatives) -> Alternatives:
-    """Alternatives that allow the same members as one, whichever of these they require."""
+def _grouped_by_members(alternatives: Alternatives) -> Alternatives:
+    """Merge alternatives that allow the same members, whichever of these they require."""
     groups: dict[Any, list[tuple[ListedMembers, Formula]]] = {}
     for members, condition in alternatives.items():
         allowed = frozenset((*members.names, *members.required)), frozenset(members.patterns)
-        groups.setdefault(allowed if members.are_closed else None, []).append((members, condition))
+        groups.setdefault(allowed if members.is_closable else None, []).append((members, condition))
     return {pairs[0][0]: disj(condition for _, condition in pairs) for pairs in groups.values()}
 
 
-def _joined(pairs: Iterable[tuple[ListedMembers, Formula]]) -> Alternatives:
+def _merged_cases(pairs: Iterable[tuple[ListedMembers, Formula]]) -> Alternatives:
+    """Merge pairs with equal members by disjunction, without those that are False."""
     found: Alternatives = {}
     for members, condition in pairs:
         if condition is not False:
             found[members] = disj([found.get(members, False), condition])
-    return found or {NOTHING: False}
+    return found or {NO_MEMBERS: False}
 
 
-def _merged(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
+def _union_of_names(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
     return a if not b else b if not a else tuple(dict.fromkeys((*a, *b)))

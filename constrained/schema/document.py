@@ -1,4 +1,4 @@
-"""A schema as written: its text, its dialect, its references. Knows where subschemas are; not what they demand."""
+"""The schema document: its JSON, its draft, the locations of its subschemas, and its references."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ..errors import GrammarError
 from .keywords import ALL, KEYWORDS, ONE, SEQUENCE, child
 
 MAX_SCHEMA = 1 << 22  # characters
-MAX_NESTING = 400  # of schemas inside schemas
+MAX_NESTING = 400  # schemas inside schemas
+MAX_SAME_VALUE = 100  # schemas inside each other that apply to one value
 _DRAFTS = {
     "draft-03": 3,
     "draft-04": 4,
@@ -25,7 +26,7 @@ _DRAFTS = {
 
 
 def read_schema(schema: Mapping[str, Any] | bool | str) -> Any:
-    """As JSON values only. Raises GrammarError."""
+    """Parse a schema's text, or round-trip an object through JSON. Raises GrammarError if it is not finite JSON."""
     text = schema if isinstance(schema, str) else _text(schema)
     if len(text) > MAX_SCHEMA:
         raise GrammarError(f"the schema is longer than {MAX_SCHEMA} characters")
@@ -38,7 +39,7 @@ def read_schema(schema: Mapping[str, Any] | bool | str) -> Any:
 
 
 def _text(schema: Mapping[str, Any] | bool) -> str:
-    # Whatever Python object it is, from here on it is JSON.
+    # The round trip turns any Python object, such as a tuple or a str subclass, into plain JSON values.
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
@@ -54,11 +55,11 @@ def _finite(text: str) -> float:
 
 _DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
 
-Scope = tuple[tuple[str, "Location"], ...]  # what each dynamic anchor means, where that was settled
+Scope = tuple[tuple[str, "Location"], ...]  # dynamic anchors with the subschemas that they resolve to
 
 
 class Location:
-    """A subschema, where it is, the base of its references, and what its dynamic references mean."""
+    """A subschema with its JSON pointer, the base URI of its references, and its dynamic scope."""
 
     __slots__ = ("base", "pointer", "schema", "scope")
 
@@ -70,8 +71,11 @@ class Location:
 
 
 class Document:
-    """`draft` is 3, 4, 6, 7, 2019 or 2020; None when the schema does not say, and then it is read as 2020-12 with the
-    older keywords that later drafts gave up."""
+    """A schema document with its subschemas and an index of their URIs and anchors.
+
+    `draft` is 3, 4, 6, 7, 2019 or 2020. It is None without `$schema`: then the schema is read as 2020-12, with the
+    older keywords that later drafts dropped.
+    """
 
     def __init__(self, root: Any) -> None:
         self.root = root
@@ -80,7 +84,7 @@ class Document:
         self.ref_is_alone = self.draft is not None and self.draft < 2019
         self._id = "id" if self.draft in (3, 4) else "$id"
         self._by_uri: dict[str, Location] = {}
-        self._dynamic: dict[str, dict[str, Location]] = {}  # anchor -> base of its resource -> where
+        self._dynamic: dict[str, dict[str, Location]] = {}  # dynamic anchor -> base URI of its resource -> location
         self._resolved: dict[tuple[str, str], Location] = {}
         self.start = Location(root, "", "")
         self._by_uri[""] = self.start
@@ -89,8 +93,8 @@ class Document:
         self.start.scope = self._entered((), self.start.base)
 
     def _scan(self) -> None:
-        """Find every subschema that has a name of its own."""
-        self.all: list[Location] = []  # as they stand in the schema
+        """Collect all subschemas, and register those with an id or an anchor."""
+        self.all: list[Location] = []  # in document order
         todo = [(self.start, 0)]
         while todo:
             location, depth = todo.pop()
@@ -104,8 +108,8 @@ class Document:
                 todo.extend((inner, depth + 1) for inner in reversed(list(self.subschemas(location))))
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """Of each name of a property, the place at which the schema first has it."""
+    def name_order(self) -> dict[str, int]:
+        """Position of each property name, by its first appearance in the document."""
         found: dict[str, int] = {}
         for location in self.all:
             if isinstance(location.schema, dict) and isinstance(names := location.schema.get("properties"), dict):
@@ -131,7 +135,7 @@ class Document:
                     self._dynamic.setdefault(anchor, {}).setdefault(location.base, location)
 
     def subschemas(self, location: Location) -> Iterator[Location]:
-        """Directly inside a schema, where a known keyword has them."""
+        """Yield the direct subschemas of a schema that a known keyword holds."""
         schema, base = location.schema, location.base
         for name, value in schema.items():
             kind = KEYWORDS.get(name)
@@ -149,7 +153,7 @@ class Document:
                         yield Location(inner, child(pointer, key), base)
 
     def inside(self, location: Location, value: Any, *path: str | int) -> Location:
-        """A subschema of a schema."""
+        """Return the location of a subschema, `path` being the keyword and the names and indices below it."""
         base, scope = location.base, location.scope
         if isinstance(value, dict) and self._id in value:
             inner = self._base_of(value, base)
@@ -164,7 +168,7 @@ class Document:
         return urldefrag(_joined(base, name))[0] or base
 
     def _entered(self, scope: Scope, base: str) -> Scope:
-        """The scope inside a resource: the outermost one that has an anchor settles what it means."""
+        """Return the dynamic scope inside a resource. The outermost resource that has an anchor defines it."""
         if not self._is_dynamic:
             return scope
         known = dict(scope)
@@ -174,7 +178,7 @@ class Document:
         return tuple(sorted(known.items(), key=lambda item: item[0]))
 
     def resolve(self, ref: Any, location: Location, keyword: str = "$ref") -> Location:
-        """What a reference at `location` points to. Raises GrammarError."""
+        """Return the target of the reference `ref` at `location`. Raises GrammarError if there is none."""
         key = (ref, location.base)
         found = self._resolved.get(key) if isinstance(ref, str) else None
         if found is None:

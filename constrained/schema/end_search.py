@@ -1,27 +1,29 @@
-"""Whether an object or array that has been begun can be ended: a state is kept only when a way to its end was found.
+"""Search for a way to end an object or array that has begun. A state is kept only if such a way was found.
 
-Ways are looked for depth first, and every state on a way that was found is remembered as one that can be ended. So a
-search that is given up refuses a step, and never one without which there is no other. Knows no keywords.
+The search is depth first and remembers every state on a path that it found. So a search that reaches its limit refuses
+a step, but never the only step that leads to the end.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from ..errors import GrammarError
-from .formula import Formula
-from .goals import SchemaCompiler
-from .joint_truths import Truths
+from .formula import Formula, Truths
+from .interface import SchemaCompiler
 
 MAX_STEPS = 2000  # members or items that a search tries
 NEVER = -1
 
 
 class Endable(Protocol):
+    """State of an object or array."""
+
     def closing_result(self) -> int | None:
-        """None when the value may not end here."""
+        """Return the result code if the value may end here, else None."""
 
 
 S = TypeVar("S", bound=Endable)
@@ -29,10 +31,10 @@ S = TypeVar("S", bound=Endable)
 
 @dataclass(frozen=True)
 class ValueGoal:
-    """What a member's or an item's value must satisfy so that the whole can be ended; the goals whose truths say how it
-    goes on; and these, where only one combination remains, so that nothing need be tracked.
+    """Goal of a member's or item's value, such that the object or array can still end.
 
-    Where goals of objects or arrays are too many to be combined, it may still be that the whole cannot be ended.
+    `goals` are those whose truths decide how it goes on. `truths` are given if only one combination is left, so that
+    none need be tracked. If the goals are too many to combine, it may still turn out that there is no way to end.
     """
 
     need: Formula
@@ -40,79 +42,80 @@ class ValueGoal:
     truths: Truths | None
 
 
-class EndSearch(Generic[S]):
-    """Of the states of one context."""
+class EndSearch(ABC, Generic[S]):
+    """Searches from the states of one object or array, with their results."""
 
-    def __init__(self, world: SchemaCompiler) -> None:
-        self._world = world
-        # Of a state, what a way to the end uses, as `_used` says it; `NEVER` when there is none.
-        self._ways: dict[Hashable, int] = {}
-        self._asked: dict[Hashable, None] = {}
+    def __init__(self, compiler: SchemaCompiler) -> None:
+        self._compiler = compiler
+        # What the path to the end uses up from each state (`_used`), or NEVER if there is no path.
+        self._paths: dict[Hashable, int] = {}
+        self._in_progress: dict[Hashable, None] = {}
 
+    @abstractmethod
     def _key(self, state: S) -> Hashable:
-        """What the ways from a state depend on."""
-        raise NotImplementedError
+        """Return all of a state that the paths from it depend on."""
 
+    @abstractmethod
     def _steps(self, state: S) -> Iterator[S]:
-        """What it may become by one more member or item that brings it on. Never what it has been."""
-        raise NotImplementedError
+        """Yield the states after one more member or item, if they differ in what is still needed."""
 
     def _used(self, state: S, step: S) -> int:
-        """What a step uses up, as bits."""
+        """Return what a step uses up, as bits."""
         return 0
 
     def can_end(self, state: S) -> bool:
+        """Return True if a way to the end is known or found."""
         key = self._key(state)
-        known = self._ways.get(key)
+        known = self._paths.get(key)
         if known is None:
             known = self._search(state, key)
         return known != NEVER
 
     def _search(self, state: S, key: Hashable) -> int:
-        world = self._world
-        if key in self._asked:
-            world.num_assumed += 1  # as in `SchemaCompiler.satisfiable`
+        compiler = self._compiler
+        if key in self._in_progress:
+            compiler.num_assumptions += 1  # as in `GoalCompiler.satisfiable`
             return NEVER
         if state.closing_result() is not None:
-            self._ways[key] = 0
+            self._paths[key] = 0
             return 0
-        assumed = world.num_assumed
-        self._asked[key] = None
-        failed: dict[Hashable, None] = {}
-        found = self._walk(state, failed)
-        del self._asked[key]
+        num_before = compiler.num_assumptions
+        self._in_progress[key] = None
+        exhausted: dict[Hashable, None] = {}
+        found = self._walk(state, exhausted)
+        del self._in_progress[key]
         if found:
-            return self._ways[key]
-        if assumed == world.num_assumed or world.is_settled:
-            self._ways |= dict.fromkeys(failed, NEVER)
-            self._ways[key] = NEVER
+            return self._paths[key]
+        if num_before == compiler.num_assumptions or compiler.is_idle:
+            self._paths |= dict.fromkeys(exhausted, NEVER)
+            self._paths[key] = NEVER
         return NEVER
 
-    def _walk(self, start: S, failed: dict[Hashable, None]) -> bool:
-        """Depth first; `failed` gets the states of which all ways have been tried."""
+    def _walk(self, start: S, exhausted: dict[Hashable, None]) -> bool:
+        """Search depth first. `exhausted` gets the states all of whose steps have been tried."""
         path = [(start, self._steps(start))]
         tried = {self._key(start)}
         for _ in range(MAX_STEPS):
             state, steps = path[-1]
             step = next(steps, None)
             if step is None:
-                failed[self._key(state)] = None
+                exhausted[self._key(state)] = None
                 path.pop()
                 if not path:
                     return False
                 continue
             key = self._key(step)
-            way = self._ways.get(key)
-            if way is None and key not in tried and step.closing_result() is not None:
-                way = self._ways[key] = 0
-            if way is not None and way != NEVER:
+            used = self._paths.get(key)
+            if used is None and key not in tried and step.closing_result() is not None:
+                used = self._paths[key] = 0
+            if used is not None and used != NEVER:
                 for before, _ in reversed(path):
-                    way |= self._used(before, step)
-                    self._ways[self._key(before)] = way
+                    used |= self._used(before, step)
+                    self._paths[self._key(before)] = used
                     step = before
                 return True
-            if way is None and key not in tried:
+            if used is None and key not in tried:
                 tried.add(key)
                 path.append((step, self._steps(step)))
-        self._world.refused.append(GrammarError("what is asked of an object or array together is too complex"))
+        self._compiler.refused.append(GrammarError("the constraints on an object or array are too complex together"))
         return False

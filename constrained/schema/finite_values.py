@@ -1,4 +1,4 @@
-"""The values of a goal, where they are few: what arrays of unique items can run out of. Knows goals and parts."""
+"""Lists of all values of a goal that has only a few. Arrays of unique items can run out of these."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from ..budget import CompileBudget
 from ..errors import GrammarError
 from .formula import And, ExactlyOne, Formula, Or, atoms, evaluate
-from .goals import SchemaCompiler
+from .interface import SchemaCompiler
 from .number_parts import NumberPart
-from .string_regions import char_product, chars_of, few_texts
+from .string_parts import char_product, chars_of, few_texts
 from .structure_parts import ArrayPart, ObjectPart
 
-MANY = 16
-FEW_ITEMS = 8  # of an array of which all values are listed
+MAX_VALUES = 16
+MAX_ITEMS = 8  # of an array whose values are listed
 _WORDS: dict[str, Any] = {"null": None, "true": True, "false": False}
-Canonical = tuple[str, Any]
+Canonical = tuple[str, Any]  # type name and hashable content
 
 
 def canonical(value: Any) -> Canonical:
-    """Equal for values that JSON Schema calls equal: 1 and 1.0, objects in any order."""
+    """Return a form that is equal for values that JSON Schema calls equal: 1 and 1.0, objects in any order."""
     match value:
         case dict():
             return "structure", frozenset((name, canonical(inner)) for name, inner in value.items())
@@ -36,48 +36,48 @@ def canonical(value: Any) -> Canonical:
 
 
 def value_of(form: Canonical) -> Any:
-    """A value of which this is the canonical form."""
+    """Return a value with this canonical form."""
     kind, value = form
     if kind != "structure":
         return value
     return [value_of(inner) for inner in value] if isinstance(value, tuple) else {n: value_of(i) for n, i in value}
 
 
-def distinct_values(world: SchemaCompiler, goal: Formula) -> tuple[Canonical, ...] | None:
-    """All values, and of objects and arrays perhaps a few more; None when they may be more than `MANY`."""
-    key = ("distinct", goal)
-    if key not in world.memory:
-        world.memory[key] = None  # what holds a value of itself has many, or none
-        world.memory[key] = _distinct(world, goal)
-    return world.memory[key]  # type: ignore[no-any-return]
+def finite_values(compiler: SchemaCompiler, goal: Formula) -> tuple[Canonical, ...] | None:
+    """Return all values of a goal, perhaps with more objects and arrays, or None if they may exceed `MAX_VALUES`."""
+    key = ("finite values", goal)
+    if key not in compiler.cache:
+        compiler.cache[key] = None  # a recursive goal has many values or none
+        compiler.cache[key] = _finite_values(compiler, goal)
+    return compiler.cache[key]  # type: ignore[no-any-return]
 
 
-def _distinct(world: SchemaCompiler, goal: Formula) -> tuple[Canonical, ...] | None:
+def _finite_values(compiler: SchemaCompiler, goal: Formula) -> tuple[Canonical, ...] | None:
     found: dict[Canonical, None] = {}
     for kind in ("string", "number", "object", "array", *_WORDS):
-        typed = world.typed(goal, kind)
+        typed = compiler.typed(goal, kind)
         if typed is False:
             continue
         if kind in _WORDS:
             found[canonical(_WORDS[kind])] = None
             continue
-        values = None if typed is True else _of_kind(world, typed, kind)
+        values = None if typed is True else _values_of_type(compiler, typed, kind)
         if values is None:
             return None
         found |= dict.fromkeys(values)
-        if len(found) > MANY:
+        if len(found) > MAX_VALUES:
             return None
     return tuple(found)
 
 
-def _of_kind(world: SchemaCompiler, typed: Formula, kind: str) -> list[Canonical] | None:
+def _values_of_type(compiler: SchemaCompiler, typed: Formula, kind: str) -> list[Canonical] | None:
     if kind == "string":
         texts = _texts(typed)
         return None if texts is None else [canonical(text) for text in texts]
-    values = _listed(world, typed)
+    values = _listed(compiler, typed)
     if values is None or kind != "number":
         return values
-    # As they were compared: exactly.
+    # `_listed` gives a superset; parts compare exact decimals.
     return [v for v in values if evaluate(typed, lambda part: part.holds(Decimal(repr(v[1]))))]  # noqa: B023
 
 
@@ -91,22 +91,22 @@ def _texts(typed: Formula) -> list[str] | None:
     texts: list[str] = []
     for truths in found.truths:
         if evaluate(typed, dict(zip(parts, truths, strict=True)).__getitem__):
-            some = few_texts(found.chars(truths), MANY)
+            some = few_texts(found.chars(truths), MAX_VALUES)
             if some is None:
                 return None
             texts += some
     return texts
 
 
-def _listed(world: SchemaCompiler, typed: Formula) -> list[Canonical] | None:
-    """All of which a formula over numbers, objects or arrays may hold."""
+def _listed(compiler: SchemaCompiler, typed: Formula) -> list[Canonical] | None:
+    """Return a superset of the numbers, objects or arrays that satisfy a formula, or None if it is large."""
     if isinstance(typed, And):
-        some = [values for part in typed.parts if (values := _listed(world, part)) is not None]
+        some = [values for part in typed.parts if (values := _listed(compiler, part)) is not None]
         return min(some, key=len, default=None)
     if isinstance(typed, Or | ExactlyOne):
         found: dict[Canonical, None] = {}
         for part in typed.parts:
-            values = _listed(world, part)
+            values = _listed(compiler, part)
             if values is None:
                 return None
             found |= dict.fromkeys(values)
@@ -115,9 +115,9 @@ def _listed(world: SchemaCompiler, typed: Formula) -> list[Canonical] | None:
         case NumberPart():
             return _numbers(typed)
         case ArrayPart():
-            return _arrays(world, typed)
+            return _arrays(compiler, typed)
         case ObjectPart():
-            return _objects(world, typed)
+            return _objects(compiler, typed)
         case _:
             return None
 
@@ -128,15 +128,15 @@ def _numbers(part: NumberPart) -> list[Canonical] | None:
     if not part.integer or part.lower is None or part.upper is None:
         return None
     first, last = math.ceil(part.lower.value), math.floor(part.upper.value)
-    return [canonical(number) for number in range(first, last + 1)] if last - first <= MANY else None
+    return [canonical(number) for number in range(first, last + 1)] if last - first <= MAX_VALUES else None
 
 
-def _arrays(world: SchemaCompiler, part: ArrayPart) -> list[Canonical] | None:
+def _arrays(compiler: SchemaCompiler, part: ArrayPart) -> list[Canonical] | None:
     items: list[tuple[Canonical, ...]] = []
-    most = FEW_ITEMS if part.most is None else part.most
+    most = MAX_ITEMS if part.most is None else part.most
     while len(items) < most:
-        values = distinct_values(world, part.goal(len(items)))
-        if values is None or len(items) == FEW_ITEMS:
+        values = finite_values(compiler, part.goal(len(items)))
+        if values is None or len(items) == MAX_ITEMS:
             return None
         if not values:
             break
@@ -151,12 +151,12 @@ def _arrays(world: SchemaCompiler, part: ArrayPart) -> list[Canonical] | None:
     )
 
 
-def _objects(world: SchemaCompiler, part: ObjectPart) -> list[Canonical] | None:
-    if not any(local.additional is False and not local.patterns for local in part.locals):
+def _objects(compiler: SchemaCompiler, part: ObjectPart) -> list[Canonical] | None:
+    if not part.is_closed:
         return None
     members: list[list[tuple[str, Canonical] | None]] = []
     for name in part.names:
-        values = distinct_values(world, part.name_goal(world, name))
+        values = finite_values(compiler, part.goal_under(compiler, name))
         if values is None:
             return None
         members.append([*((name, value) for value in values), *([] if name in part.required else [None])])
@@ -167,5 +167,5 @@ def _objects(world: SchemaCompiler, part: ObjectPart) -> list[Canonical] | None:
 
 
 def _few(values: Iterable[Canonical]) -> list[Canonical] | None:
-    found = list(itertools.islice(values, MANY + 1))
-    return found if len(found) <= MANY else None
+    found = list(itertools.islice(values, MAX_VALUES + 1))
+    return found if len(found) <= MAX_VALUES else None

@@ -1,6 +1,6 @@
-"""Boolean formulas over hashable atoms, as values: True, False, an atom, or one of the classes here.
+"""Boolean formulas over hashable atoms: True, False, an atom, or a compound (`And`, `Or`, `ExactlyOne`, `Not`).
 
-Build them with the functions, which keep one form for what is equal at a glance.
+Build compounds with `conj`, `disj`, `one` and `neg`, which simplify and intern them.
 """
 
 from __future__ import annotations
@@ -10,40 +10,42 @@ from typing import Any, ClassVar, Self, TypeVar
 from weakref import ref
 
 T = TypeVar("T")
-Formula = Any  # bool | And | Or | One | Not | an atom
+Formula = Any  # bool | And | Or | ExactlyOne | Not | atom
+Truths = tuple[bool, ...]  # of several formulas, in their order
 
 
 class _Compound:
-    """Equal formulas of one kind are one object, so that they are compared and hashed by identity.
+    """An interned formula: equal ones are the same object, so comparing and hashing is by identity.
 
-    `parts` are in the order in which they first came together: an order of hashes would differ from process to process.
+    `parts` keep the order in which they were first combined, because an order by hash would differ between processes.
+    `part_set` is the same as a set; it decides equality.
     """
 
-    __slots__ = ("__weakref__", "parts", "together")
+    __slots__ = ("__weakref__", "part_set", "parts")
     parts: tuple[Formula, ...]
-    together: frozenset[Formula]
-    # By hash, and without a hold on the parts: these know their schema, which knows its formulas, so whatever held the
-    # parts here would never go.
-    _known: ClassVar[dict[int, tuple[_Reference, ...]]] = {}
+    part_set: frozenset[Formula]
+    # Weak references by hash. Atoms refer to their compiler, which refers to its formulas, so strong references here
+    # would keep every compiler alive.
+    _interned: ClassVar[dict[int, tuple[_InternedReference, ...]]] = {}
 
     def __new__(cls, parts: tuple[Formula, ...]) -> Self:
-        together = frozenset(parts)
-        known, number = _Compound._known, hash((cls, together))
+        part_set = frozenset(parts)
+        known, number = _Compound._interned, hash((cls, part_set))
         for reference in known.get(number, ()):
             found = reference()
-            if type(found) is cls and found.together == together:
+            if type(found) is cls and found.part_set == part_set:
                 return found
         made = object.__new__(cls)
-        made.parts, made.together = parts, together
-        known[number] = (*known.get(number, ()), _Reference(made, number))
+        made.parts, made.part_set = parts, part_set
+        known[number] = (*known.get(number, ()), _InternedReference(made, number))
         return made
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}{self.parts}"
 
 
-class _Reference(ref["_Compound"]):
-    """To a formula, by its hash."""
+class _InternedReference(ref["_Compound"]):
+    """Weak reference to an interned formula, with its hash `number`."""
 
     __slots__ = ("number",)
     number: int
@@ -55,8 +57,8 @@ class _Reference(ref["_Compound"]):
 
 
 def _forget(reference: ref[_Compound]) -> None:
-    assert isinstance(reference, _Reference)
-    known = _Compound._known
+    assert isinstance(reference, _InternedReference)
+    known = _Compound._interned
     left = tuple(other for other in known.get(reference.number, ()) if other is not reference)
     if left:
         known[reference.number] = left
@@ -65,21 +67,25 @@ def _forget(reference: ref[_Compound]) -> None:
 
 
 class And(_Compound):
+    """Conjunction."""
+
     __slots__ = ()
 
 
 class Or(_Compound):
+    """Disjunction."""
+
     __slots__ = ()
 
 
 class ExactlyOne(_Compound):
-    """Exactly one of the parts."""
+    """Formula that is true if exactly one of its parts is."""
 
     __slots__ = ()
 
 
 class Not(_Compound):
-    """Of an atom or a One, which is its only part."""
+    """Negation of an atom or of an `ExactlyOne`."""
 
     __slots__ = ()
 
@@ -90,6 +96,7 @@ class Not(_Compound):
 
 
 def conj(parts: Iterable[Formula]) -> Formula:
+    """Return the conjunction of formulas."""
     kept: dict[Formula, None] = {}
     for part in parts:
         if part is False:
@@ -106,6 +113,7 @@ def conj(parts: Iterable[Formula]) -> Formula:
 
 
 def disj(parts: Iterable[Formula]) -> Formula:
+    """Return the disjunction of formulas."""
     kept: dict[Formula, None] = {}
     for part in parts:
         if part is True:
@@ -128,7 +136,7 @@ def _joined(kind: type[And] | type[Or], kept: dict[Formula, None], empty: bool) 
 
 
 def one(parts: Iterable[Formula]) -> Formula:
-    """Exactly one is true."""
+    """Return the formula that is true if exactly one part is."""
     counts: dict[Formula, int] = {}
     num_true = 0
     for part in parts:
@@ -148,6 +156,7 @@ def one(parts: Iterable[Formula]) -> Formula:
 
 
 def neg(part: Formula) -> Formula:
+    """Return the negation of a formula, pushed down to atoms and `ExactlyOne`s."""
     if part is True or part is False:
         return not part
     if isinstance(part, Not):
@@ -160,7 +169,7 @@ def neg(part: Formula) -> Formula:
 
 
 def substitute(formula: Formula, value: Callable[[Any], Formula]) -> Formula:
-    """With another formula in place of each atom."""
+    """Replace each atom by `value(atom)` and simplify."""
     if formula is True or formula is False:
         return formula
     if isinstance(formula, And):
@@ -175,18 +184,18 @@ def substitute(formula: Formula, value: Callable[[Any], Formula]) -> Formula:
 
 
 def evaluate(formula: Formula, value: Callable[[Any], bool | None]) -> bool | None:
-    """In Kleene's logic: None is a truth that is not known yet."""
+    """Evaluate a formula in Kleene's three-valued logic, in which None means unknown."""
     if formula is True or formula is False:
         return bool(formula)
     if isinstance(formula, And | Or):
-        ends = isinstance(formula, Or)  # the truth of one part that settles it
+        decisive = isinstance(formula, Or)  # a part with this truth decides
         unknown = False
         for part in formula.parts:
             inner = evaluate(part, value)
-            if inner is ends:
-                return ends
+            if inner is decisive:
+                return decisive
             unknown |= inner is None
-        return None if unknown else not ends
+        return None if unknown else not decisive
     if isinstance(formula, ExactlyOne):
         known = [evaluate(part, value) for part in formula.parts]
         if known.count(True) > 1:
@@ -199,8 +208,10 @@ def evaluate(formula: Formula, value: Callable[[Any], bool | None]) -> bool | No
 
 
 def optimistic(formula: Formula, value: Callable[[Any], Formula], settled: Callable[[Any], bool]) -> Formula:
-    """What must hold now so that the formula may still come true, when an atom stays possible only if `value` of it
-    holds, and may fail later unless it is `settled`."""
+    """Return a necessary condition, now, for the formula to become true at the end.
+
+    An atom can end up true only if `value(atom)` holds now. It can still become false later unless `settled(atom)`.
+    """
     if formula is True or formula is False:
         return formula
     if isinstance(formula, And):
@@ -216,8 +227,7 @@ def optimistic(formula: Formula, value: Callable[[Any], Formula], settled: Calla
 
 
 def forced(formula: Formula, value: Callable[[Any], bool | None], wanted: bool = True) -> Iterator[tuple[Any, bool]]:
-    """Atoms of which the truth is not known yet, but which must have this one so that the formula has the wanted one.
-    Some of them: those that follow step by step (unit propagation)."""
+    """Yield unknown atoms with the truths that they must have for the formula to be `wanted`, by unit propagation."""
     if isinstance(formula, Not):
         yield from forced(formula.part, value, not wanted)
     elif isinstance(formula, And | Or):
@@ -239,7 +249,7 @@ def forced(formula: Formula, value: Callable[[Any], bool | None], wanted: bool =
 
 
 def atoms(formula: Formula) -> list[Any]:
-    """All different ones."""
+    """Return the distinct atoms of a formula."""
     found: dict[Any, None] = {}
     todo = [formula]
     while todo:
@@ -254,24 +264,28 @@ def atoms(formula: Formula) -> list[Any]:
 
 
 def has_negation(formula: Formula) -> bool:
+    """Return True if the formula is not monotone: it holds a `Not` or an `ExactlyOne`."""
     if isinstance(formula, And | Or):
         return any(has_negation(part) for part in formula.parts)
     return isinstance(formula, ExactlyOne | Not)
 
 
 def candidates(formula: Formula, listed: Callable[[Formula], frozenset[T] | None]) -> frozenset[T] | None:
-    """The only values that can make it true; None when they are not listed. `listed` says it of an atom."""
+    """Return the only values that can make a formula true, or None if they are not finite.
+
+    `listed(atom)` gives the values of an atom, or None.
+    """
     if formula is False:
         return frozenset()
     if isinstance(formula, And):
         known = [found for part in formula.parts if (found := candidates(part, listed)) is not None]
         return min(known, key=len, default=None)
     if isinstance(formula, Or | ExactlyOne):
-        together: set[T] = set()
+        values_of_parts: set[T] = set()
         for part in formula.parts:
-            values = candidates(part, listed)
-            if values is None:
+            found = candidates(part, listed)
+            if found is None:
                 return None
-            together |= values
-        return frozenset(together)
+            values_of_parts |= found
+        return frozenset(values_of_parts)
     return listed(formula)

@@ -1,5 +1,8 @@
-"""Which truths several goals can have of one value: exact for words, strings and numbers, asked one by one of objects
-and arrays. Knows formulas and parts; no states, and nothing of where the value stands."""
+"""Combinations of truths that several goals have of one value.
+
+They are exact for words, strings and numbers. For objects and arrays they are listed as possible, and checked one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -8,87 +11,87 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import GrammarError
-from .formula import Formula, atoms, conj, disj, evaluate, neg
-from .goals import VALUE_TYPES, SchemaCompiler
-from .number_states import number_combinations
-from .string_regions import string_combinations
+from .formula import Formula, Truths, atoms, conj, disj, evaluate, neg
+from .interface import VALUE_TYPES, SchemaCompiler
+from .number_parts import number_combinations
+from .string_parts import string_combinations
 
-Truths = tuple[bool, ...]
-MAX_NESTED = 6  # goals of objects or arrays whose combinations are gone through
+MAX_COMBINED_GOALS = 6  # goals of objects or arrays whose combinations are listed
 
 
 class JointTruths:
-    """Of some different goals, as `together_of` remembers them.
+    """Combinations of truths of distinct goals.
 
-    `known` are truths that some value has. `open` are those that an object or array may have, which `possible` is to be
-    asked about; None when the goals are too many for that.
+    `known` are those that some value has. `unchecked` are those that an object or array may have, which `possible`
+    decides; it is None if the goals are too many to combine.
     """
 
-    def __init__(self, world: SchemaCompiler, goals: tuple[Formula, ...]) -> None:
-        self.world, self.goals = world, goals
+    def __init__(self, compiler: SchemaCompiler, goals: tuple[Formula, ...]) -> None:
+        self.compiler, self.goals = compiler, goals
         self.known: dict[Truths, None] = {}
-        self.open: dict[Truths, None] | None = {}
+        self.unchecked: dict[Truths, None] | None = {}
         self._possible: dict[Truths, bool] = {}
         for kind in VALUE_TYPES:
-            typed = [world.typed(goal, kind) for goal in goals]
-            truths: Iterator[Truths] | None = _of_kind(kind, typed)
+            typed = [compiler.typed(goal, kind) for goal in goals]
+            truths: Iterator[Truths] | None = _truths_of_type(kind, typed)
             if truths is not None:
                 self.known.update(dict.fromkeys(truths))
-            elif self.open is not None:
-                self._add_open(typed)
+            elif self.unchecked is not None:
+                self._add_unchecked(typed)
         for found in self.known:
-            if self.open:
-                self.open.pop(found, None)
+            if self.unchecked:
+                self.unchecked.pop(found, None)
 
-    def _add_open(self, typed: list[Formula]) -> None:
+    def _add_unchecked(self, typed: list[Formula]) -> None:
         different = list(dict.fromkeys(formula for formula in typed if not isinstance(formula, bool)))
-        if len(different) > MAX_NESTED:
-            self.open = None
+        if len(different) > MAX_COMBINED_GOALS:
+            self.unchecked = None
             return
-        assert self.open is not None
+        assert self.unchecked is not None
         for values in itertools.product((True, False), repeat=len(different)):
             truth = dict(zip(different, values, strict=True))
-            self.open[tuple(truth.get(formula, formula is True) for formula in typed)] = None
+            self.unchecked[tuple(truth.get(formula, formula is True) for formula in typed)] = None
 
-    def some(self) -> Iterator[Truths]:
-        """Truths to be asked about, the known ones first. Not all where goals are too many."""
+    def candidates(self) -> Iterator[Truths]:
+        """Yield combinations to try, the known ones first. These are not all if the goals are too many to combine."""
         yield from self.known
-        if self.open is not None:
-            yield from self.open
+        if self.unchecked is not None:
+            yield from self.unchecked
         else:
             count = len(self.goals)
             single = [tuple(n == at for n in range(count)) for at in range(count)]
             yield from (truths for truths in [*single, (True,) * count, (False,) * count] if truths not in self.known)
 
     def possible(self, truths: Truths) -> bool:
-        """Whether some value has these truths."""
+        """Return False only if no value has these truths."""
         if truths in self.known:
             return True
         found = self._possible.get(truths)
         if found is None:
-            assumed = self.world.num_assumed
-            found = self.world.satisfiable(literals(self.goals, truths))
-            if found or assumed == self.world.num_assumed:
+            num_before = self.compiler.num_assumptions
+            found = self.compiler.satisfiable(literals(self.goals, truths))
+            if found or num_before == self.compiler.num_assumptions:
                 self._possible[truths] = found
         return found
 
 
-def joint_truths(world: SchemaCompiler, goals: tuple[Formula, ...]) -> JointTruths:
-    key = ("together", goals)
-    found = world.memory.get(key)
+def joint_truths(compiler: SchemaCompiler, goals: tuple[Formula, ...]) -> JointTruths:
+    """Return the joint truths of distinct goals, from the compiler's cache."""
+    key = ("joint truths", goals)
+    found = compiler.cache.get(key)
     if found is None:
-        found = world.memory[key] = JointTruths(world, goals)
+        found = compiler.cache[key] = JointTruths(compiler, goals)
     assert isinstance(found, JointTruths)
     return found
 
 
 def literals(goals: tuple[Formula, ...], truths: Truths) -> Formula:
-    """The goal of a value that has just these truths."""
+    """Return the goal of a value that has exactly these truths."""
     return conj(goal if truth else neg(goal) for goal, truth in zip(goals, truths, strict=True))
 
 
-def _of_kind(kind: str, typed: list[Formula]) -> Iterator[Truths] | None:
-    """None when they are not listed: of objects and arrays whose parts matter."""
+def _truths_of_type(kind: str, typed: list[Formula]) -> Iterator[Truths] | None:
+    """Return the combinations of one type, or None if they are not known: objects and arrays with parts."""
     if all(isinstance(formula, bool) for formula in typed):
         return iter([tuple(formula is True for formula in typed)])
     if kind not in ("string", "number"):
@@ -97,13 +100,13 @@ def _of_kind(kind: str, typed: list[Formula]) -> Iterator[Truths] | None:
     try:
         combinations = string_combinations(tuple(parts)) if kind == "string" else number_combinations(parts)
     except GrammarError:
-        return iter(())  # too complex together, so no such value is let in either
+        return iter(())  # too complex in combination, so such values are refused too
     known = (dict(zip(parts, truth, strict=True)) for truth in combinations)
-    return (tuple(bool(evaluate(formula, of.__getitem__)) for formula in typed) for of in known)
+    return (tuple(bool(evaluate(formula, truth.__getitem__)) for formula in typed) for truth in known)
 
 
 def restricted(goals: tuple[Formula, ...], good: set[Truths], bad: set[Truths], at: int = 0) -> Formula:
-    """A formula that the good truths satisfy and the bad ones do not; of all others it may say either."""
+    """Return a formula that holds for the good truths and fails for the bad ones. Others may do either."""
     if not bad:
         return True
     if not good:

@@ -1,49 +1,37 @@
-"""The atoms of formulas: schemas that have not been looked into, the keywords of one schema, and given values.
-
-Knows what keywords ask of each type of values, as parts; nothing of how schemas are combined.
-"""
+"""Atoms of formulas: the keywords of one schema, and given values. Both are read as parts, type by type."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..regex.charset import has_surrogates
 from .document import Location
-from .formula import Formula
-from .keywords import TYPES
+from .formula import Formula, disj
+from .interface import SchemaCompiler
+from .keywords import ARRAY_KEYWORDS, NUMBER_KEYWORDS, OBJECT_KEYWORDS, STRING_KEYWORDS, TYPES
 from .number_parts import NumberPart, number_part
-from .quick_checks import NUMBER_KEYWORDS, STRING_KEYWORDS
 from .string_parts import StringPart
-from .structure_parts import array_part, object_part
-
-if TYPE_CHECKING:
-    from .goals import SchemaCompiler
+from .structure_parts import ArrayKeywords, ArrayPart, ObjectKeywords, ObjectPart
 
 _JSON_TYPE = {"null": "null", "true": "boolean", "false": "boolean"}
-_OBJECT_KEYWORDS = frozenset(
-    [
-        *("properties", "patternProperties", "additionalProperties", "required", "propertyNames", "dependencies"),
-        *("minProperties", "maxProperties", "dependentRequired"),
-    ]
-)
-_ARRAY_KEYWORDS = frozenset(
-    [*("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains")]
-)
-LOCAL = frozenset(["type"]) | STRING_KEYWORDS | NUMBER_KEYWORDS | _OBJECT_KEYWORDS | _ARRAY_KEYWORDS
 
 
 class KeywordSet:
-    """The keywords of one schema that need no other schema of the same value. `written`: of a value that is written by
-    the schema, and so are its members and items."""
+    """The keywords of one schema that constrain a value directly, without another schema of the same value.
 
-    __slots__ = ("_typed", "draft", "location", "world", "written")
+    `generated`: the value is written by the schema, as are its members and items.
+    """
 
-    def __init__(self, world: SchemaCompiler, location: Location, draft: int, written: bool = False) -> None:
-        self.world, self.location, self.draft, self.written = world, location, draft, written
+    __slots__ = ("_typed", "compiler", "draft", "generated", "location")
+
+    def __init__(self, compiler: SchemaCompiler, location: Location, draft: int, generated: bool = False) -> None:
+        self.compiler, self.location, self.draft, self.generated = compiler, location, draft, generated
         self._typed: dict[str, Formula] = {}
 
     def typed(self, kind: str) -> Formula:
+        """Return the keywords as a part of one of `VALUE_TYPES`, or True or False if they allow all or none of it."""
         found = self._typed.get(kind)
         if found is None:
             found = self._typed[kind] = self._part(kind)
@@ -60,20 +48,21 @@ class KeywordSet:
             integer = "number" not in types
             if not integer and not NUMBER_KEYWORDS & schema.keys():
                 return True
-            digits = self.draft <= 4 or (self.written and self.world.writes_digits)
+            digits = self.draft <= 4 or (self.generated and self.compiler.integers_as_digits)
             part = number_part(schema, integer, integer and digits, pointer)
-            return self.world.join([part], kind)
+            return self.compiler.join_parts([part], kind)
         if _JSON_TYPE.get(kind, kind) not in types:
             return kind == "null" and schema.get("nullable") is True and "type" in schema
         if kind == "string":
-            return self._string(schema) if STRING_KEYWORDS & schema.keys() else True
+            return self._string_part() if STRING_KEYWORDS & schema.keys() else True
         if kind == "object":
-            return object_part(self.world, self) if _OBJECT_KEYWORDS & schema.keys() else True
+            return self._object_part() if OBJECT_KEYWORDS & schema.keys() else True
         if kind == "array":
-            return array_part(self.world, self) if _ARRAY_KEYWORDS & schema.keys() else True
+            return self._array_part() if ARRAY_KEYWORDS & schema.keys() else True
         return True
 
-    def _string(self, schema: Mapping[str, Any]) -> Formula:
+    def _string_part(self) -> Formula:
+        schema = self.location.schema
         most = schema.get("maxLength")
         part = StringPart(
             int(schema.get("minLength", 0)),
@@ -81,18 +70,84 @@ class KeywordSet:
             frozenset([schema["pattern"]] if "pattern" in schema else []),
             frozenset([schema["format"]] if "format" in schema else []),
         )
-        return self.world.join([part], "string")
+        return self.compiler.join_parts([part], "string")
+
+    def _object_part(self) -> Formula:
+        schema, compiler = self.location.schema, self.compiler
+        requires: dict[str, tuple[str, ...]] = {}
+        for keyword in ("dependentRequired", "dependencies"):
+            for name, others in schema.get(keyword, {}).items():
+                if isinstance(others, list | str):
+                    names = (others,) if isinstance(others, str) else tuple(others)
+                    requires[name] = (*requires.get(name, ()), *names)
+        required = schema.get("required", [])
+        if self.draft == 3:
+            inner = schema.get("properties", {}).items()
+            required = [n for n, v in inner if isinstance(v, dict) and v.get("required") is True]
+        most = schema.get("maxProperties")
+        keywords = ObjectKeywords(
+            compiler.document,
+            {n: self._goal(v, "properties", n) for n, v in schema.get("properties", {}).items()},
+            {n: self._goal(v, "patternProperties", n) for n, v in schema.get("patternProperties", {}).items()},
+            self._goal(schema.get("additionalProperties", True), "additionalProperties"),
+            self._condition(schema.get("propertyNames", True), "propertyNames"),
+            tuple(required) if isinstance(required, list) else (),
+            requires,
+            int(schema.get("minProperties", 0)),
+            None if most is None else int(most),
+            self.generated and compiler.closes_objects and schema.get("additionalProperties") is False,
+        )
+        if keywords.allow_everything:
+            return True
+        # Equal keywords share one part, so that formulas recognise it.
+        keywords = compiler.cache.setdefault(("object", *keywords.key), keywords)
+        return compiler.join_parts([ObjectPart((keywords,))], "object")
+
+    def _array_part(self) -> Formula:
+        schema, compiler = self.location.schema, self.compiler
+        items, first_name = schema.get("items", True), "prefixItems"
+        first, rest = schema.get("prefixItems", []) if self.draft >= 2020 else [], items
+        if isinstance(items, list):
+            first, first_name, rest = items, "items", schema.get("additionalItems", True)
+        most, contains = schema.get("maxItems"), None
+        if "contains" in schema and self.draft >= 6:
+            has_limits = self.draft >= 2019
+            found_most = schema.get("maxContains") if has_limits else None
+            contains = (
+                self._condition(schema["contains"], "contains"),  # the items that it finds are written by `items`
+                int(schema.get("minContains", 1)) if has_limits else 1,
+                None if found_most is None else int(found_most),
+            )
+        keywords = ArrayKeywords(
+            tuple(self._goal(value, first_name, n) for n, value in enumerate(first)),
+            self._goal(rest, "items" if rest is items else "additionalItems"),
+            int(schema.get("minItems", 0)),
+            None if most is None else int(most),
+            schema.get("uniqueItems") is True,
+            contains,
+        )
+        if keywords.allow_everything:
+            return True
+        keywords = compiler.cache.setdefault(("array", *keywords.key), keywords)
+        return compiler.join_parts([ArrayPart((keywords,))], "array")
+
+    def _goal(self, schema: Any, *path: str | int) -> Formula:
+        """Return the goal of the subschema of a member or item."""
+        location = self.compiler.document.inside(self.location, schema, *path)
+        return self.compiler.goal(location, generated=self.generated)
+
+    def _condition(self, schema: Any, *path: str | int) -> Formula:
+        return self.compiler.goal(self.compiler.document.inside(self.location, schema, *path))
 
 
 class LiteralValues:
-    """One of some values that are no objects or arrays. `whole`: numbers that are integers are written as digits."""
+    """A choice of given values that are not objects or arrays. `digits`: integers are written in digits only."""
 
     __slots__ = ("_typed",)
 
-    def __init__(self, values: Iterable[Any], whole: bool = False) -> None:
+    def __init__(self, values: Iterable[Any], digits: bool = False) -> None:
         values = list(values)
-        # Half a surrogate pair is no character.
-        texts = frozenset(v for v in values if isinstance(v, str) and not any(0xD800 <= ord(c) <= 0xDFFF for c in v))
+        texts = frozenset(value for value in values if isinstance(value, str) and not has_surrogates(value))
         numbers = frozenset(
             Decimal(repr(value)) for value in values if isinstance(value, int | float) and not isinstance(value, bool)
         )
@@ -101,8 +156,44 @@ class LiteralValues:
             "true": any(value is True for value in values),
             "false": any(value is False for value in values),
             "string": StringPart(texts=texts) if texts else False,
-            "number": NumberPart(whole=whole, values=numbers) if numbers else False,
+            "number": NumberPart(digits=digits, values=numbers) if numbers else False,
         }
 
     def typed(self, kind: str) -> Formula:
+        """Return the values of one of `VALUE_TYPES` as a part, or False if there are none."""
         return self._typed.get(kind, False)
+
+
+def derived_keywords(
+    compiler: SchemaCompiler, schema: dict[str, Any], location: Location, *, generated: bool = False, draft: int = 2020
+) -> KeywordSet:
+    """Return the keywords of a derived schema, with the base and scope of `location`."""
+    compiler.keep_alive(schema)
+    return KeywordSet(compiler, Location(schema, location.pointer, location.base, location.scope), draft, generated)
+
+
+def object_with(compiler: SchemaCompiler, name: str) -> Formula:
+    """Return the formula of objects that have a member of this name."""
+    key = ("object with", name)
+    if key not in compiler.cache:
+        schema = {"type": "object", "required": [name]}
+        draft = compiler.document.draft or 2020
+        compiler.cache[key] = derived_keywords(compiler, schema, Location(schema, "", ""), draft=draft)
+    return compiler.cache[key]
+
+
+def enum_formula(compiler: SchemaCompiler, values: list[Any], *, generated: bool = False) -> Formula:
+    """Return the formula of the values of an `enum`."""
+    simple = [value for value in values if not isinstance(value, dict | list)]
+    parts: list[Formula] = [LiteralValues(simple, generated and compiler.integers_as_digits)] if simple else []
+    for value in values:
+        if isinstance(value, dict):
+            schema: dict[str, Any] = {"type": "object", "required": list(value), "additionalProperties": False}
+            schema["properties"] = {name: {"enum": [inner]} for name, inner in value.items()}
+        elif isinstance(value, list):
+            schema = {"type": "array", "items": False, "minItems": len(value)}
+            schema |= {"prefixItems": [{"enum": [inner]} for inner in value]} if value else {}
+        else:
+            continue
+        parts.append(derived_keywords(compiler, schema, Location(schema, "", ""), generated=generated))
+    return disj(parts)

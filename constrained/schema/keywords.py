@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema: what their values must be, and where schemas are inside them."""
+"""Table of JSON Schema keywords: what their values must be, and where they hold subschemas."""
 
 from __future__ import annotations
 
@@ -9,12 +9,33 @@ from typing import Any
 from ..errors import GrammarError
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-ONE, SEQUENCE, ALL = 1, 2, 4  # where subschemas are: the value itself, its items, its properties
+STRING_KEYWORDS = frozenset(("minLength", "maxLength", "pattern", "format"))
+NUMBER_KEYWORDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "divisibleBy"))
+OBJECT_KEYWORDS = frozenset(
+    [
+        *("properties", "patternProperties", "additionalProperties", "required", "propertyNames", "dependencies"),
+        *("minProperties", "maxProperties", "dependentRequired"),
+    ]
+)
+ARRAY_KEYWORDS = frozenset(
+    [*("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains")]
+)
+TYPE_KEYWORDS = frozenset(["type"]) | STRING_KEYWORDS | NUMBER_KEYWORDS | OBJECT_KEYWORDS | ARRAY_KEYWORDS
+UNEVALUATED_KEYWORDS = frozenset(("unevaluatedProperties", "unevaluatedItems"))
+# Keywords that apply schemas, or lists of values, to the value itself.
+APPLICATORS = frozenset(
+    [
+        *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "enum", "const"),
+        *("dependentSchemas", "dependencies"),
+    ]
+)
+ANNOTATIONS = frozenset(("title", "description", "default", "examples"))
+ONE, SEQUENCE, ALL = 1, 2, 4  # a keyword's subschema is its value, the items of its value, the members of its value
 
 
 @dataclass(frozen=True)
 class Keyword:
-    """`kind` names what the value must be. `places` says where schemas are in it."""
+    """Kind of value that a keyword takes (a key of `_KINDS`), and where that value holds subschemas (bit set)."""
 
     kind: str
     places: int = 0
@@ -47,8 +68,10 @@ KEYWORDS: Mapping[str, Keyword] = {
 
 
 def check_keywords(schema: Any, pointer: str) -> None:
-    """Raises GrammarError with the pointer of the first value that is not what its keyword needs. Keywords that are
-    not in the table say nothing about validity."""
+    """Check the values of a schema's keywords. Keywords that are not in the table are annotations.
+
+    Raises GrammarError with the pointer of the first invalid value.
+    """
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
@@ -58,7 +81,7 @@ def check_keywords(schema: Any, pointer: str) -> None:
         if keyword is not None and (wrong := _wrong(keyword.kind, value)):
             raise GrammarError(f"{name!r} must be {wrong}, not {_shown(value)}", pointer=child(pointer, name))
     if "type" in schema:
-        types_of(schema, pointer)
+        _check_types(schema["type"], pointer)
 
 
 def _shown(value: Any) -> str:
@@ -74,7 +97,7 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-# Of each kind of keyword, whether a value is what it must be, and what that is.
+# Each kind of value: its check, and its description in error messages.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "count": (lambda value: _is_number(value) and value >= 0 and value == int(value), "a natural number"),
     "number": (_is_number, "a number"),
@@ -87,29 +110,26 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "schemas": (lambda value: isinstance(value, list) and bool(value), "an array of schemas that is not empty"),
     "schema or schemas": (lambda value: isinstance(value, dict | bool | list), "a schema or an array of schemas"),
     "named schemas": (lambda value: isinstance(value, dict), "an object of schemas"),
-    # Draft 3 has a boolean here, which says something about the schema around.
+    # In draft 3 `required` is a boolean, which is about the enclosing schema.
     "names": (lambda value: _are_names(value) or isinstance(value, bool), "an array of strings"),
     "dependencies": (lambda value: isinstance(value, dict), "an object"),
 }
 
 
 def _wrong(kind: str, value: Any) -> str:
-    """What the value should be, if it is not."""
+    """Return the description of the expected value if this one is wrong, else an empty string."""
     known = _KINDS.get(kind)
     return "" if known is None or known[0](value) else known[1]
 
 
-def types_of(schema: Mapping[str, Any], pointer: str) -> tuple[str, ...]:
-    """The types that a schema allows, all of them when it does not say."""
-    value = schema.get("type", TYPES)
-    types = tuple(value) if isinstance(value, list | tuple) else (value,)
+def _check_types(value: Any, pointer: str) -> None:
+    types = value if isinstance(value, list) else [value]
     if unknown := [name for name in types if name not in TYPES]:
         raise GrammarError(f"{unknown[0]!r} is not a type", pointer=child(pointer, "type"))
-    return types
 
 
 def child(pointer: str, *names: str | int) -> str:
-    """A JSON pointer (RFC 6901) to something inside what `pointer` points to."""
+    """Extend a JSON pointer (RFC 6901) by names of members and indices of items."""
     for name in names:
         text = str(name)
         if "~" in text or "/" in text:

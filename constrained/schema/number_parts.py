@@ -1,11 +1,8 @@
-"""What a schema asks of numbers, as values that can be joined, and the automata of what they accept.
-
-Knows no states.
-"""
+"""Parts for numbers: conjunctions of number keywords, their automata, and the truths that several can have together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -15,20 +12,30 @@ import numpy as np
 
 from ..budget import CompileBudget
 from ..errors import GrammarError
-from ..regex.decimal_ranges import INTEGER, LARGE_EXPONENT, NumberBound, integers, numbers
+from ..regex.decimal_ranges import (
+    FRACTION,
+    INTEGER,
+    LARGE_EXPONENT,
+    NATURAL,
+    NumberBound,
+    at_least,
+    integers,
+    numbers,
+)
 from ..regex.dfa import Dfa, intersect
 from ..regex.expression import EMPTY, Bytes, Expression, alternation, optional, repeat, sequence
 from . import formula as formulas
-from .formula import Formula
+from .formula import Formula, Truths
 from .keywords import child
-from .string_dfas import expression_dfa
+from .string_dfas import combinations, expression_dfa
 
-MAX_DIGITS = 100  # of a bound
-MAX_REMAINDERS = 20_000  # states of a multipleOf
+MAX_DIGITS = 100  # of a bound or divisor
+MAX_REMAINDER_STATES = 20_000  # of a `multipleOf`
+MAX_COMPARED_RANGE = 1000  # of bounded integers or multiples, whose automaton is checked for being empty
 
 
-def read_decimal(value: Any, name: str, pointer: str) -> Decimal:
-    """A schema's number, exactly as written. Raises GrammarError when it is absurdly long."""
+def _read_decimal(value: Any, name: str, pointer: str) -> Decimal:
+    """Return a schema's number as an exact decimal. Raises GrammarError if it has more than `MAX_DIGITS` digits."""
     try:
         number = Decimal(repr(value))
         too_long = len(format(number, "f")) > MAX_DIGITS
@@ -41,16 +48,20 @@ def read_decimal(value: Any, name: str, pointer: str) -> Decimal:
 
 @dataclass(frozen=True)
 class NumberPart:
-    """All of it holds: an integer, within the bounds, a multiple of each, and one of `values` if they are given."""
+    """Conjunction of number keywords: an integer, bounds, divisors, and one of `values` unless None.
+
+    `digits`: integers are written in digits only, without `.0` or an exponent. Until draft 4, `1.0` is not an integer.
+    """
 
     integer: bool = False
-    whole: bool = False  # integers are written as digits only: until draft 4, 1.0 is none
+    digits: bool = False
     lower: NumberBound | None = None
     upper: NumberBound | None = None
     multiples: frozenset[Decimal] = frozenset()
     values: frozenset[Decimal] | None = None
 
     def holds(self, value: Decimal) -> bool:
+        """Return True if a number satisfies the part."""
         if self.values is not None and value not in self.values:
             return False
         if self.integer and value != value.to_integral_value():
@@ -62,8 +73,8 @@ class NumberPart:
         return all(_is_multiple(value, divisor) for divisor in self.multiples)
 
 
-def number_part(schema: Mapping[str, Any], integer: bool, whole: bool, pointer: str) -> NumberPart:
-    """Of a schema's keywords. Raises GrammarError."""
+def number_part(schema: Mapping[str, Any], integer: bool, digits: bool, pointer: str) -> NumberPart:
+    """Read a schema's number keywords. Raises GrammarError."""
     lower: list[NumberBound] = []
     upper: list[NumberBound] = []
     for name, strict_name, bounds in (
@@ -72,17 +83,17 @@ def number_part(schema: Mapping[str, Any], integer: bool, whole: bool, pointer: 
     ):
         strict = schema.get(strict_name)
         if name in schema:
-            bounds.append(NumberBound(read_decimal(schema[name], name, pointer), strict is True))
+            bounds.append(NumberBound(_read_decimal(schema[name], name, pointer), strict is True))
         if strict is not None and not isinstance(strict, bool):
-            bounds.append(NumberBound(read_decimal(strict, strict_name, pointer), True))
+            bounds.append(NumberBound(_read_decimal(strict, strict_name, pointer), True))
     multiples = set()
     for name in ("multipleOf", "divisibleBy"):
         if name in schema:
-            divisor = read_decimal(schema[name], name, pointer)
-            if _num_remainders(divisor) > MAX_REMAINDERS:
+            divisor = _read_decimal(schema[name], name, pointer)
+            if _num_remainder_states(divisor) > MAX_REMAINDER_STATES:
                 raise GrammarError(f"{name!r} needs too many states", pointer=child(pointer, name))
             multiples.add(divisor)
-    return NumberPart(integer, whole, _tightest(lower, True), _tightest(upper, False), frozenset(multiples))
+    return NumberPart(integer, digits, _tightest(lower, True), _tightest(upper, False), frozenset(multiples))
 
 
 def _tightest(bounds: Iterable[NumberBound], lower: bool) -> NumberBound | None:
@@ -92,26 +103,26 @@ def _tightest(bounds: Iterable[NumberBound], lower: bool) -> NumberBound | None:
 
 
 def join_numbers(parts: Iterable[NumberPart]) -> NumberPart | bool:
-    """All of them at once. Raises GrammarError when that is too complex."""
+    """Return the conjunction of parts; True or False if it allows every number or none. Raises GrammarError."""
     parts = list(parts)
     given = [part.values for part in parts if part.values is not None]
     joined = NumberPart(
         any(part.integer for part in parts),
-        any(part.whole for part in parts),
+        any(part.digits for part in parts),
         _tightest((part.lower for part in parts if part.lower is not None), True),
         _tightest((part.upper for part in parts if part.upper is not None), False),
         frozenset().union(*(part.multiples for part in parts)),
     )
     if given:
         kept = frozenset(value for value in frozenset.intersection(*given) if joined.holds(value))
-        return NumberPart(whole=joined.whole, values=kept) if kept else False
+        return NumberPart(digits=joined.digits, values=kept) if kept else False
     if joined == NumberPart():
         return True
     low, high = joined.lower, joined.upper
     if low is not None and high is not None:
         if low.value > high.value or (low.value == high.value and (low.strict or high.strict)):
             return False
-        if (joined.integer or joined.multiples) and high.value - low.value < 1000:
+        if (joined.integer or joined.multiples) and high.value - low.value < MAX_COMPARED_RANGE:
             return False if number_dfa(joined).is_empty else joined
     return joined
 
@@ -122,24 +133,27 @@ def _is_multiple(value: Decimal, divisor: Decimal) -> bool:
 
 
 def _scaled(divisor: Decimal) -> tuple[int, int]:
-    """a and k with divisor = a / 10**k."""
+    """Return the integers a and k with divisor = a / 10**k."""
     _, digits, exponent = divisor.normalize().as_tuple()
     assert isinstance(exponent, int)
     value = int("".join(map(str, digits)))
     return (value * 10**exponent, 0) if exponent > 0 else (value, -exponent)
 
 
-def _num_remainders(divisor: Decimal) -> int:
+def _num_remainder_states(divisor: Decimal) -> int:
     modulus, places = _scaled(divisor)
     return modulus * (places + 2) + 4
 
 
 @lru_cache(maxsize=256)
 def _multiple_dfa(divisor: Decimal) -> Dfa:
-    """Decimal numbers without exponents that are multiples: the state is the remainder so far, and the places."""
+    """Return the multiples of a divisor, written without exponents.
+
+    A state is the remainder of the digits so far, and the number of decimal places.
+    """
     modulus, places = _scaled(divisor)
-    # Local states: 1 start, 2 after the minus, 3 after a zero; then the remainders of whole parts, and those after
-    # each number of digits of the fraction, of which all but the first `places` are zeros.
+    # States: 1 start, 2 after the minus, 3 after a leading zero, then the remainders of the integer part, then those
+    # after each number of decimal places. Digits after the first `places` must be zeros.
     whole = 4
     fraction = [whole + modulus * (1 + place) for place in range(places + 1)]
     num_states = fraction[-1] + modulus
@@ -166,7 +180,7 @@ def _multiple_dfa(divisor: Decimal) -> Dfa:
     if places:
         accepting[fraction[0] : fraction[0] + modulus] = False  # a point needs a digit after it
         return Dfa(table, np.arange(256, dtype=np.uint8), accepting)
-    # Without places a state of its own for the point.
+    # For an integer divisor the decimal point needs states of its own.
     point = num_states
     table = np.concatenate([table, np.zeros((modulus, 256), np.int32)])
     accepting = np.concatenate([accepting, np.zeros(modulus, np.bool_)])
@@ -178,19 +192,19 @@ def _multiple_dfa(divisor: Decimal) -> Dfa:
 
 @lru_cache(maxsize=1024)
 def number_dfa(part: NumberPart) -> Dfa:
-    """The numbers, as JSON writes them; with an exponent only where there are no bounds. Raises GrammarError."""
+    """Return the spellings of a part's numbers; exponents only without bounds and divisors. Raises GrammarError."""
     budget = CompileBudget()
     if part.values is not None:
-        return expression_dfa(alternation(_spelled(value, part.whole) for value in sorted(part.values)))
+        return expression_dfa(alternation(_spelled(value, part.digits) for value in sorted(part.values)))
     if part.integer:
-        whole = integers(part.lower, part.upper)
+        exact = integers(part.lower, part.upper)
         bounded = part.lower is not None or part.upper is not None
         rest = optional(sequence(Bytes(b"."), repeat(Bytes(b"0"), 1, None)))
-        # As floats of whole value are written: 1e+22.
+        # Writers of floats put large integers as 1e+22.
         powers = optional(LARGE_EXPONENT)
-        if part.whole:
+        if part.digits:
             rest = powers = EMPTY
-        dfas = [expression_dfa(sequence(whole, rest) if bounded else sequence(INTEGER, rest, powers))]
+        dfas = [expression_dfa(sequence(exact, rest) if bounded else sequence(INTEGER, rest, powers))]
     else:
         dfas = [expression_dfa(side) for side in dict.fromkeys(numbers(part.lower, part.upper))]
     dfas += [_multiple_dfa(divisor) for divisor in sorted(part.multiples)]
@@ -201,8 +215,10 @@ def number_dfa(part: NumberPart) -> Dfa:
 
 
 def _spelled(value: Decimal, digits: bool) -> Expression:
-    """A given number: an integer in digits, with zeros behind a point, or as `json.dumps` writes it. With `digits` an
-    integer is written in digits only."""
+    """Return the spellings of a given number: decimal with trailing zeros, or as `json.dumps` writes it.
+
+    With `digits` an integer is written in digits only.
+    """
     plain = format(value, "f")
     whole, _, fraction = plain.partition(".")
     fraction = fraction.rstrip("0")
@@ -218,5 +234,32 @@ def _spelled(value: Decimal, digits: bool) -> Expression:
 
 
 def candidates(formula: Formula) -> frozenset[Decimal] | None:
-    """The only values that can make it true; None when they are not listed."""
+    """Return the only numbers that can satisfy a formula, or None if they are not listed."""
     return formulas.candidates(formula, lambda atom: atom.values if isinstance(atom, NumberPart) else None)
+
+
+def number_combinations(parts: Sequence[NumberPart]) -> Iterable[Truths]:
+    """Return the combinations of truths that the parts have of some number. Raises GrammarError beyond the limits."""
+    if len(parts) == 1:
+        return [(True,), (False,)]  # a part is made only if some number satisfies it
+    if all(part.values is not None for part in parts):
+        listed = frozenset[Decimal]().union(*(part.values or () for part in parts))
+        found = {tuple(value in (part.values or ()) for part in parts): None for value in listed}
+        return found | {tuple(False for _ in parts): None}
+    return combinations(number_universe(parts), [number_dfa(part) for part in parts])
+
+
+def number_universe(parts: Iterable[NumberPart]) -> Dfa:
+    """Return the spellings in which all parts read the same numbers, as the universe of their product.
+
+    The automaton of a bounded part reads no exponents, so its complement would hold `1e0` for a number within bounds.
+    """
+    unbounded = NumberPart()
+    return number_dfa(unbounded) if all(part == unbounded for part in parts) else _plain_numbers()
+
+
+@lru_cache(maxsize=1)
+def _plain_numbers() -> Dfa:
+    """Return the numbers without exponents, and without `-0`, of which some parts read only some spellings."""
+    negative = sequence(Bytes(b"-"), at_least(NumberBound(Decimal(0), strict=True)))
+    return expression_dfa(alternation([sequence(NATURAL, optional(FRACTION)), negative]))

@@ -1,6 +1,7 @@
-"""What is asked of an object: the parts of a formula, the names that they tell apart, and what each asks of a member.
+"""What an object must satisfy: the parts of its formulas, the names that they distinguish, and each member's goals.
 
-Knows goals and names; no states, not what has come.
+Names that have come (`seen`) and parts that may still hold (`alive`) are bit sets, by the indices in `names` and
+`parts`.
 """
 
 from __future__ import annotations
@@ -9,20 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .formula import Formula, Or, atoms, has_negation, optimistic
-from .goals import SchemaCompiler
-from .name_states import MatchedTests, MemberNames, NameClass
-from .object_end_search import ObjectEndSearch
+from .formula import Formula, Or, atoms, evaluate, has_negation, optimistic
+from .interface import SchemaCompiler
+from .name_states import MemberNames, NameClass, NameKind
+from .string_states import ResultOf
 from .structure_parts import ObjectPart
-from .value_states import ResultCodes
 
-MAX_ORDERED = 6  # parts of an object whose members come in order because it is closed: a search for more takes long
+MAX_ORDERED_PARTS = 6  # of a closed object whose members come in order: a search for more takes long
 
 
 @dataclass(frozen=True)
 class MemberGoal:
-    """What is asked of one member's value: what it must satisfy, what is tracked, the goal of each part, and those
-    goals of which it is certain whether they hold."""
+    """Goals of one member's value: what it needs, what is tracked, and each part's goal. `known` are certain truths."""
 
     need: Formula
     tracked: tuple[Formula, ...]
@@ -32,16 +31,22 @@ class MemberGoal:
 
 
 def is_plain(formula: Formula) -> bool:
-    """Whether one part, or one of several, is all that is asked for, and nothing in a part is in another's way."""
+    """Return True if one part, or one of several, is all that is needed, and no keyword of a part obstructs another."""
     parts = formula.parts if isinstance(formula, Or) else [formula]
     return all(isinstance(part, bool) or (isinstance(part, ObjectPart) and not part.is_tight) for part in parts)
 
 
 class ObjectContext:
-    """What is asked of an object: a formula over parts, and others whose truth is its result. Compared by identity."""
+    """Formulas of an object: the first must hold, and the truths of the others are its result. Compared by identity.
 
-    def __init__(self, world: SchemaCompiler, formulas: tuple[Formula, ...], result: ResultCodes) -> None:
-        self.world, self.formulas, self.result = world, formulas, result
+    - `exact`: truths are tracked or negated, so a part that may hold must also be able to fail.
+    - `plain`: whatever brings a part nearer to its end can be ended. Otherwise a way to the end is searched for.
+    - `simple`: plain, with at most one part and nothing tracked.
+    - `steady`: simple, and the names that may come do not depend on those before, except for being different.
+    """
+
+    def __init__(self, compiler: SchemaCompiler, formulas: tuple[Formula, ...], result: ResultOf) -> None:
+        self.compiler, self.formulas, self.result = compiler, formulas, result
         found: dict[ObjectPart, None] = {}
         for formula in formulas:
             for part in atoms(formula):
@@ -49,140 +54,85 @@ class ObjectContext:
                 found[part] = None
         self.parts = tuple(found)
         if len(found) > 1:
-            self.parts = tuple(sorted(found, key=lambda part: (-len(part.names), [lo.place for lo in part.ordered])))
+            self.parts = tuple(sorted(found, key=lambda part: (-len(part.names), [each.rank for each in part.ranked])))
         self.index = {part: number for number, part in enumerate(self.parts)}
-        self.everything = (1 << len(self.parts)) - 1
+        self.all_parts = (1 << len(self.parts)) - 1
         self.exact = len(formulas) > 1 or has_negation(formulas[0])
-        # Where it is plain, whatever brings a part nearer to its end can be ended. Else a way to the end is looked for.
-        self.in_order = world.in_order or (
-            len(self.parts) <= MAX_ORDERED and any(local.ordered for part in self.parts for local in part.locals)
+        self.in_order = compiler.schema_order or (
+            len(self.parts) <= MAX_ORDERED_PARTS and any(each.ordered for part in self.parts for each in part.keywords)
         )
         self.plain = is_plain(formulas[0]) and not (self.in_order and len(self.parts) > 1)
-        self.keys = MemberNames(world, self.parts, lists_names=not self.plain)
-        self.required = [self.keys.bits(part.required) for part in self.parts]
+        self.names = MemberNames(compiler, self.parts, list_names=not self.plain)
+        self.required = [self.names.bits(part.required) for part in self.parts]
         self.requires = [
             [
-                (self.keys.bits([name]), self.keys.bits(others))
-                for lo in part.locals
-                for name, others in lo.requires.items()
+                (self.names.bits([name]), self.names.bits(others))
+                for each in part.keywords
+                for name, others in each.requires.items()
             ]
             for part in self.parts
         ]
         self.simple = self.plain and not self.exact and len(self.parts) <= 1
-        # Whether a name may come does not depend on those before it, but for their being different.
-        self.steady = self.simple and not any(part.most is not None or part.requires for part in self.parts)
+        self.steady = self.simple and not any(part.most is not None or part.has_dependencies for part in self.parts)
         limits = [part.least for part in self.parts]
         limits += [part.most + 1 for part in self.parts if part.most is not None]
         self.num_counted = max(limits, default=0)
-        self.satisfiable = [0] * len(self.parts)  # of each, names of which is known that values may be under them
+        self.satisfiable = [0] * len(self.parts)  # for each part, names known to have satisfiable goals
         self._least = max((part.least for part in self.parts), default=0)
         self._most = max((part.most for part in self.parts if part.most is not None), default=-1)
         self._members: dict[tuple[int, NameClass, int], MemberGoal] = {}
-        self.completion = ObjectEndSearch(self)
+        self._open_goals: dict[NameClass, tuple[int, tuple[tuple[Formula, int], ...]]] = {}
+        self._falsifying_names: dict[int, list[NameClass]] = {}
+        self._must_fail: dict[tuple[int, int], bool] = {}
+
+    # Names.
 
     def counts_names(self, count: int, has_others: bool) -> bool:
-        """Whether it will matter how many different names there are, or whether a member is written over, after so many
-        members; `has_others`: of some names it is remembered that they have come."""
+        """Return True if after `count` members the number of distinct names, or overwriting a member, will matter.
+
+        `has_others`: some names that are not listed have come and are remembered.
+        """
         if self.exact and count <= self._most:
-            return True  # so many different names that a maximum is exceeded, which may be what is asked for
-        if self.overwritable or self._are_limited:
+            return True  # the formula may need a maximum to be exceeded
+        if self.overwritable or self._has_limited_names:
             return True
         return count + 1 < self._least or (count < self._least and has_others)
 
     @cached_property
     def has_others(self) -> bool:
-        """Return True if members may have names that no schema mentions."""
-        return bool(self.possible[1] if self.steady else self.keys.kinds)
+        """True if members may have names that are not listed."""
+        return bool(self.possible[1] if self.steady else self.names.kinds)
 
     @cached_property
-    def _are_limited(self) -> bool:
-        """Return True if unmentioned names are limited by a pattern or schema, so that they may run out.
-
-        States then remember the names that have been used.
-        """
-        keys = self.keys
+    def _has_limited_names(self) -> bool:
+        """True if a pattern or schema limits the names that are not listed, so that they may run out."""
+        names = self.names
         if self.steady:
-            return self.has_others and not keys.is_everything(self.possible[1])
-        if not keys.is_everything(frozenset(keys.kinds)):
-            return bool(keys.kinds)
-        return any(keys.goal(part, keys.other(kind)) is False for part in self.parts for kind in keys.kinds)
+            return self.has_others and not names.is_everything(self.possible[1])
+        if not names.is_everything(frozenset(names.kinds)):
+            return bool(names.kinds)
+        return any(names.goal(part, names.other(kind)) is False for part in self.parts for kind in names.kinds)
 
     @cached_property
     def overwritable(self) -> bool:
-        """Whether the truth of a part can depend on a member that another one of the same name writes over."""
-        outcomes = [self.keys.other(kind) for kind in self.keys.kinds]
-        goals = [self.keys.goal(part, outcome) for part in self.parts for outcome in outcomes]
+        """True if a second member of the same name can change the truth of a part."""
+        others = [self.names.other(kind) for kind in self.names.kinds]
+        goals = [self.names.goal(part, name) for part in self.parts for name in others]
         return self.exact and any(goal is not True and goal is not False for goal in goals)
 
     @cached_property
-    def possible(self) -> tuple[int, frozenset[MatchedTests]]:
-        """The names, and the kinds of other names, that may come at all, where the context is steady."""
-        keys, satisfiable = self.keys, self.world.satisfiable
+    def possible(self) -> tuple[int, frozenset[NameKind]]:
+        """The listed names, and the kinds of other names, that may come at all in a steady context."""
+        names, satisfiable = self.names, self.compiler.satisfiable
 
-        def possible(outcome: NameClass) -> bool:
-            return all(satisfiable(keys.goal(part, outcome)) for part in self.parts)
+        def possible(name: NameClass) -> bool:
+            return all(satisfiable(names.goal(part, name)) for part in self.parts)
 
-        names = sum(1 << number for number, outcome in enumerate(keys.named) if possible(outcome))
-        return names, frozenset(kind for kind in keys.kinds if possible(keys.other(kind)))
-
-    def member(self, alive: int, outcome: NameClass, seen: int) -> MemberGoal:
-        """Of the value under a name, while only these parts may hold."""
-        key = (alive, outcome, seen if self.exact else 0)
-        found = self._members.get(key)
-        if found is None:
-            found = self._members[key] = self._make_member(alive, outcome, seen)
-        return found
-
-    def _make_member(self, alive: int, outcome: NameClass, seen: int) -> MemberGoal:
-        goals = self.goals(alive, outcome)
-        need = self.need(goals, outcome, seen)
-        different = tuple(dict.fromkeys(goal for goal in goals if goal is not True and goal is not False))
-        tracked = () if not different or different == (need,) else different
-        return MemberGoal(need, tracked, goals, self.world.satisfiable(need), {need: True})
-
-    def goals(self, alive: int, outcome: NameClass) -> tuple[Formula, ...]:
-        """Each part's of the value under a name, while only these parts may hold."""
-        return tuple(
-            self.keys.goal(part, outcome) if alive >> number & 1 else False for number, part in enumerate(self.parts)
-        )
-
-    def need(self, goals: tuple[Formula, ...], outcome: NameClass, seen: int) -> Formula:
-        """What must hold of the value under a name, these being the goals of the parts."""
-
-        def settled(part: ObjectPart) -> bool:
-            number = self.index[part]
-            return goals[number] is not False and self.cannot_fail(number, seen | self.keys.bit(outcome))
-
-        return optimistic(self.formulas[0], lambda part: goals[self.index[part]], settled)
-
-    def cannot_fail(self, number: int, seen: int) -> bool:
-        """Whether a part holds whatever members come after these."""
-        names = self._settling[number]
-        return names is not None and not names & ~seen
-
-    @cached_property
-    def _settling(self) -> list[int | None]:
-        """Of each part, the names after which it cannot fail any more; None where it always can."""
-        return [self._settles(number) for number in range(len(self.parts))]
-
-    def _settles(self, number: int) -> int | None:
-        part = self.parts[number]
-        if part.most is not None or part.least or part.name_goals or self.requires[number]:
-            return None
-        for local in part.locals:
-            if local.additional is not True or any(goal is not True for goal in local.patterns.values()):
-                return None
-        asked = [name for local in part.locals for name, goal in local.properties.items() if goal is not True]
-        return self.required[number] | self.keys.bits(asked)
-
-    def settled(self, alive: int, seen: int) -> int:
-        """Those of some parts that cannot fail."""
-        return sum(
-            1 << number for number in range(len(self.parts)) if alive >> number & 1 and self.cannot_fail(number, seen)
-        )
+        listed = sum(1 << number for number, name in enumerate(names.named) if possible(name))
+        return listed, frozenset(kind for kind in names.kinds if possible(names.other(kind)))
 
     def needed(self, number: int, seen: int) -> int:
-        """The names that a part requires beside those seen."""
+        """Return the names that a part requires beside those that have come."""
         required = self.required[number]
         if self.requires[number]:
             before = -1
@@ -192,3 +142,105 @@ class ObjectContext:
                     if names & (seen | required):
                         required |= others
         return required & ~seen
+
+    # Goals of members.
+
+    def member(self, alive: int, name: NameClass, seen: int) -> MemberGoal:
+        """Return the goals of the value under a name while only the parts `alive` may hold."""
+        key = (alive, name, seen if self.exact else 0)
+        found = self._members.get(key)
+        if found is None:
+            found = self._members[key] = self._make_member(alive, name, seen)
+        return found
+
+    def _make_member(self, alive: int, name: NameClass, seen: int) -> MemberGoal:
+        goals = self.goals(alive, name)
+        need = self.need(goals, name, seen)
+        different = tuple(dict.fromkeys(goal for goal in goals if goal is not True and goal is not False))
+        tracked = () if not different or different == (need,) else different
+        return MemberGoal(need, tracked, goals, self.compiler.satisfiable(need), {need: True})
+
+    def goals(self, alive: int, name: NameClass) -> tuple[Formula, ...]:
+        """Return each part's goal of the value under a name, False for parts that are not alive."""
+        return tuple(
+            self.names.goal(part, name) if alive >> number & 1 else False for number, part in enumerate(self.parts)
+        )
+
+    def open_goals(self, name: NameClass) -> tuple[int, tuple[tuple[Formula, int], ...]]:
+        """Return the parts that every value under a name satisfies, and the other goals with their parts."""
+        found = self._open_goals.get(name)
+        if found is None:
+            certain, parts_of = 0, dict[Formula, int]()
+            for number, goal in enumerate(self.goals(self.all_parts, name)):
+                if goal is True:
+                    certain |= 1 << number
+                elif goal is not False:
+                    parts_of[goal] = parts_of.get(goal, 0) | 1 << number
+            found = self._open_goals[name] = certain, tuple(parts_of.items())
+        return found
+
+    def need(self, goals: tuple[Formula, ...], name: NameClass, seen: int) -> Formula:
+        """Return what the value under a name must satisfy, given each part's goal."""
+
+        def settled(part: ObjectPart) -> bool:
+            number = self.index[part]
+            return goals[number] is not False and self.cannot_fail(number, seen | self.names.bit(name))
+
+        return optimistic(self.formulas[0], lambda part: goals[self.index[part]], settled)
+
+    # Truths of parts.
+
+    def cannot_fail(self, number: int, seen: int) -> bool:
+        """Return True if an alive part holds whatever members follow."""
+        names = self._settling_names[number]
+        return names is not None and not names & ~seen
+
+    @cached_property
+    def _settling_names(self) -> list[int | None]:
+        """For each part, the names after which it cannot fail any more; None if it always can."""
+        return [self._settling_names_of(number) for number in range(len(self.parts))]
+
+    def _settling_names_of(self, number: int) -> int | None:
+        part = self.parts[number]
+        if part.most is not None or part.least or part.name_goals or self.requires[number]:
+            return None
+        for each in part.keywords:
+            if each.additional is not True or any(goal is not True for goal in each.patterns.values()):
+                return None
+        constrained = [name for each in part.keywords for name, goal in each.properties.items() if goal is not True]
+        return self.required[number] | self.names.bits(constrained)
+
+    def settled(self, alive: int, seen: int) -> int:
+        """Return the alive parts that cannot fail."""
+        return sum(
+            1 << number for number in range(len(self.parts)) if alive >> number & 1 and self.cannot_fail(number, seen)
+        )
+
+    def truths(self, alive: int, settled: int) -> dict[ObjectPart, bool | None]:
+        """Return the truth of each part as far as it is known."""
+        return {
+            part: True if settled >> number & 1 else None if alive >> number & 1 else False
+            for number, part in enumerate(self.parts)
+        }
+
+    def must_fail(self, alive: int, seen: int) -> bool:
+        """Return True if no further members can make the first formula true."""
+        settled = self.settled(alive, seen)
+        found = self._must_fail.get((alive, settled))
+        if found is None:
+            found = evaluate(self.formulas[0], self.truths(alive, settled).__getitem__) is False
+            self._must_fail[alive, settled] = found
+        return found
+
+    def falsifying_names(self, number: int) -> list[NameClass]:
+        """Return the names whose members can make a part fail; empty if something else can, too."""
+        found = self._falsifying_names.get(number)
+        if found is None:
+            part, names = self.parts[number], self.names
+            candidates = [
+                *(name for name in names.named if names.can_be_spelled(name.number or 0)),
+                *(names.other(kind) for kind in names.kinds),
+            ]
+            found = [name for name in candidates if names.goal(part, name) is not True]
+            found = self._falsifying_names[number] = [] if part.most is not None or part.has_dependencies else found
+        return found

@@ -1,36 +1,44 @@
-"""The states of an object's text: which names have come, and which of the parts that ask something of it still hold.
+"""States of an object's text, and the search for a way to its end.
 
-A state is a value: the context (what is asked), and for each part whether it may still hold, the names seen, how many.
+A state is a value: which parts may still hold, which names have come, and how many members.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Literal
 
 from ..automaton.automaton import Automaton, ControlState, Frame, TransitionRow
 from ..automaton.duplicate_names import used_names
-from .formula import Formula, evaluate
-from .name_states import MatchedTests, NameClass
+from ..errors import GrammarError
+from .end_search import NEVER, EndSearch, ValueGoal
+from .formula import And, ExactlyOne, Formula, Or, Truths, conj, evaluate, forced
+from .joint_truths import joint_truths, restricted
+from .name_states import NameClass, NameKind
 from .object_context import MemberGoal, ObjectContext
 from .string_states import QUOTE
+from .structure_parts import ObjectPart
 from .value_states import SPACES, ValueStart, result_codes
 
 CLOSE, COMMA, COLON = 0x7D, 0x2C, 0x3A
-ANOTHER = "\udc00"  # among the other names: that there has been one, where the order matters; no name is half a pair
+# Marks in `others` that some unlisted name has come, where members come in order. A lone surrogate is no name.
+SOME_NAME = "\udc00"
+MAX_PARTS = 96  # of an object whose end is searched for: the work grows with the fourth power of their number
 
 
 @dataclass(frozen=True)
 class ObjectState:
-    """After `{` ("open"), after a member ("after"), or after a comma, with `spaces` as in ValueStart ("comma").
+    """State after `{` ("open"), after a member ("after"), or after a comma ("comma"), with `spaces` as in `ValueStart`.
 
-    `alive`: the parts that may still hold. `seen`: the names that have come, of those that the schema mentions.
-    `count`: members, as far as it matters. `others`: the names that it does not mention, where it matters.
+    `alive` are the parts that may still hold, `seen` the listed names that have come. `count` is the number of members,
+    and `others` are the unlisted names that have come; both only as far as they matter.
     """
 
-    context: ObjectContext
+    search: ObjectEndSearch
     alive: int
     seen: int = 0
     count: int = 0
@@ -38,32 +46,32 @@ class ObjectState:
     phase: Literal["open", "after", "comma"] = "open"
     spaces: int = 0
 
+    def __hash__(self) -> int:
+        return hash((id(self.search), self.alive, self.seen, self.count, self.others, self.phase))
+
     def expand(self, automaton: Automaton) -> TransitionRow:
-        context, world = self.context, self.context.world
+        context = self.search.context
         edges: dict[int, int] = {}
         if self.phase != "comma" and (result := self.closing_result()) is not None:
             edges[CLOSE] = automaton.pop(result)
-        start = self._key_start(automaton)
+        start = self._name_start(automaton)
         if start is not None:
             if self.phase == "after":
-                edges[COMMA] = automaton.goto(self._moved("comma", world.spaces))
+                edges[COMMA] = automaton.goto(self._after_comma(context.compiler.spaces))
             else:
                 once = self.phase != "open" and not self.counts_names and context.has_others
-                frame = NameFrame(context, self.alive, self.seen, self.count, self.others, once)
+                frame = NameFrame(self.search, self.alive, self.seen, self.count, self.others, once)
                 edges[QUOTE] = automaton.push(start, frame)
         if self.spaces == 1:
-            edges[0x20] = automaton.goto(self._moved("comma", 0))
-        return TransitionRow(edges, rest=automaton.stay_on(SPACES) if world.spaces == 2 else 0)
+            edges[0x20] = automaton.goto(self._after_comma(0))
+        return TransitionRow(edges, rest=automaton.stay_on(SPACES) if context.compiler.spaces == 2 else 0)
 
-    def __hash__(self) -> int:
-        return hash((id(self.context), self.alive, self.seen, self.count, self.others, self.phase))
-
-    def _moved(self, phase: Literal["comma"], spaces: int) -> ObjectState:
-        return ObjectState(self.context, self.alive, self.seen, self.count, self.others, phase, spaces)
+    def _after_comma(self, spaces: int) -> ObjectState:
+        return ObjectState(self.search, self.alive, self.seen, self.count, self.others, "comma", spaces)
 
     def closing_result(self) -> int | None:
-        """None when the object may not end here."""
-        context = self.context
+        """Return the result code if the object may end here, else None."""
+        context = self.search.context
         if not context.parts:
             truths = [formula is True for formula in context.formulas]
         else:
@@ -75,105 +83,102 @@ class ObjectState:
         return result if result >= 0 else None
 
     def _holds(self, number: int) -> bool:
-        context = self.context
+        context = self.search.context
         if not self.alive >> number & 1 or self.count < context.parts[number].least:
             return False
         return not context.needed(number, self.seen)
 
-    def _key_start(self, automaton: Automaton) -> int | None:
-        context = self.context
-        keys = context.keys
-        if context.steady and not context.in_order and keys.is_everything(context.possible[1]):
-            # A name may go on anywhere, so one set of states serves, and frames refuse the names that have come.
-            return keys.start(automaton, *context.possible)
-        used = self.others - {ANOTHER} if context.in_order else self.others
-        return keys.start(automaton, *self._allowed(), used if self.counts_names else frozenset())
+    def _name_start(self, automaton: Automaton) -> int | None:
+        context = self.search.context
+        names = context.names
+        if context.steady and not context.in_order and names.is_everything(context.possible[1]):
+            # Any name may continue one that has come, so all states share one start, and frames refuse repeated names.
+            return names.start(automaton, *context.possible)
+        used = self.others - {SOME_NAME} if context.in_order else self.others
+        return names.start(automaton, *self._allowed(), used if self.counts_names else frozenset())
 
     @property
     def counts_names(self) -> bool:
-        """Where it will matter how many different names there are, or whether a member is written over."""
-        return self.context.counts_names(self.count, bool(self.others))
+        """True if the number of distinct names, or a member being overwritten, will matter."""
+        return self.search.context.counts_names(self.count, bool(self.others))
 
     def candidates(self, wanted: int = 0) -> Iterator[NameClass]:
-        """The names that may come as far as their order goes, those that are wanted first, and the kinds of others."""
-        context = self.context
-        keys, first = context.keys, 0
+        """Yield the names that the order allows next: first those in `wanted`, then other listed ones, then kinds."""
+        context = self.search.context
+        names, first = context.names, 0
         if context.in_order:
-            first = len(keys.names) if self.others else self.seen.bit_length()
-            first, wanted = min(first, keys.num_mentioned), 0
-        numbers = [number for number in range(first, len(keys.names)) if not self.seen >> number & 1]
+            first = len(names.names) if self.others else self.seen.bit_length()
+            first, wanted = min(first, names.num_mentioned), 0
+        numbers = [number for number in range(first, len(names.names)) if not self.seen >> number & 1]
         if wanted:
             numbers.sort(key=lambda number: not wanted >> number & 1)
         for number in numbers:
-            if keys.can_be_spelled(number):
-                yield keys.named[number]
-        for kind in keys.kinds:
-            yield keys.other(kind)
+            if names.can_be_spelled(number):
+                yield names.named[number]
+        for kind in names.kinds:
+            yield names.other(kind)
 
-    def _allowed(self) -> tuple[int, frozenset[MatchedTests]]:
-        """Which names may come, and which kinds of other names."""
-        context = self.context
-        keys = context.keys
+    def _allowed(self) -> tuple[int, frozenset[NameKind]]:
+        """Return the listed names, and the kinds of other names, that may come next."""
+        context = self.search.context
         if context.steady:
-            names, kinds = context.possible
+            listed, kinds = context.possible
             if not context.in_order:
-                return names & ~self.seen, kinds
-        names, others = 0, set[MatchedTests]()
-        for outcome in self.candidates():
-            bit = keys.bit(outcome)
-            if self._leads_on(outcome, bit):
-                names |= bit
+                return listed & ~self.seen, kinds
+        listed, others = 0, set[NameKind]()
+        for name in self.candidates():
+            bit = context.names.bit(name)
+            if self._may_come(name, bit):
+                listed |= bit
                 if not bit:
-                    others.add(outcome.matched)
-                elif context.in_order and all(context.required[number] & bit for number in self._living()):
+                    others.add(name.matched)
+                elif context.in_order and all(context.required[number] & bit for number in self._alive_parts()):
                     break
-        return names, frozenset(others)
+        return listed, frozenset(others)
 
-    def _living(self) -> list[int]:
-        return [number for number in range(len(self.context.parts)) if self.alive >> number & 1]
+    def _alive_parts(self) -> list[int]:
+        return [number for number in range(len(self.search.context.parts)) if self.alive >> number & 1]
 
-    def _leads_on(self, outcome: NameClass, bit: int) -> bool:
-        if not self.context.plain:
-            return self.context.completion.leads_on(self, outcome)
-        alive = self.alive_after(outcome, bit)
-        member = self.context.member(alive, outcome, self.seen)
+    def _may_come(self, name: NameClass, bit: int) -> bool:
+        context = self.search.context
+        if not context.plain:
+            return self.search.may_come(self, name)
+        member = context.member(self.alive_after(name, bit), name, self.seen)
         if not member.possible:
             return False
-        if self.context.simple:
-            return True
-        return self.after(outcome, member, None) is not None
+        return context.simple or self.after(name, member, None) is not None
 
-    def alive_after(self, outcome: NameClass, bit: int) -> int:
-        """The parts that may hold when this name comes now, whatever its value."""
-        context, alive = self.context, self.alive
+    def alive_after(self, name: NameClass, bit: int) -> int:
+        """Return the parts that may hold if this name comes now, whatever its value."""
+        context, alive = self.search.context, self.alive
         if context.steady:
             return alive
         for number, part in enumerate(context.parts):
             if alive >> number & 1:
-                seen = self.seen | bit
-                needed = context.needed(number, seen)
+                needed = context.needed(number, self.seen | bit)
                 if (part.most is not None and self.count + 1 + needed.bit_count() > part.most) or (
                     (context.requires[number] or not context.plain) and needed and not self._can_come(number, needed)
                 ):
                     alive &= ~(1 << number)
         return alive
 
-    def _can_come(self, number: int, names: int) -> bool:
-        context = self.context
-        keys, part, world = context.keys, context.parts[number], context.world
-        names &= ~context.satisfiable[number]
-        while names:
-            bit = names & -names
-            names ^= bit
-            if not world.satisfiable(keys.goal(part, keys.named[bit.bit_length() - 1])):
+    def _can_come(self, number: int, listed: int) -> bool:
+        """Return False if a part's goal of one of these names is unsatisfiable."""
+        context = self.search.context
+        names, part, compiler = context.names, context.parts[number], context.compiler
+        listed &= ~context.satisfiable[number]
+        while listed:
+            bit = listed & -listed
+            listed ^= bit
+            if not compiler.satisfiable(names.goal(part, names.named[bit.bit_length() - 1])):
                 return False
-            if world.is_settled:
+            if compiler.is_idle:
                 context.satisfiable[number] |= bit
         return True
 
-    def after(self, outcome: NameClass, member: MemberGoal, truths: tuple[bool, ...] | None) -> ObjectState | None:
-        """After a member whose value has these truths of what is tracked (None: as good as can be)."""
-        context = self.context
+    def after(self, name: NameClass, member: MemberGoal, truths: Truths | None) -> ObjectState | None:
+        """Return the state after a member whose tracked goals have these truths; None: the best that are possible."""
+        context = self.search.context
         known: Mapping[Formula, bool] = member.known
         if truths is None:
             known = {**dict.fromkeys(member.tracked, True), **known}
@@ -183,132 +188,288 @@ class ObjectState:
         for number, goal in enumerate(member.goals):
             if goal is True or (goal is not False and known.get(goal, False)):
                 alive |= 1 << number
-        state = self.with_member(outcome, alive)
+        state = self.with_member(name, alive)
         if not context.plain:
-            return state if context.completion.can_end_after(self, state) else None
+            return state if self.search.can_end_after(self, state) else None
         return state if context.simple or state.is_possible(truths is not None) else None
 
-    def with_member(self, outcome: NameClass, alive: int) -> ObjectState:
-        """After a member after which these parts may hold."""
-        context = self.context
-        bit = context.keys.bit(outcome)
+    def with_member(self, name: NameClass, alive: int) -> ObjectState:
+        """Return the state after a member with this name, `alive` being the parts that may still hold."""
+        context = self.search.context
+        bit = context.names.bit(name)
         others = self.others
-        if context.in_order and not bit & ((1 << context.keys.num_mentioned) - 1):
-            others |= {ANOTHER}
-        return ObjectState(context, alive, self.seen | bit, min(self.count + 1, context.num_counted), others, "after")
+        if context.in_order and not bit & ((1 << context.names.num_mentioned) - 1):
+            others |= {SOME_NAME}
+        count = min(self.count + 1, context.num_counted)
+        return ObjectState(self.search, alive, self.seen | bit, count, others, "after")
 
     def is_possible(self, closely: bool) -> bool:
-        """Whether it may end well: False only when it cannot."""
-        context = self.context
+        """Return False only if the object cannot end. `closely`: also look at the names that may come."""
+        context = self.search.context
         if not context.plain:
-            return context.completion.can_end(self)
-        hopes = {part: None if self.alive >> n & 1 else False for n, part in enumerate(context.parts)}
-        if context.exact and closely:
-            for number, part in enumerate(context.parts):
-                if hopes[part] is None and context.cannot_fail(number, self.seen):
-                    hopes[part] = True
-        if evaluate(context.formulas[0], hopes.__getitem__) is False:
+            return self.search.can_end(self)
+        settled = context.settled(self.alive, self.seen) if context.exact and closely else 0
+        if evaluate(context.formulas[0], context.truths(self.alive, settled).__getitem__) is False:
             return False
         if not closely or self.closing_result() is not None:
             return True
-        names, kinds = self._allowed()
-        return bool(names or kinds)
+        listed, kinds = self._allowed()
+        return bool(listed or kinds)
 
 
 @dataclass(frozen=True)
 class NameFrame(Frame):
-    """Below a name."""
+    """Stack frame below a name. `once`: unlisted names are compared with the object's text, as no state keeps them."""
 
-    context: ObjectContext
+    search: ObjectEndSearch
     alive: int
     seen: int
     count: int
     others: frozenset[str]
-    once: bool  # other names are compared with the object's text, since nothing else keeps them
+    once: bool
 
     def __hash__(self) -> int:
-        return hash((id(self.context), self.alive, self.seen, self.count, self.others, self.once))
+        return hash((id(self.search), self.alive, self.seen, self.count, self.others, self.once))
 
     @property
     def num_results(self) -> int:  # type: ignore[override]
-        return self.context.keys.num_outcomes
+        return self.search.context.names.num_classes
 
     @property
     def guarded(self) -> bool:  # type: ignore[override]
-        """Other names that have come may not come again."""
-        return self.once or self.context.counts_names(self.count, bool(self.others))
+        """True if an unlisted name must not come again."""
+        return self.once or self.search.context.counts_names(self.count, bool(self.others))
 
     def repeats(self, result: int, text: bytes, before: bytes) -> bool:
-        if not self.once or self.context.keys.bit(self.context.keys.outcomes[result]):
+        names = self.search.context.names
+        if not self.once or names.bit(names.classes[result]):
             return False
         if b"\\" not in text and b"\\" not in before and b'"' + text not in before:
-            return False  # no spelling of it, wherever that might stand
+            return False  # without escapes a name has one spelling
         return json.loads(b'"' + text) in used_names(before).names
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
-        outcome, others = self.context.keys.outcomes[result], self.others
-        if self.context.keys.bit(outcome) & self.seen:
+        names, others = self.search.context.names, self.others
+        name = names.classes[result]
+        bit = names.bit(name)
+        if bit & self.seen:
             return None
-        if text and self.context.keys.bit(outcome) == 0 and not self.once:
-            name = json.loads(b'"' + text)
-            if name in others:
+        if text and bit == 0 and not self.once:
+            unlisted = json.loads(b'"' + text)
+            if unlisted in others:
                 return None
-            others |= {name}
-        state = ObjectState(self.context, self.alive, self.seen, self.count, others)
-        return MemberStart(state, outcome)
+            others |= {unlisted}
+        return MemberStart(ObjectState(self.search, self.alive, self.seen, self.count, others), name)
 
 
 @dataclass(frozen=True)
 class MemberStart:
-    """Between a name and its colon."""
+    """State between a name and its colon."""
 
     state: ObjectState
-    outcome: NameClass
+    name: NameClass
 
     def __hash__(self) -> int:
-        return hash((self.state, id(self.outcome)))
+        return hash((self.state, id(self.name)))
 
     def expand(self, automaton: Automaton) -> TransitionRow:
-        state, context = self.state, self.state.context
-        world = context.world
-        alive = state.alive_after(self.outcome, context.keys.bit(self.outcome))
-        member = context.member(alive, self.outcome, state.seen) if context.plain else self._member(alive)
-        tracked = MemberFrame(state, self.outcome, member) if member.tracked else None
-        then: ControlState | Frame | None = tracked or state.after(self.outcome, member, ())
+        state, context = self.state, self.state.search.context
+        compiler = context.compiler
+        alive = state.alive_after(self.name, context.names.bit(self.name))
+        member = context.member(alive, self.name, state.seen) if context.plain else self._member(alive)
+        tracked = MemberFrame(state, self.name, member) if member.tracked else None
+        then: ControlState | Frame | None = tracked or state.after(self.name, member, ())
         edges: dict[int, int] = {}
         if then is not None and member.possible:
-            start = ValueStart(world, member.need, member.tracked, world.spaces)
+            start = ValueStart(compiler, member.need, member.tracked, compiler.spaces)
             edges[COLON] = automaton.push(start, then)
-        if world.spaces == 2:
+        if compiler.spaces == 2:
             return TransitionRow(edges, rest=automaton.stay_on(SPACES))
         return TransitionRow(edges)
 
     def _member(self, alive: int) -> MemberGoal:
-        context = self.state.context
-        value = context.completion.value(self.state, self.outcome)
-        goals = context.goals(alive, self.outcome)
+        search = self.state.search
+        value = search.value(self.state, self.name)
+        goals = search.context.goals(alive, self.name)
         known: Mapping[Formula, bool] = {value.need: True}
         tracked = () if value.goals == (value.need,) else value.goals
         if value.truths is not None:
             known, tracked = dict(zip(value.goals, value.truths, strict=True)), ()
-        return MemberGoal(value.need, tracked, goals, context.world.satisfiable(value.need), known)
+        return MemberGoal(value.need, tracked, goals, search.context.compiler.satisfiable(value.need), known)
 
 
 @dataclass(frozen=True)
 class MemberFrame(Frame):
-    """Below a member's value of which something is tracked."""
+    """Stack frame below a member's value whose truths are tracked."""
 
     state: ObjectState
-    outcome: NameClass
+    name: NameClass
     member: MemberGoal
 
     def __hash__(self) -> int:
-        return hash((self.state, id(self.outcome)))
+        return hash((self.state, id(self.name)))
 
     @property
     def num_results(self) -> int:  # type: ignore[override]
-        return result_codes(self.state.context.world, self.member.tracked).size
+        return result_codes(self.state.search.context.compiler, self.member.tracked).size
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
-        truths = result_codes(self.state.context.world, self.member.tracked).truths[result]
-        return self.state.after(self.outcome, self.member, truths)
+        truths = result_codes(self.state.search.context.compiler, self.member.tracked).truths[result]
+        return self.state.after(self.name, self.member, truths)
+
+
+class ObjectEndSearch(EndSearch[ObjectState]):
+    """Searches from the states of one object. Steps use up names.
+
+    What is still needed (required names, those that they bring with them, a number of members, parts that must fail)
+    depends on the set of members that come and on the truths of their goals, not on their order. Members that must come
+    at some time are tried first, and then only those.
+    """
+
+    def __init__(self, context: ObjectContext) -> None:
+        super().__init__(context.compiler)
+        self.context = context
+        self._relevant = 0
+        for required, requires in zip(context.required, context.requires, strict=True):
+            self._relevant |= required
+            for names, others in requires:
+                self._relevant |= names | others
+        self._least = max((part.least for part in context.parts), default=0)
+        self._limited = any(part.most is not None for part in context.parts)
+
+    def _key(self, state: ObjectState) -> Hashable:
+        return state.alive, state.seen, state.count, bool(state.others) and self.context.in_order
+
+    def _used(self, state: ObjectState, step: ObjectState) -> int:
+        return step.seen & ~state.seen
+
+    def can_end_after(self, state: ObjectState, step: ObjectState) -> bool:
+        """Return True if `step`, which is `state` after one more member, can end."""
+        used = self._paths.get(self._key(state))
+        remains = used is not None and used != NEVER and not used & self._used(state, step)
+        if used is not None and remains and self._is_neutral(state, step):
+            self._paths.setdefault(self._key(step), used)
+        return self.can_end(step)
+
+    def _is_neutral(self, state: ObjectState, step: ObjectState) -> bool:
+        """Return True if a step does not change what is still needed."""
+        return (
+            state.alive == step.alive
+            and not (step.seen ^ state.seen) & self._relevant
+            and (state.count == step.count or (state.count >= self._least and not self._limited))
+            and not self.context.in_order
+        )
+
+    def _steps(self, state: ObjectState) -> Iterator[ObjectState]:
+        if self._exceeds_limit():
+            return
+        context = self.context
+        tried: set[tuple[object, ...]] = set()
+        wanted = self._inevitable_names(state)
+        for name in wanted or state.candidates(self._cheapest_names(state, context.formulas[0]) or 0):
+            alike = (*context.open_goals(name), context.names.bit(name) & self._relevant)
+            if alike not in tried:
+                tried.add(alike)
+                for step in self.steps(state, name):
+                    if not self._is_neutral(state, step):
+                        yield step
+
+    def _inevitable_names(self, state: ObjectState) -> list[NameClass]:
+        """Return the smallest known set of names of which one must come at some time; empty if none is known."""
+        context = self.context
+        if context.in_order:
+            return []
+        truths = context.truths(state.alive, context.settled(state.alive, state.seen))
+        fewest: list[NameClass] = []
+        for part, holds in forced(context.formulas[0], truths.__getitem__):
+            number = context.index[part]
+            needed = context.needed(number, state.seen)
+            if holds and needed:
+                return [context.names.named[(needed & -needed).bit_length() - 1]]
+            if not holds and not needed and state.count >= part.least:
+                names = [name for name in context.falsifying_names(number) if not context.names.bit(name) & state.seen]
+                if names and (not fewest or len(names) < len(fewest)):
+                    fewest = names
+        return fewest
+
+    def _cheapest_names(self, state: ObjectState, formula: Formula) -> int | None:
+        """Return a small set of names that seems to make a formula true, or None if there seems to be none."""
+        context = self.context
+        if isinstance(formula, bool):
+            return 0 if formula else None
+        if isinstance(formula, And | Or | ExactlyOne):
+            sets = [self._cheapest_names(state, part) for part in formula.parts]
+            if isinstance(formula, And):
+                return None if None in sets else reduce(or_, sets, 0)
+            return min((n for n in sets if n is not None), key=lambda n: (n.bit_count(), n), default=None)
+        if isinstance(formula, ObjectPart):
+            number = context.index[formula]
+            return context.needed(number, state.seen) if state.alive >> number & 1 else None
+        part = formula.part
+        if isinstance(part, ExactlyOne) or not state.alive >> context.index[part] & 1:
+            return 0
+        number = context.index[part]
+        if context.needed(number, state.seen):
+            return 0
+        if context.cannot_fail(number, state.seen):
+            return None
+        bits = map(context.names.bit, context.falsifying_names(number))
+        return next((bit for bit in bits if bit and not bit & state.seen), 0)
+
+    def steps(self, state: ObjectState, name: NameClass) -> Iterator[ObjectState]:
+        """Yield the states after a member with this name, for the values that are possible."""
+        if self._exceeds_limit():
+            return
+        context = self.context
+        seen = state.seen | context.names.bit(name)
+        certain, open_goals = self._open_goals(state, name)
+        joint = joint_truths(context.compiler, tuple(goal for goal, _ in open_goals))
+        for truths in joint.candidates():
+            alive = certain + sum(parts for (_, parts), truth in zip(open_goals, truths, strict=True) if truth)
+            if not context.must_fail(alive, seen) and joint.possible(truths):
+                yield state.with_member(name, alive)
+
+    def may_come(self, state: ObjectState, name: NameClass) -> bool:
+        """Return True if the object can end after a member with this name."""
+        return any(self.can_end_after(state, step) for step in self.steps(state, name))
+
+    def _exceeds_limit(self) -> bool:
+        context = self.context
+        if len(context.parts) <= MAX_PARTS:
+            return False
+        hint = '; with additional_properties "schema" there are fewer' if context.compiler.closes_objects else ""
+        context.compiler.refused.append(
+            GrammarError(f"more than {MAX_PARTS} constraints apply to one object together{hint}")
+        )
+        return True
+
+    def _open_goals(self, state: ObjectState, name: NameClass) -> tuple[int, tuple[tuple[Formula, int], ...]]:
+        """Return `ObjectContext.open_goals`, for the parts that may still hold when the name has come."""
+        alive = state.alive_after(name, self.context.names.bit(name))
+        certain, open_goals = self.context.open_goals(name)
+        return certain & alive, tuple((goal, parts & alive) for goal, parts in open_goals if parts & alive)
+
+    def value(self, state: ObjectState, name: NameClass) -> ValueGoal:
+        """Return the goal of the value of a member with this name."""
+        context = self.context
+        bit = context.names.bit(name)
+        certain, open_goals = self._open_goals(state, name)
+        joint = joint_truths(context.compiler, tuple(goal for goal, _ in open_goals))
+        goals = context.goals(state.alive_after(name, bit), name)
+        need = context.need(goals, name, state.seen)
+        if joint.unchecked is None:
+            return ValueGoal(need, joint.goals, None)
+        # The same as `need`, over marks instead of goals, so that truths of goals can be put in.
+        marks = tuple(goal if isinstance(goal, bool) else (goal,) for goal in goals)
+        marked = context.need(marks, name, state.seen)
+        good: set[Truths] = set()
+        bad: set[Truths] = set()
+        for truths in (*joint.known, *joint.unchecked):
+            known = dict(zip(joint.goals, truths, strict=True))
+            if evaluate(marked, lambda mark: known[mark[0]]):  # noqa: B023
+                alive = certain + sum(parts for (_, parts), truth in zip(open_goals, truths, strict=True) if truth)
+                fits = not context.must_fail(alive, state.seen | bit)
+                fits = fits and self.can_end_after(state, state.with_member(name, alive))
+                (good if fits else bad).add(truths)
+        need = conj([need, restricted(joint.goals, good, bad)])
+        return ValueGoal(need, joint.goals, next(iter(good)) if len(good) == 1 else None)

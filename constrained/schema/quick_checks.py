@@ -1,6 +1,7 @@
-"""Schemas of which a look at their keywords says that some value satisfies them, so that no formula need be made.
+"""Quick checks on keywords alone: schemas that surely have values, and pairs that surely share none.
 
-Knows keywords; no formulas, no states. Where it says nothing, `SchemaCompiler.satisfiable` finds out.
+Both look at a few levels of a schema without building formulas. Where they find nothing, `SchemaCompiler.satisfiable`
+decides.
 """
 
 from __future__ import annotations
@@ -9,107 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from .document import Document, Location
-from .keywords import TYPES
+from .keywords import ANNOTATIONS, APPLICATORS, NUMBER_KEYWORDS, STRING_KEYWORDS, TYPES, UNEVALUATED_KEYWORDS
 from .string_dfas import pattern_dfa
 
-
-@dataclass(frozen=True)
-class _Outline:
-    types: frozenset[str]
-    texts: frozenset[str] | None  # the only strings; None: others too
-    members: dict[str, frozenset[str]]  # required ones that are strings out of these
-
-
-def are_disjoint(document: Document, one: Location, other: Location, within: Location | None = None) -> bool:
-    """Return True if no value satisfies both, of those that satisfy `within`. False says nothing."""
-    types, required = frozenset(TYPES), list[str]()
-    if within is not None and isinstance(within.schema, dict):
-        types, required = _types(within.schema), _required(within.schema)
-    a, b = _outline(document, one, required), _outline(document, other, required)
-    shared = a.types & b.types & types
-    if "string" in shared and a.texts is not None and b.texts is not None and not a.texts & b.texts:
-        shared -= {"string"}
-    if "object" in shared and any(
-        name in b.members and not texts & b.members[name] for name, texts in a.members.items()
-    ):
-        shared -= {"object"}
-    return not shared
-
-
-def _types(schema: dict[str, Any]) -> frozenset[str]:
-    types = schema.get("type", TYPES)
-    types = frozenset([types] if isinstance(types, str) else types)
-    if "integer" in types or "number" in types:
-        types = types - {"integer"} | {"number"}
-    return types | {"null"} if schema.get("nullable") is True else types
-
-
-def _required(schema: dict[str, Any]) -> list[str]:
-    required = schema.get("required")
-    return required if isinstance(required, list) else []
-
-
-def _outline(document: Document, location: Location, required: list[str]) -> _Outline:
-    """`required`: names that members have whatever the schema says."""
-    schema = _followed(document, location)
-    if isinstance(schema, bool):
-        return _Outline(frozenset(TYPES) if schema else frozenset(), None, {})
-    members = {}
-    properties = schema.get("properties", {})
-    for name in (*_required(schema), *required):
-        if name in properties:
-            inner = _followed(document, document.inside(location, properties[name], "properties", name))
-            texts = _texts(inner)
-            if texts is not None and isinstance(inner, dict) and not isinstance(inner.get("type"), list):
-                members[name] = texts
-    return _Outline(_types(schema), _texts(schema), members)
-
-
-def _texts(schema: Any) -> frozenset[str] | None:
-    """The strings that an `enum` or a `const` leaves, where all its values are strings."""
-    if not isinstance(schema, dict):
-        return None
-    values = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
-    if values is None or not all(isinstance(value, str) for value in values):
-        return None
-    return frozenset(values)
-
-
-def _followed(document: Document, location: Location) -> Any:
-    """The schema, or the one that it does nothing but refer to."""
-    for _ in range(8):
-        schema = location.schema
-        if not isinstance(schema, dict) or "$ref" not in schema or "$id" in schema:
-            break
-        if not document.ref_is_alone and set(schema) - {"$ref", "title", "description", "default", "examples"}:
-            break
-        location = document.resolve(schema["$ref"], location)
-    return location.schema
-
-
-DEPTH = 6  # of schemas looked into
-STRING_KEYWORDS = frozenset(("minLength", "maxLength", "pattern", "format"))
-NUMBER_KEYWORDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "divisibleBy"))
-APPLICATORS = frozenset(
-    [
-        *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "enum", "const"),
-        *("dependentSchemas", "dependencies"),
-    ]
-)
+MAX_DEPTH = 6  # nested schemas that `quick_satisfiable` looks at
+MAX_REFERENCES = 8  # references to references that are followed
 _OBJECT_LIMITS = frozenset(("required", "minProperties", "maxProperties"))
 _ARRAY_LIMITS = frozenset(("minItems", "maxItems", "contains"))
 # Without these a schema is satisfied by the empty value of any of its types.
-_MAY_FAIL = (
-    APPLICATORS
-    | STRING_KEYWORDS
-    | NUMBER_KEYWORDS
-    | _OBJECT_LIMITS
-    | _ARRAY_LIMITS
-    | {"unevaluatedProperties", "unevaluatedItems"}
-)
-_COMPLICATED = (APPLICATORS - {"enum", "const"}) | {"unevaluatedProperties", "unevaluatedItems"}
-# What makes the value of a member depend on more than its name among the properties.
-_OF_NAMES = frozenset(("patternProperties", "propertyNames", "dependentRequired", "dependencies"))
+_MAY_FAIL = APPLICATORS | STRING_KEYWORDS | NUMBER_KEYWORDS | _OBJECT_LIMITS | _ARRAY_LIMITS | UNEVALUATED_KEYWORDS
+_COMPLICATED = (APPLICATORS - {"enum", "const"}) | UNEVALUATED_KEYWORDS
+# With these the schema of a member does not follow from `properties` and `additionalProperties` alone.
+_NAME_DEPENDENT = frozenset(("patternProperties", "propertyNames", "dependentRequired", "dependencies"))
+_BARE_REFERENCE = ANNOTATIONS | {"$ref"}
 _JSON_TYPES: dict[type, tuple[str, ...]] = {
     type(None): ("null",),
     bool: ("boolean",),
@@ -119,8 +32,8 @@ _JSON_TYPES: dict[type, tuple[str, ...]] = {
 }
 
 
-def quick_satisfiable(document: Document, location: Location, depth: int = DEPTH) -> bool:
-    """False says nothing."""
+def quick_satisfiable(document: Document, location: Location, depth: int = MAX_DEPTH) -> bool:
+    """Return True if some value surely satisfies the schema. False means unknown."""
     schema = location.schema
     if isinstance(schema, bool):
         return schema
@@ -128,7 +41,7 @@ def quick_satisfiable(document: Document, location: Location, depth: int = DEPTH
         return True
     if depth == 0:
         return False
-    if "$ref" in schema and (document.ref_is_alone or _stands_alone(schema)):
+    if _is_bare_reference(document, schema):
         return quick_satisfiable(document, document.resolve(schema["$ref"], location), depth - 1)
     if not _COMPLICATED.isdisjoint(schema):
         return False
@@ -139,13 +52,13 @@ def quick_satisfiable(document: Document, location: Location, depth: int = DEPTH
     return any(_has_values_of(kind, document, location, depth) for kind in types)
 
 
-def _stands_alone(schema: dict[str, Any]) -> bool:
-    """Whether a reference is all that a schema asks for."""
-    return all(name == "$ref" or name in ("title", "description", "default", "examples") for name in schema)
+def _is_bare_reference(document: Document, schema: dict[str, Any]) -> bool:
+    """Return True if a schema only refers to another one."""
+    return "$ref" in schema and (document.ref_is_alone or schema.keys() <= _BARE_REFERENCE)
 
 
 def _is_listed(value: Any, schema: dict[str, Any], types: Any) -> bool:
-    """Whether a value of an enum satisfies what stands beside it."""
+    """Return True if a value of `enum` surely satisfies the keywords beside it."""
     kinds = _JSON_TYPES.get(type(value), ())
     if isinstance(value, str):
         return "string" in types and value.isascii() and STRING_KEYWORDS.isdisjoint(schema)
@@ -183,14 +96,14 @@ def _has_numbers(schema: dict[str, Any]) -> bool:
     if names == {"minimum", "maximum"}:
         low, high = schema["minimum"], schema["maximum"]
         return isinstance(low, int) and isinstance(high, int) and low <= high
-    # Without an end on one side there are as many as one likes.
+    # A range that is open on one side always holds numbers.
     return names <= {"minimum", "exclusiveMinimum"} or names <= {"maximum", "exclusiveMaximum"}
 
 
 def _has_objects(document: Document, location: Location, depth: int) -> bool:
     schema = location.schema
     required = schema.get("required", [])
-    if not isinstance(required, list) or not _OF_NAMES.isdisjoint(schema):
+    if not isinstance(required, list) or not _NAME_DEPENDENT.isdisjoint(schema):
         return False
     number = len(set(required))
     if schema.get("minProperties", 0) > number or schema.get("maxProperties", number) < number:
@@ -204,3 +117,80 @@ def _has_objects(document: Document, location: Location, depth: int) -> bool:
         if value is not True and not quick_satisfiable(document, document.inside(location, value, *path), depth - 1):
             return False
     return True
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """Types of a schema, its only strings (None: any), and its required members whose values are listed strings."""
+
+    types: frozenset[str]
+    texts: frozenset[str] | None
+    members: dict[str, frozenset[str]]
+
+
+def are_disjoint(document: Document, one: Location, other: Location, within: Location | None = None) -> bool:
+    """Return True if surely no value satisfies both schemas and `within`. False means unknown.
+
+    Decided by types, by listed strings, and by required members such as the `kind` of a tagged union.
+    """
+    types, required = frozenset(TYPES), list[str]()
+    if within is not None and isinstance(within.schema, dict):
+        types, required = _types(within.schema), _required(within.schema)
+    a, b = _outline(document, one, required), _outline(document, other, required)
+    shared = a.types & b.types & types
+    if "string" in shared and a.texts is not None and b.texts is not None and not a.texts & b.texts:
+        shared -= {"string"}
+    if "object" in shared and any(
+        name in b.members and not texts & b.members[name] for name, texts in a.members.items()
+    ):
+        shared -= {"object"}
+    return not shared
+
+
+def _types(schema: dict[str, Any]) -> frozenset[str]:
+    types = schema.get("type", TYPES)
+    types = frozenset([types] if isinstance(types, str) else types)
+    if "integer" in types or "number" in types:
+        types = types - {"integer"} | {"number"}
+    return types | {"null"} if schema.get("nullable") is True else types
+
+
+def _required(schema: dict[str, Any]) -> list[str]:
+    required = schema.get("required")
+    return required if isinstance(required, list) else []
+
+
+def _outline(document: Document, location: Location, required: list[str]) -> _Outline:
+    """Return the outline of a schema. `required` are names that objects have in any case."""
+    schema = _followed(document, location)
+    if isinstance(schema, bool):
+        return _Outline(frozenset(TYPES) if schema else frozenset(), None, {})
+    members = {}
+    properties = schema.get("properties", {})
+    for name in (*_required(schema), *required):
+        if name in properties:
+            inner = _followed(document, document.inside(location, properties[name], "properties", name))
+            texts = _texts(inner)
+            if texts is not None and isinstance(inner, dict) and not isinstance(inner.get("type"), list):
+                members[name] = texts
+    return _Outline(_types(schema), _texts(schema), members)
+
+
+def _texts(schema: Any) -> frozenset[str] | None:
+    """Return the values of `enum` or `const` if all of them are strings."""
+    if not isinstance(schema, dict):
+        return None
+    values = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
+    if values is None or not all(isinstance(value, str) for value in values):
+        return None
+    return frozenset(values)
+
+
+def _followed(document: Document, location: Location) -> Any:
+    """Follow bare references and return the schema at their end."""
+    for _ in range(MAX_REFERENCES):
+        schema = location.schema
+        if not isinstance(schema, dict) or "$id" in schema or not _is_bare_reference(document, schema):
+            break
+        location = document.resolve(schema["$ref"], location)
+    return location.schema

@@ -1,5 +1,7 @@
-"""The automata of strings: what a pattern or a format allows between the quotes of a JSON string, and what a regular
-expression allows as a whole text. Each is made once a process and shared."""
+"""Automata over the contents of JSON strings: patterns, formats, lengths, any string, and labelled products of them.
+
+Automata of patterns and formats are made once a process and shared.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ from ..regex.pair_product import pair_product
 from ..regex.parser import containing, parse_regex
 from ..regex.subset import char_dfa
 from .formats import format_expression, possible_expression
+from .formula import Truths
 
+PATTERN_CPU_SECONDS = 0.5  # to compile one pattern
 MAX_LENGTH_STATES = 60_000
 MAX_PRODUCT_STATES = 20_000
 _PLAIN = np.array([b for b in range(0x20, 0x80) if b not in (0x22, 0x5C)], np.uint8)
-# Characters of several bytes: first and last first byte, first and last second byte, how many more come after that.
+# Multi-byte characters: range of the first byte, range of the second byte, number of bytes after it.
 _UTF8 = np.array(
     [
         (0xC2, 0xDF, 0x80, 0xBF, 0),
@@ -42,36 +46,97 @@ _UTF8 = np.array(
 )
 
 
+# Patterns and formats.
+
+
+def pattern_dfa(pattern: str) -> Dfa:
+    """Return the contents of the JSON strings that contain a match of an ECMA-262 pattern.
+
+    Raises GrammarError with the position of what is not supported.
+    """
+    return _string_content_dfa(pattern_chars(pattern))
+
+
+@lru_cache(maxsize=1024)
+def _string_content_dfa(chars: CharDfa) -> Dfa:
+    return byte_dfa(chars, "json_string", _pattern_budget())
+
+
+@lru_cache(maxsize=256)
+def regex_dfa(pattern: str) -> Dfa:
+    """Return the UTF-8 texts that a Python pattern matches as a whole."""
+    return byte_dfa(char_dfa(parse_regex(pattern, "python"), _pattern_budget()), "utf8", _pattern_budget())
+
+
+def expression_dfa(expression: Expression) -> Dfa:
+    """Return the UTF-8 texts of an expression."""
+    return byte_dfa(char_dfa(expression, _pattern_budget()), "utf8", _pattern_budget())
+
+
+@lru_cache(maxsize=2048)
+def pattern_chars(pattern: str) -> CharDfa:
+    """Return the texts that contain a match of an ECMA-262 pattern."""
+    return char_dfa(containing(parse_regex(pattern, "ecma")), _pattern_budget())
+
+
+@lru_cache(maxsize=64)
+def format_chars(name: str) -> CharDfa | None:
+    """Return the texts of a format, or None if it is not enforced."""
+    expression = format_expression(name)
+    return None if expression is None else char_dfa(expression, _format_budget())
+
+
+@lru_cache(maxsize=64)
+def undecided_chars(name: str) -> CharDfa | None:
+    """Return the texts that may or may not be of a format that is known in part, or None for other formats."""
+    possible, known = possible_expression(name), format_chars(name)
+    if possible is None or known is None:
+        return None
+    return char_dfa(possible, _format_budget()).minus(known, _format_budget())
+
+
+def _pattern_budget() -> CompileBudget:
+    return CompileBudget(max_cpu_seconds=PATTERN_CPU_SECONDS)
+
+
+def _format_budget() -> CompileBudget:
+    """Return a budget without a time limit, because the patterns of formats are known to be small."""
+    return CompileBudget(max_cpu_seconds=math.inf)
+
+
+# Any string, and lengths.
+
+
 @cache
 def any_string() -> Dfa:
-    """The content of any JSON string. It accepts between characters, and nowhere else."""
+    """Return the contents of all JSON strings. The automaton accepts exactly between characters."""
     return byte_dfa(char_dfa(repeat(Chars(ALL), 0, None), CompileBudget()), "json_string")
 
 
 @lru_cache(maxsize=2048)
 def plain_states(dfa: Dfa) -> NDArray[np.bool_]:
-    """From which states every text of plain characters leads on, to states of which the same is true: bool[S]."""
-    from ..regex import dfa_kernel as plain_kernel  # here, for it imports numba
+    """Return the states from which every text of plain characters leads to such a state again: bool[S]."""
+    from ..regex import dfa_kernel  # here, because it imports numba
 
-    return plain_kernel.plain_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8)
+    return dfa_kernel.plain_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8)
 
 
 @lru_cache(maxsize=2048)
 def looping_states(dfa: Dfa) -> NDArray[np.bool_]:
-    """From which states every plain character leads back to the very state: bool[S]."""
-    from ..regex import dfa_kernel as plain_kernel  # here, for it imports numba
+    """Return the states from which every plain character leads back to the same state: bool[S]."""
+    from ..regex import dfa_kernel  # here, because it imports numba
 
     plain = plain_states(dfa)
-    return plain_kernel.looping_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8, plain)
+    return dfa_kernel.looping_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8, plain)
 
 
 @lru_cache(maxsize=64)
 def length_dfa(least: int, most: int | None) -> Dfa:
-    """Strings of `least` to `most` characters. Raises GrammarError when they are too many."""
+    """Return the strings of `least` to `most` characters. Raises GrammarError beyond `MAX_LENGTH_STATES`."""
     base = any_string()
     num_counts = (least if most is None else most) + 1
     if num_counts * base.num_states > MAX_LENGTH_STATES:
-        raise GrammarError("lengths this large cannot be combined with what else is asked of the string")
+        raise GrammarError("lengths this large cannot be combined with other constraints on the string")
     num_inner = base.num_states - 1
     counts = np.arange(num_counts)[:, None, None]
     inner = base.table[1:][None]
@@ -84,55 +149,61 @@ def length_dfa(least: int, most: int | None) -> Dfa:
     return Dfa(table.astype(np.int32), base.class_of, np.concatenate([[False], accepting]))
 
 
+# Products.
+
+
 @dataclass(frozen=True, eq=False)
 class DfaProduct:
-    """Several automata side by side: S states, the dead one first, in which the universe goes on."""
+    """Product of automata over the texts of a universe. S states, the dead one first; C classes of bytes.
+
+    `combination[q]` is the index in `accepted` of the automata that accept in state q, or -1 if the universe does not.
+    """
 
     table: NDArray[np.int32]  # [S, C]
     class_of: NDArray[np.uint8]  # [256]
-    ends: NDArray[np.int64]  # [S] the number of the combination of what the automata accept there; -1: no end at all
-    accepted: tuple[tuple[bool, ...], ...]  # by that number
+    combination: NDArray[np.int64]  # [S]
+    accepted: tuple[Truths, ...]
 
 
 @lru_cache(maxsize=256)
 def _product(machines: tuple[Dfa, ...]) -> DfaProduct:
     columns, inverse = np.unique(np.stack([m.class_of for m in machines]), axis=1, return_inverse=True)
     tables = [m.table[:, column] for m, column in zip(machines, columns, strict=True)]
-    # One after another beside the universe, without which nothing lives; states[n] are those of the automata.
+    # The universe comes first: states in which it is dead are dropped. states[n] are those of each automaton.
     table, states = tables[0], np.arange(len(tables[0]))[:, None]
     for other in tables[1:]:
         table, pairs = pair_product(table, other, "first", _check_product)
         states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
-    ends = np.full(len(table), -1, np.int64)
-    combinations: dict[tuple[bool, ...], int] = {}
+    combination = np.full(len(table), -1, np.int64)
+    numbers: dict[Truths, int] = {}
     accepting = [machine.accepting[states[:, number]].tolist() for number, machine in enumerate(machines)]
     for number, (ended, *accepted) in enumerate(zip(*accepting, strict=True)):
         if ended:
-            ends[number] = combinations.setdefault(tuple(accepted), len(combinations))
-    return DfaProduct(table, inverse.reshape(-1).astype(np.uint8), ends, tuple(combinations))
+            combination[number] = numbers.setdefault(tuple(accepted), len(numbers))
+    return DfaProduct(table, inverse.reshape(-1).astype(np.uint8), combination, tuple(numbers))
 
 
-def _check_product(number: int) -> None:
-    if number > MAX_PRODUCT_STATES + 1:
-        raise GrammarError("what is asked of a value is too complex in combination")
+def _check_product(num_states: int) -> None:
+    if num_states > MAX_PRODUCT_STATES + 1:
+        raise GrammarError("the constraints on one value are too complex in combination")
 
 
-def combinations(universe: Dfa, dfas: Sequence[Dfa]) -> tuple[tuple[bool, ...], ...]:
-    """Which of the automata can accept a text of the universe together, and the others not."""
+def combinations(universe: Dfa, dfas: Sequence[Dfa]) -> tuple[Truths, ...]:
+    """Return the combinations of automata that accept a text of the universe while the others do not."""
     return _product((universe, *dfas)).accepted
 
 
 def labelled_product(
-    universe: Dfa, dfas: Sequence[Dfa], label: Callable[[tuple[bool, ...]], int]
+    universe: Dfa, dfas: Sequence[Dfa], label: Callable[[Truths], int]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]] | None:
-    """What the universe accepts, with a label by which of the automata accept it too; label -1 is for what is not
-    accepted after all. The table, the classes of bytes, the label of each state; None when nothing is left.
+    """Label the texts of the universe by which automata accept them; the label -1 refuses a text.
 
-    Raises GrammarError when there are too many states.
+    Returns the table [S, C], the classes of bytes [256] and the labels [S], or None if every text is refused. Raises
+    GrammarError beyond `MAX_PRODUCT_STATES`.
     """
     product = _product((universe, *dfas))
-    by_number = np.array([*(label(accepted) for accepted in product.accepted), -1], np.int32)
-    labels = by_number[product.ends]
+    by_combination = np.array([*(label(accepted) for accepted in product.accepted), -1], np.int32)
+    labels = by_combination[product.combination]
     table = product.table
     alive = labels >= 0
     while True:
@@ -144,57 +215,3 @@ def labelled_product(
     if not alive[START]:
         return None
     return np.where(alive[table], table, DEAD), product.class_of, labels
-
-
-MAX_CPU_SECONDS = 0.5  # of one pattern
-
-
-def pattern_dfa(pattern: str) -> Dfa:
-    """The contents of the JSON strings that contain a match of an ECMA-262 pattern. Raises GrammarError with the
-    position of what is not supported."""
-    return _encoded(pattern_chars(pattern))
-
-
-@lru_cache(maxsize=256)
-def regex_dfa(pattern: str) -> Dfa:
-    """The UTF-8 texts that a Python pattern matches as a whole."""
-    return byte_dfa(char_dfa(parse_regex(pattern, "python"), _budget()), "utf8", _budget())
-
-
-def expression_dfa(expression: Expression) -> Dfa:
-    """The UTF-8 texts of an expression."""
-    return byte_dfa(char_dfa(expression, _budget()), "utf8", _budget())
-
-
-@lru_cache(maxsize=2048)
-def pattern_chars(pattern: str) -> CharDfa:
-    return char_dfa(containing(parse_regex(pattern, "ecma")), _budget())
-
-
-@lru_cache(maxsize=64)
-def format_chars(name: str) -> CharDfa | None:
-    expression = format_expression(name)
-    return None if expression is None else char_dfa(expression, _unhurried())
-
-
-@lru_cache(maxsize=64)
-def doubtful_chars(name: str) -> CharDfa | None:
-    """The texts of which is not known whether they are of a format; None when it is known of all."""
-    possible, known = possible_expression(name), format_chars(name)
-    if possible is None or known is None:
-        return None
-    return char_dfa(possible, _unhurried()).minus(known, _unhurried())
-
-
-@lru_cache(maxsize=1024)
-def _encoded(chars: CharDfa) -> Dfa:
-    return byte_dfa(chars, "json_string", _budget())
-
-
-def _budget() -> CompileBudget:
-    return CompileBudget(max_cpu_seconds=MAX_CPU_SECONDS)
-
-
-def _unhurried() -> CompileBudget:
-    """Of a format: its pattern is ours and known to be small."""
-    return CompileBudget(max_cpu_seconds=math.inf)

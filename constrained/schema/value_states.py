@@ -1,32 +1,41 @@
-"""The states of a JSON value's text: its first byte says which type it is, then that type's states go on."""
+"""States before a JSON value, of its words and of its numbers. The first byte decides the type of the value."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from ..automaton.automaton import Automaton, TransitionRow
+from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
-from .formula import Formula
-from .goals import SchemaCompiler
-from .number_states import number_start
+from ..errors import GrammarError
+from ..regex.dfa import START
+from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, evaluate
+from .interface import SchemaCompiler
+from .number_parts import NumberPart, candidates, number_dfa, number_universe
+from .string_dfas import labelled_product
 from .string_states import QUOTE, string_start
 
 SPACES = b" \n\t\r"
-MAX_RESULTS = 64  # different truths of what is tracked of one value
+NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
+MAX_RESULTS = 64  # combinations of truths of the tracked goals of one value
 _WORDS = {"null": b"null", "true": b"true", "false": b"false"}
 
 
 class ResultCodes:
-    """Numbers for the truths of some formulas: what a value's states tell those below them on the stack."""
+    """Numbers for the truths of tracked goals. A value's last state pops with such a number."""
 
     def __init__(self, num_tracked: int) -> None:
         self.size: int = min(2**num_tracked, MAX_RESULTS)
-        self.truths: list[tuple[bool, ...]] = []
-        self._numbers: dict[tuple[bool, ...], int] = {}
+        self.truths: list[Truths] = []
+        self._numbers: dict[Truths, int] = {}
 
-    def __call__(self, truths: tuple[bool, ...]) -> int:
-        """-1 when there are too many: then the value is refused."""
+    def __call__(self, truths: Truths) -> int:
+        """Return the number of a combination, or -1 if there are too many: then the value is refused."""
         number = self._numbers.get(truths)
         if number is None:
             if len(self.truths) == self.size:
@@ -36,27 +45,30 @@ class ResultCodes:
         return number
 
 
-def result_codes(world: SchemaCompiler, tracked: tuple[Formula, ...]) -> ResultCodes:
-    key = ("results", tracked)
-    found = world.memory.get(key)
+def result_codes(compiler: SchemaCompiler, tracked: tuple[Formula, ...]) -> ResultCodes:
+    """Return the result codes that all values with these tracked goals share."""
+    key = ("result codes", tracked)
+    found = compiler.cache.get(key)
     if found is None:
-        found = world.memory[key] = ResultCodes(len(tracked))
+        found = compiler.cache[key] = ResultCodes(len(tracked))
     assert isinstance(found, ResultCodes)
     return found
 
 
 @dataclass(frozen=True)
 class ValueStart:
-    """Before a value that must satisfy a goal, and tells which of the tracked ones it satisfies. Before it comes at
-    most `spaces` (2: any number of) spaces."""
+    """State before a value that must satisfy the goal `need`, and whose result code says which `tracked` goals hold.
 
-    world: SchemaCompiler
+    `spaces` is the number of spaces that may come first; 2 means any whitespace.
+    """
+
+    compiler: SchemaCompiler
     need: Formula
     tracked: tuple[Formula, ...] = ()
     spaces: int = 0
 
     def expand(self, automaton: Automaton) -> TransitionRow:
-        world, result = self.world, result_codes(self.world, self.tracked)
+        compiler, result = self.compiler, result_codes(self.compiler, self.tracked)
         edges: dict[int, int] = {}
         for kind, word in _WORDS.items():
             need, *tracked = self._typed(kind)
@@ -68,22 +80,22 @@ class ValueStart:
         for kind, byte in (("object", 0x7B), ("array", 0x5B)):
             formulas = self._typed(kind)
             if formulas[0] is not False:
-                state = world.structure_start(kind, formulas, result)
+                state = compiler.structure_start(kind, formulas, result)
                 if state is not None:
                     edges[byte] = automaton.goto(state)
-        number_state = number_start(automaton, self._typed("number"), result)
+        number_state = _number_start(automaton, self._typed("number"), result)
         if self.spaces == 2:
             edges |= dict.fromkeys(SPACES, automaton.goto(self))
         elif self.spaces == 1:
-            edges[0x20] = automaton.goto(ValueStart(world, self.need, self.tracked))
+            edges[0x20] = automaton.goto(ValueStart(compiler, self.need, self.tracked))
         return TransitionRow(edges, rest=number_state or 0)
 
     def _typed(self, kind: str) -> tuple[Any, ...]:
-        world = self.world
-        need = world.typed(self.need, kind)
+        compiler = self.compiler
+        need = compiler.typed(self.need, kind)
         if need is False or not self.tracked:
-            return (need,)  # what is tracked of values that may not be is no matter
-        return (need, *(world.typed(goal, kind) for goal in self.tracked))
+            return (need,)  # truths of values that are not allowed do not matter
+        return (need, *(compiler.typed(goal, kind) for goal in self.tracked))
 
 
 def _word(automaton: Automaton, rest: bytes, result: int) -> int:
@@ -91,3 +103,66 @@ def _word(automaton: Automaton, rest: bytes, result: int) -> int:
     if key not in automaton.memory:
         automaton.memory[key] = literal_states(automaton.tables, [(rest, automaton.pop(result))])
     return automaton.memory[key]  # type: ignore[no-any-return]
+
+
+# Numbers.
+
+
+def _number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: Callable[[Truths], int]) -> int | None:
+    """Return the number of the state before a number for which the first formula holds, or None if there is none.
+
+    The number ends with the result code of the truths of the other formulas.
+    """
+    need, tracked = formulas[0], formulas[1:]
+    if need is False:
+        return None
+    values = candidates(need)
+    if values is not None and not tracked:
+        kept = frozenset(v for v in values if evaluate(need, lambda part: part.holds(v)))  # noqa: B023
+        digits = any(part.digits for part in atoms(need))
+        need = NumberPart(digits=digits, values=kept) if kept else False
+        if need is False:
+            return None
+    if not isinstance(need, And | Or | ExactlyOne | Not) and all(f == need or isinstance(f, bool) for f in tracked):
+        number = result(tuple(True if f == need else bool(f) for f in tracked))
+        part = NumberPart() if need is True else need
+        try:
+            dfa = number_dfa(part)
+        except GrammarError as error:
+            automaton.refused.append(error)
+            return None  # too complex to work out: allowing no number is safe
+        if dfa.is_empty:
+            return None
+        return START + automaton.block(("number", part, number), lambda: _number_block(part, number))
+    return _number_product(automaton, (need, *tracked), result)
+
+
+@lru_cache(maxsize=256)
+def _number_block(part: NumberPart, result: int) -> Block:
+    dfa = number_dfa(part)
+    results = np.where(dfa.accepting, result, -1).astype(np.int32)
+    return Block(dfa.table, dfa.class_of, results, before=NUMBER_END)
+
+
+def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result: Callable[[Truths], int]) -> int | None:
+    key = ("numbers", formulas, id(result))
+    if key in automaton.memory:
+        return automaton.memory[key]  # type: ignore[no-any-return]
+    parts = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
+
+    def label(accepted: Truths) -> int:
+        truth = dict(zip(parts, accepted, strict=True))
+        truths = [bool(evaluate(f, truth.__getitem__)) for f in formulas]
+        return result(tuple(truths[1:])) if truths[0] else -1
+
+    start: int | None = None
+    try:
+        product = labelled_product(number_universe(parts), [number_dfa(part) for part in parts], label)
+    except GrammarError as error:
+        product = None  # too complex to work out: allowing no number is safe
+        automaton.refused.append(error)
+    if product is not None:
+        table, class_of, labels = product
+        start = START + automaton.block(key, lambda: Block(table, class_of, labels, before=NUMBER_END))
+    automaton.memory[key] = start
+    return start

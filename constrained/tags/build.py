@@ -17,7 +17,7 @@ from ..regex.expression import alternation, literal
 from ..regex.parser import containing, parse_regex
 from ..regex.subset import char_dfa
 from ..schema.compile import schema_start
-from ..schema.number_states import AFTER
+from ..schema.value_states import NUMBER_END
 from .spec import (
     ConstStringFormat,
     Format,
@@ -109,7 +109,7 @@ class _TagCompiler:
             return self._bounded(tag.content, tag.ends, then)
         ends = tuple((end, then) for end in tag.ends)
         content = self.state(tag.content, literal_choice(ends, f"{tag.pointer}/end"))
-        if isinstance(content, JsonValueState) and not all(end[:1] and end[0] in AFTER for end in tag.ends):
+        if isinstance(content, JsonValueState) and not all(end[:1] and end[0] in NUMBER_END for end in tag.ends):
             first = self._automaton.edges_of(self._automaton.number(content.start))
             if not first.keys().isdisjoint(b"-0123456789"):
                 raise GrammarError("a number does not end before this end string", pointer=f"{tag.pointer}/end")

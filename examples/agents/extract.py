@@ -1,4 +1,4 @@
-"""From sentences to records: each is generated under a JSON schema, so each parses, and all run together.
+"""Extract records from sentences: each is generated under a JSON schema, so it always parses; all run together.
 
 ramiform run examples/agents/extract.py
 """

@@ -1,12 +1,12 @@
-"""Branch, solve, merge: judge a short text point by point, each point by a branch of its own.
+"""Branch, solve, merge: judge a short text point by point, each point in a branch of its own.
 
     ramiform run examples/agents/judge.py
 
-Branch: the model writes an outline of the topic, whose points are what the text is judged by. Solve: for each point a
-branch writes down what should be said, and another rates the text's sentence on it. Merge: the mean of the ratings.
+Branch: the model writes an outline of the topic, and the text is judged by its points. Solve: for each point one branch
+writes the expected sentence, and another rates the text's sentence against it. Merge: the mean of the ratings.
 
-The sentence on a point is the one that shares most words with what should be said: the model that ships rates claims
-about the same thing well, and claims about different things badly.
+The text's sentence on a point is the one that shares most words with the expected one, because the shipped model rates
+only claims about the same thing well.
 """
 
 from functools import partial
@@ -43,11 +43,11 @@ def judge(s, topic, text):
     experts.join()
 
     sentences = [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
-    s["said"] = [max(sentences, key=partial(num_shared, expected)) for expected in s["expected"]]
+    s["found"] = [max(sentences, key=partial(num_shared, expected)) for expected in s["expected"]]
     judges = s.fork(NUM_POINTS)
     judges += [
-        f"{HEADER}Reference: {expected.strip()}\nAnswer: {said}\nRating:" + select("rating", [" 1", " 3", " 5"])
-        for expected, said in zip(s["expected"], s["said"], strict=True)
+        f"{HEADER}Reference: {expected.strip()}\nAnswer: {found}\nRating:" + select("rating", [" 1", " 3", " 5"])
+        for expected, found in zip(s["expected"], s["found"], strict=True)
     ]
     judges.join()
     s["score"] = mean(int(rating) for rating in s["rating"])
@@ -60,7 +60,7 @@ def num_shared(one: str, other: str) -> int:
 if __name__ == "__main__":
     for topic, text in TASKS:
         state = judge.run(topic=topic, text=text, temperature=0)
-        table = Table("point", "expected", "said", "rating", title=f"{topic}: {state['score']:g} of 5", title_style="")
-        for row in zip(state["points"], state["expected"], state["said"], state["rating"], strict=True):
+        table = Table("point", "expected", "found", "rating", title=f"{topic}: {state['score']:g} of 5", title_style="")
+        for row in zip(state["points"], state["expected"], state["found"], state["rating"], strict=True):
             table.add_row(*(cell.strip() for cell in row))
         Console(width=120).print(table)

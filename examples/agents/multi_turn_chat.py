@@ -1,4 +1,4 @@
-"""A chat of several turns, streamed: every turn goes on from the tokens of those before it; nothing is sent again.
+"""Stream a chat of several turns: each continues from the tokens of those before it, so nothing is sent twice.
 
 ramiform run examples/agents/multi_turn_chat.py ["Hello!" "My name is Tom." ...]
 ramiform run examples/agents/multi_turn_chat.py -      # talk to it; an empty line ends

@@ -1,10 +1,10 @@
-"""Questions about several documents: the documents are read in parallel, the questions asked in parallel.
+"""Answer questions about several documents: documents are read in parallel, questions are asked in parallel.
 
     ramiform run examples/agents/parallel_document_qa.py
 
-Each document is a branch, and the branches are concatenated; then each question is a branch that shares them all. The
-model that ships finds answers in a few short documents but names the wrong one as its source: the source printed here
-is the document that holds the answer, found by the program.
+Each document is a branch, and the branches are concatenated. Then each question is a branch that shares them all. The
+shipped model finds answers in a few short documents but names the wrong source. The source printed here is the
+document that contains the answer, found by the program.
 """
 
 from pathlib import Path

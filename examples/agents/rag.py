@@ -1,9 +1,9 @@
-"""Retrieval: the passages of a folder that fit the question best, then an answer from the best of them.
+"""Retrieve the passages of a folder that fit a question best, and answer from them.
 
     ramiform run examples/agents/rag.py ["Who is the mayor of Velburg?"] [FOLDER]
 
-Retrieval is BM25 over the words of the texts, in plain Python; the two best texts stand in the prompt. The names of
-those that hold the answer are printed beside it.
+Passages are ranked by BM25 over their words, in plain Python; the two best are in the prompt. The names of those that
+contain the answer are printed beside it.
 """
 
 import math
@@ -28,18 +28,20 @@ def words(text: str) -> list[str]:
 
 
 class Passages:
-    """The texts of a folder by name; `best` ranks them by BM25 (Robertson and Zaragoza 2009, section 3)."""
+    """Texts of a folder by name, ranked by BM25 (Robertson and Zaragoza 2009, section 3)."""
 
     def __init__(self, folder: Path) -> None:
         self.texts = {path.name: path.read_text().strip() for path in sorted(folder.glob("*.txt"))}
         self.counts = {name: Counter(words(text)) for name, text in self.texts.items()}
-        self.holding = Counter(word for counts in self.counts.values() for word in counts)
+        self.num_containing = Counter(word for counts in self.counts.values() for word in counts)
         self.mean_length = sum(map(Counter.total, self.counts.values())) / len(self.counts)
 
     def score(self, name: str, question: str, k1: float = 1.2, b: float = 0.75) -> float:
         counts, total = self.counts[name], 0.0
         for word in words(question):
-            rarity = math.log(1 + (len(self.texts) - self.holding[word] + 0.5) / (self.holding[word] + 0.5))
+            rarity = math.log(
+                1 + (len(self.texts) - self.num_containing[word] + 0.5) / (self.num_containing[word] + 0.5)
+            )
             length = 1 - b + b * counts.total() / self.mean_length
             total += rarity * counts[word] * (k1 + 1) / (counts[word] + k1 * length)
         return total
@@ -61,7 +63,7 @@ if __name__ == "__main__":
     states = answer.run_batch([{"question": question, "passages": passages} for question in asked], temperature=0)
     table = Table("question", "answer", "found in", "retrieved")
     for question, state in zip(asked, states, strict=True):
-        said = state["answer"].strip()
-        sources = [name for name in state["retrieved"] if said in passages.texts[name]]
-        table.add_row(question, said, ", ".join(sources), ", ".join(state["retrieved"]))
+        text = state["answer"].strip()
+        sources = [name for name in state["retrieved"] if text in passages.texts[name]]
+        table.add_row(question, text, ", ".join(sources), ", ".join(state["retrieved"]))
     Console(width=120).print(table)

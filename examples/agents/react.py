@@ -1,8 +1,8 @@
-"""Reason and act: the model thinks, calls a tool, reads what it answers, and goes on until it knows.
+"""Reason and act: the model thinks, calls a tool and reads its answer, until it can answer the question.
 
     ramiform run examples/agents/react.py ["A question?"]
 
-Every action is constrained to a well-formed call, so the program never has to guess what the model meant.
+Every action is constrained to a well-formed call, so the program need not parse malformed ones.
 """
 
 import ast
@@ -32,7 +32,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 
 def calculate(expression: str) -> str:
-    """The value of sums and products of integers; a whole number without its '.0'."""
+    """Return the value of an expression of integers, a whole number without its '.0'."""
 
     def value(node: ast.expr) -> float:
         match node:
@@ -49,7 +49,7 @@ def calculate(expression: str) -> str:
 
 
 def observe(action: str) -> str:
-    """What a tool answers to an action such as `lookup[spider]` or `calculate(2 * 3)`."""
+    """Return a tool's answer to an action such as `lookup[spider]` or `calculate(2 * 3)`."""
     if action.startswith("lookup["):
         return PAGES.get(action[len("lookup[") : -1].lower(), "Nothing found.")
     return calculate(action[len("calculate(") : -1])

@@ -1,8 +1,8 @@
-"""Self-consistency: several samples of one answer in one generation, and a vote among them.
+"""Self-consistency: draw several samples of an answer in one generation, and let them vote.
 
     ramiform run examples/agents/self_consistency.py ["A question?"]
 
-`gen(n=...)` draws the samples from one prompt, which is computed once. At this temperature single samples go astray.
+`gen(n=...)` draws the samples from one prompt, which is computed once. At this temperature some samples are wrong.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Skeleton of thought: first the outline, then all its points at once, each in a branch of its own.
+"""Skeleton of thought: generate an outline, then all its points at once, each in a branch of its own.
 
     ramiform run examples/agents/skeleton_of_thought.py ["an owl"]
 
-The branches share the tokens of the outline, and take as long together as the longest of them.
+The branches share the tokens of the outline and run at the same time, so they take as long as the longest one.
 """
 
 import sys

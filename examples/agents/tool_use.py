@@ -1,4 +1,4 @@
-"""Tools: the model calls Python functions, whose signatures constrain its arguments, and answers from their results.
+"""Call Python functions as tools: their signatures constrain the arguments, and the model answers from the results.
 
 ramiform run examples/agents/tool_use.py ["What is 12 plus 30?"]
 """
@@ -40,7 +40,7 @@ TOOLS = [get_weather, add, multiply, set_timer]
 
 
 def described() -> str:
-    """The tools as this model's chat template lists them: a line each, with the types of the arguments."""
+    """Describe the tools as this model's chat template does: a line each, with the types of the arguments."""
     lines = []
     for tool in ramiform.tool_schemas(TOOLS):
         function = tool["function"]
@@ -54,7 +54,7 @@ def tool_use(s, question):
     s += system(f"You are a helpful assistant.\n\nTools:\n{described()}")
     s += user(question)
     s += assistant("<tool_call>\n" + gen("call", max_tokens=80, tools=TOOLS, tool_result="\n</tool_call>"))
-    s += user(json.dumps(s["call"]))  # the variable is what the function returned
+    s += user(json.dumps(s["call"]))  # the variable is the function's return value
     s += assistant(gen("answer", max_tokens=40))
 
 

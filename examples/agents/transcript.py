@@ -1,4 +1,4 @@
-"""Prints what a program wrote: the model's text in colour, and a line of figures."""
+"""Print the text of a state, the model's part in colour, and a line of figures."""
 
 from rich.console import Console
 from rich.text import Text
@@ -7,7 +7,7 @@ import ramiform
 
 
 def show(state: ramiform.ProgramState) -> None:
-    """The whole text, then tokens generated, prompt tokens reused from the cache, and tokens per second of decoding."""
+    """Print the whole text, then tokens generated, prompt tokens reused from the cache, and tokens per second."""
     console = Console(soft_wrap=True, highlight=False)
     segments = state.segments()
     console.print(Text.assemble(*((part.text, "bold green" if part.generated else "") for part in segments)))

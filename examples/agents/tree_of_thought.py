@@ -1,4 +1,4 @@
-"""A small tree of thought: propose several thoughts at once, judge each, then vote among those that passed.
+"""Small tree of thought: propose several thoughts at once, judge each, then vote among those that passed.
 
     ramiform run examples/agents/tree_of_thought.py
 

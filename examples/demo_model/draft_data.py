@@ -26,8 +26,10 @@ RUNNING = 1500
 
 
 def chosen(count: int, seed: int, held_out: bool) -> Iterator[Case]:
-    """Training cases in the shares of the model's last stage; held-out ones of every skill alike, long texts left out:
-    the model itself cannot do them."""
+    """Select cases: training cases in the shares of the model's last stage, or held-out cases of every skill alike.
+
+    Held-out cases leave out long texts, which the model itself cannot do.
+    """
     if not held_out:
         draw = random.Random(seed)
         return (case for case in itertools.islice(cases(seed, WEAK_SHARES, wide=True), count) if useful(case, draw))
@@ -36,7 +38,7 @@ def chosen(count: int, seed: int, held_out: bool) -> Iterator[Case]:
 
 
 def running(count: int, seed: int) -> Iterator[str]:
-    """Training documents as the model's own training packed them, some `RUNNING` characters at a time."""
+    """Return training documents packed as for the model's own training, about `RUNNING` characters at a time."""
     documents = (case.document for case in cases(seed, WEAK_SHARES, wide=True))
     for _ in range(count):
         text = ""

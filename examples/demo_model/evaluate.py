@@ -1,4 +1,4 @@
-"""How often the model is right, skill by skill, on held-out cases: names, numbers and wordings that training never saw.
+"""Accuracy of the model by skill, on held-out cases: names, numbers and wordings that training never used.
 
     python examples/demo_model/evaluate.py runtime/shipped_model
 
@@ -32,7 +32,7 @@ ACTION = re.compile(r"Action \d+: (?:(lookup|finish)\[(.*)\]|(calculate)\((.*)\)
 
 
 class Greedy:
-    """Greedy continuation of many prompts at once."""
+    """Greedy decoding of many prompts at once."""
 
     def __init__(self, path: Path, batch_size: int) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(path)
@@ -43,7 +43,7 @@ class Greedy:
 
     @torch.inference_mode()
     def __call__(self, prompts: list[str], one_line: bool, max_tokens: int = 160) -> list[str]:
-        """One continuation per prompt, without what ended it."""
+        """Return one continuation per prompt, without its end marker."""
         ends = [*self.ends, self.newline] if one_line else self.ends
         order = sorted(range(len(prompts)), key=lambda n: len(prompts[n]))
         texts = [""] * len(prompts)
@@ -66,7 +66,7 @@ class Greedy:
 
     @torch.inference_mode()
     def perplexity(self, documents: list[str]) -> float:
-        """Per token, over whole documents."""
+        """Return the perplexity per token over whole documents."""
         loss, count = 0.0, 0
         for document in documents:
             ids = torch.tensor([self.tokenizer.encode(document, add_special_tokens=False)])
@@ -77,7 +77,7 @@ class Greedy:
 
 
 def right_answers(generate: Greedy, cases: list[Case]) -> list[bool]:
-    """Each case's answer in one go."""
+    """Compare each case's answer, generated in one go."""
     right = [False] * len(cases)
     for one_line in (True, False):
         chosen = [n for n, case in enumerate(cases) if (case.stop == "\n" and "\n" not in case.answer) == one_line]
@@ -89,7 +89,7 @@ def right_answers(generate: Greedy, cases: list[Case]) -> list[bool]:
 
 
 def right_traces(generate: Greedy, cases: list[Case], most_lines: int = 12) -> list[bool]:
-    """The ReAct loop: a line at a time, an observation after each action, until it finishes."""
+    """Run the ReAct loop: one line at a time, an observation after each action, until the model finishes."""
     texts, actions, open_cases = [case.prompt for case in cases], [[] for _ in cases], list(range(len(cases)))
     for _ in range(most_lines):
         if not open_cases:

@@ -1,13 +1,13 @@
-"""Makes a larger model of the one that ships: deeper layers, wider MLPs, the same function; then trains it on.
+"""Growing the shipped model: deeper layers and wider MLPs that compute the same function, then further training.
 
     python examples/demo_model/grow.py --out build/model30m --layers 24 --mlp 1344 --steps 300
 
-Far cheaper than training as large a model from nothing, and so no measure of what that would come to: what it knows is
-what the small one knew. It is for measuring what depends on a model's size, such as speculation.
+This is far cheaper than training as large a model from scratch; its knowledge is that of the small model. It serves to
+measure what depends on a model's size, such as speculation.
 
-After each old layer come new ones, copies of it whose two output projections are zero, so that they add nothing (Wu et
-al. 2024, LLaMA Pro, section 3.2); an MLP's new neurons are random, and zero where they are read (Chen et al. 2016,
-Net2Net, in spirit). Both begin to take part with the first step of training.
+Each old layer is followed by copies of it whose two output projections are zero, so that they add nothing (Wu et al.
+2024, LLaMA Pro, section 3.2). An MLP's new neurons have random inputs and zero outputs (Chen et al. 2016, Net2Net).
+Both change from the first training step on.
 
 The draft head grows in the same way, into OUT/first_head: for `ramiform train-draft OUT --init OUT/first_head`.
 """
@@ -34,9 +34,9 @@ SHIPPED = Path(__file__).parents[2] / "runtime" / "shipped_model"
 
 @torch.no_grad()
 def grown(model: LlamaForCausalLM, num_layers: int, intermediate_size: int, seed: int) -> LlamaForCausalLM:
-    """A model of the same function with `num_layers` layers, a multiple of the old number, and MLPs so wide.
+    """Return a model of the same function with `num_layers` layers, a multiple of the old number, and wider MLPs.
 
-    Raises ValueError for a shape that is no growth.
+    Raises ValueError when the shape is smaller or does not divide.
     """
     old = model.config
     copies, rest = divmod(num_layers, old.num_hidden_layers)
@@ -63,14 +63,14 @@ def grown(model: LlamaForCausalLM, num_layers: int, intermediate_size: int, seed
 
 
 def _put(tensor: torch.Tensor, known: torch.Tensor, *, unread: bool) -> None:
-    """`known` in the corner of a larger tensor, whose rest stays random, or is zero where it is `unread`."""
+    """Copy `known` into the corner of a larger tensor, whose rest stays random, or is zero where it is `unread`."""
     if unread:
         tensor.zero_()
     tensor[tuple(slice(size) for size in known.shape)] = known
 
 
 def grow_head(head: Path, out: Path, intermediate_size: int, seed: int) -> None:
-    """Write a head of the same function with an MLP so wide. It is for no target yet, so it carries no probe of one."""
+    """Write a draft head of the same function with a wider MLP. It has no target yet, so it carries no probe of one."""
     draw = torch.Generator().manual_seed(seed)
     tensors = load_file(head / "model.safetensors")
     for name, known in tensors.items():
@@ -89,8 +89,8 @@ def grow_head(head: Path, out: Path, intermediate_size: int, seed: int) -> None:
 
 
 def recipe(num_steps: int, tokens_per_step: int) -> Recipe:
-    """The last stage of the small model's training again, warmed up to a rate at which new parts learn and old ones
-    forget little."""
+    """Return the last stage of the small model's training, with a warm-up to a rate at which new parts learn fast and
+    old ones change little."""
     return Recipe(
         stages=(Stage(num_steps, WEAK_SHARES, row=512, prompt_weight=0.2, lr=0.03, wide=True),),
         tokens_per_step=tokens_per_step,

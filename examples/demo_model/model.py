@@ -1,4 +1,4 @@
-"""The model's shape, and how its files are written. Knows nothing of data or optimisers."""
+"""The model's configuration, and writing its files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def fresh(settings: LlamaConfig, seed: int) -> LlamaForCausalLM:
 
 
 def save_weights(model: LlamaForCausalLM, out: Path) -> None:
-    """Written beside and renamed: whoever reads meanwhile sees the old file or the new one, whole."""
+    """Write the weights to a temporary file and rename it: concurrent readers see the old file or the new one,
+    whole."""
     tensors = {
         name: value.detach().to(torch.bfloat16).contiguous().clone()
         for name, value in model.state_dict().items()
@@ -51,7 +52,7 @@ def save_weights(model: LlamaForCausalLM, out: Path) -> None:
 
 
 def save_config(settings: LlamaConfig, out: Path) -> None:
-    """Both spellings of the RoPE base, since libraries differ in which they read."""
+    """Write both spellings of the RoPE base: libraries differ in which they read."""
     values = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -1,4 +1,4 @@
-"""The model's own byte-level BPE and its chat template. Knows nothing of the model or of training.
+"""The model's own byte-level BPE tokenizer and its chat template.
 
 Words that begin with a capital, and digits, never share a token with the space before them: a name and a number are the
 same tokens in a sentence, in a JSON string and in brackets, so that a small model can copy them.
@@ -106,7 +106,7 @@ def _without_marks(text: str) -> str:
 
 
 def _visible(tokenizer: Tokenizer) -> Tokenizer:
-    """The trainer makes every added token special; `skip_special_tokens` would then hide tool calls."""
+    """Make added tokens non-special: `skip_special_tokens` would hide tool calls otherwise."""
     state = json.loads(tokenizer.to_str())
     for token in state["added_tokens"]:
         token["special"] = token["content"] not in VISIBLE

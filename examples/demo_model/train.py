@@ -1,8 +1,8 @@
-"""Trains the model that ships: tokenizer, weights and configuration, from nothing but the generated corpus.
+"""Training of the shipped model: tokenizer, weights and configuration, from the generated corpus alone.
 
     python examples/demo_model/train.py --out runtime/shipped_model
 
-Everything is a function of (seed, step): a run that is stopped goes on from its last checkpoint with the same data.
+Everything is a function of (seed, step): a stopped run continues from its last checkpoint with the same data.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Recipe:
         return next(stage for stage in self.stages if step < stage.until)
 
     def lr_factor(self, step: int) -> float:
-        """Linear warmup, a quarter of a cosine through the first stage, then straight from stage to stage."""
+        """Return the learning-rate factor: linear warm-up, a quarter cosine through the first stage, then linear per
+        stage."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         start, factor = self.warmup, 1.0
@@ -91,7 +92,7 @@ class Recipe:
 
 
 def batch(tokenizer: Tokenizer, recipe: Recipe, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, weights) of packed documents, one token longer than the model sees."""
+    """Return (rows, weights) of packed documents, one token longer than the model's input."""
     stage = recipe.stage(step)
     rows = max(1, recipe.tokens_per_step // stage.row)
     wanted, ids, weights = rows * (stage.row + 1), [], []
@@ -110,7 +111,8 @@ def token_weights(offsets: list[tuple[int, int]], own: list[tuple[int, int]], pr
 
 
 def optimizers(model: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the rest: fewer tokens to the same loss than AdamW alone."""
+    """Make Muon for the matrices inside the layers and AdamW for the rest: fewer tokens to the same loss than AdamW
+    alone."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     embeddings = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" in name]
     norms = [p for p in model.parameters() if p.ndim < 2]
@@ -131,7 +133,7 @@ class Trainer:
     def __init__(
         self, recipe: Recipe, tokenizer: Tokenizer, bf16: bool, compiled: bool, model: LlamaForCausalLM | None = None
     ) -> None:
-        """`model` is trained in place; None: a fresh one of the shape that ships."""
+        """`model` is trained in place; None: a new one of the shipped shape."""
         self.recipe, self.tokenizer, self.bf16 = recipe, tokenizer, bf16
         ids = {mark: tokenizer.token_to_id(mark) for mark in SPECIAL}
         self.model = fresh(config(recipe.vocab_size, ids), recipe.seed) if model is None else model
@@ -220,8 +222,8 @@ def training_options(description: str | None) -> argparse.ArgumentParser:
 
 
 def run(recipe: Recipe, tokenizer: Tokenizer, options: argparse.Namespace, model: LlamaForCausalLM | None) -> None:
-    """Train as the options say, on from a checkpoint where there is one; the model's files are in `options.out` then,
-    all but the tokenizer's."""
+    """Train as the options say, from the last checkpoint if there is one, and write the model's files except the
+    tokenizer's."""
     trainer = Trainer(recipe, tokenizer, bf16=not options.fp32, compiled=options.compile, model=model)
     save_config(trainer.model.config, options.out)
     checkpoint = options.work / "checkpoint.pt"

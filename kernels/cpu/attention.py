@@ -1,52 +1,19 @@
-"""Attention of a few queries, read from the slots where their keys lie: nothing is gathered, nothing padded.
+"""Compiled attention of a few queries, which reads keys and values from their slots: no gathering, no padding.
 
-Legend: T tokens, R rows, L keys of the longest row, S slots, P pages, H query heads, K key/value heads, G = H / K,
-D head size.
+Legend: T tokens, R rows, L keys of the longest row, S slots, H query heads, K key/value heads, G = H / K, D head size.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
+from .attention_spans import Bits
 from .compiled import Floats, Ints, compiled, exp
-
-Bits = NDArray[np.uint64]
-NO_TREE = np.iinfo(np.int64).max
-
-
-class AttentionSpans(NamedTuple):
-    """What each token sees: of its row's places, those in [begin, end), but of those from `tree` on only the ones whose
-    bits in `ancestors` are set, the lowest for the first."""
-
-    slots_RL: Ints  # where the rows' keys lie, by place
-    row_T: Ints
-    begin_T: Ints
-    end_T: Ints
-    tree_T: Ints  # NO_TREE: none of its places is a node's
-    ancestors_T: Bits
-
-    def for_tokens(self, own: slice) -> AttentionSpans:
-        """Of some of the tokens."""
-        slots_RL, *by_token = self
-        return AttentionSpans(slots_RL, *(value_T[own] for value_T in by_token))
-
-
-@compiled("void(int64[:,::1], int64, int64[:,::1])")
-def find_slots(pages_RP: Ints, page_size: int, slots_RL: Ints) -> None:
-    R, L = slots_RL.shape
-    for r in range(R):
-        for place in range(0, L, page_size):
-            first = pages_RP[r, place // page_size] * page_size
-            for k in range(place, min(place + page_size, L)):
-                slots_RL[r, k] = first + k - place
 
 
 @compiled("void(float32[::1], float32[::1], float32[:,:,::1], int64[::1], int64, int64, float32[:,::1])")
 def _score(p_D: Floats, q_D: Floats, k_SKD: Floats, slots_L: Ints, of: int, L: int, scores_2L: Floats) -> None:
-    """Products of two queries and the keys of head `of`."""
+    """Write the products of two queries and the keys of key/value head `of`."""
     for key in range(0, L, 4):
         k0, k1 = k_SKD[slots_L[key], of], k_SKD[slots_L[key + 1], of]
         k2, k3 = k_SKD[slots_L[key + 2], of], k_SKD[slots_L[key + 3], of]
@@ -67,8 +34,8 @@ def _score(p_D: Floats, q_D: Floats, k_SKD: Floats, slots_L: Ints, of: int, L: i
 
 
 @compiled("void(float32[::1], int64, float32)")
-def _soften(scores_L: Floats, L: int, scale: float) -> None:
-    """Their softmax, and four zeros behind it."""
+def _softmax(scores_L: Floats, L: int, scale: float) -> None:
+    """Replace the first L scores by their softmax, and the four after them by zeros."""
     highest = scores_L[0]
     for key in range(L):
         highest = max(highest, scores_L[key])
@@ -83,8 +50,8 @@ def _soften(scores_L: Floats, L: int, scale: float) -> None:
 
 
 @compiled("void(float32[:,:,::1], int64[::1], int64, int64, float32[:,::1], float32[::1], float32[::1])")
-def _weigh(v_SKD: Floats, slots_L: Ints, of: int, L: int, weights_2L: Floats, p_D: Floats, q_D: Floats) -> None:
-    """The values' sums by two queries' weights."""
+def _weighted_sum(v_SKD: Floats, slots_L: Ints, of: int, L: int, weights_2L: Floats, p_D: Floats, q_D: Floats) -> None:
+    """Write the values of head `of`, summed by the weights of two queries."""
     p_D[:] = 0
     q_D[:] = 0
     for key in range(0, L, 4):
@@ -115,8 +82,10 @@ def attend(
     scale: float,
     out_THD: Floats,
 ) -> None:
-    """`softmax(scale * q k^T) v` over what each token sees (`AttentionSpans`), in two passes: the scores, then the values' sum.
-    A token sees itself at least."""
+    """Write `softmax(scale * q k^T) v` over the keys that each token sees, in two passes: scores, then the values' sum.
+
+    The arrays from `slots_RL` to `ancestors_T` are those of `AttentionSpans`. A token sees at least itself.
+    """
     T, H, D = q_THD.shape
     K = k_SKD.shape[1]
     G = H // K
@@ -131,7 +100,7 @@ def attend(
             if node < 0 or (ancestors_T[t] >> np.uint64(node)) & np.uint64(1):
                 slots_L[L] = row_L[place]
                 L += 1
-        for more in range(4):  # keys are taken four at a time: the surplus repeats the last one, with no weight
+        for more in range(4):  # keys are taken four at a time: the surplus repeats the last one, with weight 0
             slots_L[L + more] = slots_L[L - 1]
         for of in range(K):
             for head in range(of * G, (of + 1) * G, 2):  # and two heads at a time: an odd last one is computed twice
@@ -139,6 +108,6 @@ def attend(
                 other_D = q_THD[t, head] if alone else q_THD[t, head + 1]
                 other_out_D = spare_D if alone else out_THD[t, head + 1]
                 _score(q_THD[t, head], other_D, k_SKD, slots_L, of, L, scores_2L)
-                _soften(scores_2L[0], L, scale)
-                _soften(scores_2L[1], L, scale)
-                _weigh(v_SKD, slots_L, of, L, scores_2L, out_THD[t, head], other_out_D)
+                _softmax(scores_2L[0], L, scale)
+                _softmax(scores_2L[1], L, scale)
+                _weighted_sum(v_SKD, slots_L, of, L, scores_2L, out_THD[t, head], other_out_D)

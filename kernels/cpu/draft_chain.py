@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .attention import NO_TREE, attend
+from .attention import attend
+from .attention_spans import NO_TREE
 from .compiled import Floats, Ints, compiled, exp
 from .layers import add_rms_norm, rms_norm, rope_and_store, silu_and_mul
 from .matmul import multiply

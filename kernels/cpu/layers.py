@@ -13,7 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from . import packed_weights as panels
-from .attention import Bits, attend
+from .attention import attend
+from .attention_spans import Bits
 from .bfloat16 import FloatArray, for_float32_and_bfloat16, narrow, widen
 from .compiled import Floats, Ints, compiled, exp
 from .matmul import multiply

@@ -1,32 +1,34 @@
-"""The ops of a CPU: compiled loops between the products of float32 and bfloat16, where torch calls several operators
-that each go through memory; and for the attention of float32 steps of few tokens. All else is plain torch.
+"""The device ops of a CPU: compiled loops where torch calls several operators that each go through memory.
+
+Loops compute norms, rotation and the gate in float32 and bfloat16, attention and draws of small float32 steps, and the
+walk along draft trees. All else is plain torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from ..arguments import AttentionArgs, RopeAndStoreArgs, SamplingTensors
 from ..kv_cache import KvCache
 from ..ops import Attention
-from ..reference.attention_layout import KeyRope, RowSpan
 from ..reference.ops import ReferenceOps
 from . import layers
-from .attention import AttentionSpans, attend
-from .attention_spans import spans_of_rows
+from .attention import attend
+from .attention_spans import AttentionSpans, spans_of_rows
 from .bfloat16 import as_float_array
-from .sampling import sample_rows, walk_trees
+from .sampling import sample_unfiltered, walk_trees
 from .thread_pool import num_threads, share
 
-_PART_NUMBERS = 1 << 17  # that a thread reads at least: some 0.1 ms, twice what waking it takes
+_MIN_NUMBERS = 1 << 17  # for each thread: reading them takes 0.1 ms, twice what waking the thread takes
 
 
 @dataclass(frozen=True)
 class CompiledAttention:
-    """Tokens that read their keys where they lie."""
+    """Attention of a small step by a compiled loop that reads keys from their slots."""
 
     spans: AttentionSpans
 
@@ -37,105 +39,68 @@ class CompiledAttention:
 
 
 class CpuOps(ReferenceOps):
+    """Device ops of CPUs: compiled loops, else the plain torch of `ReferenceOps`."""
+
     name = "cpu"
     groups_experts = False
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        if not (_are_loops(x, weight) and x.dim() == 2 and weight.dim() == 1):
+        if not (_suit_loops(x, weight) and x.dim() == 2 and weight.dim() == 1):
             return super().rms_norm(x, weight, eps)
         out = torch.empty_like(x)
-        of, to, weights = as_float_array(x), as_float_array(out), as_float_array(weight)
-        _by_rows(x, lambda own: layers.rms_norm(of[own], weights, eps, to[own]))
+        source, target, weights = as_float_array(x), as_float_array(out), as_float_array(weight)
+        _by_rows(x, lambda rows: layers.rms_norm(source[rows], weights, eps, target[rows]))
         return out
 
     def add_rms_norm(
         self, x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not _are_loops(x_TE, residual_TE, weight_E):
+        if not _suit_loops(x_TE, residual_TE, weight_E):
             return super().add_rms_norm(x_TE, residual_TE, weight_E, eps)
         out_TE, sum_TE = torch.empty_like(x_TE), torch.empty_like(x_TE)
         x, residual, weights, out, total = map(as_float_array, (x_TE, residual_TE, weight_E, out_TE, sum_TE))
-        _by_rows(x_TE, lambda own: layers.add_rms_norm(x[own], residual[own], weights, eps, out[own], total[own]))
+        _by_rows(x_TE, lambda rows: layers.add_rms_norm(x[rows], residual[rows], weights, eps, out[rows], total[rows]))
         return out_TE, sum_TE
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        if not (_are_loops(gate_up) and gate_up.dim() == 2):
+        if not (_suit_loops(gate_up) and gate_up.dim() == 2):
             return super().silu_and_mul(gate_up)
         out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
-        of, to = as_float_array(gate_up), as_float_array(out)
-        _by_rows(gate_up, lambda own: layers.silu_and_mul(of[own], to[own]))
+        source, target = as_float_array(gate_up), as_float_array(out)
+        _by_rows(gate_up, lambda rows: layers.silu_and_mul(source[rows], target[rows]))
         return out
 
     def rope_and_store(
-        self,
-        qkv_TND: torch.Tensor,
-        cos_T1D: torch.Tensor,
-        sin_T1D: torch.Tensor,
-        kv: KvCache,
-        slots_T: torch.Tensor,
-        *,
-        num_heads: int,
-        qk_norm_HD: torch.Tensor | None,
-        eps: float,
-        rotate_keys: bool,
+        self, qkv_TND: torch.Tensor, kv: KvCache, qk_norm_HD: torch.Tensor | None, args: RopeAndStoreArgs
     ) -> torch.Tensor:
-        stored_as_they_are = kv.k_SKD.dtype == qkv_TND.dtype and kv.k_scale_K is None
-        tensors = qkv_TND, cos_T1D, sin_T1D, kv.k_SKD, kv.v_SKD
-        if not (_are_loops(*tensors) and stored_as_they_are and qk_norm_HD is None and rotate_keys):
-            return super().rope_and_store(
-                qkv_TND,
-                cos_T1D,
-                sin_T1D,
-                kv,
-                slots_T,
-                num_heads=num_heads,
-                qk_norm_HD=qk_norm_HD,
-                eps=eps,
-                rotate_keys=rotate_keys,
-            )
+        fits_cache = kv.k_SKD.dtype == qkv_TND.dtype and kv.k_scale_K is None
+        tensors = qkv_TND, args.cos_T1D, args.sin_T1D, kv.k_SKD, kv.v_SKD
+        if not (_suit_loops(*tensors) and fits_cache and qk_norm_HD is None and args.rotate_keys):
+            return super().rope_and_store(qkv_TND, kv, qk_norm_HD, args)
         T, _, D = qkv_TND.shape
-        q_THD = qkv_TND.new_empty((T, num_heads, D))
+        q_THD = qkv_TND.new_empty((T, args.num_heads, D))
         qkv, cos, sin, k, v, q = map(
-            as_float_array, (qkv_TND, cos_T1D.view(T, D), sin_T1D.view(T, D), kv.k_SKD, kv.v_SKD, q_THD)
+            as_float_array, (qkv_TND, args.cos_T1D.view(T, D), args.sin_T1D.view(T, D), kv.k_SKD, kv.v_SKD, q_THD)
         )
-        slots = slots_T.numpy()
-        _by_rows(qkv_TND, lambda own: layers.rope_and_store(qkv[own], cos[own], sin[own], slots[own], k, v, q[own]))
+        slots = args.slots_T.numpy()
+        _by_rows(
+            qkv_TND,
+            lambda rows: layers.rope_and_store(qkv[rows], cos[rows], sin[rows], slots[rows], k, v, q[rows]),
+        )
         return q_THD
 
-    def sample_tokens(
-        self,
-        logits_RV: torch.Tensor,
-        *,
-        temperature_R: torch.Tensor,
-        top_k_R: torch.Tensor,
-        top_p_R: torch.Tensor,
-        min_p_R: torch.Tensor,
-        draw_R: torch.Tensor,
-        max_top_k: int,
-    ) -> torch.Tensor:
-        # Row by row, whoever else is there: what the two ways round differently must not depend on others.
-        ranked_R = (temperature_R > 0) & ((top_k_R < logits_RV.shape[1]) | (top_p_R < 1))
-        whole_R = ~ranked_R
+    def sample_tokens(self, logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+        # The algorithm is chosen for each row by its own parameters: the two round differently, and a row's token must
+        # not depend on the other rows.
+        filters_R = (sampling.top_k_R < logits_RV.shape[1]) | (sampling.top_p_R < 1)
+        ranked_R = (sampling.temperature_R > 0) & filters_R
+        if not ranked_R.any():
+            return sample_unfiltered(logits_RV, sampling)
         tokens_R = torch.empty(len(logits_RV), dtype=torch.int64)
-        if whole_R.any():
-            every = bool(whole_R.all())
-            logits, temperature, min_p, draw = (
-                x if every else x[whole_R] for x in (logits_RV, temperature_R, min_p_R, draw_R)
-            )
-            found = torch.empty(len(logits), dtype=torch.int64)
-            sample_rows(logits.contiguous().numpy(), temperature.numpy(), min_p.numpy(), draw.numpy(), found.numpy())
-            if every:
-                return found
-            tokens_R[whole_R] = found
-        tokens_R[ranked_R] = super().sample_tokens(
-            logits_RV[ranked_R],
-            temperature_R=temperature_R[ranked_R],
-            top_k_R=top_k_R[ranked_R],
-            top_p_R=top_p_R[ranked_R],
-            min_p_R=min_p_R[ranked_R],
-            draw_R=draw_R[ranked_R],
-            max_top_k=max_top_k,
-        )
+        others_R = ~ranked_R
+        if others_R.any():
+            tokens_R[others_R] = sample_unfiltered(logits_RV[others_R], sampling.select(others_R))
+        tokens_R[ranked_R] = super().sample_tokens(logits_RV[ranked_R], sampling.select(ranked_R))
         return tokens_R
 
     def walk_trees(
@@ -145,43 +110,23 @@ class CpuOps(ReferenceOps):
         walk_trees(sampled_O.numpy(), guessed_O.numpy(), parents_O.numpy(), on_way_O.numpy())
         return on_way_O
 
-    def attention(
-        self,
-        rows: Sequence[RowSpan],
-        kv: KvCache,
-        *,
-        num_heads: int,
-        page_size: int,
-        window: int | None,
-        dtype: torch.dtype,
-        key_rope: KeyRope | None = None,
-    ) -> Attention:
-        sight = None
-        if dtype == torch.float32 and is_unscaled_float32(kv) and key_rope is None:
-            sight = spans_of_rows(rows, page_size, window)
-        if sight is None:
-            return super().attention(
-                rows,
-                kv,
-                num_heads=num_heads,
-                page_size=page_size,
-                window=window,
-                dtype=dtype,
-                key_rope=key_rope,
-            )
-        return CompiledAttention(sight)
+    def attention(self, args: AttentionArgs) -> Attention:
+        spans = None
+        if args.dtype == torch.float32 and is_unscaled_float32(args.kv) and args.key_rope is None:
+            spans = spans_of_rows(args.rows, args.page_size, args.window)
+        return super().attention(args) if spans is None else CompiledAttention(spans)
 
 
-def _are_loops(*tensors: torch.Tensor) -> bool:
-    """Whether compiled loops take them: of one type that they know, and lying row by row."""
+def _suit_loops(*tensors: torch.Tensor) -> bool:
+    """True if the compiled loops take the tensors: all float32 or all bfloat16, and contiguous."""
     dtype = tensors[0].dtype
     return dtype in (torch.float32, torch.bfloat16) and all(x.dtype == dtype and x.is_contiguous() for x in tensors)
 
 
 def _by_rows(x: torch.Tensor, compute: Callable[[slice], object]) -> None:
-    """`compute` for all rows of `x`, in parts that threads share if there is enough to do."""
+    """Call `compute` for all rows of `x`, in slices that threads share if there are enough numbers."""
     T = len(x)
-    count = min(num_threads(), T, x.numel() // _PART_NUMBERS)
+    count = min(num_threads(), T, x.numel() // _MIN_NUMBERS)
     if count < 2:
         compute(slice(0, T))
     else:
@@ -189,5 +134,4 @@ def _by_rows(x: torch.Tensor, compute: Callable[[slice], object]) -> None:
 
 
 def is_unscaled_float32(kv: KvCache) -> bool:
-    """Held in float32, without scales."""
     return kv.k_SKD.dtype == torch.float32 and kv.k_scale_K is None

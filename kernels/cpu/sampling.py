@@ -1,33 +1,27 @@
-"""Draws from whole rows of logits, without the filters that need them ranked. Its meaning is `reference.sampling`.
+"""Compiled loops that draw tokens without top-k and top-p filters, and that walk along draft trees.
 
-Legend: R rows, V vocabulary.
+`reference.sampling` and `reference.trees` define the results.
+
+Legend: R rows, V vocabulary, O outputs of the step's rows.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from ..arguments import SamplingTensors
 from .compiled import Floats, Ints, compiled, exp
 
-
-@compiled("void(int64[::1], int64[::1], int64[::1], boolean[::1])")
-def walk_trees(sampled_O: Ints, guessed_O: Ints, parents_O: Ints, on_way_O: NDArray[np.bool_]) -> None:
-    """Which outputs lie on the way that the samples take. Parents come before their children."""
-    for output in range(len(sampled_O)):
-        parent = parents_O[output]
-        root = parent == output
-        on_way_O[output] = root or (on_way_O[parent] and sampled_O[parent] == guessed_O[output])
-
-
-_LEAST = np.float32(-87)  # logarithm of a weight; what is less, -inf included, is none
+_LEAST = np.float32(-87)  # logarithm of a weight; smaller ones, -inf included, count as 0
 _MIN_TEMPERATURE = np.float32(1e-30)
 
 
 @compiled("float64(int64, int64)")
 def _arrival(seed: int, token: int) -> float:
-    """Of a token of weight 1 in the race that `draw_tokens` holds: minus the logarithm of the token-th number of
-    splitmix64 that starts at `seed`, as one between 0 and 1."""
+    """Return the arrival time of a token of weight 1 in the race of `draw_tokens`: minus the logarithm of the token-th
+    output of the splitmix64 that starts at `seed`, scaled to (0, 1)."""
     z = np.uint64(seed) + np.uint64(token + 1) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -37,7 +31,7 @@ def _arrival(seed: int, token: int) -> float:
 
 @compiled("void(float32[:,::1], float32[::1], float32[::1], int64[::1], int64[::1])")
 def sample_rows(logits_RV: Floats, temperature_R: Floats, min_p_R: Floats, draw_R: Ints, tokens_R: Ints) -> None:
-    """The likeliest token of a row at temperature 0, else the first to arrive of those that `min_p` leaves."""
+    """Write each row's token: the likeliest at temperature 0, else the first to arrive of those that `min_p` leaves."""
     for r in range(len(logits_RV)):
         logits_V = logits_RV[r]
         likeliest = np.argmax(logits_V)
@@ -55,3 +49,25 @@ def sample_rows(logits_RV: Floats, temperature_R: Floats, min_p_R: Floats, draw_
             speed = np.float64(weight) / _arrival(draw_R[r], token)
             if speed > fastest:
                 fastest, tokens_R[r] = speed, token
+
+
+def sample_unfiltered(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+    """Return a token for each row, int64 [R]. The rows' top-k and top-p filter nothing, or their temperature is 0."""
+    tokens_R = torch.empty(len(logits_RV), dtype=torch.int64)
+    sample_rows(
+        logits_RV.contiguous().numpy(),
+        sampling.temperature_R.numpy(),
+        sampling.min_p_R.numpy(),
+        sampling.draw_R.numpy(),
+        tokens_R.numpy(),
+    )
+    return tokens_R
+
+
+@compiled("void(int64[::1], int64[::1], int64[::1], boolean[::1])")
+def walk_trees(sampled_O: Ints, guessed_O: Ints, parents_O: Ints, on_way_O: NDArray[np.bool_]) -> None:
+    """Set `on_way_O` where an output lies on the path that the samples confirm. Parents come before their children."""
+    for output in range(len(sampled_O)):
+        parent = parents_O[output]
+        root = parent == output
+        on_way_O[output] = root or (on_way_O[parent] and sampled_O[parent] == guessed_O[output])

@@ -10,37 +10,19 @@ Legend: R rows, B rows of a group, T queries of a row, L keys of a row, D head s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from ..arguments import KeyRope, RowSpan
 from .layers import apply_rope
-
-# Rotations of keys that are stored unrotated: (positions [B, L], sequence lengths [B, 1]) -> cos, sin [B, L, 1, D].
-KeyRope = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 _MIN_KEYS = 256  # rows with fewer keys than this are cheap enough to be padded together
 _MIN_CHUNK = 32  # queries from which on a row is computed by itself, block by block
 _ALONE = 128  # queries from which on a row is not padded to share its products with others
 _MAX_KEYS = 2048  # of a group: what is gathered should still be in a core's cache when it is used
-
-
-class RowSpan(NamedTuple):
-    """One row: `num_tokens` queries whose KV has the places [first_position, first_position + num_tokens) of its page
-    table.
-
-    A place is a position, except for the last `len(tree)` queries, the nodes of a tree of guesses: node i is the child
-    of node `tree[i]`, of the last query before the tree when that is -1. It sees what that query sees, its ancestors
-    and itself, and its position is as far after that query's as it is deep. Parents come first.
-    """
-
-    first_position: int
-    num_tokens: int
-    pages: np.ndarray
-    tree: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

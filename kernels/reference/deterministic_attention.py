@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..arguments import RowSpan
 from ..kv_cache import KvCache
 from ..transfer import to_device
 from .attention import gather_slots, scale_heads
-from .attention_layout import RowSpan, ancestors
+from .attention_layout import ancestors
 
 _QUERIES = 8
 _KEYS = 64

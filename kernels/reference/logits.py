@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import torch
 
+from ..arguments import PenaltyTensors
 
-def apply_penalties(
-    logits_RV: torch.Tensor,
-    *,
-    rows_N: torch.Tensor,
-    tokens_N: torch.Tensor,
-    counts_N: torch.Tensor,
-    repetition_N: torch.Tensor,
-    frequency_N: torch.Tensor,
-    presence_N: torch.Tensor,
-) -> torch.Tensor:
-    """Penalise token `tokens_N[n]` of row `rows_N[n]`, whose output holds it `counts_N[n]` times. Pairs are distinct.
 
-    Repetition first (Keskar et al. 2019, CTRL, section 4.1: positive logits divided, negative ones multiplied), then
-    `frequency * count`, and `presence` once if the count is not zero, are subtracted.
+def apply_penalties(logits_RV: torch.Tensor, penalties: PenaltyTensors) -> torch.Tensor:
+    """Return the logits with token `tokens_N[n]` of row `rows_N[n]` penalised.
+
+    First comes the repetition penalty (Keskar et al. 2019, CTRL, section 4.1): positive logits are divided by it,
+    negative ones multiplied. Then `frequency * count` is subtracted, and `presence` once if the count is not zero.
     """
+    rows_N, tokens_N, counts_N, repetition_N, frequency_N, presence_N = penalties
     values_N = logits_RV[rows_N, tokens_N]
     values_N = torch.where(values_N > 0, values_N / repetition_N, values_N * repetition_N)
     values_N = values_N - frequency_N * counts_N - presence_N * (counts_N > 0)

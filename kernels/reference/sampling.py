@@ -10,57 +10,40 @@ from __future__ import annotations
 
 import torch
 
+from ..arguments import SamplingTensors
+
 _NUM_CANDIDATES = 256  # the likeliest tokens, among which top-k and top-p mostly end
 _BLOCK = 1 << 16  # weights drawn from at a time
 _MIN_TEMPERATURE = 1e-30  # in float32; keeps 0 / temperature a zero
 
 
-def sample_tokens(
-    logits_RV: torch.Tensor,
-    *,
-    temperature_R: torch.Tensor,
-    top_k_R: torch.Tensor,
-    top_p_R: torch.Tensor,
-    min_p_R: torch.Tensor,
-    draw_R: torch.Tensor,
-) -> torch.Tensor:
-    """int64 [R]: the likeliest token where the temperature is 0, elsewhere one of `draw_tokens` by `draw_R` among
+def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+    """Return int64 [R]: the likeliest token where the temperature is 0, elsewhere one drawn by `draw_tokens` from
     `sampling_weights`."""
     tokens_R = logits_RV.argmax(dim=-1)
-    drawn_n = torch.nonzero(temperature_R > 0).flatten()
+    drawn_n = torch.nonzero(sampling.temperature_R > 0).flatten()
     if not len(drawn_n):
         return tokens_R
-    every = len(drawn_n) == len(tokens_R)
-    weights_nV = sampling_weights(
-        logits_RV if every else logits_RV[drawn_n],
-        temperature_R=temperature_R[drawn_n],
-        top_k_R=top_k_R[drawn_n],
-        top_p_R=top_p_R[drawn_n],
-        min_p_R=min_p_R[drawn_n],
-    )
-    return tokens_R.index_copy(0, drawn_n, draw_tokens(weights_nV, draw_R[drawn_n]))
+    drawn = sampling.select(drawn_n)
+    weights_nV = sampling_weights(logits_RV if len(drawn_n) == len(tokens_R) else logits_RV[drawn_n], drawn)
+    return tokens_R.index_copy(0, drawn_n, draw_tokens(weights_nV, drawn.draw_R))
 
 
 def sampling_weights(
-    logits_RV: torch.Tensor,
-    *,
-    temperature_R: torch.Tensor,
-    top_k_R: torch.Tensor,
-    top_p_R: torch.Tensor,
-    min_p_R: torch.Tensor,
-    num_candidates: int = _NUM_CANDIDATES,
+    logits_RV: torch.Tensor, sampling: SamplingTensors, *, num_candidates: int = _NUM_CANDIDATES
 ) -> torch.Tensor:
-    """Unnormalised float32 probabilities [R, V] after the filters; the likeliest token's is 1.
+    """Return unnormalised float32 probabilities [R, V] after the filters; the likeliest token's is 1.
 
-    `logits_RV` are float32 with a finite maximum; temperatures are positive. Neutral values: `top_k >= V`,
-    `top_p = 1` (Holtzman et al. 2020: the fewest likeliest tokens that hold at least `top_p`), `min_p = 0`
-    (Nguyen et al. 2024: at least `min_p` times the likeliest's probability).
+    `logits_RV` are float32 with a finite maximum; temperatures are positive. `top_p` (Holtzman et al. 2020) keeps the
+    fewest likeliest tokens that hold at least `top_p` of the mass; `min_p` (Nguyen et al. 2024) keeps those of at least
+    `min_p` times the likeliest's probability.
 
-    Sorting a large vocabulary costs more than everything else here, so only the `num_candidates` likeliest are sorted,
-    and eight times as many for the rows whose filters do not end among them.
+    Sorting a large vocabulary costs more than everything else here. So only the `num_candidates` likeliest tokens are
+    sorted, and eight times as many for the rows whose filters do not end among them.
     """
+    top_k_R, top_p_R = sampling.top_k_R, sampling.top_p_R
     z_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
-    weights_RV = torch.exp(z_RV / temperature_R.clamp_min(_MIN_TEMPERATURE)[:, None])
+    weights_RV = torch.exp(z_RV / sampling.temperature_R.clamp_min(_MIN_TEMPERATURE)[:, None])
     V = logits_RV.shape[1]
     ranked = torch.nonzero((top_k_R < V) | (top_p_R < 1)).flatten()
     if len(ranked):
@@ -68,7 +51,7 @@ def sampling_weights(
         kept_nV = _keep_likeliest(logits_RV[ranked], weights_nV, top_k_n, top_p_n, min(num_candidates, V))
         weights_RV = weights_RV.index_copy(0, ranked, kept_nV)
     # The likeliest token passes every filter and weighs 1: min-p is a threshold on the weights themselves.
-    return weights_RV.masked_fill(weights_RV < min_p_R[:, None], 0.0)
+    return weights_RV.masked_fill(weights_RV < sampling.min_p_R[:, None], 0.0)
 
 
 def _keep_likeliest(

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ..arguments import AttentionArgs, DecodeAttentionArgs, RowSpan
 from ..kv_cache import KvCache
 from ..reference.attention import paged_attention
-from ..reference.attention_layout import AttentionLayout, RowSpan, attention_layout
+from ..reference.attention_layout import AttentionLayout, attention_layout
 from ..transfer import to_device
 from .chunk_attention import QueryTiles, chunk_attention
 from .launch_configs import FIXED_SPLIT, chunk_tile, num_splits_wanted, split_tile
@@ -52,59 +53,44 @@ class TritonAttention:
         return out_THD
 
 
-def step_attention(
-    rows: Sequence[RowSpan],
-    kv: KvCache,
-    *,
-    num_heads: int,
-    page_size: int,
-    window: int | None,
-    dtype: torch.dtype,
-    deterministic: bool,
-) -> TritonAttention:
-    device = kv.k_SKD.device
+def step_attention(args: AttentionArgs, *, deterministic: bool) -> TritonAttention:
+    """Assign a step's rows to kernels and build their tables. The arguments are those of `Ops.attention`."""
+    kv, device = args.kv, args.kv.k_SKD.device
     K, D = kv.k_SKD.shape[1:]
-    group = num_heads // K
+    group = args.num_heads // K
     most = max(1, split_tile(device, D).queries // group) if deterministic else None
-    pieces = segments_by_kernel(rows, window, most=most)
+    segments = segments_by_kernel(args.rows, args.window, most=most)
     few, most_keys, many = kernel_inputs(
-        pieces,
-        sum(row.num_tokens for row in rows),
+        segments,
+        sum(row.num_tokens for row in args.rows),
         group=group,
         tile=chunk_tile(device, D, kv.k_SKD.dtype),
-        page_size=page_size,
-        window=window,
+        page_size=args.page_size,
+        window=args.window,
         device=device,
     )
-    assert not (deterministic and pieces.plain), "trees of more nodes than a mask has bits"
+    assert not (deterministic and segments.plain), "a tree has more nodes than a mask has bits"
     splits = (_splits(some, kv, keys, deterministic) for some, keys in zip(few, most_keys, strict=True))
-    plain = _plain(pieces.plain, page_size, window, dtype, device) if pieces.plain else None
+    plain = _reference_rows(segments.plain, args) if segments.plain else None
     return TritonAttention(tuple(zip(few, splits, strict=True)), many, plain, deterministic)
 
 
-def decode_attention(
-    page_table_RP: torch.Tensor,
-    num_keys_R: torch.Tensor,
-    kv: KvCache,
-    *,
-    page_size: int,
-    window: int | None,
-    deterministic: bool,
-) -> TritonAttention:
-    """Of rows of one token, with whatever the tensors hold when it is computed; a row of 0 keys stands for none."""
-    R, P = page_table_RP.shape
+def decode_attention(args: DecodeAttentionArgs, *, deterministic: bool) -> TritonAttention:
+    """Prepare attention of rows of one token. The tensors are read when the kernels run, so their values may change."""
+    num_keys_R = args.num_keys_R
+    R, P = args.page_table_RP.shape
     rows = PagedRows(
-        page_table_RP=page_table_RP,
+        page_table_RP=args.page_table_RP,
         num_keys_R=num_keys_R,
         first_query_R=torch.arange(R, dtype=torch.int32, device=num_keys_R.device),
         num_queries_R=torch.ones_like(num_keys_R),
         positions_T=num_keys_R - 1,
         visible_T=None,
         max_queries=1,
-        page_size=page_size,
-        window=window,
+        page_size=args.page_size,
+        window=args.window,
     )
-    splits = _splits(rows, kv, P * page_size, deterministic)
+    splits = _splits(rows, args.kv, P * args.page_size, deterministic)
     return TritonAttention(((rows, splits),), None, None, deterministic, padded=True)
 
 
@@ -119,12 +105,11 @@ def _splits(rows: PagedRows, kv: KvCache, most_keys: int, deterministic: bool) -
     )
 
 
-def _plain(
-    pieces: Sequence[RowSegment], page_size: int, window: int | None, dtype: torch.dtype, device: torch.device
-) -> ReferenceRows:
-    spans = [RowSpan(p.num_keys - p.num_tokens, p.num_tokens, p.row.pages, p.tree) for p in pieces]
-    tokens = np.concatenate([np.arange(p.first_query, p.first_query + p.num_tokens) for p in pieces])
+def _reference_rows(segments: Sequence[RowSegment], args: AttentionArgs) -> ReferenceRows:
+    device = args.kv.k_SKD.device
+    spans = [RowSpan(s.num_keys - s.num_tokens, s.num_tokens, s.row.pages, s.tree) for s in segments]
+    tokens = np.concatenate([np.arange(s.first_query, s.first_query + s.num_tokens) for s in segments])
     return ReferenceRows(
         to_device([tokens], device)[0],
-        attention_layout(spans, page_size=page_size, window=window, dtype=dtype, device=device),
+        attention_layout(spans, page_size=args.page_size, window=args.window, dtype=args.dtype, device=device),
     )

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..reference.attention_layout import RowSpan, ancestors
+from ..arguments import RowSpan
+from ..reference.attention_layout import ancestors
 from ..transfer import to_device
 from .chunk_attention import QueryTiles, tile_table, tokens_of_tile
 from .launch_configs import AttentionTile

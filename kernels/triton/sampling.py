@@ -14,35 +14,28 @@ import torch
 import triton
 import triton.language as tl
 
+from ..arguments import SamplingTensors
+
 _BLOCK = 4096
 
 
-def sample_tokens(
-    logits_RV: torch.Tensor,
-    *,
-    temperature_R: torch.Tensor,
-    top_k_R: torch.Tensor,
-    top_p_R: torch.Tensor,
-    min_p_R: torch.Tensor,
-    draw_R: torch.Tensor,
-    max_top_k: int,
-) -> torch.Tensor:
-    """int64 [R]; the arguments as `reference.sampling_weights` has them, temperature 0 for the likeliest token.
+def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+    """Return a token for each row, int64 [R], as `reference.sampling.sample_tokens` does.
 
-    `max_top_k` is the largest `top_k` below V of a row that has a `top_p` below 1, or 0 when there is none: where both
-    filter, top-p's share is one of what top-k leaves.
+    Where both filter, top-p's share is one of what top-k leaves, so the `max_top_k` likeliest logits are sorted.
     """
     R, V = logits_RV.shape
+    max_top_k = sampling.max_top_k
     tokens_R = torch.empty(R, dtype=torch.int64, device=logits_RV.device)
     likeliest_RM = logits_RV.topk(min(max_top_k, V), dim=-1).values if max_top_k else logits_RV
     _sample[(R,)](
         logits_RV,
         likeliest_RM,
-        temperature_R,
-        top_k_R,
-        top_p_R,
-        min_p_R,
-        draw_R,
+        sampling.temperature_R,
+        sampling.top_k_R,
+        sampling.top_p_R,
+        sampling.min_p_R,
+        sampling.draw_R,
         tokens_R,
         V,
         logits_RV.stride(0),

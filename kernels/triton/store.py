@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..arguments import RopeAndStoreArgs
 from ..kv_cache import KvCache
 
 _FP8_MAX = 448.0  # e4m3
@@ -17,35 +18,31 @@ ROUNDER = tl.constexpr(12582912.0)
 
 
 def rope_and_store(
-    qkv_TND: torch.Tensor,
-    cos_TD: torch.Tensor,
-    sin_TD: torch.Tensor,
-    kv: KvCache,
-    slots_T: torch.Tensor,
-    num_heads: int,
-    qk_norm_HD: torch.Tensor | None = None,
-    eps: float = 0.0,
+    qkv_TND: torch.Tensor, kv: KvCache, qk_norm_HD: torch.Tensor | None, args: RopeAndStoreArgs
 ) -> torch.Tensor:
-    """The rotated queries [T, H, D]; rotated keys, and values, go to `slots_T` of the cache, over their head's scale
-    where it is quantised; those of a token with slot -1 go nowhere. `qkv_TND` are the queries', keys' and values'
-    heads; with `qk_norm_HD` [H + K, D] the former two pass an RMS norm of these weights first; `cos_TD` and `sin_TD`
-    are as in `reference.apply_rope`."""
+    """Return the rotated queries [T, H, D]; write rotated keys, and values, to the cache.
+
+    In a quantised cache they are divided by their head's scale. A token with slot -1 is not written. The arguments are
+    those of `Ops.rope_and_store`; keys are always rotated.
+    """
+    assert args.rotate_keys, "Triton kernels do not rotate keys when they read them"
     T, N, D = qkv_TND.shape
+    num_heads = args.num_heads
     K = kv.k_SKD.shape[1]
     q_THD = torch.empty((T, num_heads, D), dtype=qkv_TND.dtype, device=qkv_TND.device)
     block_n = min(triton.next_power_of_2(N), 16)
     _rope_and_store[(T, triton.cdiv(N, block_n))](
         qkv_TND,
-        cos_TD,
-        sin_TD,
+        args.cos_T1D,
+        args.sin_T1D,
         kv.k_SKD,
         kv.v_SKD,
         kv.k_scale_K,
         kv.v_scale_K,
-        slots_T,
+        args.slots_T,
         q_THD,
         qk_norm_HD,
-        eps,
+        args.eps,
         qkv_TND.stride(0),
         kv.k_SKD.stride(0),
         H=num_heads,

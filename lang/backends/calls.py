@@ -1,7 +1,4 @@
-"""Calls of a model for the states of a channel: a thread each, up to a number of them, the others in a queue.
-
-Knows models and threads; what becomes of an answer is the channel's to know.
-"""
+"""Runs calls of a model for a channel: a thread each, up to a number of them, the others in a queue."""
 
 from __future__ import annotations
 
@@ -9,57 +6,54 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from ...runtime.protocol import session
+from ...runtime.programs.executor import OperationResult, PendingResult
 from ...runtime.protocol.errors import ErrorInfo, RamiformError
-from .model import Model, ModelCall
-from .steps import State
+from .model import ModelCall
 
 logger = logging.getLogger("ramiform.backends")
 
-
-@dataclass(frozen=True, eq=False)
-class Answered:
-    """From a call's thread: what the model answered, or why it did not."""
-
-    state: State
-    call: ModelCall
-    op: int
-    answer: Any
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
-class Streamed:
-    state: State
-    call: ModelCall
-    op: int
-    text: str
+class ModelCalls:
+    """`post` hands a function to the channel's thread, from any thread. With `num_threads` 0 the model is called in the
+    caller's thread. `begin` is for the channel's thread."""
 
-
-class Calls:
-    """`tell` is given each `Streamed`, in order, and then the `Answered`, from any thread. With `num_threads` 0 the
-    model is called in the caller's. The methods are for one thread, which calls `ended` for each Answered."""
-
-    def __init__(self, model: Model, num_threads: int, tell: Callable[[Answered | Streamed], None]) -> None:
-        self._model = model
+    def __init__(self, num_threads: int, post: Callable[[Callable[[], None]], None]) -> None:
+        self.post = post
         self._num_threads = num_threads
-        self._tell = tell
         self._waiting: deque[Callable[[], None]] = deque()
         self._num_running = 0
 
-    def begin(self, state: State, op: int, step: session.Gen | session.Select | session.Decide) -> None:
-        state.call = call = ModelCall()
+    def begin(self, work: Callable[[ModelCall], T], finish: Callable[[T], OperationResult]) -> PendingResult:
+        """Run `work` on a thread, then `finish` on the channel's with what it returned, unless it was cancelled."""
+        call = ModelCall()
+        pending = PendingResult(call.cancel)
 
         def run() -> None:
             try:
-                answer = self._answer(state, op, step, call)
+                answer = work(call)
             except BaseException as error:
                 if not isinstance(error, RamiformError):
-                    logger.exception("a backend failed on an error that is not the endpoint's")
-                answer = ErrorInfo.of(error)
-            self._tell(Answered(state, call, op, answer))
+                    logger.exception("a backend failed on an internal error")
+                failure = ErrorInfo.of(error)
+                self.post(lambda: end(lambda: failure))
+            else:
+                self.post(lambda: end(lambda: finish(answer)))
+
+        def end(result: Callable[[], OperationResult | ErrorInfo]) -> None:
+            self._num_running -= 1
+            if self._waiting:
+                self._start(self._waiting.popleft())
+            if pending.cancelled:
+                return
+            try:
+                outcome = result()
+            except RamiformError as error:
+                outcome = ErrorInfo.of(error)
+            pending.resolve(outcome)
 
         if not self._num_threads:
             self._num_running += 1
@@ -68,29 +62,8 @@ class Calls:
             self._start(run)
         else:
             self._waiting.append(run)
-
-    def ended(self) -> None:
-        self._num_running -= 1
-        if self._waiting:
-            self._start(self._waiting.popleft())
+        return pending
 
     def _start(self, run: Callable[[], None]) -> None:
         self._num_running += 1
         threading.Thread(target=run, name="ramiform-call", daemon=True).start()
-
-    def _answer(
-        self, state: State, op: int, step: session.Gen | session.Select | session.Decide, call: ModelCall
-    ) -> Any:
-        assert state.transcript is not None
-        match step:
-            case session.Gen():
-
-                def on_text(text: str) -> None:
-                    if step.stream and step.n == 1:
-                        self._tell(Streamed(state, call, op, text))
-
-                return self._model.generate(state.transcript, step, on_text, call)
-            case session.Select():
-                return step, self._model.select(state.transcript, step, call)
-            case session.Decide(questions=questions):
-                return self._model.decide(state.transcript, questions, call)

@@ -1,22 +1,24 @@
-"""A channel whose programs are played in this process: a queue, and the one thread that reads it.
+"""A channel whose programs run in this process: an inbox, and one thread that interprets its messages.
 
-Each call of the model has a thread of its own, up to a number of them. Knows threads and listeners; what is played, and
-in which order, is the player's.
+Each call of the model has a thread of its own, up to a number of them.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...runtime.protocol import session
+from ...runtime.programs.interpreter import ProgramInterpreter
+from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol.errors import ErrorInfo, RuntimeFailed
-from ...runtime.protocol.session import Close, ToFrontend
-from .calls import Calls
+from ...runtime.protocol.session import Append, Close, Delta, Done, Failed, Lost, Open, Play, Reply, Supply, ToFrontend
+from .calls import ModelCalls
+from .executor import TranscriptExecutor
 from .model import Method, Model
-from .player import Player
+from .transcript import Transcript
 
 if TYPE_CHECKING:
     from ...runtime.protocol.client import Listener
@@ -25,17 +27,21 @@ _CLOSED = ErrorInfo.of(RuntimeFailed("the backend was closed"))
 
 
 class LocalChannel:
-    """`Channel` of a model. With `num_threads` 0 the model is called in the order in which operations arrive, one call
-    at a time; otherwise that many at once."""
+    """A `Channel` of a model.
+
+    `num_threads` calls of the model run at once. With 0 it is called one call at a time, in the order in which
+    operations arrive.
+    """
 
     def __init__(self, model: Model, num_threads: int) -> None:
         self._model = model
         self._numbers = itertools.count(1)
         self._listeners: dict[int, Listener] = {}
-        self._inbox: SimpleQueue[Any] = SimpleQueue()
-        self._sending = threading.Lock()  # so that nothing is sent after the end, and waits for ever
+        self._inbox: SimpleQueue[ToFrontend | Callable[[], None] | None] = SimpleQueue()  # None: the end
+        self._sending = threading.Lock()  # no message may come after the end: it would wait for ever
         self._ended = False
-        self._player = Player(model, Calls(model, num_threads, self._inbox.put), self._inbox.put, self._listeners)
+        self._calls = ModelCalls(num_threads, self._inbox.put)
+        self._interpreter = ProgramInterpreter(self._deliver, self._open_executor, self._call_later)
         self._thread = threading.Thread(target=self._run, name="ramiform-backend", daemon=True)
         self._thread.start()
 
@@ -48,7 +54,7 @@ class LocalChannel:
 
     def detach(self, state: int) -> None:
         if self._listeners.pop(state, None) is not None:
-            self._inbox.put(Close((state,)))  # takes no lock that could be held: garbage collection may call this
+            self._inbox.put(Close((state,)))  # takes no lock: garbage collection may call this
 
     def send(self, message: ToFrontend) -> None:
         with self._sending:
@@ -56,8 +62,8 @@ class LocalChannel:
                 raise _CLOSED.to_exception()
             self._inbox.put(message)
 
-    def call(self, method: Method) -> session.Reply:
-        return self._model.tell(method, next(self._numbers))
+    def call(self, method: Method) -> Reply:
+        return self._model.answer_call(method, next(self._numbers))
 
     def close(self) -> None:
         """End every program. Calling it again does nothing."""
@@ -74,19 +80,48 @@ class LocalChannel:
         error = _CLOSED
         try:
             while (message := self._inbox.get()) is not None:
-                self._player.take(message)
+                self._take(message)
         except BaseException as bug:
             error = ErrorInfo.of(bug)
             raise
         finally:
             self._ended = True
-            self._player.end_all()
+            self._interpreter.close_all()
             for listener in list(self._listeners.values()):
                 listener.fail(error)
 
+    def _take(self, message: ToFrontend | Callable[[], None]) -> None:
+        match message:
+            case Play(messages=messages):
+                for part in messages:  # played one by one, so that answers are asked for in the order of the parts
+                    self._take(part)
+            case Open() | Append() | Supply() | Close():
+                self._interpreter.receive(message)
+            case _:
+                assert callable(message), f"not a message of a program: {message!r}"
+                message()
+        self._interpreter.run()
+
+    def _open_executor(self, state: StateProgress) -> TranscriptExecutor:
+        return TranscriptExecutor(self._model, self._calls, state, Transcript())
+
+    def _call_later(self, seconds: float, callback: Callable[[], None]) -> threading.Timer:
+        timer = threading.Timer(seconds, self._inbox.put, (callback,))
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _deliver(self, answer: Done | Failed | Delta | Lost) -> None:
+        if isinstance(answer, Lost):
+            for number in answer.states:
+                if (listener := self._listeners.pop(number, None)) is not None:
+                    listener.fail(answer.error)
+        elif (listener := self._listeners.get(answer.state)) is not None:
+            listener.receive(answer)
+
 
 class LazyChannel:
-    """The one channel of a model, made when it is first asked for."""
+    """The one channel of a model, made on first use."""
 
     def __init__(self, model: Model, num_threads: int) -> None:
         self._model = model

@@ -1,11 +1,13 @@
-"""How chat messages are shown in a state's text where no template of a model says it: ChatML's marks."""
+"""Marks of chat messages in a state's text where there is no template of a model: ChatML's."""
 
 from __future__ import annotations
 
 
 def begin(role: str) -> str:
+    """Return the mark before a message's content."""
     return f"<|im_start|>{role}\n"
 
 
 def end(role: str) -> str:
+    """Return the mark after a message's content."""
     return "<|im_end|>\n"

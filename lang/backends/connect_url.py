@@ -1,4 +1,4 @@
-"""A runtime given by its HTTP address: by ZMQ when it runs on this machine, as it tells itself, else over HTTP.
+"""Connects to a runtime given by its HTTP address: by ZMQ if it runs on this machine, otherwise over HTTP.
 
 Over ZMQ a program's states live in the runtime and messages have the model's chat template, so that is tried first.
 """
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.version import __version__
-from ..backend import connected
+from ..connect import connect
 from .channel import LocalChannel
 from .http_runtime import HttpRuntime
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from ...runtime.protocol.client import Connection
 
 _SCHEME = "ipc://"
-_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
+_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def connect_url(url: str, api_key: str | None) -> tuple[Connection | LocalChannel, Callable[[], None]]:
-    """A channel, and what leaves it.
+    """Return a channel, and the function that closes it.
 
-    Raises RequestError for a `url` that is none or a wrong key, RuntimeFailed when nothing answers there.
+    Raises RequestError for an invalid `url` or a wrong key, RuntimeFailed when nothing answers there.
     """
     over_http = HttpRuntime(url, api_key)
     try:
-        address = _address_of_programs(over_http) if urlsplit(url).hostname in _HERE else None
+        address = _program_address(over_http) if urlsplit(url).hostname in _LOCAL_HOSTS else None
         if address is not None:
-            connection = connected(address)
+            connection = connect(address)
             over_http.close()
             return connection, connection.close
     except BaseException:
@@ -42,9 +42,12 @@ def connect_url(url: str, api_key: str | None) -> tuple[Connection | LocalChanne
     return over_http.connection(), over_http.close
 
 
-def _address_of_programs(runtime: HttpRuntime) -> str | None:
-    """None when it tells none, as other servers do, or one that cannot be reached from here: a forwarded port, a
-    container, another user's runtime, another version."""
+def _program_address(runtime: HttpRuntime) -> str | None:
+    """Return the runtime's ZMQ address, or None.
+
+    None if it names none, as other servers do, or one that cannot be reached: a forwarded port, a container, another
+    user's runtime, another version.
+    """
     try:
         facts = runtime.server_info()
     except RequestError as error:

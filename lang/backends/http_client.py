@@ -1,7 +1,6 @@
-"""JSON over HTTP and server-sent events, with connections that are kept, and calls that can be aborted.
+"""An HTTP client for JSON and server-sent events, with keep-alive connections and calls that can be aborted.
 
-The standard library's client: nothing to install, and threads wait in it. Knows the shape of OpenAI-style errors; knows
-no routes.
+It uses the standard library and reads errors in OpenAI's format.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from ...runtime.protocol.errors import BusyError, RamiformError, RequestError, R
 from .model import ModelCall
 
 _Use = Callable[[http.client.HTTPResponse], Any]
-_LOST = (http.client.HTTPException, OSError)
+_CONNECTION_ERRORS = (http.client.HTTPException, OSError)
 
 
 class HttpClient:
-    """`url` is what paths are appended to. Any thread may use it.
+    """A client of the server at `url`, to which paths are appended. Any thread may use it.
 
-    Raises RequestError for a url that is none. Calls raise RequestError for what the server finds wrong (400 to 499),
-    BusyError when it is full (429), RuntimeFailed when it fails or is gone.
+    Raises RequestError for an invalid url. Calls raise RequestError for statuses 400 to 499, BusyError for 429, and
+    RuntimeFailed when the server fails or is gone.
     """
 
     def __init__(self, url: str, api_key: str | None, timeout: float) -> None:
@@ -48,11 +47,11 @@ class HttpClient:
         return self._request("GET", path, None, ModelCall(), _read_json)
 
     def post(self, path: str, body: Any, call: ModelCall) -> Any:
-        """The answer's JSON; None where there is none."""
+        """Post `body` as JSON and return the answer's JSON, or None if the answer has none."""
         return self._request("POST", path, body, call, _read_json)
 
     def stream(self, path: str, body: Any, call: ModelCall, on_event: Callable[[Any], None]) -> None:
-        """Hand over the JSON of each event until the server says [DONE]. Raises what an event reports as an error."""
+        """Call `on_event` with the JSON of each event until [DONE]. Raises the error that an event reports."""
         self._request("POST", path, body, call, lambda response: _read_events(response, on_event))
 
     def close(self) -> None:
@@ -76,11 +75,11 @@ class HttpClient:
                         if is_fresh:
                             raise
                         connection.close()
-                        continue  # the server had closed what we kept, and has not read the request
+                        continue  # the server had closed the kept connection, and has not read the request
                     result = _answer(response, use)
-            except _LOST as error:
+            except _CONNECTION_ERRORS as error:
                 connection.close()
-                raise RuntimeFailed(f"{self.url}{path}: {_why(error)}") from error
+                raise RuntimeFailed(f"{self.url}{path}: {_describe(error)}") from error
             except BaseException:
                 connection.close()
                 raise
@@ -132,7 +131,7 @@ def _read_events(response: http.client.HTTPResponse, on_event: Callable[[Any], N
         if isinstance(event, dict) and event.get("error"):
             raise _error(500, data)
         on_event(event)
-    raise RuntimeFailed("the stream ended before its end was said")
+    raise RuntimeFailed("the stream ended without [DONE]")
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
@@ -142,7 +141,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _error(status: int, data: bytes) -> RamiformError:
-    """Source of the shape: OpenAI's API."""
+    """Return the error of an answer. Its format is that of OpenAI's API."""
     message, param, code = data[:500].decode("utf-8", "replace"), None, None
     with contextlib.suppress(ValueError):
         body = json.loads(data)
@@ -160,7 +159,7 @@ def _error(status: int, data: bytes) -> RamiformError:
     return RuntimeFailed(message)
 
 
-def _why(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

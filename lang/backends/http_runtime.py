@@ -1,18 +1,18 @@
-"""A ramiform runtime reached over its native HTTP routes, for where only HTTP passes.
+"""A backend for a ramiform runtime that is reached over its native HTTP routes.
 
-A state keeps token ids: its text is tokenised once, by the runtime, and what was generated goes back as the ids that
-were generated. Each gen is one request, and one more when there is new text to tokenise.
+A state keeps token ids: the runtime tokenises its text once, and generated text is sent back as the generated ids.
+Each gen is one request, and one more when there is new text to tokenise.
 """
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from ...runtime.programs.common_prefix import common_prefix_length
 from ...runtime.protocol import choices, session
 from ...runtime.protocol.core import CoreStats, ModelInfo
 from ...runtime.protocol.decisions import DecisionAnswer, Question
@@ -21,19 +21,21 @@ from ...runtime.protocol.sampling import TokenLogprob
 from .channel import LazyChannel, LocalChannel
 from .http_client import HttpClient
 from .model import Method, ModelCall, ModelOutput, OnText
-from .native_format import common_length, native_sampling_body, native_sequence
+from .native_format import native_sampling_body, native_sequence
 from .transcript import Transcript, TranscriptPart
 
 MAX_THREADS = 256  # requests at once
-MAX_REMEMBERED = 4096  # texts whose ids are kept
+MAX_CACHED_TEXTS = 4096  # texts whose ids are kept
 
 
 class HttpRuntime:
-    """Programs on it give what they give over ZMQ, with these differences: every gen is a round trip; nobody tells the
-    runtime what a program will still need; a special token's name in any text means that token; `decide` is refused.
+    """Runs programs on the runtime at `url`.
 
-    The routes know no chat template, so roles need `roles`: for each the text before and after a message's content.
-    Raises RequestError for a `url` that is none; a runtime that is not there fails the programs that run.
+    The results are those over ZMQ, with these differences: every gen is a round trip; the runtime does not know which
+    prefixes a program still needs; a special token's name in any text means that token; `decide` is refused.
+
+    The routes apply no chat template, so roles need `roles`: for each the text before and after a message's content.
+    Raises RequestError for an invalid `url`. Programs fail when they run and nothing listens there.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class HttpRuntime:
         self._roles = dict(roles or {})
         self._lock = threading.Lock()
         self._channel = LazyChannel(self, MAX_THREADS)
-        self._remembered: dict[tuple[str, bool], list[int]] = {}
+        self._cached_ids: dict[tuple[str, bool], list[int]] = {}
 
     def connection(self) -> LocalChannel:
         return self._channel.get()
@@ -59,11 +61,14 @@ class HttpRuntime:
         self._http.close()
 
     def server_info(self) -> dict[str, Any]:
-        """What `/get_server_info` says. Raises RequestError where there is no such route, RuntimeFailed as calls do."""
+        """Return the facts of `/get_server_info`.
+
+        Raises RequestError if there is no such route, RuntimeFailed if the runtime cannot be reached.
+        """
         facts = self._http.get("/get_server_info")
         return facts if isinstance(facts, dict) else {}
 
-    # As a model
+    # Methods of `Model`
 
     def begin_role(self, role: str) -> str:
         return self._role(role)[0]
@@ -93,13 +98,12 @@ class HttpRuntime:
         return ModelOutput([sequence for sequence, _ in ended], tuple(parts))
 
     def select(self, transcript: Transcript, select: session.Select, call: ModelCall) -> session.Choice:
-        """As the runtime does it: a choice's tokens are those after the run that all have in common, and all choices
-        are scored in one batch."""
+        """Score all choices in one batch. As in the runtime, a choice's tokens are those after the common prefix."""
         before, text = self._split(transcript.parts, call)
         at_start = not before
         alone = self._tokenize([text], at_start, call)[0]
         encoded = self._tokenize([text + choice for choice in select.choices], at_start, call)
-        start = common_length([alone, *encoded])
+        start = common_prefix_length(alone, *encoded)
         for choice, ids in zip(select.choices, encoded, strict=True):
             if len(ids) == start:
                 raise RequestError(f"choice {choice!r} adds no token", param="choices")
@@ -109,20 +113,7 @@ class HttpRuntime:
             bos = self._tokenize([""], True, call)[0]
             unconditional, more, _ = self._scored([bos + ids[start:] for ids in encoded], len(bos), call)
             asked += more
-        values = [[token.logprob for token in tokens] for tokens in logprobs]
-        others = [[token.logprob for token in tokens] for tokens in unconditional or []]
-        scores = choices.scores(select.method, values, others)
-        index = choices.decide(scores, select.temperature, secrets.randbits(63) if select.seed is None else select.seed)
-        return session.Choice(
-            index=index,
-            text=select.choices[index],
-            scores=scores,
-            normalized_prompt_logprobs=choices.token_length_normalized(values),
-            token_logprobs=logprobs,
-            unconditional_logprobs=unconditional,
-            prompt_tokens=asked,
-            cached_tokens=cached,
-        )
+        return choices.choose(select, logprobs, unconditional, prompt_tokens=asked, cached_tokens=cached)
 
     def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
         raise RequestError(
@@ -131,7 +122,7 @@ class HttpRuntime:
             code="unsupported",
         )
 
-    def tell(self, method: Method, number: int) -> session.Reply:
+    def answer_call(self, method: Method, number: int) -> session.Reply:
         match method:
             case "info":
                 return session.Reply(number, info=msgspec.convert(self._http.get("/get_model_info"), ModelInfo))
@@ -148,7 +139,7 @@ class HttpRuntime:
         return before + self._tokenize([text], not before, call)[0] if text or not before else before
 
     def _split(self, parts: tuple[TranscriptPart, ...], call: ModelCall) -> tuple[list[int], str]:
-        """The ids up to the last generated ones, and the text after them."""
+        """Return the ids up to the last generated one, and the text after them."""
         ids: list[int] = []
         text = ""
         for part in parts:
@@ -162,9 +153,9 @@ class HttpRuntime:
         return ids, text
 
     def _tokenize(self, texts: list[str], at_start: bool, call: ModelCall) -> list[list[int]]:
-        """All that are not remembered in one request."""
+        """Return the ids of texts. Those that are not cached take one request together."""
         with self._lock:
-            known = {text: ids for text in texts if (ids := self._remembered.get((text, at_start))) is not None}
+            known = {text: ids for text in texts if (ids := self._cached_ids.get((text, at_start))) is not None}
         unknown = [text for text in dict.fromkeys(texts) if text not in known]
         if unknown:
             answer = self._http.post("/tokenize", {"prompt": unknown, "add_special_tokens": at_start}, call)
@@ -172,13 +163,13 @@ class HttpRuntime:
             known |= fresh
             with self._lock:
                 for text, ids in fresh.items():
-                    if len(self._remembered) >= MAX_REMEMBERED:
-                        del self._remembered[next(iter(self._remembered))]
-                    self._remembered[text, at_start] = ids
+                    if len(self._cached_ids) >= MAX_CACHED_TEXTS:
+                        del self._cached_ids[next(iter(self._cached_ids))]
+                    self._cached_ids[text, at_start] = ids
         return [known[text] for text in texts]
 
     def _whole_tokens(self, sequence: session.Sequence, call: ModelCall) -> tuple[session.Sequence, str]:
-        """A stop string may have cut a token: then the ids end before it, and the rest of the text goes on as text."""
+        """If a stop string cut a token, end the ids before it and return the rest of the text as text."""
         matched, ids = sequence.finish.matched, sequence.ids
         if not isinstance(matched, str):
             return sequence, ""
@@ -191,7 +182,7 @@ class HttpRuntime:
     def _role(self, role: str) -> tuple[str, str]:
         if role not in self._roles:
             raise RequestError(
-                f"the runtime's native HTTP routes know no chat template, and HttpRuntime(roles=...) says nothing of "
+                f"the runtime's native HTTP routes know no chat template, and HttpRuntime(roles=...) has no text of "
                 f"role {role!r}: give the text before and after its messages, or connect by ZMQ",
                 param="roles",
                 code="unsupported",
@@ -215,7 +206,7 @@ class HttpRuntime:
     def _scored(
         self, prompts: list[list[int]], start: int, call: ModelCall
     ) -> tuple[list[list[TokenLogprob]], int, int]:
-        """The log-probabilities from `start` on, and how many tokens were asked for and found in the cache."""
+        """Return the log-probabilities from `start` on, the number of prompt tokens, and of cached ones."""
         body = {
             "input_ids": prompts,
             "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},

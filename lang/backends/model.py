@@ -1,7 +1,4 @@
-"""What a backend has to be beside the playing of operations: something that generates, and whose calls can be ended.
-
-Knows transcripts and operations; no states, no listeners.
-"""
+"""The interface of a model for local programs: it generates from transcripts, in calls that can be cancelled."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ from ...runtime.protocol.session import Choice, Gen, Reply, Select, Sequence
 from .transcript import SpeculatedText, Transcript, TranscriptPart
 
 Method = Literal["info", "stats", "flush_cache"]
-OnText = Callable[[str], None]  # of a streamed Gen: more text
+OnText = Callable[[str], None]  # called with each piece of text of a streamed Gen
 
 
 class ModelCall:
-    """One use of a model, which another thread may end."""
+    """One call of a model, which another thread may cancel."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +26,7 @@ class ModelCall:
         self._abort: Callable[[], None] | None = None
 
     def cancel(self) -> None:
-        """End it if it still runs. Calling it again does nothing."""
+        """Abort the call if it still runs. Calling it again does nothing."""
         with self._lock:
             self._cancelled = True
             if self._abort is not None:
@@ -37,7 +34,7 @@ class ModelCall:
 
     @contextlib.contextmanager
     def aborted_by(self, abort: Callable[[], None]) -> Iterator[None]:
-        """Inside the block `cancel` calls `abort`. Raises RuntimeFailed when it was cancelled before."""
+        """Let `cancel` call `abort` inside the block. Raises RuntimeFailed if the call was cancelled before."""
         with self._lock:
             if self._cancelled:
                 raise RuntimeFailed("the call was cancelled")
@@ -51,18 +48,21 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """`parts` are what the state goes on with: the first of the sequences."""
+    """Generated sequences. `parts` are those of the first, which the state goes on with."""
 
     sequences: list[Sequence]
     parts: tuple[TranscriptPart, ...]
-    foretold: SpeculatedText | None = None
+    speculated: SpeculatedText | None = None
 
 
 class Model(Protocol):
-    """Any method may raise RamiformError; `generate`, `select` and `decide` may take their time, in a thread."""
+    """Generates, scores and decides. Any method may raise RamiformError.
+
+    `generate`, `select` and `decide` may block: they are called in threads.
+    """
 
     def begin_role(self, role: str) -> str:
-        """How the beginning of a message is shown."""
+        """Return the text that shows the beginning of a message."""
         ...
 
     def end_role(self, role: str) -> str: ...
@@ -75,6 +75,6 @@ class Model(Protocol):
         self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall
     ) -> list[DecisionAnswer]: ...
 
-    def tell(self, method: Method, number: int) -> Reply:
-        """The answer to a question outside any state."""
+    def answer_call(self, method: Method, number: int) -> Reply:
+        """Answer a call that concerns no state."""
         ...

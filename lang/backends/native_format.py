@@ -1,4 +1,4 @@
-"""The native API's bodies and answers as the protocol's own values. Sends nothing."""
+"""Converts sampling parameters to bodies of the runtime's native routes, and their answers to the protocol's values."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import msgspec
 
 from ...runtime.protocol import session
 from ...runtime.protocol.core import Finish, Timings
-from ...runtime.protocol.sampling import Constraint, SamplingParams, TokenLogprob
+from ...runtime.protocol.sampling import PARAMETERS, Constraint, SamplingParams, TokenLogprob
 
 _CONSTRAINTS = {"regex": "regex", "json_schema": "json_schema", "grammar": "ebnf", "structural_tag": "structural_tag"}
 
 
 def native_sampling_body(sampling: SamplingParams) -> dict[str, Any]:
-    """`sampling_params` of the native API."""
-    body = msgspec.to_builtins(sampling)
-    del body["constraint"]
-    body["sampling_seed"] = body.pop("seed")
-    body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    """Return the field `sampling_params` of a body."""
+    values = msgspec.to_builtins(sampling, str_keys=True)
+    names = {row.name: name for row in PARAMETERS.values() if (name := row.name_in("native")) is not None}
+    body = {names[field]: value for field, value in values.items() if field in names and value is not None}
     if sampling.constraint is not None:
         body |= _native_constraint_body(sampling.constraint)
-    return {name: value for name, value in body.items() if value is not None}
+    return body
 
 
 def _native_constraint_body(constraint: Constraint) -> dict[str, str]:
@@ -36,6 +35,7 @@ def _native_constraint_body(constraint: Constraint) -> dict[str, str]:
 
 
 def native_sequence(answer: dict[str, Any], gen: session.Gen) -> session.Sequence:
+    """Return the sequence of an answer to `gen`."""
     meta = answer["meta_info"]
     reason = meta["finish_reason"]
     matched = reason.get("matched")
@@ -66,7 +66,7 @@ def native_sequence(answer: dict[str, Any], gen: session.Gen) -> session.Sequenc
 
 
 def _logprobs(meta: dict[str, Any], which: str, texts: dict[int, str]) -> list[Any]:
-    """TokenLogprob for each token, None for a prompt's first; what the tokens add to the text goes into `texts`."""
+    """Return the log-probability of each token, None for a prompt's first; add the tokens' texts to `texts`."""
     tokens = meta[f"{which}_token_logprobs"]
     tops = meta.get(f"{which}_top_logprobs") or [None] * len(tokens)
     for _, token, text in [*tokens, *(entry for top in tops for entry in top or ())]:
@@ -76,12 +76,3 @@ def _logprobs(meta: dict[str, Any], which: str, texts: dict[int, str]) -> list[A
         None if logprob is None else TokenLogprob(logprob, token, [(value, id) for value, id, _ in top or ()])
         for (logprob, token, _), top in zip(tokens, tops, strict=True)
     ]
-
-
-def common_length(lists: list[list[int]]) -> int:
-    length = 0
-    for column in zip(*lists, strict=False):
-        if len(set(column)) > 1:
-            break
-        length += 1
-    return length

@@ -1,9 +1,8 @@
-"""Any endpoint that speaks OpenAI's API: chat completions where a program uses roles, completions where it does not."""
+"""A backend for OpenAI-compatible endpoints: chat completions if a program uses roles, otherwise completions."""
 
 from __future__ import annotations
 
 import os
-import secrets
 from typing import Any
 
 import msgspec
@@ -12,32 +11,31 @@ from ...runtime.protocol import choices, session
 from ...runtime.protocol.core import Finish
 from ...runtime.protocol.decisions import DecisionAnswer, Question
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
-from ...runtime.protocol.sampling import SamplingParams, TokenLogprob
+from ...runtime.protocol.sampling import Dialect, SamplingParams, TokenLogprob
 from . import chatml as roles
 from .channel import LazyChannel, LocalChannel
 from .http_client import HttpClient
 from .model import Method, ModelCall, ModelOutput, OnText
-from .openai_format import DIALECTS, Dialect, sampling_body, scores_of, sequence_of, sequences_of
+from .openai_format import DIALECTS, sampling_body, scores_of, sequence_of, sequences_of
 from .speculation import can_take, sampling_without_stop, take
 from .transcript import SpeculatedText, Transcript, TranscriptPart
 
-UNKNOWN_ID = -1  # of tokens: the API tells texts only
+UNKNOWN_ID = -1  # of every token: the API returns texts only
 
 
 class OpenAI:
-    """Programs run on `model` of the endpoint at `base_url`; `api_key` is by default that of OPENAI_API_KEY.
+    """Runs programs on `model` of the endpoint at `base_url`; `api_key` is by default that of OPENAI_API_KEY.
 
-    `dialect` says which parameters beside OpenAI's own the endpoint takes: those of vLLM or of SGLang. What it cannot
-    take is refused with RequestError: nothing that a program asks for is dropped. So are log-probabilities of a gen and
-    `decide`; `select` scores its choices by completions with `echo` and needs an endpoint that gives log-probabilities
-    for them.
+    `dialect` names the endpoint's parameters beside OpenAI's own: those of vLLM or of SGLang. A parameter that it does
+    not have is refused with RequestError, never dropped; so are log-probabilities of a gen and `decide`. `select`
+    scores its choices by completions with `echo` and needs an endpoint that returns log-probabilities for them.
 
     In a chat a gen stands at the beginning of the assistant's message. After other text there it needs
     `continues_messages` (the endpoint knows `continue_final_message`: vLLM and SGLang do) or speculation.
 
     `num_speculative_tokens`: a gen with `stop` asks for that many tokens at least and for no stop, and the program's
-    later constants and gens are taken from that text as long as they agree with it; at the first that does not, a new
-    call is made. A gen that was answered so counts no tokens.
+    later constants and gens are taken from that text as long as they agree with it; at the first difference a new call
+    is made. A gen that is taken from that text counts no tokens.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class OpenAI:
         self._channel.close()
         self._http.close()
 
-    # As a model
+    # Methods of `Model`
 
     def begin_role(self, role: str) -> str:
         return roles.begin(role)
@@ -88,12 +86,12 @@ class OpenAI:
     def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
         if gen.logprobs is not None:
             raise RequestError(
-                "an OpenAI-compatible endpoint tells no token ids, so log-probabilities of a gen are not supported",
+                "an OpenAI-compatible endpoint returns no token ids, so log-probabilities of a gen are not supported",
                 param="return_logprob",
                 code="unsupported",
             )
         if self._num_speculative is not None and can_take(gen):
-            if transcript.foretold is not None and (taken := take(transcript.foretold, gen)) is not None:
+            if transcript.speculated is not None and (taken := take(transcript.speculated, gen)) is not None:
                 return _taken(*taken, None, on_text)
             if (generated := self._speculate(transcript, gen, on_text, call)) is not None:
                 return generated
@@ -134,17 +132,8 @@ class OpenAI:
         values = [
             scores_of(one.get("logprobs"), before, choice) for one, choice in zip(found, select.choices, strict=True)
         ]
-        scores = choices.scores(select.method, values)
-        seed = secrets.randbits(63) if select.seed is None else select.seed
-        index = choices.decide(scores, select.temperature, seed)
-        return session.Choice(
-            index=index,
-            text=select.choices[index],
-            scores=scores,
-            normalized_prompt_logprobs=choices.token_length_normalized(values),
-            token_logprobs=[[TokenLogprob(value, UNKNOWN_ID) for value in part] for part in values],
-            prompt_tokens=(answer.get("usage") or {}).get("prompt_tokens", 0),
-        )
+        logprobs = [[TokenLogprob(value, UNKNOWN_ID) for value in part] for part in values]
+        return choices.choose(select, logprobs, prompt_tokens=(answer.get("usage") or {}).get("prompt_tokens", 0))
 
     def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
         raise RequestError(
@@ -153,7 +142,7 @@ class OpenAI:
             code="unsupported",
         )
 
-    def tell(self, method: Method, number: int) -> session.Reply:
+    def answer_call(self, method: Method, number: int) -> session.Reply:
         if method == "flush_cache":
             raise RequestError("an OpenAI-compatible endpoint has no cache to flush", code="unsupported")
         return session.Reply(number)
@@ -163,7 +152,7 @@ class OpenAI:
     def _speculate(
         self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall
     ) -> ModelOutput | None:
-        """One over-long call. None when its text does not tell where `gen` ends."""
+        """Make one over-long call. Return None if its text does not show where `gen` ends."""
         assert self._num_speculative is not None
         length = max(self._num_speculative, gen.sampling.max_new_tokens)
         sampling = msgspec.structs.replace(gen.sampling, stop=(), max_new_tokens=length)
@@ -181,8 +170,10 @@ class OpenAI:
         return _taken(text, sequence.finish, None, sequence, on_text) if is_all and not written else None
 
     def _prompt(self, transcript: Transcript, *, fresh_message: bool = False) -> tuple[str, dict[str, Any]]:
-        """The route, and the part of the body that holds what is there. Raises RequestError for a chat whose open
-        message the endpoint cannot go on with; with `fresh_message` it is then left out."""
+        """Return the route, and the fields of the body that hold the transcript.
+
+        Raises RequestError for a chat whose open message the endpoint cannot continue; `fresh_message` leaves it out.
+        """
         if not transcript.has_roles:
             return "/completions", {"prompt": transcript.text}
         messages = transcript.messages()
@@ -235,7 +226,7 @@ class OpenAI:
 def _taken(
     text: str, finish: Finish, rest: SpeculatedText | None, call: session.Sequence | None, on_text: OnText
 ) -> ModelOutput:
-    """`call`: the one that was made for it, whose tokens count here."""
+    """Return a gen's output taken from a speculated text. `call` is the call that was made for it, if there was one."""
     on_text(text)
     sequence = session.Sequence(
         text=text,

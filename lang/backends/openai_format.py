@@ -1,116 +1,44 @@
-"""Sampling parameters as an OpenAI-compatible endpoint takes them. What it has no name for is refused, never dropped.
+"""Converts sampling parameters to bodies of OpenAI-compatible endpoints, and their answers to the protocol's values.
 
-Knows the three families of endpoints and the fields that each adds to OpenAI's; sends nothing.
+A parameter that the endpoint's dialect has no field for is refused, never dropped.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from ...runtime.protocol import session
 from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
-from ...runtime.protocol.sampling import Constraint, SamplingParams
+from ...runtime.protocol.sampling import PARAMETERS, Constraint, Dialect, SamplingParams
 from ..result_types import closed
 
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 _FINISHES: dict[str, Literal["length", "abort"]] = {"length": "length", "content_filter": "abort"}
 
 
-def sequences_of(answer: Any, n: int) -> list[session.Sequence]:
-    found = answer.get("choices") if isinstance(answer, dict) else None
-    if not isinstance(found, list) or len(found) != n:
-        raise RuntimeFailed(f"the endpoint answered {str(answer)[:200]} where {n} choices were asked for")
-    usage = answer.get("usage") or {}
-    texts = [{**one, "text": _text(one)} for one in sorted(found, key=lambda one: int(one.get("index", 0)))]
-    # The API tells the sum of all samples' tokens: it stands with the first.
-    return [sequence_of(one, {} if place else usage) for place, one in enumerate(texts)]
-
-
-def _text(choice: dict[str, Any]) -> str:
-    return str((choice.get("message") or {}).get("content") or choice.get("text") or "")
-
-
-def sequence_of(choice: dict[str, Any], usage: dict[str, Any]) -> session.Sequence:
-    stop = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang's and vLLM's name
-    return session.Sequence(
-        text=choice["text"],
-        ids=[],
-        prompt_tokens=usage.get("prompt_tokens") or 0,
-        completion_tokens=usage.get("completion_tokens") or 0,
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-        finish=Finish(_FINISHES.get(str(choice.get("finish_reason")), "stop"), stop),
-    )
-
-
-def scores_of(logprobs: Any, before: str, choice: str) -> list[float]:
-    """The log-probabilities of the choice's tokens; one that spans the seam counts in full."""
-    if not logprobs or not logprobs.get("token_logprobs") or not logprobs.get("text_offset"):
-        raise RequestError(
-            "the endpoint gives no log-probabilities of a prompt (echo with logprobs), so a select cannot be scored",
-            param="choices",
-            code="unsupported",
-        )
-    starts = logprobs["text_offset"]
-    ends = [*starts[1:], len(before) + len(choice)]
-    values = [
-        value or 0.0  # None for the very first token, which counts the same for all
-        for value, start, end in zip(logprobs["token_logprobs"], starts, ends, strict=False)
-        if end > len(before) and start < len(before) + len(choice)
-    ]
-    if not values:
-        raise RuntimeFailed(f"the endpoint scored no token of {choice!r}")
-    return values
-
-
-Dialect = Literal["openai", "sglang", "vllm"]
-DIALECTS: tuple[Dialect, ...] = ("openai", "sglang", "vllm")
-
-_COMMON = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "seed": "seed",
-    "stop": "stop",
-    "logit_bias": "logit_bias",
-}
-_EXTRA = {
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "min_new_tokens": "min_tokens",
-    "stop_token_ids": "stop_token_ids",
-    "ignore_eos": "ignore_eos",
-    "no_stop_trim": "no_stop_trim",
-    "skip_special_tokens": "skip_special_tokens",
-}
-_FIELDS: dict[Dialect, dict[str, str]] = {
-    "openai": _COMMON,
-    "sglang": _COMMON | _EXTRA,
-    "vllm": _COMMON | {name: field for name, field in _EXTRA.items() if name != "no_stop_trim"},
-}
-_DEFAULTS = SamplingParams()
-
-
 def sampling_body(sampling: SamplingParams, dialect: Dialect, *, in_chat: bool) -> dict[str, Any]:
-    """All but the number of tokens. Raises RequestError naming a parameter that the endpoint does not know."""
-    fields = _FIELDS[dialect]
+    """Return the fields of all parameters but the number of tokens.
+
+    Raises RequestError naming a parameter that the dialect has no field for.
+    """
     body: dict[str, Any] = {"temperature": sampling.temperature}
-    for name in SamplingParams.__struct_fields__:
-        value = getattr(sampling, name)
-        if name in ("max_new_tokens", "constraint") or value == getattr(_DEFAULTS, name):
+    for row in PARAMETERS.values():
+        value = getattr(sampling, row.name)
+        name = row.name_in("openai")
+        if name is None or value == row.default:  # without a name: the number of tokens
             continue
-        if name not in fields:
+        if dialect not in row.dialects:
             raise RequestError(
-                f"{name} = {value!r}: an endpoint of dialect {dialect!r} has no such parameter",
-                param=name,
+                f"{row.name} = {value!r}: an endpoint of dialect {dialect!r} has no such parameter",
+                param=row.name,
                 code="unsupported",
             )
-        body[fields[name]] = msgspec.to_builtins(value, str_keys=True)
+        body[name] = msgspec.to_builtins(value, str_keys=True)
     if sampling.constraint is not None:
         body |= _constraint_body(sampling.constraint, dialect, in_chat)
     return body
@@ -143,3 +71,51 @@ def _constraint_body(constraint: Constraint, dialect: Dialect, in_chat: bool) ->
         param=kind,
         code="unsupported",
     )
+
+
+def sequences_of(answer: Any, n: int) -> list[session.Sequence]:
+    """Return the sequences of an answer with `n` choices. Raises RuntimeFailed for an answer of another shape."""
+    found = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(found, list) or len(found) != n:
+        raise RuntimeFailed(f"the endpoint answered {str(answer)[:200]} where {n} choices were asked for")
+    usage = answer.get("usage") or {}
+    texts = [{**one, "text": _text(one)} for one in sorted(found, key=lambda one: int(one.get("index", 0)))]
+    # The API gives the sum of all samples' tokens: the first sequence gets it.
+    return [sequence_of(one, {} if place else usage) for place, one in enumerate(texts)]
+
+
+def _text(choice: dict[str, Any]) -> str:
+    return str((choice.get("message") or {}).get("content") or choice.get("text") or "")
+
+
+def sequence_of(choice: dict[str, Any], usage: dict[str, Any]) -> session.Sequence:
+    """Return the sequence of one choice, which has its text in `text`."""
+    stop = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang's and vLLM's name
+    return session.Sequence(
+        text=choice["text"],
+        ids=[],
+        prompt_tokens=usage.get("prompt_tokens") or 0,
+        completion_tokens=usage.get("completion_tokens") or 0,
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        finish=Finish(_FINISHES.get(str(choice.get("finish_reason")), "stop"), stop),
+    )
+
+
+def scores_of(logprobs: Any, before: str, choice: str) -> list[float]:
+    """Return the log-probabilities of a choice's tokens; one that spans its boundary with `before` counts in full."""
+    if not logprobs or not logprobs.get("token_logprobs") or not logprobs.get("text_offset"):
+        raise RequestError(
+            "the endpoint gives no log-probabilities of a prompt (echo with logprobs), so a select cannot be scored",
+            param="choices",
+            code="unsupported",
+        )
+    starts = logprobs["text_offset"]
+    ends = [*starts[1:], len(before) + len(choice)]
+    values = [
+        value or 0.0  # None for the very first token, which counts the same for all
+        for value, start, end in zip(logprobs["token_logprobs"], starts, ends, strict=False)
+        if end > len(before) and start < len(before) + len(choice)
+    ]
+    if not values:
+        raise RuntimeFailed(f"the endpoint scored no token of {choice!r}")
+    return values

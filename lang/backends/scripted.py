@@ -1,4 +1,4 @@
-"""A backend that answers from a script: for doctests, for tests of programs, and for showing how one runs."""
+"""A backend that answers from a script: for doctests, tests of programs, and demonstrations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNLIKELY = -1e9  # a log-probability whose exponential is 0
 
 
 class Scripted:
-    """Programs run on it get these answers, in the order in which they ask: in one thread, so a test can rely on it.
+    """Answers programs with `answers`, in the order in which they ask. One thread asks, so the order is reproducible.
 
     >>> import ramiform
     >>> @ramiform.function
@@ -35,7 +35,7 @@ class Scripted:
     str; for a gen with n > 1 a list of n, for a streamed gen maybe the list of its pieces; for a select the choice or
     its index; for each question of a decide the answer's label; or an exception, which the program then raises.
     What is generated ends before the gen's first stop string. Raises RequestError in the program when the script has
-    ended or an answer does not fit. `prompts` lists the texts that were before, for tests to look at.
+    ended or an answer does not fit. `prompts` lists the texts before each answer, for tests.
     """
 
     def __init__(self, answers: Iterable[Any] | Callable[[str], Any]) -> None:
@@ -50,7 +50,7 @@ class Scripted:
         """End every program that runs on it."""
         self._channel.close()
 
-    # As a model
+    # Methods of `Model`
 
     def begin_role(self, role: str) -> str:
         return roles.begin(role)
@@ -94,7 +94,7 @@ class Scripted:
         decisions.check(questions)
         return [_decided(question, self._next(transcript)) for question in questions]
 
-    def tell(self, method: Method, number: int) -> protocol.Reply:
+    def answer_call(self, method: Method, number: int) -> protocol.Reply:
         return protocol.Reply(number)
 
     def _next(self, transcript: Transcript) -> Any:
@@ -127,7 +127,7 @@ def _is_texts(texts: Any) -> bool:
 
 
 def _sequence(transcript: Transcript, text: str, stops: tuple[str, ...]) -> protocol.Sequence:
-    """Tokens are counted in words, the script's only ones."""
+    """Return the sequence of a scripted text up to its first stop. A token is a word here."""
     found = [(text.index(stop), stop) for stop in stops if stop in text]
     end, matched = min(found) if found else (len(text), None)
     return protocol.Sequence(

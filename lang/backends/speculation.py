@@ -1,9 +1,9 @@
-"""API speculative execution: one over-long call, of whose text the program's later pieces are then taken.
+"""API speculative execution: one over-long call, whose text also answers the program's later gens.
 
 A chat or completion endpoint computes a prompt again at every call. Where gens end at stop strings, the model is
-likely to write what the program would append after them anyway; as long as it does, its text is the answer to the
-later gens too. What is taken is distributed as if it had been asked for: a text, given the text before it.
-Source: SGLang (Zheng et al. 2024), section 4.3. Pure; calls nothing.
+likely to write the program's next constant by itself; as long as it does, its text is the answer to the later gens
+too. The distribution is that of separate calls: a text, given the text before it.
+Source: SGLang (Zheng et al. 2024), section 4.3.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .transcript import SpeculatedText
 
 
 def can_take(gen: Gen) -> bool:
-    """Whether the end of what `gen` asks for can be seen in a text alone, and nothing but the text is wanted."""
+    """Return True if `gen` wants nothing but text, and the text alone shows where it ends."""
     sampling = gen.sampling
     return (
         gen.n == 1
@@ -33,14 +33,14 @@ def can_take(gen: Gen) -> bool:
 
 
 def sampling_without_stop(sampling: SamplingParams) -> SamplingParams:
-    """How text is drawn, whatever ends it: only text drawn in the same manner can be taken."""
+    """Return the parameters that draw text, without those that end it. They must agree for a text to be taken."""
     return msgspec.structs.replace(sampling, stop=(), max_new_tokens=0)
 
 
 def take(ahead: SpeculatedText, gen: Gen) -> tuple[str, Finish, SpeculatedText | None] | None:
-    """What `gen` would have generated, why it would have ended, and what is left. None when the text does not tell.
+    """Return the text that answers `gen`, its finish, and the speculated text that is left; None if it has no end.
 
-    A token is at least one byte, so a text of no more bytes than `max_new_tokens` has not too many tokens.
+    A token is at least one byte, so a text of at most `max_new_tokens` bytes is within the limit.
     """
     if ahead.sampling != sampling_without_stop(gen.sampling):
         return None

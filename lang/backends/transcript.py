@@ -1,4 +1,4 @@
-"""What a state holds where no runtime holds it: the parts it was made of, in order. A value; knows no endpoints."""
+"""The content of a state as text: an immutable list of the parts that were appended."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ...runtime.protocol.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class TranscriptPart:
-    """`text` is what `s.text()` shows. `ids` are those of generated text, where the endpoint tells them."""
+    """A part of a transcript: text as `s.text()` shows it, and ids of generated text if the model gives them."""
 
     kind: Literal["text", "generated", "begin", "end"]
     text: str
     ids: tuple[int, ...] | None = None
-    role: str | None = None  # that begins
+    role: str | None = None  # of a message that begins
 
 
 @dataclass(frozen=True)
 class SpeculatedText:
-    """Text that the model has written beyond what was asked for, and how it was drawn. `ended`: it has said all."""
+    """Text that the model wrote beyond the end of a gen, and its sampling. `ended`: the model stopped after it."""
 
     text: str
     sampling: SamplingParams
@@ -30,9 +30,11 @@ class SpeculatedText:
 
 @dataclass(frozen=True)
 class Transcript:
+    """The parts of a state's content, the role of the open message, and speculated text after the parts."""
+
     parts: tuple[TranscriptPart, ...] = ()
     open_role: str | None = None
-    foretold: SpeculatedText | None = None  # follows the parts, until something else does
+    speculated: SpeculatedText | None = None  # dropped when other text is appended
 
     @property
     def text(self) -> str:
@@ -43,33 +45,34 @@ class Transcript:
         return any(part.kind == "begin" for part in self.parts)
 
     def add_text(self, text: str) -> Transcript:
-        ahead = self.foretold
-        if ahead is not None:
-            rest = ahead.text.removeprefix(text) if ahead.text.startswith(text) else None
-            ahead = None if rest is None else replace(ahead, text=rest)
-        return replace(self, parts=(*self.parts, TranscriptPart("text", text)), foretold=ahead)
+        """Append text. Speculated text that begins with it is kept, without that beginning."""
+        speculated = self.speculated
+        if speculated is not None:
+            rest = speculated.text.removeprefix(text) if speculated.text.startswith(text) else None
+            speculated = None if rest is None else replace(speculated, text=rest)
+        return replace(self, parts=(*self.parts, TranscriptPart("text", text)), speculated=speculated)
 
-    def add_generated(self, parts: tuple[TranscriptPart, ...], foretold: SpeculatedText | None = None) -> Transcript:
-        return replace(self, parts=(*self.parts, *parts), foretold=foretold)
+    def add_generated(self, parts: tuple[TranscriptPart, ...], speculated: SpeculatedText | None = None) -> Transcript:
+        return replace(self, parts=(*self.parts, *parts), speculated=speculated)
 
     def begin(self, role: str, text: str) -> Transcript:
-        """Raises RequestError when a message is open."""
+        """Begin a message. Raises RequestError when one is open."""
         if self.open_role is not None:
             raise RequestError(f"role {role!r} cannot begin inside role {self.open_role!r}", param="role")
         return Transcript((*self.parts, TranscriptPart("begin", text, role=role)), role)
 
     def end(self, text: str) -> Transcript:
-        """Raises RequestError when no message is open."""
+        """End the open message. Raises RequestError when none is open."""
         if self.open_role is None:
             raise RequestError("no role to end: none is open", param="role")
         return Transcript((*self.parts, TranscriptPart("end", text)))
 
     def fork(self) -> Transcript:
-        """What was foretold stays behind: two branches that both took it would not be two samples."""
-        return replace(self, foretold=None)
+        """Copy without the speculated text: two branches that both took it would not be independent samples."""
+        return replace(self, speculated=None)
 
     def since(self, start: Transcript) -> tuple[TranscriptPart, ...]:
-        """What was appended to `start`. Raises RequestError unless the same message is open as was there."""
+        """Return the parts appended to `start`. Raises RequestError unless the message open in `start` is open."""
         parts = self.parts[len(start.parts) :]
         begins = [part for part in parts if part.kind == "begin"]
         if self.open_role is not None and (begins or start.open_role is None):
@@ -79,13 +82,13 @@ class Transcript:
         return parts
 
     def join(self, parts: tuple[TranscriptPart, ...]) -> Transcript:
-        """Raises RequestError when they hold messages and one is open here."""
+        """Append the parts of a fork. Raises RequestError if they hold messages and one is open here."""
         if self.open_role is not None and any(part.kind == "begin" for part in parts):
             raise RequestError(f"a fork that wrote messages cannot be joined inside role {self.open_role!r}")
-        return replace(self, parts=(*self.parts, *parts), foretold=None)
+        return replace(self, parts=(*self.parts, *parts), speculated=None)
 
     def messages(self) -> list[dict[str, str]]:
-        """As role and content, the open one last. Raises RequestError for text that is in no message."""
+        """Return the messages, the open one last. Raises RequestError for text outside of messages."""
         messages: list[dict[str, str]] = []
         inside = False
         for part in self.parts:

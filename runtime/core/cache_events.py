@@ -1,9 +1,8 @@
-"""What the prefix cache stores and removes, published for routers and viewers. Knows sockets; decides nothing.
+"""Publishes prefix cache events over ZMQ, in the layout that vLLM's and SGLang's subscribers read.
 
-The layout is the one that vLLM's and SGLang's subscribers read. A PUB socket sends [topic, sequence number, batch]:
-the number is 8 bytes, big-endian, and counts up by one, so that a subscriber sees a gap; the batch is msgpack. A
-ROUTER socket replays: asked [b"", number] it sends [b"", number, batch] for every batch still kept from that number
-on, then the number -1 with nothing.
+A PUB socket sends [topic, sequence number, batch]. The number is 8 bytes, big-endian, and increases by one, so that a
+subscriber sees a gap; the batch is msgpack. A ROUTER socket replays: asked [b"", number], it sends [b"", number, batch]
+for every kept batch from that number on, then the number -1 with an empty batch.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ import zmq
 from ...radix.events import Cleared, Removed, Stored
 from ..protocol.errors import RequestError
 
-MAX_KEPT_BATCHES = 10_000  # batches, for replay
+MAX_KEPT_BATCHES = 10_000  # batches kept for replay
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-_MEDIUM_NAMES = {"device": "GPU", "host": "CPU"}  # as the subscribers know them, whatever the device is
+_MEDIUM_NAMES = {"device": "GPU", "host": "CPU"}  # the subscribers' names, whatever the device is
 _STOP = b""
 
 
 def replay_address(address: str) -> str:
-    """Where to ask for what was missed: the next port, or beside an ipc path."""
+    """Address of the replay socket: the next TCP port, or a path beside an ipc path."""
     transport, _, place = address.partition("://")
     host, colon, port = place.rpartition(":")
     if transport == "tcp" and colon and port.isdigit():
@@ -38,11 +37,11 @@ def replay_address(address: str) -> str:
 
 
 class _PublishedEvent(msgspec.Struct, omit_defaults=True, tag=True):
-    """A map with the class's name under "type"."""
+    """Base of published events: a map with the class name under "type"."""
 
 
 class BlockStored(_PublishedEvent):
-    """Whole pages; `block_hashes[i]` stands for page i of `token_ids` and everything before it."""
+    """Whole pages. `block_hashes[i]` stands for page i of `token_ids` and everything before it."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -68,8 +67,8 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class CacheEventPublisher:
-    """Publishes at `address`, from a thread of its own, so that slow subscribers cost the core nothing. Replays at
-    `replay_address(address)`.
+    """Publishes at `address`, and replays at `replay_address(address)`, in a thread: slow subscribers do not delay the
+    core.
 
     Raises RequestError when an address cannot be bound.
     """
@@ -88,7 +87,7 @@ class CacheEventPublisher:
         self._thread.start()
 
     def publish(self, events: Sequence[Stored | Removed | Cleared]) -> None:
-        """One batch, in order. Returns at once."""
+        """Publish the events as one batch. Does not block."""
         if events:
             batch = EventBatch(time.time(), [self._wire(event) for event in events])
             self._outbox.send(msgspec.msgpack.encode(batch))
@@ -102,8 +101,8 @@ class CacheEventPublisher:
     def _socket(self, kind: int, address: str) -> Any:
         socket = self._context.socket(kind)
         socket.linger = 0
-        # What is beyond it a PUB socket keeps from a slow subscriber, who sees the gap; and a ROUTER from who asked for
-        # a replay, who would wait for its end for ever. Towards the thread nothing waits.
+        # Beyond this limit a PUB socket drops messages to a slow subscriber, which sees the gap; a ROUTER would drop
+        # the end of a replay, and its client would wait for ever. Messages to the thread have no limit.
         socket.sndhwm = MAX_KEPT_BATCHES + 1
         socket.rcvhwm = 0
         try:
@@ -151,7 +150,7 @@ class CacheEventPublisher:
 
     def _answer(self, frames: list[bytes], kept: deque[tuple[bytes, bytes]]) -> None:
         if len(frames) != 3 or len(frames[2]) != 8:
-            return  # nobody who knows this protocol
+            return  # not this protocol
         client, empty, start = frames
         for number, batch in kept:
             if number >= start:

@@ -1,4 +1,4 @@
-"""Times and counts the core's work beside it, for `GetStats`. Nothing that it knows decides anything."""
+"""Times and counts the core's work, for `GetStats`. No decision depends on it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from .grammar_cache import GrammarCache
 
 
 class CoreMetricsRecorder:
-    """Of one core's requests and steps."""
+    """Records metrics of one core's requests and steps."""
 
     def __init__(self) -> None:
         self.measures = CoreMetrics()
 
-    def computed(self, plan: ForwardPlan, seconds: float) -> None:
+    def record_step(self, plan: ForwardPlan, seconds: float) -> None:
+        """Record the time and tokens of a step."""
         self.measures.step.observe(seconds)
         self.measures.step_tokens.observe(plan.num_tokens)
 
-    def answered(self, messages: Iterable[FromCore]) -> None:
+    def record_answers(self, messages: Iterable[FromCore]) -> None:
+        """Record the timings of requests that ended."""
         for message in messages:
             if isinstance(message, Tokens) and message.timings is not None:
                 self.measures.queue.observe(message.timings.queue)
@@ -36,7 +38,7 @@ class CoreMetricsRecorder:
 
 
 class TimedGrammarCache(GrammarCache):
-    """Grammars whose compilation and masks are timed into `measures`."""
+    """A grammar cache that times compilations and masks."""
 
     def __init__(
         self,
@@ -49,18 +51,18 @@ class TimedGrammarCache(GrammarCache):
     ) -> None:
         super().__init__(token_bytes, eos_ids, engine=engine, additional_properties=additional_properties)
         self._measures = measures
-        self._counting = Lock()  # compilations end in threads
+        self._lock = Lock()  # compilations end in other threads
 
     def _compile(self, constraint: Constraint) -> Any:
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             grammar = super()._compile(constraint)
         except RequestError:
-            with self._counting:
+            with self._lock:
                 self._measures.num_bad_grammars += 1
             raise
-        with self._counting:
-            self._measures.grammar_compile.observe(time.perf_counter() - began)
+        with self._lock:
+            self._measures.grammar_compile.observe(time.perf_counter() - start)
         return _TimedGrammar(grammar, self._measures.grammar_mask)
 
 
@@ -74,18 +76,18 @@ class _TimedGrammar:
 
 
 class _TimedMatcher:
-    """Times `mask`; everything else is the matcher's own."""
+    """Times `mask` and forwards everything else."""
 
     def __init__(self, matcher: GrammarMatcher, times: Histogram) -> None:
         self._matcher = matcher
         self._times = times
 
     def mask(self, out: Bitmask) -> Any:
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             return self._matcher.mask(out)
         finally:
-            self._times.observe(time.perf_counter() - began)
+            self._times.observe(time.perf_counter() - start)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._matcher, name)

@@ -1,4 +1,4 @@
-"""Constraints of requests to compiled grammars, in threads and cached by content. Knows no request, no scheduler."""
+"""Compiles constraints to grammars, in threads, and caches them by content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ..protocol.errors import RequestError
 from ..protocol.sampling import AdditionalProperties, Constraint, ConstraintKind
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a Lark rule has one colon
-MAX_GRAMMARS = 256  # kept, the least recently used go first
+MAX_GRAMMARS = 256  # cached; the least recently used are dropped first
 NUM_THREADS = 2
 _WARM_UP_GRAMMARS = (  # one of each kind of parser and automaton
     Regex("[a-z]+"),
@@ -44,14 +44,14 @@ _WARM_UP_GRAMMARS = (  # one of each kind of parser and automaton
 @dataclass
 class _CacheEntry:
     future: Future[MatcherSource]
-    num_waiting: int = 0  # who asked and has not let go; of those that are compiled it says nothing
+    num_waiting: int = 0  # callers that have not released it; meaningless once it is compiled
 
 
 class GrammarCache:
     """Compiles a constraint once, however many requests ask for it, also at the same time.
 
-    Integers are written as digits; `additional_properties` is for constraints that do not say. Raises RequestError
-    when the engine's package is not installed.
+    Integers are written as digits. `additional_properties` is for constraints that do not say. Raises RequestError when
+    the package of `engine` is not installed.
     """
 
     def __init__(
@@ -73,53 +73,55 @@ class GrammarCache:
         self._max_grammars = max_grammars
         self._additional_properties = additional_properties
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
-        self._asked: OrderedDict[Constraint, _CacheEntry] = OrderedDict()
+        self._entries: OrderedDict[Constraint, _CacheEntry] = OrderedDict()
         self._lock = Lock()
 
     def get(self, constraint: Constraint) -> Future[MatcherSource]:
-        """The grammar to come. Its exception is a RequestError (param: the kind of constraint, code
-        "invalid_grammar") that says where the constraint is wrong. Do not cancel it: others may wait for it too."""
-        constraint = self._resolved(constraint)
+        """Future of the compiled grammar. Do not cancel it: others may wait for it too.
+
+        Its exception is a RequestError (param: the kind of constraint, code "invalid_grammar") that names the fault.
+        """
+        constraint = self._with_default(constraint)
         with self._lock:
-            asked = self._asked.get(constraint)
-            if asked is None:
-                asked = self._asked[constraint] = _CacheEntry(self._threads.submit(self._compile, constraint))
-            asked.num_waiting += 1
-            self._asked.move_to_end(constraint)
-            while len(self._asked) > self._max_grammars:
-                self._asked.popitem(last=False)
-            return asked.future
+            entry = self._entries.get(constraint)
+            if entry is None:
+                entry = self._entries[constraint] = _CacheEntry(self._threads.submit(self._compile, constraint))
+            entry.num_waiting += 1
+            self._entries.move_to_end(constraint)
+            while len(self._entries) > self._max_grammars:
+                self._entries.popitem(last=False)
+            return entry.future
 
     def release(self, constraint: Constraint, future: Future[Any]) -> None:
-        """Who was given `future` waits for it no more. What nobody waits for is not begun: those who ask and leave, one
-        constraint after the other, keep nobody waiting."""
-        constraint = self._resolved(constraint)
+        """Say that one caller of `get` no longer waits for `future`. A compilation that nobody waits for is not
+        started."""
+        constraint = self._with_default(constraint)
         with self._lock:
-            asked = self._asked.get(constraint)
-            if asked is None or asked.future is not future:
+            entry = self._entries.get(constraint)
+            if entry is None or entry.future is not future:
                 return
-            asked.num_waiting -= 1
-            if not asked.num_waiting and future.cancel():
-                del self._asked[constraint]
+            entry.num_waiting -= 1
+            if not entry.num_waiting and future.cancel():
+                del self._entries[constraint]
 
     def warm_up(self) -> Future[None]:
-        """Load, beside everything else, what compiling and following grammars needs: the first to ask need not wait
-        for it."""
-        return self._threads.submit(self._load)
+        """Load what compiling and following grammars needs, in a thread, so that the first request does not wait for
+        it."""
+        return self._threads.submit(self._warm_up)
 
     def close(self) -> None:
-        """What has not begun to compile never will."""
+        """Cancel the compilations that have not started."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _resolved(self, constraint: Constraint) -> Constraint:
-        """With the default filled in, so that a constraint that says it is the same one."""
+    def _with_default(self, constraint: Constraint) -> Constraint:
+        """Fill in the default, so that a constraint that states it is the same one."""
         if constraint.additional_properties is not None:
             return constraint
         return msgspec.structs.replace(constraint, additional_properties=self._additional_properties)
 
-    def _load(self) -> None:
+    def _warm_up(self) -> None:
         for source in _WARM_UP_GRAMMARS:
-            with suppress(GrammarError):  # not every engine has every kind
+            with suppress(GrammarError):  # not every engine supports every kind
                 matcher = self._compile_source(source, "any").matcher()
                 matcher.mask(np.full(self._num_words, -1, np.int32))
                 matcher.forced()
@@ -147,6 +149,7 @@ def _grammar_source(constraint: Constraint) -> GrammarSource:
 
 
 def grammar_syntax(text: str) -> Literal["gbnf", "lark"]:
+    """Guess the notation of a grammar."""
     return "gbnf" if _GBNF_RULE.search(text) else "lark"
 
 

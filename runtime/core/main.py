@@ -1,7 +1,6 @@
-"""The core process: receives requests, lets the scheduler decide, the engine compute, and sends tokens back. `pipeline`
-says in which order.
+"""Entry point of the core process: receives requests, plans and runs steps, and sends tokens back.
 
-The only impure file of the scheduler's side. Run as a module by the frontend; see `lifeline` for its standard input.
+Run as a module by the frontend. All I/O of the scheduler's side is here.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from ..engine import Engine, build_engine
 from ..models.checkpoint import find_checkpoint, served_name
 from ..parallel.rank_processes import RankProcesses
 from ..parallel.rank_zero import MakeRankZeroEngine, RankZeroEngine, build_rank_zero_engine
-from ..processes import load_progress as progress
-from ..processes import logs
-from ..processes import parent_watchdog as lifeline
+from ..processes import load_progress, logs, parent_watchdog
 from ..processes.compile_ahead import compile_loops
 from ..protocol import wire
 from ..protocol.config import CoreConfig
@@ -57,18 +54,18 @@ from .pipeline import Pipeline
 
 logger = logging.getLogger("ramiform.core")
 
-GRAMMAR_POLL_MS = 2  # how often to look again while the only work is a grammar that still compiles
-# Seconds that a thread may keep the interpreter when another waits for it. A step lets go of it and takes it back
-# dozens of times; at Python's 5 ms each, a grammar that compiles for a second would make everybody wait that second.
+GRAMMAR_POLL_MS = 2  # polling interval while the only work is a grammar being compiled
+# Seconds for which a thread may hold the interpreter lock when another waits. A step releases and takes it dozens
+# of times; with Python's 5 ms, a grammar that compiles for a second would delay every request by that second.
 SWITCH_INTERVAL = 1e-4
-FAILURE_LINGER_MS = 10_000  # how long a core that cannot start waits for somebody to tell
+FAILURE_LINGER_MS = 10_000  # time that a core that cannot start waits for a frontend to attach
 
 
 class FrontendSocket:
-    """The frontends' end of the core: a ROUTER socket, and which frontend each request came from."""
+    """ROUTER socket to the frontends, and the frontend that each request came from."""
 
     def __init__(self, address: str, wake: int) -> None:
-        """`wake` is a file descriptor: while it is readable, nothing waits."""
+        """`wake` is a file descriptor; while it is readable, `receive` does not wait."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         wire.set_options(self._socket)
@@ -81,7 +78,7 @@ class FrontendSocket:
         self._attached: set[bytes] = set()
 
     def receive(self, timeout_ms: int | None) -> Iterator[tuple[bytes, ToCore]]:
-        """All messages that are there; waits for the first one up to `timeout_ms`, for ever when None."""
+        """Iterate over the pending messages. Waits for the first one up to `timeout_ms`, without limit when None."""
         if not self._poller.poll(timeout_ms):
             return
         while True:
@@ -98,8 +95,8 @@ class FrontendSocket:
                 case Attach():
                     self._attached.add(owner)
                 case Generate(rid=rid) if rid in self._owners:
-                    taken = RequestError(f"rid {rid!r} is already running", param="rid")
-                    self.reply(owner, RequestFailed(rid, ErrorInfo.of(taken)))
+                    duplicate = RequestError(f"rid {rid!r} is already running", param="rid")
+                    self.reply(owner, RequestFailed(rid, ErrorInfo.of(duplicate)))
                     continue
                 case Generate(rid=rid):
                     self._owners[rid] = owner
@@ -108,17 +105,20 @@ class FrontendSocket:
             yield owner, message
 
     def reply(self, owner: bytes, message: FromCore) -> None:
+        """Send a message to one frontend."""
         self._socket.send_multipart([owner, wire.encode(message)])
 
     def send(self, messages: list[FromCore]) -> list[tuple[bytes, Abort]]:
-        """To whoever asked, all that one frontend gets at once. A finished request is forgotten, and so is one whose
-        answer is too long for a message, which fails. Returns what is to be done about those that still run.
+        """Send each answer to the frontend that asked, all answers of one frontend at once.
+
+        Finished requests are forgotten. A request whose answer is too long for a message fails. Returns aborts for the
+        failed ones that still run.
         """
         answers: dict[bytes, list[Tokens | RequestFailed]] = {}
         for message in messages:
             assert isinstance(message, Tokens | RequestFailed)
-            over = isinstance(message, RequestFailed) or message.finish is not None
-            owner = self._owners.pop(message.rid, None) if over else self._owners.get(message.rid)
+            finished = isinstance(message, RequestFailed) or message.finish is not None
+            owner = self._owners.pop(message.rid, None) if finished else self._owners.get(message.rid)
             if owner is not None:
                 answers.setdefault(owner, []).append(message)
         return [abort for owner, owned in answers.items() for abort in self._send(owner, owned)]
@@ -127,7 +127,7 @@ class FrontendSocket:
         try:
             self.reply(owner, answers[0] if len(answers) == 1 else Answers(answers))
             return []
-        except RequestError as error:  # too long, e.g. the log-probabilities of much text that was forced at once
+        except RequestError as error:  # too long, e.g. log-probabilities of much forced text
             if len(answers) == 1:
                 [answer] = answers
                 self.reply(owner, RequestFailed(answer.rid, ErrorInfo.of(error)))
@@ -144,19 +144,19 @@ class FrontendSocket:
 
 @dataclass(frozen=True)
 class LoadedCore:
-    """What the loop drives."""
+    """Parts that the main loop drives."""
 
     engine: Engine | RankZeroEngine
     scheduler: Scheduler | LoggingScheduler
     info: ModelInfo
     cache: PrefixCache
     publisher: CacheEventPublisher | None
-    meter: CoreMetricsRecorder
-    ahead: bool  # plan a step while the one before is computed
+    recorder: CoreMetricsRecorder
+    ahead: bool  # plan a step while the previous one is computed
 
 
 def load_core(config: CoreConfig, lead: MakeRankZeroEngine | None = None) -> LoadedCore:
-    """Everything that a core is made of. `lead` makes the engine when several ranks share the model.
+    """Load the model and build a core. `lead` makes the engine when several ranks share the model.
 
     Raises RamiformError when the checkpoint or a setting is at fault.
     """
@@ -164,7 +164,7 @@ def load_core(config: CoreConfig, lead: MakeRankZeroEngine | None = None) -> Loa
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
     compile_loops()
-    with progress.show_load_progress(name) as on_progress:
+    with load_progress.show_load_progress(name) as on_progress:
         make_source = partial(build_source, config, path)
         engine: Engine | RankZeroEngine
         if config.num_ranks > 1:
@@ -183,7 +183,7 @@ def load_core(config: CoreConfig, lead: MakeRankZeroEngine | None = None) -> Loa
         publisher = CacheEventPublisher(config.kv_events, page_size=info.page_size)
     shape = {"num_pages": info.num_pages, "num_host_pages": info.num_host_pages, "page_size": info.page_size}
     cache = make_cache(config, **shape, events=publisher is not None)
-    meter = CoreMetricsRecorder()
+    recorder = CoreMetricsRecorder()
     retokenise: Retokenise = Retokeniser(
         token_bytes, lambda text: tokenizer.encode(text, parse_special=False, continues=True)
     )
@@ -195,7 +195,7 @@ def load_core(config: CoreConfig, lead: MakeRankZeroEngine | None = None) -> Loa
     grammars = TimedGrammarCache(
         facts.token_bytes,
         facts.eos_ids,
-        meter.measures,
+        recorder.measures,
         engine=config.grammar_backend,
         additional_properties=config.additional_properties,
     )
@@ -210,9 +210,9 @@ def load_core(config: CoreConfig, lead: MakeRankZeroEngine | None = None) -> Loa
     )
     if log is not None:
         scheduler = LoggingScheduler(scheduler, log)
-    # On a CPU planning would take from the processors what computing needs.
+    # On a CPU planning would compete with computing for the processors.
     ahead = config.overlap == "on" or (config.overlap == "auto" and info.device.startswith("cuda"))
-    return LoadedCore(engine, scheduler, info, cache, publisher, meter, ahead)
+    return LoadedCore(engine, scheduler, info, cache, publisher, recorder, ahead)
 
 
 def _open_plan_log(path: str) -> IO[bytes]:
@@ -223,12 +223,12 @@ def _open_plan_log(path: str) -> IO[bytes]:
 
 
 def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses) -> None:
-    """For ever: messages in, one forward, tokens out. Raises RuntimeFailed when a rank dies."""
-    scheduler, meter = core.scheduler, core.meter
-    pipeline = Pipeline(core.engine, scheduler, ahead=core.ahead, on_step=meter.computed)
+    """Repeat: messages in, one forward, tokens out. Raises RuntimeFailed when a rank dies."""
+    scheduler, recorder = core.scheduler, core.recorder
+    pipeline = Pipeline(core.engine, scheduler, ahead=core.ahead, on_step=recorder.record_step)
 
     def send(answers: list[FromCore]) -> None:
-        meter.answered(answers)
+        recorder.record_answers(answers)
         unsent.extend(link.send(answers))
 
     unsent: list[tuple[bytes, Abort]] = []
@@ -240,32 +240,33 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses) -> No
                 continue
             for answer in scheduler.handle(message, time.monotonic(), owner):
                 if isinstance(answer, CoreReply):
-                    told = answer if answer.stats is None else msgspec.structs.replace(answer, measures=meter.measures)
-                    link.reply(owner, told)
+                    if answer.stats is not None:
+                        answer = msgspec.structs.replace(answer, measures=recorder.measures)
+                    link.reply(owner, answer)
                 else:
                     send([answer])
         ranks.check()
         if wait != 0:
-            pipeline.rested()
-        for answers in pipeline.turn():
+            pipeline.reset_clock()
+        for answers in pipeline.advance():
             send(answers)
         for owner, abort in unsent:
-            meter.answered(scheduler.handle(abort, time.monotonic(), owner))
+            recorder.record_answers(scheduler.handle(abort, time.monotonic(), owner))
         unsent.clear()
         if core.publisher is not None:
             core.publisher.publish(core.cache.take_events())
 
 
 def main() -> int:
-    config = lifeline.read_config(sys.stdin.buffer)
+    config = parent_watchdog.read_config(sys.stdin.buffer)
     ranks = RankProcesses()
-    lifeline.exit_with_parent(
+    parent_watchdog.exit_with_parent(
         sys.stdin.buffer, who="core", parent="frontend", socket_dir=config.serve.socket_dir, on_quit=ranks.quit
     )
     logs.set_up_logging(config.serve, "core")
     try:
         link = FrontendSocket(config.serve.core_address, ranks.wake)
-    except zmq.ZMQError as error:  # the directory is gone, as when the frontend died meanwhile: nobody to tell
+    except zmq.ZMQError as error:  # the directory is gone: the frontend died meanwhile
         print(f"ramiform core: cannot listen: {error}", file=sys.stderr)
         return 1
     try:
@@ -273,7 +274,7 @@ def main() -> int:
         core = load_core(config.core, partial(build_rank_zero_engine, config, ranks))
         ranks.serve()
         gc.collect()
-        gc.freeze()  # what is there now stays: collections in the middle of a step need not walk it
+        gc.freeze()  # permanent objects: garbage collections during steps need not walk them
     except Exception as error:
         if not isinstance(error, RamiformError):
             traceback.print_exc()
@@ -295,4 +296,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    lifeline.exit_now(main())
+    parent_watchdog.exit_now(main())

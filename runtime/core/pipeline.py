@@ -1,7 +1,7 @@
-"""The order in which steps are planned, computed and committed: one after the other, or one ahead.
+"""Order in which steps are planned, computed and committed: one after the other, or one ahead.
 
-Ahead, a step is planned and launched while the one before still computes; the device then goes from one to the next
-without waiting for Python (docs/decisions/0011). Knows the two that it drives by their verbs, and no sockets.
+One ahead, a step is planned and launched while the previous one computes, so that the device goes from one to the next
+without waiting for Python (docs/decisions/0011).
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from ..scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 
 
 class StepHandle(Protocol):
-    """A step that a device computes."""
+    """A step that the device computes."""
 
     def sample(self, sampling: SamplingPlan) -> None:
-        """What an open plan's following rows sample: once, when the plan before has been waited for."""
+        """Provide the sampling of an open plan's following rows. Call once, after waiting for the previous step."""
 
     def wait(self) -> ForwardResult:
-        """Once, in the order of launching."""
+        """Wait for the result. Call once, in the order of launching."""
 
 
 class StepLauncher(Protocol):
+    """An engine that launches steps."""
+
     def launch(self, plan: ForwardPlan) -> StepHandle: ...
 
 
 class StepPlanner(Protocol):
-    """As `scheduler.Scheduler`."""
+    """A scheduler, see `scheduler.Scheduler`."""
 
     def plan(self, now: float) -> ForwardPlan | None: ...
     def answers(self) -> list[FromCore]: ...
@@ -42,12 +44,14 @@ class StepPlanner(Protocol):
 
 @dataclass(frozen=True)
 class PendingStep:
+    """A launched step and its plan."""
+
     plan: ForwardPlan
     launched: StepHandle
 
 
 class Pipeline:
-    """`ahead`: plan a step while the one before computes."""
+    """Drives an engine and a scheduler. With `ahead`, plans a step while the previous one computes."""
 
     def __init__(
         self,
@@ -58,42 +62,46 @@ class Pipeline:
         on_step: Callable[[ForwardPlan, float], None] = lambda plan, seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_step` is told of each step that is over, and of the seconds from the end of the one before to its own."""
+        """`on_step` is called for each finished step with the seconds from the previous step's end to its own."""
         self._engine = engine
         self._scheduler = scheduler
         self._ahead = ahead
         self._on_step = on_step
         self._clock = clock
-        self._last: PendingStep | None = None  # launched, and not waited for
-        self._since: float | None = None  # when the last result was there, if there has been something to do since
+        self._in_flight: PendingStep | None = None  # launched, not waited for yet
+        self._last_end: float | None = None  # time of the last result, unless there was nothing to do since
 
-    def rested(self) -> None:
-        """There was nothing to do until now: the next step begins with itself, not with the end of the last."""
-        self._since = None
+    def reset_clock(self) -> None:
+        """Start timing anew: there was nothing to do since the last step."""
+        self._last_end = None
 
-    def turn(self) -> Iterator[list[FromCore]]:
-        """Plan and launch a step, if there is anything to do, and commit the one before; that one too, unless ahead.
-        Answers come as they are there; take them all."""
-        began = self._clock()
-        self._since = began if self._since is None else self._since
-        plan = self._scheduler.plan(began)
+    def advance(self) -> Iterator[list[FromCore]]:
+        """Plan and launch a step, if there is work, and commit the previous one; commit the new one too, unless
+        `ahead`.
+
+        Yields answers as soon as they are there. Exhaust the iterator.
+        """
+        now = self._clock()
+        self._last_end = now if self._last_end is None else self._last_end
+        plan = self._scheduler.plan(now)
         yield self._scheduler.answers()
-        before, self._last = self._last, None if plan is None else PendingStep(plan, self._engine.launch(plan))
-        if before is not None:
-            yield self._commit(before)
-        if not self._ahead and self._last is not None:
-            last, self._last = self._last, None
-            yield self._commit(last)
+        previous = self._in_flight
+        self._in_flight = None if plan is None else PendingStep(plan, self._engine.launch(plan))
+        if previous is not None:
+            yield self._commit(previous)
+        if not self._ahead and self._in_flight is not None:
+            in_flight, self._in_flight = self._in_flight, None
+            yield self._commit(in_flight)
 
     def _commit(self, step: PendingStep) -> list[FromCore]:
-        assert self._since is not None
+        assert self._last_end is not None
         result, now = step.launched.wait(), self._clock()
-        # What the economy of guesses judges is all that a step takes, not only what the engine measures of it.
-        seconds, self._since = now - self._since, now
+        # The speculation budget counts all of a step's time, not only what the engine measures.
+        seconds, self._last_end = now - self._last_end, now
         answers = self._scheduler.commit(step.plan, replace(result, seconds=seconds), now)
         sampling = self._scheduler.sampling()
         if sampling is not None:
-            assert self._last is not None
-            self._last.launched.sample(sampling)  # before anything else: the device is about to need it
+            assert self._in_flight is not None
+            self._in_flight.launched.sample(sampling)  # first: the device is about to need it
         self._on_step(step.plan, seconds)
         return answers

@@ -12,19 +12,20 @@ from typing import Protocol
 import torch
 
 from ...kernels import Ops, for_device
-from ..models.config import ModelConfig, read_config
+from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.load import load_model
+from ..models.parallel.group import SINGLE_RANK, Group, SingleRank
+from ..models.parallel.shard import shard_of
+from ..models.parallel.stage import layer_counts
 from ..models.parameters import num_parameters
+from ..models.read_config import read_config
 from ..models.weights import Progress
-from ..parallel.group import SINGLE_RANK, Group, SingleRank
-from ..parallel.shard import shard_of
-from ..parallel.stage import layer_counts
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
-from ..speculation.draft_source import DraftSource
 from .cpu_threads import CpuThreads
 from .decode_graphs import CudaCapture, DecodeGraphs
+from .draft_source import DraftSource
 from .engine import Engine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
@@ -50,6 +51,15 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
             )
         if importlib.util.find_spec("triton") is None:
             raise RequestError("kernels 'triton' need the package triton: install ramiform[gpu]", param="kernels")
+    cap = model.attention_cap
+    if cap is not None:
+        for param, asked in (("kernels", config.kernels == "triton"), ("deterministic", config.deterministic)):
+            if asked:
+                raise RequestError(
+                    f"{param}: the model caps attention scores at {cap:g}, which only plain torch ops compute",
+                    param=param,
+                )
+        return None if config.kernels == "auto" else for_device(device, config.kernels, attention_cap=cap)
     if not config.deterministic:
         return None if config.kernels == "auto" else for_device(device, config.kernels)
     if rotates:

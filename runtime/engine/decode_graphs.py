@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ...kernels import Attention, KvCache, to_device
+from ...kernels import Attention, DecodeAttentionArgs, KvCache, to_device
 from ..models.decoder import Decoder, DecoderInputs
 from ..scheduler.plan import Row
 from .kv_pool import PAGE_SIZE
@@ -79,7 +79,8 @@ class DecodeGraphs:
         if config.quantisation is not None or (config.experts is not None and not model.ops.groups_experts):
             return False
         none = torch.zeros((1, 1), dtype=torch.int32, device=model.device)
-        return model.ops.decode_attention(none, none[0], kv[0], page_size=PAGE_SIZE, window=None) is not None
+        args = DecodeAttentionArgs(none, none[0], kv[0], PAGE_SIZE, window=None)
+        return model.ops.decode_attention(args) is not None
 
     def fits(self, rows: Sequence[Row]) -> bool:
         """Whether the rows only decode, and are not too many."""
@@ -140,8 +141,8 @@ class DecodeGraphs:
         self._outputs[size] = model.hidden_and_features(inputs, self._kv, self._captures)
 
     def _attention(self, size: int, window: int | None) -> Attention:
-        attention = self._model.ops.decode_attention(
-            self._page_table_RP[:size], self._num_keys_R[:size], self._kv[0], page_size=PAGE_SIZE, window=window
-        )
+        page_table_RP, num_keys_R = self._page_table_RP[:size], self._num_keys_R[:size]
+        args = DecodeAttentionArgs(page_table_RP, num_keys_R, self._kv[0], PAGE_SIZE, window)
+        attention = self._model.ops.decode_attention(args)
         assert attention is not None
         return attention

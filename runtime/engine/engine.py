@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from ..models.decoder import Decoder
-from ..parallel.group import SINGLE_RANK, Group
+from ..models.parallel.group import SINGLE_RANK, Group
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, Sample
-from ..speculation.draft_source import DraftSource
 from .cpu_threads import CpuThreads
 from .decode_graphs import DecodeGraphs
+from .draft_source import DraftSource
 from .in_flight_step import InFlightStep, ModelRunner
 from .kv_format import kv_dtype_name
 from .kv_pool import PAGE_SIZE, KvPool
@@ -92,7 +92,7 @@ class Engine:
     @staticmethod
     def warm_up_plan() -> ForwardPlan:
         """Writes to pages 0 and 1."""
-        draw = Sample(temperature=1.0, top_k=8, top_p=0.9, min_p=0.0, draw=5, num_top_logprobs=1)
+        draw = Sample(temperature=1.0, top_k=8, top_p=0.9, draw=5, num_top_logprobs=1)
         prefill = Row(rid="warm-up", tokens=[0] * PAGE_SIZE, first_position=0, pages=[0], sample=draw)
         decode = Row(rid="warm-up", tokens=[0], first_position=0, pages=[1], sample=draw)
         return ForwardPlan(step=0, copies=[], rows=[prefill, decode])

@@ -19,11 +19,11 @@ import torch
 
 from ...kernels import Deferred, to_device, to_host
 from ..models.decoder import Decoder
-from ..parallel.group import Group, is_rank_zero
+from ..models.parallel.group import Group, is_rank_zero
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSampling, SamplingPlan
-from ..speculation.draft_source import DraftRow, DraftSource, DraftStep
 from .decode_graphs import DecodeGraphs
+from .draft_source import DraftRow, DraftSource, DraftStep
 from .kv_pool import KvPool
 from .last_tokens import NO_LAST_TOKENS, LastTokens
 from .logprobs import score
@@ -99,8 +99,8 @@ class ModelRunner:
         """int64 [O]: what rank 0 samples."""
         if is_rank_zero(self.group):
             assert logits_OV is not None
-            return self.group.decide(sample(self.model.ops, logits_OV, outputs.samples, outputs.masks))
-        return self.group.decide(torch.empty(len(outputs), dtype=torch.int64, device=self.model.device))
+            return self.group.broadcast(sample(self.model.ops, logits_OV, outputs.samples, outputs.masks))
+        return self.group.broadcast(torch.empty(len(outputs), dtype=torch.int64, device=self.model.device))
 
 
 class InFlightStep:

@@ -10,7 +10,7 @@ from itertools import chain
 
 import numpy as np
 
-from ...kernels import Attention, KvCache, RowSpan, to_device
+from ...kernels import Attention, AttentionArgs, KvCache, RowSpan, to_device
 from ..models.decoder import Decoder, DecoderInputs
 from ..scheduler.plan import Row
 from ..speculation.tree import is_chain
@@ -78,14 +78,9 @@ def _attention(spans: list[RowSpan], model: Decoder, longest: int, kv: KvCache) 
     for window in set(model.config.windows):
         effective = None if window is not None and window >= longest else window
         if effective not in made:
+            key_rope = model.rope.angles if model.rope.depends_on_length else None
             made[effective] = model.ops.attention(
-                spans,
-                kv,
-                num_heads=model.config.num_heads,
-                page_size=PAGE_SIZE,
-                window=effective,
-                dtype=model.dtype,
-                key_rope=model.rope.angles if model.rope.depends_on_length else None,
+                AttentionArgs(spans, kv, model.config.num_heads, PAGE_SIZE, effective, model.dtype, key_rope)
             )
         attention[window] = made[effective]
     return attention

@@ -12,7 +12,7 @@ import torch
 from ...kernels import QUANTISED_MAX
 from ..models.decoder import Decoder
 from ..models.kv_scales import KvScales, read_kv_scales
-from ..parallel.group import SINGLE_RANK, Group
+from ..models.parallel.group import SINGLE_RANK, Group
 from ..protocol.config import CoreConfig, KvDtypeName
 from ..protocol.errors import RequestError
 from .kv_ranges import measure, random_texts, ranges_file, read_ranges

@@ -21,7 +21,7 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
 from ..models.kv_scales import KvScales
-from ..parallel.group import SINGLE_RANK, Group
+from ..models.parallel.group import SINGLE_RANK, Group
 from ..protocol.errors import RequestError
 from ..scheduler.plan import Row
 from .kv_pool import PAGE_SIZE, KvMemory

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
-from ...kernels import Deferred, Ops, to_device, to_host
+from ...kernels import Deferred, Ops, compact_kv, to_device, to_host
 from ..scheduler.plan import Row, Sample
 from ..speculation.tree import depths, is_chain
 from .kv_pool import PAGE_SIZE, KvPool
@@ -65,7 +65,7 @@ class SampledPositions:
             max_depth = max(max_depth, *depths(row.parents))
         guessed_O, parents_O = to_device([np.array(guessed), np.array(parents)], device)
         on_way_O = ops.walk_trees(tokens_O, guessed_O, parents_O, max_depth=max_depth)
-        self._compact(ops, on_way_O, trees, pool)
+        self._compact(on_way_O, trees, pool)
         arriving = to_host([tokens_O, on_way_O])
 
         def read() -> tuple[list[int], list[list[int]]]:
@@ -75,7 +75,7 @@ class SampledPositions:
 
         return read
 
-    def _compact(self, ops: Ops, on_way_O: torch.Tensor, trees: Sequence[int], pool: KvPool) -> None:
+    def _compact(self, on_way_O: torch.Tensor, trees: Sequence[int], pool: KvPool) -> None:
         nodes: list[int] = []
         slots, moves, targets = ([np.empty(0, dtype=np.int64)] for _ in range(3))
         num_moves = 0
@@ -97,7 +97,7 @@ class SampledPositions:
         columns = [np.array(nodes), *(np.concatenate(column) for column in (slots, moves, targets))]
         nodes_N, slots_N, moves_N, targets_M = to_device(columns, on_way_O.device)
         on_way_N = on_way_O[nodes_N]
-        ops.compact_kv(pool.memories, on_way_N, slots_N, moves_N, targets_M)
+        compact_kv(pool.memories, on_way_N, slots_N, moves_N, targets_M)
 
 
 def _node_samples(row: Row) -> list[Sample]:

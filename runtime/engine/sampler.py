@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...kernels import Deferred, Ops, to_device, to_host
+from ...kernels import Deferred, Ops, PenaltyTensors, SamplingTensors, apply_penalties, to_device, to_host
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import Penalties, Sample
 
@@ -78,7 +78,7 @@ def _choose(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> tor
     V = logits_RV.shape[1]
     top_ks = [V if s.top_k is None else min(s.top_k, V) for s in samples]
     both = [top_k for top_k, s in zip(top_ks, samples, strict=True) if top_k < V and s.top_p < 1]
-    temperature_R, top_k_R, top_p_R, min_p_R, draw_R = to_device(
+    columns = to_device(
         [
             np.array([s.temperature for s in samples], dtype=np.float32),
             np.array(top_ks, dtype=np.int64),
@@ -88,15 +88,7 @@ def _choose(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> tor
         ],
         logits_RV.device,
     )
-    return ops.sample_tokens(
-        logits_RV,
-        temperature_R=temperature_R,
-        top_k_R=top_k_R,
-        top_p_R=top_p_R,
-        min_p_R=min_p_R,
-        draw_R=draw_R,
-        max_top_k=max(both, default=0),
-    )
+    return ops.sample_tokens(logits_RV, SamplingTensors(*columns, max_top_k=max(both, default=0)))
 
 
 def _constrain(
@@ -112,7 +104,7 @@ def _constrain(
         logits_RV = logits_RV.index_put((rows, tokens), biases, accumulate=True)
     penalised = [(row, s.penalties) for row, s in enumerate(samples) if s.penalties is not None]
     if penalised:
-        logits_RV = _penalise(ops, logits_RV, penalised)
+        logits_RV = _penalise(logits_RV, penalised)
     masked = [(row, mask) for row, mask in enumerate(masks) if mask is not None]
     if masked:
         words_nW = _bitmask([mask for _, mask in masked], logits_RV.shape[1])
@@ -124,7 +116,7 @@ def _constrain(
     return logits_RV
 
 
-def _penalise(ops: Ops, logits_RV: torch.Tensor, penalised: Sequence[tuple[int, Penalties]]) -> torch.Tensor:
+def _penalise(logits_RV: torch.Tensor, penalised: Sequence[tuple[int, Penalties]]) -> torch.Tensor:
     V, device = logits_RV.shape[1], logits_RV.device
     columns: list[np.ndarray] = []
     for row, penalties in penalised:
@@ -136,16 +128,8 @@ def _penalise(ops: Ops, logits_RV: torch.Tensor, penalised: Sequence[tuple[int, 
         own = [row, penalties.repetition, penalties.frequency, penalties.presence]
         columns.append(np.stack((tokens, counts_V[tokens], *(np.full(len(tokens), value) for value in own))))
     tokens, counts, rows, *strengths = to_device([np.concatenate(columns, axis=1)], device)[0]
-    repetition, frequency, presence = (strength.float() for strength in strengths)
-    return ops.apply_penalties(
-        logits_RV,
-        rows_N=rows.long(),
-        tokens_N=tokens.long(),
-        counts_N=counts.float(),
-        repetition_N=repetition,
-        frequency_N=frequency,
-        presence_N=presence,
-    )
+    pairs = rows.long(), tokens.long(), counts.float()
+    return apply_penalties(logits_RV, PenaltyTensors(*pairs, *(strength.float() for strength in strengths)))
 
 
 def _bitmask(masks: Sequence[bytes], vocab_size: int) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Decoder-only language models from Hugging Face checkpoints. Knows tensors and files; knows no requests or plans."""
+"""Decoder-only language models: configurations, weights and the forward pass."""

@@ -1,4 +1,4 @@
-"""Where a model's files are. Knows paths and names, not what is in the files."""
+"""Paths of checkpoints: the shipped model, a Hugging Face directory or a GGUF file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SHIPPED_NAME = "ramiform-demo"
 
 
 def find_checkpoint(model: str | None) -> Path:
-    """The folder of the checkpoint at `model`, or the GGUF file there; that of the model that ships when None.
+    """Return the directory or GGUF file of the checkpoint at `model`; None stands for the shipped model.
 
-    Raises RamiformError when there is no folder with a config.json there and no GGUF file. Nothing is ever downloaded.
+    Raises RamiformError when the path holds neither a config.json nor a GGUF file. Nothing is downloaded.
     """
     if model is None:
         return SHIPPED_MODEL
@@ -29,6 +29,7 @@ def find_checkpoint(model: str | None) -> Path:
 
 
 def served_name(model: str | None, served_model_name: str | None) -> str:
+    """Return the model name that the HTTP API shows."""
     if served_model_name is not None:
         return served_model_name
     return SHIPPED_NAME if model is None else find_checkpoint(model).resolve().name.removesuffix(GGUF_SUFFIX)

@@ -1,8 +1,7 @@
-"""A decoder's layers as compiled loops, for steps of few tokens of a small float32 model on a CPU: there Python and
-torch take longer to begin a layer's operators than these take to run.
+"""Decoder layers as compiled loops, for small steps of small float32 models on a CPU.
 
-Tokens of different rows meet in no layer. So a larger step's rows are shared out among threads once, not product by
-product: a thread takes some of them through all layers.
+For small steps torch's dispatch costs more than the compute. Tokens of different rows meet in no layer, so a larger
+step's rows are split among threads once: a thread takes its rows through all layers.
 
 Legend: T tokens of the step, E hidden size, D head size.
 """
@@ -25,39 +24,42 @@ from ...kernels.cpu.packed_weights import PackedWeights, with_same_dtype
 from ...kernels.cpu.thread_pool import num_threads, share
 from .linear import Linear
 from .mlp import DenseMlp
+from .norm import RmsNorm
 from .packed_linear import PackedLinear
-from .parameters import DecoderParameters
+from .parameters import DecoderParameters, LayerParameters
 
-_MAX_TOKENS = 256  # tokens of a step: beyond it what lies between products leaves the cache
-# Tokens and multiplications that a thread is given at least: it reads all weights for them, and is woken for them.
+_MAX_TOKENS = 256  # tokens of a step; beyond it activations between products leave the cache
+# Least tokens and multiplications per thread: waking it and reading all weights must pay.
 _PART_TOKENS, _PART_WORK = 8, 30_000_000
 
 
 class CompiledLayers:
-    """Made by `of`."""
+    """The layers' weights as the loops read them; `of` makes it."""
 
     def __init__(self, layers: Sequence[tuple[Any, ...]], eps: float, scale: float, work: int) -> None:
-        """`work`: multiplications of a token."""
+        """`work` is the number of multiplications of a token."""
         self._layers, self._eps, self._scale, self._work = layers, eps, scale, work
 
     @classmethod
     def of(cls, parameters: DecoderParameters, eps: float, scale: float) -> CompiledLayers | None:
-        """None where a layer's products are others', or it has parts that the loops have not."""
+        """Convert the layers; return None when the loops do not compute one of them."""
         layers: list[tuple[Any, ...]] = []
         work = 0
         for layer in parameters.layers:
-            if not isinstance(layer.mlp, DenseMlp) or layer.qk_norm_HD is not None:
+            if not _is_compiled_block(layer):
                 return None
+            assert isinstance(layer.mlp, DenseMlp)
             products = loop_weights([layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down])
             if products is None:
                 return None
             qkv, o, gate_up, down = products
             work += sum(weights.size for weights, _ in products)
-            norms = layer.input_norm_E.numpy(), layer.post_norm_E.numpy()
+            norms = [norm.weight_E.numpy() for norm in layer.norms if norm is not None]
             layers.append((norms[0], *qkv, *o, norms[1], *gate_up, *down))
         return cls(layers, eps, scale, work)
 
     def serve(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache], num_tokens: int) -> bool:
+        """Return True when the loops compute this step."""
         return (
             num_tokens <= _MAX_TOKENS
             and is_unscaled_float32(kv[0])
@@ -74,8 +76,12 @@ class CompiledLayers:
         attentions: Sequence[Attention],
         captured: Mapping[int, torch.Tensor],
     ) -> None:
-        """Every layer adds to `x_TE`, in place; the tokens' keys and values go to their slots. There are a memory and
-        an attention for each layer. The tensors `captured`, [T, E], get the inputs of the layers they are named by."""
+        """Compute all layers, and add their outputs to `x_TE` in place; store the tokens' keys and values in their
+        slots.
+
+        `kv` and `attentions` have one entry per layer. The tensors `captured` [T, E] receive the inputs of the layers
+        that they are keyed by.
+        """
         x, slots = x_TE.numpy(), slots_T.numpy()
         cos_TD, sin_TD = cos_T1D.squeeze(1).numpy(), sin_T1D.squeeze(1).numpy()
         memories = [(layer_kv.k_SKD.numpy(), layer_kv.v_SKD.numpy()) for layer_kv in kv]
@@ -95,19 +101,41 @@ class CompiledLayers:
         share([partial(compute, own) for own in self._parts(sights[0].row_T)])
 
     def _parts(self, row_T: Ints) -> list[slice]:
-        """The step's tokens in parts that go through all layers by themselves, each of whole rows: a row's tokens read
-        what those before them wrote in the same layer, and nothing of other rows."""
+        """Split the step's tokens into parts of whole rows, which threads take through all layers.
+
+        A row's tokens read what its earlier tokens wrote in the same layer, and nothing of other rows.
+        """
         T = len(row_T)
         count = min(T // _PART_TOKENS, T * self._work // _PART_WORK) if num_threads() > 1 else 1
         if count < 2:
             return [slice(0, T)]
-        bounds = np.searchsorted(row_T, row_T[np.arange(count) * T // count])  # the beginnings of rows
+        bounds = np.searchsorted(row_T, row_T[np.arange(count) * T // count])  # first tokens of rows
         return [slice(begin, end) for begin, end in pairwise([*np.unique(bounds).tolist(), T])]
 
 
+def _is_compiled_block(layer: LayerParameters) -> bool:
+    """Return True for a pre-norm block of RMS norms and a gated silu MLP, without q/k norms."""
+    norms, mlp = layer.norms, layer.mlp
+    return (
+        isinstance(norms.attention_in, RmsNorm)
+        and norms.attention_out is None
+        and isinstance(norms.mlp_in, RmsNorm)
+        and norms.mlp_out is None
+        and layer.qk_norm_HD is None
+        and isinstance(mlp, DenseMlp)
+        and mlp.gated
+        and mlp.activation == "silu"
+    )
+
+
 def loop_weights(linears: Sequence[Linear]) -> list[tuple[PackedWeights, Floats]] | None:
-    """Their weights and biases as the loops take them, weights of one type; None: one of them is of another kind."""
-    pairs = [linear.held for linear in linears if isinstance(linear, PackedLinear) and linear.held is not None]
+    """Return weights and biases as the loops take them, of one type; None when one of the layers is not a packed
+    one."""
+    pairs = [
+        linear.loop_weights
+        for linear in linears
+        if isinstance(linear, PackedLinear) and linear.loop_weights is not None
+    ]
     if len(pairs) < len(linears):
         return None
     weights, biases = zip(*pairs, strict=True)

@@ -12,7 +12,7 @@ from .errors import CheckpointError
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises CheckpointError when it holds none."""
+    """Read the JSON object in `file`. Raises CheckpointError when the file holds none."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -23,7 +23,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 class ConfigFields:
-    """The fields of `raw`. `null` counts as absent, as it does for the library that writes these files."""
+    """The fields of the JSON object `raw`. `null` counts as absent, as in the library that writes these files."""
 
     def __init__(self, raw: dict[str, Any], file: Path, within: str = "") -> None:
         self.raw = raw
@@ -31,7 +31,7 @@ class ConfigFields:
         self._within = within
 
     def nested(self, field: str) -> ConfigFields:
-        """The fields of the object `field`; absent: none."""
+        """Return the fields of the object in `field`; of an empty one when the field is absent."""
         value = self.raw.get(field)
         if value is None:
             value = {}
@@ -40,24 +40,28 @@ class ConfigFields:
         return ConfigFields(value, self.file, f"{self._within}{field}.")
 
     def count(self, field: str, *, default: int | None = None, least: int = 1) -> int:
+        """Return an integer of at least `least`."""
         value = self._value(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.invalid(field, f"must be an integer of at least {least}")
         return value
 
     def number(self, field: str, *, default: float | None = None) -> float:
+        """Return a positive number."""
         value = self._value(field, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
             raise self.invalid(field, "must be a positive number")
         return float(value)
 
     def boolean(self, field: str, *, default: bool) -> bool:
+        """Return true or false."""
         value = self._value(field, default)
         if not isinstance(value, bool):
             raise self.invalid(field, "must be true or false")
         return value
 
     def one_of(self, field: str, choices: Sequence[str], *, default: str) -> str:
+        """Return one of the strings `choices`."""
         value = self._value(field, default)
         if value not in choices:
             raise self.unsupported(field, f"supported: {', '.join(choices)}; {value!r} is")
@@ -72,7 +76,9 @@ class ConfigFields:
         return value
 
     def invalid(self, field: str, problem: str) -> CheckpointError:
+        """Make the error for a value that is wrong."""
         return CheckpointError(self.file, f"{self._within}{field} {problem}, got {self.raw.get(field)!r}")
 
     def unsupported(self, field: str, what: str) -> CheckpointError:
+        """Make the error for a value that is valid but not computed here."""
         return CheckpointError(self.file, f"{self._within}{field}: {what} not supported")

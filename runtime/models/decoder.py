@@ -1,5 +1,4 @@
-"""The forward pass of a Llama-like decoder, as its config describes it. Knows tokens, positions and slots; knows no
-requests, and nothing of what becomes of its logits.
+"""The forward pass of a decoder, from token ids to hidden states and logits, as its ModelConfig describes it.
 
 Legend: T tokens of the step, O outputs wanted, L layers, E hidden size, V vocabulary, H query heads, K key/value heads,
 D head size.
@@ -13,36 +12,40 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ...kernels import Attention, KvCache, Ops, for_device
-from ..parallel.group import SINGLE_RANK, Group
+from ...kernels import Attention, KvCache, Ops, RopeAndStoreArgs, for_device
 from .compiled_layers import CompiledLayers
 from .config import ModelConfig
 from .fixed_rows import FixedRowsLinear, with_fixed_rows
 from .linear import Linear
+from .norm import Norm
 from .packed_linear import pack_linear
+from .parallel.group import SINGLE_RANK, Group
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
 
-# Of products, where they must all have the same. Fewer waste less on a step of few tokens, more read the weights less
-# often on one of many.
+# Rows per product in deterministic mode. Fewer rows waste less in small steps, more read the weights less often in
+# large ones.
 ROWS_PER_PRODUCT = {"cpu": 16, "cuda": 64}
 
 
 @dataclass(frozen=True)
 class DecoderInputs:
-    """One step: the rows' tokens, concatenated."""
+    """Inputs of one step: the tokens of all rows, concatenated."""
 
     ids_T: torch.Tensor
     cos_T1D: torch.Tensor
     sin_T1D: torch.Tensor
-    slots_T: torch.Tensor  # where each token's KV goes
+    slots_T: torch.Tensor  # the KV slot of each token
     attention: dict[int | None, Attention]  # by window
     wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
 
 
 class Decoder:
-    """A model on its device, ready to run; or what a rank holds of it, where it is divided. `ops` None are those of its
-    device, or plain torch, where keys have to be stored unrotated and the device's ops do not rotate what they read."""
+    """A model on its device, or the part of it that one rank holds.
+
+    `ops` None selects the device's ops, or plain torch ops where only they compute the model: with dynamic rope, whose
+    keys are rotated when they are read, and with capped attention.
+    """
 
     def __init__(
         self,
@@ -51,25 +54,30 @@ class Decoder:
         ops: Ops | None = None,
         group: Group = SINGLE_RANK,
     ) -> None:
-        """`config` is the whole model's; the parameters are the part of it that the rank of `group` holds."""
+        """`config` is the whole model's; `parameters` are the part that the rank of `group` holds."""
         shard = group.shard
         self.config = shard.local(group.stage.local(config))
         self.whole_config = config
         self.layers = group.stage.layers(config)  # those of `whole_config` that are computed here
         self.kv_heads = shard.kv_part(config)  # those of `whole_config` that are computed here
-        self.dtype = parameters.norm_E.dtype
-        self.device = parameters.norm_E.device
+        self.dtype = parameters.norm.weight_E.dtype
+        self.device = parameters.norm.weight_E.device
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
         self.num_parameters = num_parameters(config)
         if ops is None:
-            ops = for_device(self.device, "reference" if self.rope.depends_on_length else "auto")
+            plain = self.rope.depends_on_length or config.attention_cap is not None
+            ops = for_device(self.device, "reference" if plain else "auto", attention_cap=config.attention_cap)
+        if ops.attention_cap != config.attention_cap:
+            raise ValueError(
+                f"the model caps attention scores at {config.attention_cap}, {ops.name} ops at {ops.attention_cap}"
+            )
         self.ops = ops
-        # Slices whose number is fixed attend one by one, as their heads do that are alone on a rank. Triton's kernels
-        # compute each key/value head by itself anyway.
+        # A fixed number of slices attend one by one, as on ranks of their own. Triton's kernels compute each key/value
+        # head separately anyway.
         one_by_one = shard.ordered and ops.name != "triton"
         self._head_slices = shard.heads_of_slices(config) if one_by_one else None
         self.parameters = parameters
-        # Beside the weight itself, which the embedding often is.
+        # A packed copy: the weight itself is often the embedding too.
         rows, head = parameters.rows, parameters.head
         self.head: Linear = head
         if group.stage.has_ends:
@@ -82,28 +90,34 @@ class Decoder:
             num_rows = ROWS_PER_PRODUCT[self.device.type]
             self.parameters = with_fixed_rows(parameters, num_rows)
             self.head = FixedRowsLinear(self.head, num_rows)
-        self._scale = config.head_dim**-0.5
+        # Rounded to the weights' type first, as the reference implementations do.
+        scale = config.embedding_scale
+        self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
         self._compiled = None
         if ops.name == "cpu" and self._head_slices is None:
-            self._compiled = CompiledLayers.of(self.parameters, config.norm_eps, self._scale)
+            self._compiled = CompiledLayers.of(self.parameters, config.norm_eps, config.attention_scale)
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
-        """Final hidden states [O, E] of the wanted tokens; the KV of all tokens is written to `kv`, one per layer."""
+        """Return the final hidden states [O, E] of the wanted tokens; write the KV of all tokens to `kv`, one per
+        layer."""
         return self.hidden_and_features(inputs, kv, ())[0]
 
     def hidden_and_features(
         self, inputs: DecoderInputs, kv: Sequence[KvCache], captures: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `hidden`, and [T, len(captures) * E] states of *all* tokens on the way, side by side; None when there are
-        no captures. Capture i < L is the input of layer i before its norm, L the final hidden state."""
+        """Return `hidden`, and the captured states [T, len(captures) * E] of all tokens, or None without captures.
+
+        Capture i < L is the input of layer i before its norm; capture L is the final hidden state.
+        """
         captured: dict[int, torch.Tensor] = {}
         stream = self.through_layers(self.embed(inputs.ids_T), inputs, kv, captures, captured)
         return self.finish(stream, inputs.wanted_O, captures, captured)
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
-        """[T, E], what the first layer begins with."""
+        """Return the first layer's input [T, E]."""
         rows, embedding = self.parameters.rows, self.parameters.embedding_VE
-        return F.embedding(ids_T, embedding) if rows is None else rows.embed(ids_T, embedding)
+        x_TE = F.embedding(ids_T, embedding) if rows is None else rows.embed(ids_T, embedding)
+        return x_TE if self._embedding_scale is None else x_TE * self._embedding_scale
 
     def through_layers(
         self,
@@ -113,10 +127,12 @@ class Decoder:
         captures: Sequence[int],
         captured: dict[int, torch.Tensor],
     ) -> torch.Tensor:
-        """What this stage's layers make of `stream_TE`: [T, E], but after the model's last layer [O, E], of the wanted
-        tokens, unless the final hidden state of all is captured. `captured` gets the captures that are among these
-        layers' inputs, by layer."""
-        config, eps, ops = self.config, self.config.norm_eps, self.ops
+        """Compute this stage's layers and return the residual stream.
+
+        The stream is [T, E], but [O, E] of the wanted tokens after the model's last layer, unless the final hidden
+        state is captured. `captured` receives the captures among these layers' inputs, by layer index.
+        """
+        config, ops = self.config, self.ops
         num_layers, wanted_O = self.whole_config.num_layers, inputs.wanted_O
         is_last, residual = self.layers.stop == num_layers, stream_TE
         if self._compiled is not None and self._compiled.serve(inputs.attention, kv, len(residual)):
@@ -127,23 +143,36 @@ class Decoder:
             self._compiled.go_through(residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, kv, attentions, copies)
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return residual[wanted_O] if is_last and wanted_O is not None and num_layers not in captures else residual
-        x = None
+        rope_args = RopeAndStoreArgs(
+            inputs.cos_T1D,
+            inputs.sin_T1D,
+            inputs.slots_T,
+            num_heads=config.num_heads,
+            eps=config.norm_eps,
+            rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
+        )
+        x = None  # the last part's output, not yet added to the residual stream
         for place, layer in enumerate(self.parameters.layers):
-            index = self.layers.start + place
+            index, norms = self.layers.start + place, layer.norms
             if x is None:
-                x = ops.rms_norm(residual, layer.input_norm_E, eps)
+                x = residual if norms.attention_in is None else norms.attention_in(residual, ops)
             else:
-                x, residual = ops.add_rms_norm(x, residual, layer.input_norm_E, eps)
+                x, residual = _add(norms.attention_in, x, residual, ops)
             if index in captures:
                 captured[index] = residual
-            x = self._attention(x, layer, inputs, kv[place], inputs.attention[config.windows[place]])
+            x = self._attention(x, layer, rope_args, kv[place], inputs.attention[config.windows[place]])
             if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
-                # Nobody reads the other tokens' hidden states, and their keys and values are all written.
+                # Only the wanted tokens' hidden states are read; all keys and values are written.
                 if not len(wanted_O):
                     return residual[:0]
                 x, residual = x[wanted_O], residual[wanted_O]
-            x, residual = ops.add_rms_norm(layer.o(x), residual, layer.post_norm_E, eps)
+            x = layer.o(x)
+            if norms.attention_out is not None:
+                x = norms.attention_out(x, ops)
+            x, residual = _add(norms.mlp_in, x, residual, ops)
             x = layer.mlp(x, ops)
+            if norms.mlp_out is not None:
+                x = norms.mlp_out(x, ops)
         return residual if x is None else residual + x
 
     def finish(
@@ -153,9 +182,9 @@ class Decoder:
         captures: Sequence[int],
         captured: dict[int, torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `hidden_and_features`, of what the last layer gave and all that was captured."""
+        """Apply the final norm and join the captures; returns as `hidden_and_features`."""
         num_layers = self.whole_config.num_layers
-        hidden = self.ops.rms_norm(stream, self.parameters.norm_E, self.config.norm_eps)
+        hidden = self.parameters.norm(stream, self.ops)
         if num_layers in captures:
             captured[num_layers] = hidden
             if wanted_O is not None:
@@ -165,30 +194,44 @@ class Decoder:
         return hidden, torch.cat([captured[index] for index in captures], dim=-1) if captures else None
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
-        """float32 [O, V]."""
-        return self.head(hidden_OE).float()
+        """Return the logits [O, V] in float32."""
+        logits_OV = self.head(hidden_OE).float()
+        cap = self.config.logit_cap
+        return logits_OV if cap is None else cap * torch.tanh(logits_OV / cap)
 
     def _attention(
-        self, x_TE: torch.Tensor, layer: LayerParameters, inputs: DecoderInputs, kv: KvCache, attention: Attention
+        self, x_TE: torch.Tensor, layer: LayerParameters, args: RopeAndStoreArgs, kv: KvCache, attention: Attention
     ) -> torch.Tensor:
-        """[T, H * D], before the output projection."""
+        """Compute attention up to its output projection: [T, H * D]."""
         T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
         qkv = layer.qkv(x_TE).view(T, H + 2 * K, self.config.head_dim)
-        q_THD = self.ops.rope_and_store(
-            qkv,
-            inputs.cos_T1D,
-            inputs.sin_T1D,
-            kv,
-            inputs.slots_T,
-            num_heads=H,
-            qk_norm_HD=layer.qk_norm_HD,
-            eps=self.config.norm_eps,
-            rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
-        )
+        qk_norm_HD, scale = layer.qk_norm_HD, self.config.attention_scale
+        if self.config.qk_norm == "all heads":
+            qkv, qk_norm_HD = self._norm_all_heads(qkv, qk_norm_HD), None
+        q_THD = self.ops.rope_and_store(qkv, kv, qk_norm_HD, args)
         if self._head_slices is None:
-            return attention.attend(q_THD, kv, self._scale).view(T, -1)
+            return attention.attend(q_THD, kv, scale).view(T, -1)
         parts = [
-            attention.attend(q_THD[:, own].contiguous(), kv.heads(own_kv), self._scale)
-            for own, own_kv in self._head_slices
+            attention.attend(q_THD[:, own].contiguous(), kv.heads(own_kv), scale) for own, own_kv in self._head_slices
         ]
         return torch.cat(parts, dim=1).view(T, -1)
+
+    def _norm_all_heads(self, qkv_TND: torch.Tensor, weight_HD: torch.Tensor | None) -> torch.Tensor:
+        """Normalise the queries of all heads together, and so the keys."""
+        assert weight_HD is not None
+        H, K = self.config.num_heads, self.config.num_kv_heads
+        parts_TND = list(qkv_TND.split((H, K, K), dim=1))
+        for part, weight in enumerate(weight_HD.split((H, K))):
+            x_TC = self.ops.rms_norm(parts_TND[part].flatten(1), weight.flatten(), self.config.norm_eps)
+            parts_TND[part] = x_TC.view_as(parts_TND[part])
+        return torch.cat(parts_TND, dim=1)
+
+
+def _add(
+    norm: Norm | None, x_TE: torch.Tensor, residual_TE: torch.Tensor, ops: Ops
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add `x_TE` to the residual stream; return the next part's input and the stream."""
+    if norm is None:
+        residual_TE = residual_TE + x_TE
+        return residual_TE, residual_TE
+    return norm.add(x_TE, residual_TE, ops)

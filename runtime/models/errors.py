@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint."""
+"""The error of checkpoints that cannot be served."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..protocol.errors import RamiformError
 
 
 class CheckpointError(RamiformError):
-    """The checkpoint cannot be served. The message names the file, and the field or tensor."""
+    """Raised when a checkpoint cannot be served. The message names the file, and the field or tensor."""
 
     def __init__(self, file: Path, problem: str) -> None:
         super().__init__(f"{file}: {problem}")

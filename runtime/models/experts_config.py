@@ -1,4 +1,4 @@
-"""What config.json says of a mixture of experts, as data. Knows the families' spellings; opens no weights."""
+"""Configuration of mixtures of experts: the families' field names, and their values from config.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .config_fields import ConfigFields
 
 
 class ExpertNames(NamedTuple):
-    """What a checkpoint calls the parts, under `model.layers.N`."""
+    """Module names of a mixture in the checkpoint, below `model.layers.N`."""
 
     block: str
     gate: str
@@ -18,12 +18,12 @@ class ExpertNames(NamedTuple):
 
 
 class ExpertFamily(NamedTuple):
-    """How an architecture reads its config."""
+    """The fields of config.json that describe an architecture's experts."""
 
     names: ExpertNames
     size_field: str
     everywhere: bool  # no layer has a dense MLP, and weights are always normalised
-    shared: bool  # one more expert that every token passes, with a gate of its own
+    shared: bool  # a shared expert with a gate of its own
 
 
 MIXTRAL = ExpertFamily(ExpertNames("block_sparse_moe", "w1", "w3", "w2"), "intermediate_size", True, False)
@@ -34,18 +34,20 @@ QWEN2_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, True)
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
+    """Sizes and routing of a mixture of experts."""
+
     names: ExpertNames
     num_experts: int
     num_per_token: int
     intermediate_size: int  # of one expert
     normalised: bool  # a token's weights sum to 1: the softmax is taken over its own experts
     shared_size: int | None  # of the shared expert
-    layers: tuple[bool, ...]  # which layers are mixtures; the others' MLPs are dense
+    layers: tuple[bool, ...]  # True for layers with a mixture; the others have a dense MLP
 
 
 def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
-    """Raises CheckpointError, naming the field."""
-    # Qwen's are `num_experts` in the files that Qwen writes, `num_local_experts` in those of transformers 5.
+    """Read the fields of a mixture. Raises CheckpointError, naming the field."""
+    # Qwen writes `num_experts`, transformers 5 `num_local_experts`.
     spelling = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
     num_experts = fields.count(spelling)
     num_per_token = fields.count("num_experts_per_tok")

@@ -1,4 +1,4 @@
-"""Layers whose products all have the same shape, so that a token's numbers do not depend on who else is there.
+"""Layers that compute all products with one number of rows, so that a token's bits do not depend on the batch.
 
 Legend: T tokens, E hidden size.
 """
@@ -20,7 +20,7 @@ from .parameters import DecoderParameters, LayerParameters
 
 @dataclass(frozen=True, slots=True)
 class FixedRowsLinear:
-    """Of so many rows at a time, the last ones zeros."""
+    """A linear layer that multiplies `num_rows` rows at a time; the last block is padded with zeros."""
 
     linear: Linear
     num_rows: int
@@ -28,8 +28,8 @@ class FixedRowsLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return in_fixed_rows(self.linear, x, self.num_rows)
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
-        return self.linear.pieces(start, size)
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        return self.linear.row_destinations(start, size)
 
     def finish(self) -> None:
         self.linear.finish()
@@ -41,6 +41,8 @@ class FixedRowsLinear:
 
 @dataclass(frozen=True, slots=True)
 class FixedRowsMlp:
+    """An MLP that computes `num_rows` rows at a time."""
+
     mlp: Mlp
     num_rows: int
 
@@ -64,8 +66,10 @@ class FixedRowsMlp:
 
 
 def with_fixed_rows(parameters: DecoderParameters, num_rows: int) -> DecoderParameters:
-    """The same parameters; every layer's products have `num_rows` rows, but those of stacked experts, which are the
-    ops'."""
+    """Return the parameters with all layer products computed `num_rows` rows at a time.
+
+    Products of stacked experts stay as they are: the ops compute them.
+    """
 
     def rows(linear: Linear) -> Linear:
         return FixedRowsLinear(linear, num_rows)
@@ -73,7 +77,7 @@ def with_fixed_rows(parameters: DecoderParameters, num_rows: int) -> DecoderPara
     def mlp(whole: Mlp) -> Mlp:
         if not isinstance(whole, MixtureMlp):
             return FixedRowsMlp(whole, num_rows)
-        # A token's experts have other tokens than it has itself.
+        # Experts get other batches of tokens than the router.
         return replace(
             whole,
             router=rows(whole.router),

@@ -1,5 +1,4 @@
-"""The scales of quantised keys and values, by layer and head, and how checkpoints store them. Knows no memory, and
-nothing of where else scales may come from.
+"""Scales of quantised keys and values, by layer and head, and reading them from a checkpoint.
 
 Legend: L layers, K key/value heads.
 """
@@ -22,18 +21,18 @@ from .weights import weight_files
 
 @dataclass(frozen=True)
 class KvScales:
-    """A code times its head's scale is the number meant. Float32, positive."""
+    """Scales in float32, positive: a stored code times its head's scale is the value."""
 
     k_LK: torch.Tensor
     v_LK: torch.Tensor
 
     def layers(self, part: range) -> KvScales:
-        """Those of some layers."""
+        """Return the scales of some layers."""
         own = slice(part.start, part.stop)
         return KvScales(self.k_LK[own], self.v_LK[own])
 
     def heads(self, part: slice) -> KvScales:
-        """Those of some heads."""
+        """Return the scales of some heads."""
         return KvScales(self.k_LK[:, part], self.v_LK[:, part])
 
     def to(self, device: torch.device) -> KvScales:
@@ -41,10 +40,11 @@ class KvScales:
 
 
 def read_kv_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvScales | None:
-    """Those in the checkpoint at `path`, for codes of `dtype`; None when it has none, as a GGUF file never has.
+    """Read the KV scales of the checkpoint at `path` for codes of `dtype`; None when it has none, as GGUF files never
+    do.
 
-    They are meant for e4m3; for int8 they are stretched, so that the same numbers fit. Raises CheckpointError when a
-    layer has none though others do, or one has another size, is not finite or not positive.
+    Stored scales are for e4m3; for int8 they are stretched to the same range of values. Raises CheckpointError when
+    only some layers have scales, or a scale has another size, is not finite or not positive.
     """
     if is_gguf(path):
         return None
@@ -66,14 +66,14 @@ def read_kv_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvSca
 
 
 def _scale(file: Path, name: str, tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """[K]; one for the layer stands for each head's."""
+    """Check a stored scale and expand it to [K]."""
     if tensor.numel() not in (1, num_heads):
         raise CheckpointError(
             file, f"the tensor {name} has shape {tuple(tensor.shape)}: a scale is one number, or one for each KV head"
         )
     scale = tensor.float().flatten()
     if not (scale.isfinite() & (scale > 0)).all():
-        raise CheckpointError(file, f"the tensor {name} holds what is no scale: {scale.tolist()}")
+        raise CheckpointError(file, f"the tensor {name} holds an invalid scale: {scale.tolist()}")
     return scale.expand(num_heads)
 
 

@@ -1,7 +1,7 @@
-"""A linear layer as one value: its weights, however stored, and their product. Knows no architecture and no file.
+"""Linear layers: their interface, the dense layer, and the destinations of their checkpoint tensors.
 
-A layer is filled piece by piece, from what a checkpoint stores of it: a `Destination` says which shape and type a
-stored tensor must have, and puts it into its place. Nothing is held twice.
+A layer is filled tensor by tensor. A `Destination` says which shape and type a stored tensor must have, and copies it
+into place. No tensor is held twice.
 """
 
 from __future__ import annotations
@@ -15,58 +15,60 @@ import torch.nn.functional as F
 
 
 class Destination(NamedTuple):
-    """Where a stored tensor goes. `put` raises ValueError, saying why, when its values cannot be used.
+    """Target of one stored tensor. `put` copies it, and raises ValueError when its values cannot be used.
 
-    `outputs` and `inputs` say which axis of the stored tensor grows with the layer's: it may be cut along that one.
+    `outputs` and `inputs` name the axis of the stored tensor that grows with the layer's, along which it may be cut.
     """
 
     shape: tuple[int, ...]
     put: Callable[[torch.Tensor], object]
-    dtypes: tuple[torch.dtype, ...] | None = None  # None: any of floating point, which is converted
-    part: tuple[slice, ...] | None = None  # of what has that shape, that which is read and put; None: all
+    dtypes: tuple[torch.dtype, ...] | None = None  # None: any floating point, converted
+    part: tuple[slice, ...] | None = None  # the part of the stored tensor to read; None: all
     outputs: int | None = 0
     inputs: int | None = 1
 
 
 class Loadable(Protocol):
-    """What is filled piece by piece."""
+    """A layer that is filled tensor by tensor."""
 
     def finish(self) -> None:
-        """Called once, when every piece is in its place, before the first product."""
+        """Prepare for the first product; called once when all tensors are in place."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what products read."""
+        """Bytes that the products read."""
         ...
 
 
 class Linear(Loadable, Protocol):
-    """y = x W^T + b. Which numbers W is made of, only the layer knows."""
+    """A linear layer, y = x W^T + b, in any weight format."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, in] to [T, out], in the type of `x`."""
+        """Multiply [T, in] to [T, out], in the type of `x`."""
         ...
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
-        """What must be stored for the rows [start, start + size), by the names' last part."""
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        """Return the destinations of the rows [start, start + size), by the last part of the tensors' names."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DenseLinear:
+    """A linear layer with a dense weight."""
+
     weight: torch.Tensor  # [out, in]
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight, self.bias)
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         part = self.weight[start : start + size]
         return {"weight": Destination(tuple(part.shape), part.copy_), **bias_destination(self.bias, start, size)}
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: dense weights are ready."""
 
     @property
     def nbytes(self) -> int:
@@ -74,6 +76,7 @@ class DenseLinear:
 
 
 def bias_destination(bias: torch.Tensor | None, start: int, size: int) -> dict[str, Destination]:
+    """Return the destination of some rows of a bias; empty without a bias."""
     if bias is None:
         return {}
     part = bias[start : start + size]
@@ -81,11 +84,12 @@ def bias_destination(bias: torch.Tensor | None, start: int, size: int) -> dict[s
 
 
 def stacked_destinations(prefix: str, names_sizes: Sequence[tuple[str, int]], linear: Linear) -> dict[str, Destination]:
-    """Of a layer that is several of the checkpoint's, one below the other: each one's pieces, by their whole names."""
+    """Return the destinations of checkpoint modules that are one layer here, one below the other, by full tensor
+    name."""
     parts: dict[str, Destination] = {}
     start = 0
     for name, size in names_sizes:
-        parts |= {f"{prefix}.{name}.{last}": piece for last, piece in linear.pieces(start, size).items()}
+        parts |= {f"{prefix}.{name}.{last}": piece for last, piece in linear.row_destinations(start, size).items()}
         start += size
     return parts
 

@@ -1,4 +1,4 @@
-"""From a checkpoint's directory to a Decoder."""
+"""Loading a checkpoint as a Decoder."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 import torch
 
 from ...kernels import Ops, for_device
-from ..parallel.group import SINGLE_RANK, Group
-from ..parallel.stage import Stage
-from .config import ModelConfig, read_config
+from .config import ModelConfig
 from .decoder import Decoder
 from .errors import CheckpointError
 from .gguf.file import is_gguf
 from .linear import Destination
+from .parallel.group import SINGLE_RANK, Group
+from .parallel.stage import Stage
 from .parameters import allocate_parameters, checkpoint_destinations
 from .quantised.rounding import int4_group_size
 from .quantised.scheme import WeightKind, quantise_while_loading
+from .read_config import read_config
 from .weights import Progress, load_weights
 
 
@@ -31,20 +32,20 @@ def load_model(
     on_progress: Progress | None = None,
     group: Group = SINGLE_RANK,
 ) -> Decoder:
-    """The decoder of the Hugging Face checkpoint in directory `path`, or of the GGUF file `path`, its weights as
-    `dtype` on `device`; the part of it that the rank of `group` holds.
+    """Load the Hugging Face checkpoint in directory `path`, or the GGUF file `path`.
 
-    `quantize` rounds the linear layers of a dense checkpoint, tensor by tensor as they are read; embeddings, head and
-    norms stay. `ops` are as `Decoder` takes them. Raises CheckpointError when the directory, its config.json or its
-    safetensors cannot be served, or are to be quantised twice.
+    The weights get `dtype` on `device`; only the part of the rank of `group` is read. `quantize` rounds the linear
+    layers of a dense checkpoint while they are read; embeddings, head and norms stay dense. `ops` are as for `Decoder`.
+    Raises CheckpointError when the files cannot be served, or are to be quantised twice.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # of this thread: Triton launches there, wherever its tensors lie
+        torch.cuda.set_device(device)  # Triton launches on this thread's device, wherever the tensors are
     config = read_config(path)
     if quantize is not None:
         if config.quantisation is not None:
             raise CheckpointError(
-                path, f"holds {config.quantisation.scheme.kind} weights already: quantize {quantize!r} asks too much"
+                path,
+                f"holds {config.quantisation.scheme.kind} weights: quantize {quantize!r} needs a dense checkpoint",
             )
         sizes = config.linear_inputs
         if group.shard.num_slices > 1:
@@ -62,8 +63,8 @@ def load_model(
 
 
 def load_embedding_and_head(path: Path, *, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """The model without its layers: embedding, final norm and head, whole. For what stands beside a model of which
-    this rank holds but a part."""
+    """Load embedding, final norm and head without the layers, for a draft source on a rank that holds a part of the
+    model."""
     config = read_config(path)
     ends = replace(config, num_layers=0, windows=())
     parameters = allocate_parameters(ends, device=device, dtype=dtype)
@@ -79,13 +80,13 @@ def _fill(
     *,
     stage: Stage | None,
 ) -> None:
-    """Tensors of other stages are left alone; without a stage, all those that have no destination."""
+    """Read the weights. Tensors of other stages are skipped; without a stage, all those that have no destination."""
 
     def ignored(name: str) -> bool:
-        return stage is None or stage.lacks(name, config)
+        return stage is None or stage.is_foreign(name, config)
 
     if is_gguf(path):
-        from .gguf.weights import load_gguf_weights  # the package that reads them need not be installed
+        from .gguf.weights import load_gguf_weights  # needs the optional package `gguf`
 
         load_gguf_weights(path, config, parts, on_progress, ignored)
     else:

@@ -1,6 +1,7 @@
-"""A mixture of experts as an MLP: a router, the experts, and for Qwen2-MoE one more that every token passes.
+"""Mixtures of experts: the experts' linear layers, stacked or separate, the router and the MLP.
 
-Legend: T tokens, E hidden size, I intermediate size, N experts, K experts of a token, P = T * K pairs of the two.
+Legend: T tokens, E hidden size, I intermediate size, N experts, K experts of a token, P = T * K pairs of the two, O
+outputs, C inputs.
 """
 
 from __future__ import annotations
@@ -22,23 +23,28 @@ from .quantised.scheme import Quantisation
 
 
 class ExpertLinear(Loadable, Protocol):
+    """One linear layer of every expert."""
+
     def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
-        """[P, O]: row p is expert n's product of `x[rows_P[p]]`, n the expert whose rows end behind p; of `x[p]` when
-        `rows_P` is None."""
+        """Multiply by expert and return [P, O]. Row p is the product of `x[rows_P[p]]`, or of `x[p]` when `rows_P` is
+        None.
+
+        Its expert is the first n with `ends_N[n]` > p.
+        """
         ...
 
     def expert(self, index: int) -> Linear:
-        """One expert's, to be filled."""
+        """Return one expert's layer, to be filled."""
         ...
 
     def each(self, change: Callable[[Linear], Linear]) -> ExpertLinear:
-        """With every product that is not the ops' changed so."""
+        """Replace every product that is not the ops' by `change` of it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """Dense, where one launch computes all."""
+    """Dense experts in one tensor; one grouped product computes all."""
 
     weight_NOC: torch.Tensor
 
@@ -52,7 +58,7 @@ class StackedExperts:
         return self
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: dense weights are ready."""
 
     @property
     def nbytes(self) -> int:
@@ -61,8 +67,7 @@ class StackedExperts:
 
 @dataclass(frozen=True, slots=True)
 class SeparateExperts:
-    """Each expert's own product: of few bits, or packed for a CPU. Which experts have tokens is read back from the
-    device."""
+    """One linear layer for each expert: quantised, or packed for a CPU. The ends are read back from the device."""
 
     linears: tuple[Linear, ...]
 
@@ -96,8 +101,11 @@ def make_experts(
     dtype: torch.dtype,
     grouped: bool,
 ) -> ExpertLinear:
-    """Unfilled layers, one for each expert's `modules`; `grouped` stacks dense ones even where each could be packed.
-    Raises ValueError, naming them, when a scheme does not fit."""
+    """Make the unfilled layer of all experts' `modules`; `grouped` stacks dense experts even where they could be
+    packed.
+
+    Raises ValueError, naming the modules, when a quantisation scheme does not fit.
+    """
     dense = quantisation is None or all(quantisation.scheme_of(name) is None for names in modules for name in names)
     if dense and (grouped or not can_pack(device, dtype)):
         return StackedExperts(torch.empty((len(modules), outputs, inputs), device=device, dtype=dtype))
@@ -111,7 +119,7 @@ def make_experts(
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """Times the sigmoid of its gate."""
+    """The expert that every token passes, times the sigmoid of its gate (Qwen2-MoE)."""
 
     mlp: DenseMlp
     gate: Linear  # E -> 1, never quantised
@@ -136,7 +144,7 @@ class SharedExpert:
 
 
 class ExpertSlice(NamedTuple):
-    """Of every expert the same part, or all of it."""
+    """One slice, or the whole, of every expert."""
 
     gate_up: ExpertLinear  # E -> 2I, N times
     down: ExpertLinear  # I -> E, N times
@@ -147,13 +155,15 @@ class ExpertSlice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MixtureMlp:
-    """Each token passes the K of N experts that its router scores highest, and their weighted sum comes out (Shazeer
-    2017, Outrageously large neural networks, section 2; Mixtral, arXiv 2401.04088, section 2.1)."""
+    """A router and its experts: the weighted sum of the K experts that the router scores highest for a token.
+
+    Shazeer 2017, Outrageously large neural networks, section 2; Mixtral, arXiv 2401.04088, section 2.1.
+    """
 
     config: ExpertsConfig
     hidden_size: int
     router: Linear  # E -> N, never quantised
-    slices: tuple[ExpertSlice, ...]  # this rank's
+    slices: tuple[ExpertSlice, ...]  # of this rank
     shared: Mlp | None = None
 
     def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
@@ -171,7 +181,7 @@ class MixtureMlp:
             parts_TE.append(ops.combine_experts(y_PE, order_P, weights_TK))
         if self.shared is None:
             return parts_TE
-        # Slice by slice, so that both need one sum over the ranks.
+        # Added slice by slice, so that one all-reduce sums both.
         return [part + shared for part, shared in zip(parts_TE, self.shared.parts(x_TE, ops), strict=True)]
 
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -179,7 +189,7 @@ class MixtureMlp:
         return y_TE
 
     def expert(self, index: int) -> tuple[Linear, Linear]:
-        """The two products of the whole expert, to be filled."""
+        """Return the two products of one whole expert, to be filled."""
         [experts] = self.slices
         return experts.gate_up.expert(index), experts.down.expert(index)
 

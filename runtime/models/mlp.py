@@ -1,4 +1,4 @@
-"""The MLP of a layer as one value: what every kind offers, and the dense one. The decoder does not know which it has.
+"""The MLP of a decoder layer: the interface of all kinds, and the dense MLP.
 
 Legend: T tokens, E hidden size, I intermediate size.
 """
@@ -10,57 +10,90 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from ...kernels import Ops
+from .config import Activation
 from .linear import Destination, Linear, Loadable, stacked_destinations
 
 
 class Mlp(Protocol):
     def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """[T, E]: the total of its parts."""
+        """Compute the output [T, E]: the total of the parts."""
         ...
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
-        """[T, E] of each slice of the model that this rank holds: what adds up to the MLP's output over all ranks."""
+        """Compute the partial output [T, E] of each slice of the model that this rank holds.
+
+        The parts of all ranks add up to the output.
+        """
         ...
 
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What comes out when the slices gave `parts_TE`."""
+        """Add up this rank's parts, and those of the other ranks."""
         ...
 
     def linears(self) -> Iterator[Loadable]:
-        """The layers that may be quantised."""
+        """Iterate over the layers that may be quantised."""
         ...
 
     def destinations(self, prefix: str) -> dict[str, Destination]:
-        """Every checkpoint tensor of the layer whose names begin with `prefix`."""
+        """Map the checkpoint tensors of the decoder layer `prefix` to this MLP's tensors."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    gate_up: Linear  # E -> 2I
+    """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate."""
+
+    gate_up: Linear  # E -> 2I, the gate first; E -> I without a gate
     down: Linear  # I -> E
     intermediate_size: int
     hidden_size: int
     block: str = "mlp"
+    names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two names: no gate
+    activation: Activation = "silu"
 
     def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
         return self.total(self.parts(x_TE, ops))
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
-        return [self.down(ops.silu_and_mul(self.gate_up(x_TE)))]
+        return [self.down(self.activate(self.gate_up(x_TE), ops))]
 
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
         [y_TE] = parts_TE
         return y_TE
+
+    @property
+    def gated(self) -> bool:
+        return len(self.names) == 3
+
+    def activate(self, gate_up_TJ: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Apply the activation to the output of `gate_up`: [T, 2I] or [T, I] to [T, I]."""
+        if not self.gated:
+            return _activate(gate_up_TJ, self.activation)
+        if self.activation == "silu":
+            return ops.silu_and_mul(gate_up_TJ)
+        gate_TI, up_TI = gate_up_TJ.chunk(2, dim=-1)
+        return _activate(gate_TI, self.activation) * up_TI
 
     def linears(self) -> Iterator[Loadable]:
         yield from (self.gate_up, self.down)
 
     def destinations(self, prefix: str) -> dict[str, Destination]:
         prefix, size = f"{prefix}.{self.block}", self.intermediate_size
+        *inner, down = self.names
         return {
-            **stacked_destinations(prefix, [("gate_proj", size), ("up_proj", size)], self.gate_up),
-            **stacked_destinations(prefix, [("down_proj", self.hidden_size)], self.down),
+            **stacked_destinations(prefix, [(name, size) for name in inner], self.gate_up),
+            **stacked_destinations(prefix, [(down, self.hidden_size)], self.down),
         }
+
+
+def _activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    match activation:
+        case "silu":
+            return F.silu(x)
+        case "gelu":
+            return F.gelu(x)
+        case "gelu_tanh":
+            return F.gelu(x, approximate="tanh")

@@ -1,9 +1,9 @@
-"""A dense linear layer whose weight lies in memory as oneDNN's products read it: what dense layers become on a CPU.
+"""A dense linear layer with its weight in oneDNN's memory layout, for CPUs.
 
-torch's own product of a few rows rearranges the weight in every call, or walks it in an order that memory is slow in.
-Rearranged once, float32 is up to twice as fast at every number of rows, bfloat16 twice to four times at few of them
-(bench/results/offline_2core-cpu_202611.md). A small float32 weight is also held for the plain loops of
-`kernels.cpu.products`: of a few rows, products with it are two to six times as fast again.
+torch's product of a few rows rearranges the weight in every call, or walks it in an order that memory is slow in.
+Rearranged once, float32 is up to twice as fast at every number of rows, bfloat16 two to four times at few rows
+(bench/results/offline_2core-cpu_202611.md). A small float32 weight is also kept for the plain loops of
+`kernels.cpu.products`: products of a few rows are two to six times as fast again.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from ...kernels.cpu.matmul import packed_matmul
 from ...kernels.cpu.packed_weights import PackedWeights, pack_weights
 from .linear import DenseLinear, Destination, Linear, total_bytes
 
-_SMALL_BATCH = 8, 64  # rows for which our loops are faster than oneDNN, with many threads and with one; they have one
-_MAX_COPIED_BYTES = 4 << 20  # bytes of a weight that is held twice; beyond it oneDNN reads one row's product as fast
-_NUM_ROWS = 32  # of the products that the order is chosen for; measured, it is no worse for 1 or 1,024
+_SMALL_BATCH = 8, 64  # most rows for the plain loops, which use one thread: when torch has many threads, and one
+_MAX_COPIED_BYTES = 4 << 20  # weights up to this size are kept twice; for larger ones oneDNN is as fast at one row
+_NUM_ROWS = 32  # rows of the products that the layout is chosen for; measured, no worse for 1 or 1,024
 
 
 def uses_small_batch_loop(num_rows: int) -> bool:
-    """Whether our loops are to multiply so many rows."""
+    """Return True when the plain loops multiply so many rows faster than oneDNN."""
     most, alone = _SMALL_BATCH
     return num_rows <= most or (num_rows <= alone and torch.get_num_threads() == 1)
 
 
 def can_pack(device: torch.device | str, dtype: torch.dtype) -> bool:
-    """Whether weights of `dtype` on `device` can be packed, and gain by it."""
+    """Return True when weights of `dtype` on `device` can be packed, and gain by it."""
     if torch.device(device).type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
@@ -36,7 +36,7 @@ def can_pack(device: torch.device | str, dtype: torch.dtype) -> bool:
 
 
 def pack_linear(linear: DenseLinear) -> Linear:
-    """The same product from a packed copy of the weight; `linear` itself where there is no such thing."""
+    """Return the layer with a packed copy of its weight; `linear` itself where packing is not possible."""
     if not can_pack(linear.weight.device, linear.weight.dtype):
         return linear
     packed = PackedLinear(linear)
@@ -45,23 +45,25 @@ def pack_linear(linear: DenseLinear) -> Linear:
 
 
 class PackedLinear:
-    """Filled as the dense layer it is made of, which is let go of when it is packed."""
+    """A packed linear layer. It is filled as the dense layer that it is made of, which is freed when it is packed."""
 
     def __init__(self, dense: DenseLinear) -> None:
         self._dense: DenseLinear | None = dense
         self._bias = dense.bias
         self._packed = torch.empty(0)
-        self.held: tuple[PackedWeights, Floats] | None = None  # weight and bias for the plain loops, if they serve
+        self.loop_weights: tuple[PackedWeights, Floats] | None = (
+            None  # weight and bias for the plain loops, of small weights
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.held is not None and uses_small_batch_loop(len(x)):
-            return packed_matmul(x, *self.held)
+        if self.loop_weights is not None and uses_small_batch_loop(len(x)):
+            return packed_matmul(x, *self.loop_weights)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return y
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
-        assert self._dense is not None, "filled after it was packed"
-        return self._dense.pieces(start, size)
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        assert self._dense is not None, "weights must be loaded before packing"
+        return self._dense.row_destinations(start, size)
 
     def finish(self) -> None:
         assert self._dense is not None, "packed twice"
@@ -69,11 +71,11 @@ class PackedLinear:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _NUM_ROWS)
         if weight.dtype == torch.float32 and weight.nbytes <= _MAX_COPIED_BYTES:
             bias = weight.new_zeros(len(weight)) if self._bias is None else self._bias.detach().contiguous()
-            self.held = pack_weights(weight), bias.numpy()
+            self.loop_weights = pack_weights(weight), bias.numpy()
         self._dense = None
 
     def dense(self) -> DenseLinear:
-        """A dense layer with the same numbers, to be changed."""
+        """Return a dense layer with the same weights, which may be changed."""
         return DenseLinear(self._packed.to_dense(), self._bias) if self._dense is None else self._dense
 
     @property

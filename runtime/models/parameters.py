@@ -1,7 +1,7 @@
-"""A decoder's tensors: how they are fused, and which checkpoint tensor fills which part of them.
+"""A decoder's tensors: their allocation, and the destination of each checkpoint tensor.
 
-Queries, keys and values are one product, gate and up another. The table that `destinations` gives is at once the list
-of what a checkpoint must hold, the shapes it must have, and where each tensor is copied: nothing is ever held twice.
+Queries, keys and values are one product, gate and up another. `checkpoint_destinations` is at once the list of tensors
+that a checkpoint must hold, their shapes, and where each is copied.
 
 Legend: V vocabulary, E hidden size, I intermediate size, H query heads, K key/value heads, D head size.
 """
@@ -11,11 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from ..parallel.group import SINGLE_RANK, Group
-from ..parallel.layers import (
+from .config import ModelConfig, NormPlacement
+from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
+from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
+from .mlp import DenseMlp, Mlp
+from .norm import Norm, allocate_norm, norm_destination
+from .parallel.group import SINGLE_RANK, Group
+from .parallel.layers import (
     ColumnParallelLinear,
     OutputSection,
     RowParallelLinear,
@@ -23,35 +29,54 @@ from ..parallel.layers import (
     TensorParallelMlp,
     VocabParallelEmbedding,
 )
-from .config import ModelConfig
-from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
-from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
-from .mlp import DenseMlp, Mlp
 from .quantised.factory import make_linear
+
+
+class BlockNorms(NamedTuple):
+    """Norms before and after the two parts of a block; None where the block has none."""
+
+    attention_in: Norm | None
+    attention_out: Norm | None
+    mlp_in: Norm | None
+    mlp_out: Norm | None
+
+
+# Checkpoint modules of the norms, in the order of BlockNorms.
+_NORM_NAMES: dict[NormPlacement, tuple[str | None, ...]] = {
+    "pre": ("input_layernorm", None, "post_attention_layernorm", None),
+    "post": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "sandwich": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class LayerParameters:
-    input_norm_E: torch.Tensor
+    """Tensors of one decoder layer."""
+
+    norms: BlockNorms
     qkv: Linear  # E -> (H + 2K) * D
-    qk_norm_HD: torch.Tensor | None  # [H + K, D]: the query norm H times, then the key norm K times
+    qk_norm_HD: torch.Tensor | None  # [H + K, D]: weights of the query norm, then of the key norm
     o: Linear  # H * D -> E
-    post_norm_E: torch.Tensor
     mlp: Mlp
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderParameters:
-    """A stage without the model's ends has embedding, norm and head of no rows."""
+    """Tensors of a decoder. A stage without the model's ends has an embedding, norm and head of no rows."""
 
-    embedding_VE: torch.Tensor  # this rank's rows, if the vocabulary is cut
+    embedding_VE: torch.Tensor  # this rank's rows of the vocabulary
     layers: tuple[LayerParameters, ...]
-    norm_E: torch.Tensor
+    norm: Norm
     head: DenseLinear  # E -> V; the embedding itself when tied
-    rows: VocabParallelEmbedding | None = None  # which of the vocabulary the two hold; None: all
+    rows: VocabParallelEmbedding | None = None  # this rank's part of the vocabulary; None: all
 
     def linears(self) -> Iterator[Loadable]:
-        """Those of the layers; the head is not among them, and never quantised."""
+        """Iterate over the layers' linear layers, which may be quantised; the head never is."""
         for layer in self.layers:
             yield from (layer.qkv, layer.o)
             yield from layer.mlp.linears()
@@ -65,10 +90,10 @@ def allocate_parameters(
     group: Group = SINGLE_RANK,
     groups_experts: bool = True,
 ) -> DecoderParameters:
-    """Uninitialised parameters, of `config`, the whole model's, the part that the rank of `group` holds; experts as ops
-    of that `groups_experts` want them. On the "meta" device they take no memory: good for counting.
+    """Allocate the uninitialised parameters that the rank of `group` holds of the model `config`.
 
-    Raises ValueError when `config.quantisation` does not fit a layer, and names the layer.
+    `groups_experts` stacks experts for grouped products. On the "meta" device nothing is allocated: good for counting.
+    Raises ValueError, naming the layer, when `config.quantisation` does not fit it.
     """
     num_slices = group.shard.num_slices
     cut = num_slices > 1
@@ -95,10 +120,12 @@ def allocate_parameters(
         return RowParallelLinear(group, inner, tensor(out) if bias else None, slices)
 
     def dense(index: int, block: str, size: int, bias: bool) -> DenseMlp:
-        halves = [OutputSection(size, num_slices)] * 2
-        gate_up = columns(index, f"{block}.gate_proj {block}.up_proj", halves, E, bias)
-        down = rows(index, f"{block}.down_proj", E, size, bias)
-        return (TensorParallelMlp if cut else DenseMlp)(gate_up, down, size, E, block)
+        *inner_names, down_name = config.mlp_names
+        sections = [OutputSection(size, num_slices)] * len(inner_names)
+        gate_up = columns(index, " ".join(f"{block}.{name}" for name in inner_names), sections, E, bias)
+        down = rows(index, f"{block}.{down_name}", E, size, bias)
+        kind = TensorParallelMlp if cut else DenseMlp
+        return kind(gate_up, down, size, E, block, config.mlp_names, config.activation)
 
     def mlp(index: int) -> Mlp:
         experts = config.experts
@@ -125,6 +152,9 @@ def allocate_parameters(
             return TensorParallelMixture(experts, E, router, slices, shared, group=group)
         return MixtureMlp(experts, E, router, slices, shared)
 
+    def norm(size: int) -> Norm:
+        return allocate_norm(config.norm, size, config.norm_eps, device=device, dtype=dtype)
+
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     heads = [OutputSection(count * D, min(count, num_slices)) for count in (H, K, K)]
     local_heads = group.shard.heads(config) + group.shard.kv_heads(config)
@@ -135,24 +165,22 @@ def allocate_parameters(
     embedding = tensor(num_rows, E)
     layers = tuple(
         LayerParameters(
-            input_norm_E=tensor(E),
+            norms=BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement])),
             qkv=columns(index, "self_attn.q_proj self_attn.k_proj self_attn.v_proj", heads, E, config.qkv_bias),
-            qk_norm_HD=tensor(local_heads, D) if config.qk_norm else None,
+            qk_norm_HD=tensor(local_heads, D) if config.qk_norm is not None else None,
             o=rows(index, "self_attn.o_proj", E, H * D, config.o_bias),
-            post_norm_E=tensor(E),
             mlp=mlp(index),
         )
         for index in group.stage.layers(config)
     )
     head = DenseLinear(embedding if config.tied_embeddings else tensor(num_rows, E))
-    return DecoderParameters(embedding, layers, tensor(E if has_ends else 0), head, vocabulary)
+    return DecoderParameters(embedding, layers, norm(E if has_ends else 0), head, vocabulary)
 
 
 def checkpoint_destinations(
     parameters: DecoderParameters, config: ModelConfig, group: Group = SINGLE_RANK
 ) -> dict[str, Destination]:
-    """Every checkpoint tensor by its Hugging Face name; those of quantised layers by their format's. `config` is the
-    whole model's."""
+    """Return the destination of every checkpoint tensor by its Hugging Face name. `config` is the whole model's."""
     parts: dict[str, Destination] = {}
 
     def whole(name: str, tensor: torch.Tensor) -> None:
@@ -168,26 +196,32 @@ def checkpoint_destinations(
     H_local = group.shard.heads(config)
     for index, layer in zip(group.stage.layers(config), parameters.layers, strict=True):
         prefix = f"model.layers.{index}"
-        whole(f"{prefix}.input_layernorm.weight", layer.input_norm_E)
+        for name, norm in zip(_NORM_NAMES[config.norm_placement], layer.norms, strict=True):
+            if norm is not None:
+                parts |= norm.destinations(f"{prefix}.{name}")
         heads = [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)]
         parts |= stacked_destinations(f"{prefix}.self_attn", heads, layer.qkv)
         if layer.qk_norm_HD is not None:
-            parts[f"{prefix}.self_attn.q_norm.weight"] = Destination((D,), layer.qk_norm_HD[:H_local].copy_)
-            parts[f"{prefix}.self_attn.k_norm.weight"] = Destination((D,), layer.qk_norm_HD[H_local:].copy_)
+            norms = ("q_norm", layer.qk_norm_HD[:H_local]), ("k_norm", layer.qk_norm_HD[H_local:])
+            for name, weight_HD in norms:
+                weight = weight_HD if config.qk_norm == "per head" else weight_HD.view(-1)
+                shape = (D,) if config.qk_norm == "per head" else None
+                parts[f"{prefix}.self_attn.{name}.weight"] = norm_destination(
+                    weight, shape, plus_one=config.norm == "rms_plus_one"
+                )
         parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
-        whole(f"{prefix}.post_attention_layernorm.weight", layer.post_norm_E)
         parts |= layer.mlp.destinations(prefix)
     if not group.stage.has_ends:
         return parts
     vocabulary("model.embed_tokens.weight", parameters.embedding_VE)
-    whole("model.norm.weight", parameters.norm_E)
+    parts |= parameters.norm.destinations("model.norm")
     if not config.tied_embeddings:
         vocabulary("lm_head.weight", parameters.head.weight)
     return parts
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Numbers in the checkpoint, were it not quantised; tied embeddings count once."""
+    """Count the numbers in the checkpoint as if it were not quantised; tied embeddings count once."""
     config = replace(config, quantisation=None)
 
     def sizes() -> Iterator[int]:

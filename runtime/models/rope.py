@@ -1,10 +1,10 @@
-"""Rotation angles of positions, for every scaling type.
+"""Rotary embeddings: frequencies and angles of positions, for every scaling type.
 
-Dynamic NTK scaling changes the frequencies with the sequence's length, so a rotated key would be right for one length
-only, and could be shared neither between sequences nor between a sequence and its continuation. Such a model's keys
-are therefore stored unrotated, and rotated when read, all with the frequencies of the row's present length. A prompt
-computed in one pass then equals the reference exactly. Beyond the original context, hidden states of earlier tokens
-depend on the lengths they were computed at; that is so for any cached generation with this scaling.
+Dynamic NTK scaling changes the frequencies with the sequence's length. A rotated key would be right for one length
+only, and could be shared neither between sequences nor between a sequence and its continuation. Such a model's keys are
+therefore stored unrotated, and rotated when read, with the frequencies of the row's present length. A prompt computed
+in one pass then equals the reference exactly. Beyond the original context, hidden states of earlier tokens depend on
+the lengths they were computed at; that holds for any cached generation with this scaling.
 
 Legend: D head size, ... any positions.
 """
@@ -19,7 +19,7 @@ from .rope_config import RopeConfig
 
 
 class Rope:
-    """Frequencies on `device`; angles in `dtype`."""
+    """Frequencies on `device`, and angles in `dtype`."""
 
     def __init__(self, config: RopeConfig, head_dim: int, *, device: torch.device, dtype: torch.dtype) -> None:
         self._config = config
@@ -34,8 +34,10 @@ class Rope:
         return self._config.type == "dynamic"
 
     def angles(self, positions: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin `[..., 1, D]` as `apply_rope` takes them, of integer `positions` [...] in sequences of `lengths`
-        tokens (broadcast against positions; read only by dynamic scaling)."""
+        """Return cos and sin `[..., 1, D]`, as `apply_rope` takes them, of integer `positions` [...].
+
+        `lengths` are the sequences' lengths, broadcast against the positions; only dynamic scaling reads them.
+        """
         if self.depends_on_length:
             return self._compute(positions, self._dynamic_frequencies(lengths))
         if positions.device.type != "cpu":
@@ -44,10 +46,10 @@ class Rope:
         return cos_P1D[positions], sin_P1D[positions]
 
     def tables(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [P, 1, D] of the positions 0 to P - 1, P at least `count`; not for dynamic scaling."""
+        """Return cos and sin [P, 1, D] of the positions 0 to P - 1, with P >= `count`; not for dynamic scaling."""
         assert not self.depends_on_length
         if len(self._tables[0]) < count:
-            with torch.inference_mode(False):  # training may read them, too
+            with torch.inference_mode(False):  # training reads the tables too
                 positions = torch.arange(max(count, 2 * len(self._tables[0]), 256), device=self._frequencies.device)
                 self._tables = self._compute(positions, self._frequencies)
         return self._tables
@@ -68,7 +70,8 @@ class Rope:
 
 
 def rope_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Radians per position of each pair of dimensions, float32 [D/2]; for dynamic, those of a short sequence."""
+    """Return the radians per position of each pair of dimensions, float32 [D/2]; for dynamic, those of a short
+    sequence."""
     plain = 1.0 / config.theta ** _exponents(head_dim)
     match config.type:
         case "default" | "dynamic":
@@ -90,7 +93,7 @@ def rope_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def rope_amplitude(config: RopeConfig) -> float:
-    """What cos and sin are multiplied by: yarn's attention temperature (section 3.4), else 1."""
+    """Return the factor of cos and sin: yarn's attention temperature (section 3.4), else 1."""
     if config.type != "yarn":
         return 1.0
     if config.attention_factor is not None:
@@ -109,7 +112,7 @@ def _exponents(head_dim: int) -> torch.Tensor:
 
 
 def _yarn_range(config: RopeConfig, head_dim: int) -> tuple[float, float]:
-    """The pairs (fractional indices) that turn `beta_fast` and `beta_slow` times within the original context."""
+    """Return the pairs (fractional indices) that turn `beta_fast` and `beta_slow` times within the original context."""
 
     def pair_that_turns(times: float) -> float:
         return head_dim * math.log(config.original_context / (times * 2 * math.pi)) / (2 * math.log(config.theta))

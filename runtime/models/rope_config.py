@@ -1,5 +1,4 @@
-"""A checkpoint's rotary embedding as data, from either spelling of config.json: `rope_parameters`, which holds
-everything, or the older `rope_scaling` beside `rope_theta`."""
+"""Configuration of rotary embeddings, from `rope_parameters` or the older `rope_scaling` beside `rope_theta`."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ _TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "llama3"
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """`original_context` is the length that the unscaled frequencies were trained on."""
+    """Type and parameters of a rotary embedding. `original_context` is the length that the frequencies were trained
+    on."""
 
     type: RopeType
     theta: float
@@ -22,7 +22,7 @@ class RopeConfig:
     factor: float = 1.0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    factors: tuple[float, ...] = ()  # listed: what each pair's frequency is divided by; of GGUF files alone
+    factors: tuple[float, ...] = ()  # listed: divisor of each pair's frequency; GGUF files only
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn
@@ -31,7 +31,8 @@ class RopeConfig:
     mscale_all_dim: float | None = None  # yarn
 
     def context_length(self, max_positions: int) -> int:
-        """By convention `max_position_embeddings` is not raised for scaling; yarn files may, and llama3 files do."""
+        """Return the context length. `max_position_embeddings` counts scaling in llama3 files and some yarn files
+        only."""
         match self.type:
             case "linear" | "dynamic":
                 return int(max_positions * self.factor)
@@ -42,7 +43,7 @@ class RopeConfig:
 
 
 def parse_rope(config: ConfigFields, max_positions: int) -> RopeConfig:
-    """The rope of the config.json `config`. Raises CheckpointError naming an unsupported type or a missing field."""
+    """Read the rope of config.json. Raises CheckpointError, naming an unsupported type or a missing field."""
     spelling = "rope_scaling" if config.raw.get("rope_scaling") is not None else "rope_parameters"
     rope = config.nested(spelling)
     kind = rope.one_of("type" if "rope_type" not in rope.raw else "rope_type", _TYPES, default="default")
@@ -56,7 +57,7 @@ def parse_rope(config: ConfigFields, max_positions: int) -> RopeConfig:
     def optional(field: str) -> float | None:
         return None if rope.raw.get(field) is None else rope.number(field)
 
-    original = max_positions  # where the linear and dynamic types start from
+    original = max_positions  # for linear and dynamic
     if kind in ("yarn", "llama3"):
         original = rope.count("original_max_position_embeddings", default=max_positions)
     return RopeConfig(

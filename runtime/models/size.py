@@ -1,5 +1,4 @@
-"""How many numbers a model has, from its config alone, and how many of them a stage of it holds. Knows no formats, in
-which they may take more or fewer bytes.
+"""Parameter counts of a model or of one pipeline stage, from the configuration alone.
 
 Legend: E hidden size, H query heads, K key/value heads, D head size.
 """
@@ -13,14 +12,14 @@ from .config import ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Counts of numbers."""
+    """Counts of parameters by how they are stored and read."""
 
-    linear: int  # the layers' matrices and their biases: what quantisation makes smaller
-    embedding: int  # looked up, not read whole
+    linear: int  # matrices and biases of the layers, which quantisation shrinks
+    embedding: int  # looked up row by row
     head: int  # read whole for each token; the embedding itself when tied
-    norms: int  # and the routers of mixtures: what no format makes smaller
+    norms: int  # norms and routers, which stay in 16 bits
     tied: bool
-    experts: int = 0  # those of `linear` that are a mixture's; a token meets `chosen_share` of them
+    experts: int = 0  # part of `linear` in experts; a token uses `chosen_share` of them
     chosen_share: float = 1.0
 
     @property
@@ -29,40 +28,44 @@ class ModelSize:
 
     @property
     def ends(self) -> int:
-        """Embedding and head, which count once when they are the same."""
+        """Parameters of embedding and head, which count once when they are tied."""
         return self.embedding if self.tied else self.embedding + self.head
 
     @property
     def active_linear(self) -> float:
-        """Those of `linear` that one token is multiplied with."""
+        """Parameters of `linear` that one token is multiplied with."""
         return self.linear - self.experts * (1 - self.chosen_share)
 
     @property
     def num_active(self) -> float:
-        """Of all parameters, those that one token has to do with."""
+        """Parameters that one token is computed with."""
         return self.num_parameters - self.linear + self.active_linear
 
 
 def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
-    """Of the layers of `config`, and without `has_ends` of nothing else: neither embedding nor final norm nor head."""
+    """Count the parameters of the layers of `config`, and with `has_ends` of embedding, final norm and head."""
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     attention = E * (H + 2 * K) * D + H * D * E
     biases = config.qkv_bias * (H + 2 * K) * D + config.o_bias * E
     mixture = config.experts
     num_mixtures = sum(mixture.layers) if mixture is not None else 0
-    dense = 3 * E * config.intermediate_size + config.mlp_bias * (2 * config.intermediate_size + E)
+    inner = len(config.mlp_names) - 1  # matrices from E to the intermediate size
+    dense = (inner + 1) * E * config.intermediate_size + config.mlp_bias * (inner * config.intermediate_size + E)
     experts = shared = routers = 0
     if mixture is not None:
         experts = num_mixtures * mixture.num_experts * 3 * E * mixture.intermediate_size
         shared = num_mixtures * 3 * E * (mixture.shared_size or 0)
         routers = num_mixtures * E * (mixture.num_experts + (mixture.shared_size is not None))
     mlps = (config.num_layers - num_mixtures) * dense + shared + experts
+    norm = E * (2 if config.norm == "layer_norm" else 1)
+    num_norms = 4 if config.norm_placement == "sandwich" else 2
+    qk_norms = {None: 0, "per head": 2 * D, "all heads": (H + K) * D}[config.qk_norm]
     end = config.vocab_size * E if has_ends else 0
     return ModelSize(
         linear=config.num_layers * (attention + biases) + mlps,
         embedding=end,
         head=end,
-        norms=config.num_layers * (2 * E + 2 * D * config.qk_norm) + E * has_ends + routers,
+        norms=config.num_layers * (num_norms * norm + qk_norms) + norm * has_ends + routers,
         tied=config.tied_embeddings,
         experts=experts,
         chosen_share=1.0 if mixture is None else mixture.num_per_token / mixture.num_experts,

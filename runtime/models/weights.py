@@ -1,5 +1,4 @@
-"""Copies safetensors files, one or several with an index, into a decoder's parameters. Knows names and shapes; knows
-no architecture. Nothing here unpickles."""
+"""Loading safetensors files, one or several with an index, into a decoder's parameters. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from .kv_scale_names import is_attention_scale
 from .linear import Destination
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
-IsIgnored = Callable[[str], bool]  # whether a checkpoint may have a tensor of that name that is not wanted
+IsIgnored = Callable[[str], bool]  # True for tensors that need no destination
 
 _SINGLE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -25,18 +24,18 @@ _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.masked_bias$")
 
 
 def refuse_all(name: str) -> bool:
-    """Everything in the checkpoint must be wanted."""
+    """Ignore no tensor."""
     return False
 
 
 def load_weights(
     path: Path, parts: Mapping[str, Destination], on_progress: Progress | None = None, ignored: IsIgnored = refuse_all
 ) -> None:
-    """Fill every destination from the checkpoint in directory `path`, converting to its dtype. Tensors without a
-    destination are an error, but those whose names are `ignored`.
+    """Fill every destination from the checkpoint in directory `path`, converting to its dtype.
 
-    Raises CheckpointError, naming file and tensor, when a file is missing, truncated or corrupt, or a tensor is
-    missing, unexpected, of another shape or not floating point.
+    Tensors without a destination are an error, except those that `ignored` accepts by name. Raises CheckpointError,
+    naming file and tensor, when a file is missing, truncated or corrupt, or a tensor is missing, unexpected, of another
+    shape or not floating point.
     """
     files = weight_files(path)
     total = sum(file.stat().st_size for file in files)
@@ -66,9 +65,9 @@ def load_weights(
 def _copy(
     file: Path, tensors: safe_open, name: str, missing: dict[str, Destination], parts: Mapping[str, Destination]
 ) -> int:
-    """Copy one tensor, strike it off `missing`, and return its bytes in the file."""
+    """Copy one tensor, remove it from `missing`, and return its bytes in the file."""
     if name not in parts:
-        # A tied head may be stored all the same; the scales of quantised KV are read by whoever wants them.
+        # Some checkpoints store a tied head. KV scales are read separately, by `read_kv_scales`.
         if _DERIVED.search(name) or name == "lm_head.weight" or is_attention_scale(name):
             return 0
         raise CheckpointError(file, f"the tensor {name} is unexpected for this architecture")
@@ -93,7 +92,8 @@ def _copy(
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of the checkpoint in directory `path`. Raises CheckpointError when one is missing."""
+    """Return the safetensors files of the checkpoint in directory `path`. Raises CheckpointError when one is
+    missing."""
     index = path / INDEX_FILE
     if not index.is_file():
         if not (path / _SINGLE).is_file():

@@ -1,1 +1,1 @@
-"""One model on several processes: who holds which part of it, how they add up, and how they are led."""
+"""Tensor and pipeline parallelism: shards and stages of a model, and the processes and nodes that compute them."""

@@ -1,5 +1,7 @@
-"""The group of ranks that are processes: torch.distributed, NCCL between CUDA devices and gloo otherwise; what is small
-is summed between CUDA devices through memory that all of them see."""
+"""Collectives of ranks that are processes: torch.distributed over NCCL between CUDA devices, gloo otherwise.
+
+Small sums between CUDA devices of one host go through symmetric memory.
+"""
 
 from __future__ import annotations
 
@@ -11,77 +13,81 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from ..models.parallel.group import WaitSent, tree_sum
+from ..models.parallel.shard import Shard
+from ..models.parallel.stage import Stage
 from ..protocol.config import CoreConfig, RuntimeConfig
-from .group import WaitSent, tree_sum
 from .master_address import MasterAddress, interface_name
 from .placement import RankPlacement
 from .rendezvous import meeting_file, read_rendezvous
-from .shard import Shard
-from .stage import Stage
 from .symmetric_memory import SymmetricAllReduce, connect_symmetric
 
-# Seconds until a rank that neither answers nor dies is given up. A first step may compile kernels.
+# Seconds without an answer until a collective fails. A first step may compile kernels.
 COLLECTIVE_TIMEOUT = 300
 
 
 @dataclass(frozen=True)
 class DistributedGroup:
+    """A `Group` of torch.distributed ranks."""
+
     shard: Shard
     stage: Stage
-    neighbours: dist.ProcessGroup | None  # the ranks of the stage; None: all ranks
-    # What goes back to the first stage does not wait for what is on its way from it.
-    back: dist.ProcessGroup | None
-    symmetric: SymmetricAllReduce | None = None  # None: NCCL's or gloo's sums are all there are
+    stage_group: dist.ProcessGroup | None  # the ranks of the stage; None: all ranks
+    # A group of its own for tensors to the first stage, so that they do not wait for tensors from it.
+    to_first_stage: dist.ProcessGroup | None
+    symmetric: SymmetricAllReduce | None = None  # None: all sums go by NCCL or gloo
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self.shard.size == 1:
             return x
         if self.shard.ordered:
-            return tree_sum(self.gather(x).unbind())
+            return tree_sum(self.all_gather(x).unbind())
         x = x.contiguous()
         if self.symmetric is not None and (summed := self.symmetric(x)) is not None:
             return summed
-        dist.all_reduce(x, group=self.neighbours)
+        dist.all_reduce(x, group=self.stage_group)
         return x
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         if self.shard.size == 1:
             return x[None]
         x = x.contiguous()
         gathered = x.new_empty((self.shard.size, *x.shape))
-        dist.all_gather(list(gathered.unbind()), x, group=self.neighbours)
+        dist.all_gather(list(gathered.unbind()), x, group=self.stage_group)
         return gathered
 
-    def decide(self, x: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         dist.broadcast(x, src=0)
         return x
 
     def send(self, x: torch.Tensor, stage: int) -> WaitSent:
         x = x.contiguous()
-        work = dist.isend(x, self._in(stage), group=self._way(stage))
-        assert work is not None, "both are of the group"
+        work = dist.isend(x, self._peer_rank(stage), group=self._group_to(stage))
+        assert work is not None, "both ranks are in the group"
 
-        def settle(kept: torch.Tensor = x) -> None:
+        def wait_sent(kept: torch.Tensor = x) -> None:
             work.wait()
 
-        return settle
+        return wait_sent
 
     def receive(self, x: torch.Tensor, stage: int) -> torch.Tensor:
-        dist.recv(x, self._in(stage), group=self._way(self.stage.index))
+        dist.recv(x, self._peer_rank(stage), group=self._group_to(self.stage.index))
         return x
 
-    def _in(self, stage: int) -> int:
-        """The rank of the same number there."""
+    def _peer_rank(self, stage: int) -> int:
+        """Return the rank of the same number in `stage`."""
         return stage * self.shard.size + self.shard.rank
 
-    def _way(self, to: int) -> dist.ProcessGroup | None:
-        return self.back if to == 0 else None
+    def _group_to(self, to: int) -> dist.ProcessGroup | None:
+        return self.to_first_stage if to == 0 else None
 
 
 def host_store(ip: str) -> dist.TCPStore:
-    """A store for the ranks of all nodes to meet at, on any free port of this address and nowhere else. It asks nobody
-    who he is: what is in it has a prefix that only nodes know."""
+    """Start a store where the ranks of all nodes meet, on any free port of this address and nowhere else.
+
+    The store authenticates nobody: its keys have a prefix that only the nodes know.
+    """
     with socket.create_server((ip, 0)) as listening:
         port = listening.getsockname()[1]
         return dist.TCPStore(ip, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
@@ -96,7 +102,7 @@ def _open_store(config: RuntimeConfig) -> dist.Store:
 
 
 def _choose_interface(core: CoreConfig) -> None:
-    """Or tensors come where the host's name leads."""
+    """Set the network interface of NCCL and gloo; the default is where the host's name resolves to."""
     if core.nnodes > 1:
         name = interface_name(MasterAddress.of(core).own_ip())
     else:
@@ -108,7 +114,7 @@ def _choose_interface(core: CoreConfig) -> None:
 
 
 def join_group(place: RankPlacement, config: RuntimeConfig) -> DistributedGroup:
-    """Meet the other ranks. Waits until all are there."""
+    """Join the other ranks' process group. Blocks until all ranks have joined."""
     shard, stage, device = place.shard, place.stage, place.device
     _choose_interface(config.core)
     dist.init_process_group(
@@ -119,18 +125,18 @@ def join_group(place: RankPlacement, config: RuntimeConfig) -> DistributedGroup:
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT),
         device_id=device if device.type == "cuda" else None,
     )
-    neighbours = back = None
+    stage_group = to_first_stage = None
     if stage.size > 1:
         # Every rank makes all groups, in the same order.
         stages = [dist.new_group(list(range(i * shard.size, (i + 1) * shard.size))) for i in range(stage.size)]
-        neighbours, back = stages[stage.index], dist.new_group()
+        stage_group, to_first_stage = stages[stage.index], dist.new_group()
     symmetric = None
     if device.type == "cuda" and shard.size > 1 and not shard.ordered and _on_one_host(place, config.core):
-        symmetric = connect_symmetric(device, shard.rank, shard.size, neighbours)
-    return DistributedGroup(shard, stage, neighbours, back, symmetric)
+        symmetric = connect_symmetric(device, shard.rank, shard.size, stage_group)
+    return DistributedGroup(shard, stage, stage_group, to_first_stage, symmetric)
 
 
 def _on_one_host(place: RankPlacement, core: CoreConfig) -> bool:
-    """Whether all ranks of this one's stage are."""
+    """Return True when all ranks of this rank's stage are on one host."""
     first, each = place.stage.index * core.tp, len(core.own_ranks)
     return first // each == (first + core.tp - 1) // each

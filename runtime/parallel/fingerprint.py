@@ -1,5 +1,7 @@
-"""What the nodes of a runtime must have alike. Each was started by itself, so they compare before anything is loaded:
-settings that differ would show as a hang, or as wrong tokens."""
+"""Fingerprint of a node's settings and files, which the nodes of a runtime compare before they load anything.
+
+Nodes are started independently. Settings that differ would show as a hang, or as wrong tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +15,30 @@ from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from ..protocol.version import __version__
 
-# Settings that are each node's own, or only node 0's.
+# Settings with paths: the files must be equal, their paths need not.
 _FILE_SETTINGS = (
     "model",
     "speculative_draft_model",
     "kv_scales",
-)  # settings that name what must be alike, wherever it lies
+)
+# Settings that may differ between nodes.
 _PER_NODE = frozenset(
     (*_FILE_SETTINGS, "served_model_name", "device", "node_rank", "master", "node_keys", "log_plans", "kv_events")
 )
-_HEAD_BYTES = 1 << 16  # bytes of a large file that are looked at: names and shapes are there
+_HEAD_BYTES = 1 << 16  # bytes hashed of a large file: its header has names and shapes
 _MAX_JSON_BYTES = 1 << 24
 
 
 class NodeFingerprint(msgspec.Struct, frozen=True):
+    """Version, settings and file digests that all nodes must share."""
+
     version: str
     settings: dict[str, str | int | float | bool | None]
-    files: dict[str, str]  # digests, by setting
+    files: dict[str, str]  # digest by setting
 
     @classmethod
     def of(cls, config: CoreConfig) -> NodeFingerprint:
-        """Raises RamiformError when a file is not there."""
+        """Make the fingerprint of this node. Raises RamiformError when a file is missing."""
         settings = {name: value for name, value in msgspec.structs.asdict(config).items() if name not in _PER_NODE}
         files = {}
         for name in _FILE_SETTINGS:
@@ -47,7 +52,8 @@ class NodeFingerprint(msgspec.Struct, frozen=True):
         return cls(__version__, settings, files)
 
     def check(self, other: NodeFingerprint, node: int) -> None:
-        """Raises RequestError, naming the setting, when those of node `node` are not node 0's, which these are."""
+        """Compare with node `node`; this fingerprint is node 0's. Raises RequestError, naming the setting that
+        differs."""
         if other.version != self.version:
             raise RequestError(f"node {node} runs ramiform {other.version}, node 0 {self.version}", param="version")
         for name, value in self.settings.items():
@@ -59,12 +65,12 @@ class NodeFingerprint(msgspec.Struct, frozen=True):
                 )
         for name in _FILE_SETTINGS:
             if self.files.get(name) != other.files.get(name):
-                raise RequestError(f"the {name} of node {node} is another than that of node 0", param=name)
+                raise RequestError(f"the {name} of node {node} differs from node 0's", param=name)
 
 
 def files_digest(path: Path) -> str:
-    """Of a file, or of what a checkpoint's directory holds of its model and what drafts for it: names, sizes, and
-    content as far as it is short or comes first."""
+    """Hash a file, or the model and draft files of a checkpoint directory: names, sizes, short files and large files'
+    heads."""
     found = hashlib.sha256()
     files = (
         [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*.safetensors"), *path.glob("draft/*")])

@@ -1,4 +1,4 @@
-"""Where node 0 is met, and what every node is asked about it. Knows settings and addresses; opens no lasting socket."""
+"""The address of node 0, and checks of the settings of several nodes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 
 
 class MasterAddress(NamedTuple):
-    """Node 0's address, as numbers."""
+    """Node 0's IP address and port."""
 
     ip: str
     port: int
 
     @classmethod
     def of(cls, config: CoreConfig) -> MasterAddress:
-        """Raises RequestError when the host has no address."""
+        """Resolve the setting `master`. Raises RequestError when the host has no address."""
         host, port = _parse_address(config.master)
         try:
             found = socket.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
@@ -33,17 +33,17 @@ class MasterAddress(NamedTuple):
         return cls(str(found[0][4][0]), port)
 
     def own_ip(self) -> str:
-        """Ours on the way there."""
+        """Return the IP address of this node on the route to node 0."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unsent:
             try:
                 unsent.connect((self.ip, self.port))
             except OSError as error:
-                raise RequestError(f"there is no way to master {self.ip}: {error}", param="master") from None
+                raise RequestError(f"no route to master {self.ip}: {error}", param="master") from None
             return str(unsent.getsockname()[0])
 
 
 def check_nodes(config: CoreConfig) -> None:
-    """Raises RequestError, naming the setting, for nodes that cannot be had: before any process starts."""
+    """Raise RequestError, naming the setting, for nodes that cannot work; called before any process starts."""
     if config.nnodes == 1:
         for name in ("node_rank", "master", "node_keys"):
             if getattr(config, name):
@@ -56,13 +56,13 @@ def check_nodes(config: CoreConfig) -> None:
     if config.num_ranks % config.nnodes:
         raise RequestError(
             f"tp {config.tp} x pp {config.pp} are {config.num_ranks} processes, which nnodes {config.nnodes} cannot "
-            "share evenly",
+            "divide evenly",
             param="nnodes",
         )
     _parse_address(config.master)
     if config.node_keys is None:
         raise RequestError(
-            "nodes must show each other a key: make them with `ramiform keys FOLDER`, and name it with node_keys",
+            "nodes authenticate each other by keys: make them with `ramiform keys FOLDER`, and name it with node_keys",
             param="node_keys",
         )
     try:
@@ -74,14 +74,12 @@ def check_nodes(config: CoreConfig) -> None:
 def _parse_address(master: str | None) -> tuple[str, int]:
     host, _, port = (master or "").rpartition(":")
     if not host or not (port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise RequestError(
-            f"several nodes meet at master HOST:PORT, an address of node 0; got {master!r}", param="master"
-        )
+        raise RequestError(f"several nodes need master HOST:PORT, an address of node 0; got {master!r}", param="master")
     return host, int(port)
 
 
 def interface_name(ip: str) -> str | None:
-    """The name of the network interface that has this address, where the system tells."""
+    """Return the name of the network interface with this address; None where the system does not tell."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -89,7 +87,7 @@ def interface_name(ip: str) -> str | None:
             try:
                 answer = fcntl.ioctl(asked.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                continue  # it has no address
+                continue  # an interface without an address
             if socket.inet_ntoa(answer[20:24]) == ip:
                 return name
     return None

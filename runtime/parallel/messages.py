@@ -1,5 +1,7 @@
-"""What the ranks of a model say to each other beside tensors: rank 0 tells the others what to compute, and they tell it
-how their start went. And what their nodes say, where there are several."""
+"""Messages between ranks, and between nodes.
+
+Rank 0 tells the others what to compute; they report how their start went. Tensors go through torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,19 @@ from .fingerprint import NodeFingerprint
 
 
 class StartSteps(msgspec.Struct, frozen=True, tag="begin"):
-    """The first message: `captures` are the hidden states that rank 0's draft source wants of every forward."""
+    """The first message: `captures` are the hidden states that rank 0's draft source reads of every forward."""
 
     captures: tuple[int, ...]
 
 
 class RunPlan(msgspec.Struct, frozen=True, tag="step"):
+    """Compute a plan."""
+
     plan: ForwardPlan
 
 
 class SampleStep(msgspec.Struct, frozen=True, tag="decide"):
-    """What the rows sample that the last step left open."""
+    """Sample the rows that the last step left open."""
 
     sampling: SamplingPlan
 
@@ -33,11 +37,11 @@ ToRank = StartSteps | RunPlan | SampleStep
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="ready"):
-    """The weights are loaded."""
+    """The rank has loaded its weights."""
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The rank is going to leave, and why."""
+    """The rank is about to exit, with the cause."""
 
     error: ErrorInfo
 
@@ -46,20 +50,20 @@ RankReport = RankReady | RankFailed
 
 
 class NodeJoin(msgspec.Struct, frozen=True, tag="join"):
-    """A node is there, and waits for plans at `address` as the holder of `key`, a public one."""
+    """A node joins. It receives plans at `address` as the holder of the public `key`."""
 
     node: int
-    facts: NodeFingerprint
+    fingerprint: NodeFingerprint
     address: Annotated[str, Meta(pattern=r"^tcp://[0-9.]{7,15}:[0-9]{1,5}$")]
     key: Annotated[str, Meta(min_length=40, max_length=40)]
 
 
 class NodeReady(msgspec.Struct, frozen=True, tag="ready"):
-    """All its ranks have loaded their weights."""
+    """All ranks of the node have loaded their weights."""
 
 
 class NodeFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The node is going to leave, and why."""
+    """The node is about to exit, with the cause."""
 
     error: ErrorInfo
 
@@ -68,7 +72,7 @@ FromNode = NodeJoin | NodeReady | NodeFailed
 
 
 class Rendezvous(msgspec.Struct, frozen=True):
-    """Where torch.distributed meets: a store that node 0 keeps, and a prefix that only nodes know."""
+    """Address of torch.distributed's store, which node 0 hosts, and a key prefix that only nodes know."""
 
     ip: str
     port: int
@@ -76,11 +80,13 @@ class Rendezvous(msgspec.Struct, frozen=True):
 
 
 class NodeWelcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """Node 0 accepts the node."""
+
     rendezvous: Rendezvous
 
 
 class NodeLeave(msgspec.Struct, frozen=True, tag="leave"):
-    """The runtime ends, or will not have this node; without an error it was told to end."""
+    """The runtime ends, or refuses the node. Without an error it was told to end."""
 
     error: ErrorInfo | None
 
@@ -89,5 +95,5 @@ ToNode = NodeWelcome | NodeLeave
 
 
 def plan_address(socket_dir: str, rank: int) -> str:
-    """Where rank 0 sends the messages of that rank."""
+    """Return the socket address where rank 0 sends messages to a rank."""
     return f"ipc://{socket_dir}/rank-{rank}"

@@ -1,9 +1,9 @@
-"""The sockets between nodes: TCP, CURVE keys both ways, and a way to notice that the other side is gone.
+"""The sockets between nodes: TCP, CURVE keys on both sides, and detection of lost connections.
 
-A side that connects watches its connection: the end of it is the end of the other process, or of the network between.
-So each side connects once: a node to node 0's address, where it joins and reports, and node 0 to the node, for plans.
-That tells at once when a process has died. A machine that vanishes without a word is found out by TCP's keep-alives,
-which a system answers for a process that is merely stopped; ZMQ's own heartbeats would not let it come back.
+The side that connects monitors its connection: its end means that the other process or the network is gone. So each
+side connects once: a node to node 0, to join and report, and node 0 to the node, for plans. A dead process is noticed
+at once. A machine that vanishes is noticed by TCP keep-alives, which a system also answers for a suspended process;
+ZMQ's own heartbeats would not let that one come back.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ logger = logging.getLogger("ramiform.nodes")
 MAX_PLAN_BYTES = 1 << 28
 MAX_REPORT_BYTES = 1 << 20
 _KEEP_ALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 4, zmq.TCP_KEEPALIVE_INTVL: 2, zmq.TCP_KEEPALIVE_CNT: 3}
-_UNANSWERED_MS = 10_000  # that bytes may be on their way
+_UNANSWERED_MS = 10_000  # until unacknowledged bytes close the connection
 _HANDSHAKE_MS = 15_000
 
 
 def configure_socket(socket: zmq.Socket[bytes], own: tuple[bytes, bytes], *, server: bytes | None, most: int) -> None:
-    """Before it binds or connects: `own` are our public and secret key. `server` is the key of whom it connects to;
-    None: it will be bound, and the context's authenticator says who may come."""
+    """Set keys and options, before the socket binds or connects. `own` are this node's public and secret key.
+
+    `server` is the key of the peer it connects to. None: it will be bound, and the context's authenticator checks
+    peers.
+    """
     socket.curve_publickey, socket.curve_secretkey = own
     if server is None:
         socket.curve_server = True
@@ -44,22 +47,22 @@ def configure_socket(socket: zmq.Socket[bytes], own: tuple[bytes, bytes], *, ser
 
 
 LOST_EVENTS = zmq.Event.DISCONNECTED | zmq.Event.HANDSHAKE_FAILED_AUTH
-# Of whoever was there before we connect: nobody listens any more.
+# Events of a peer that has closed its port.
 REFUSED_EVENTS = zmq.Event.CONNECT_RETRIED
 
 
 def monitor_socket(socket: zmq.Socket[bytes], events: zmq.Event = LOST_EVENTS) -> zmq.Socket[bytes]:
-    """A socket to read these events from, of one that connects."""
+    """Return a socket that delivers these events of a connecting socket."""
     return socket.get_monitor_socket(events)
 
 
 def next_monitor_event(monitor: zmq.Socket[bytes]) -> zmq.Event:
-    """Of those that `watch` asked for."""
+    """Return the next event of a monitor."""
     return zmq.Event(recv_monitor_message(monitor)["event"])
 
 
 class KeyAuthenticator:
-    """Lets in who shows one of the known keys, in every bound socket of a context."""
+    """ZAP authenticator that accepts known public keys, for all bound sockets of a context."""
 
     def __init__(self, context: zmq.Context[Any], knows: Callable[[bytes], bool]) -> None:
         self._knows = knows
@@ -68,7 +71,7 @@ class KeyAuthenticator:
         self._authenticator.configure_curve_callback("*", credentials_provider=self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Asked by the authenticator."""
+        """Return True for a known key; the authenticator calls this."""
         known = self._knows(key)
         if not known:
             logger.warning("a node with an unknown key was refused: %s", key.decode())

@@ -1,4 +1,4 @@
-"""What a rank starts with, from the configuration alone: the same on every rank, but for its number."""
+"""Placement of a rank: its shard, its stage and its device, from the configuration alone."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 
 from ..engine.build import choose_device
-from ..models.config import read_config
+from ..models.parallel.shard import Shard, shard_of
+from ..models.parallel.stage import Stage, stage_of
+from ..models.read_config import read_config
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
-from .shard import Shard, shard_of
-from .stage import Stage, stage_of
 
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Where a rank computes, and what."""
+    """Number, part of the model and device of a rank."""
 
     rank: int
     shard: Shard
@@ -26,11 +26,11 @@ class RankPlacement:
 
 
 def placement_of(config: CoreConfig, path: Path, rank: int) -> RankPlacement:
-    """Of rank `rank` of the model in directory `path`. The ranks of a stage follow one another. They have CUDA devices
-    of their own, from the one that is asked for on; on a CPU they share it.
+    """Place rank `rank` of the model in directory `path`.
 
-    Raises CheckpointError when the model's config cannot be read, RequestError naming the setting when it cannot be
-    divided, or there are not enough devices.
+    The ranks of a stage have consecutive numbers. Each has a CUDA device of its own, from the configured one on; ranks
+    on a CPU share it. Raises CheckpointError when the model's config cannot be read, RequestError naming the setting
+    when the model cannot be divided or there are not enough devices.
     """
     model = read_config(path)
     shard = shard_of(model, rank=rank % config.tp, size=config.tp, ordered=config.deterministic)

@@ -1,9 +1,9 @@
-"""The other ranks as rank 0 has them: child processes that are started, told every plan, watched, and ended.
+"""The child processes of the other ranks: rank 0 starts them, sends them plans, watches and ends them.
 
-Each has a pipe to its standard input, whose end tells it that rank 0 is gone (`lifeline`), and one from its standard
-output, whose end tells that *it* is. A thread per rank waits for that: nothing polls. A rank that dies while rank 0
-computes breaks the collective that rank 0 is in, or soon will be; should it not, as when the network keeps a dead
-device's promise, rank 0 leaves all the same.
+Each has a pipe to its standard input, whose end tells it that rank 0 is gone (`parent_watchdog`), and one from its
+standard output, whose end tells rank 0 that the child is gone. One thread per rank waits for that; nothing polls. A
+rank that dies while rank 0 computes breaks rank 0's collective. In case it does not, as when the network keeps a dead
+device's promise, rank 0 exits all the same.
 """
 
 from __future__ import annotations
@@ -16,42 +16,46 @@ import threading
 import msgspec
 import zmq
 
-from ..processes import parent_watchdog as lifeline
+from ..processes import parent_watchdog
 from ..processes.bounded_sleep import bounded_sleep
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
 from .messages import RankFailed, RankReady, RankReport, Rendezvous, ToRank, plan_address
 from .node_zero import WorkerNodes
 
-_CAUSE_DELAY = 0.2  # seconds that the end of another, which made a rank fail, may be heard of later than the failure
-RANK_LOSS_GRACE = 1.2  # seconds that rank 0 has to tell its clients when a rank is gone, whatever it is waiting for
+_CAUSE_DELAY = 0.2  # seconds: another rank's exit, the cause of a failure, may be noticed after it
+RANK_LOSS_GRACE = 1.2  # seconds for rank 0 to tell its clients when a rank is gone
 
 
 class RankProcesses:
-    """Those of this node but rank 0, and on node 0 the other nodes' by way of them. `wake` is a file descriptor that
-    becomes readable when one is gone."""
+    """The ranks of this node except rank 0; on node 0 it also reaches the ranks of other nodes.
+
+    `wake` is a file descriptor that becomes readable when one is gone.
+    """
 
     def __init__(self) -> None:
         self.wake, self._waker = os.pipe()
         self._children: list[subprocess.Popen[bytes]] = []
         self._sockets: list[zmq.Socket[bytes]] = []
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._num_ready = self._num_expected = 0
         self._nodes: WorkerNodes | None = None
-        self._where = ""
-        self._down: RamiformError | None = None
+        self._node_suffix = ""
+        self._failure: RamiformError | None = None
         self._serving = False
         self._encoder = msgspec.msgpack.Encoder()
 
     def start(self, config: RuntimeConfig, rendezvous: Rendezvous | None = None) -> None:
-        """On node 0 of several, with the `rendezvous` of all: once all nodes are there. Raises RamiformError when they
-        do not come, or a setting is at fault."""
+        """Start the ranks. With `rendezvous`, on node 0 of several, wait for all nodes first.
+
+        Raises RamiformError when nodes do not join, or a setting is wrong.
+        """
         if rendezvous is not None:
-            self._nodes = WorkerNodes(config, rendezvous, self._one_ready, self._gone)
+            self._nodes = WorkerNodes(config, rendezvous, self._count_ready, self._report_loss)
             self._nodes.wait_joined(self.check)
             self._num_expected += config.core.nnodes - 1
         if config.core.nnodes > 1:
-            self._where = f" of node {config.core.node_rank}"
+            self._node_suffix = f" of node {config.core.node_rank}"
         for rank in config.core.own_ranks:
             if rank == 0:
                 continue
@@ -62,65 +66,65 @@ class RankProcesses:
             socket.bind(plan_address(config.serve.socket_dir, rank))
             self._sockets.append(socket)
             child = subprocess.Popen(
-                [*lifeline.child_command("ramiform.runtime.parallel.worker"), str(rank)],
+                [*parent_watchdog.child_command("ramiform.runtime.parallel.worker"), str(rank)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # a terminal's Ctrl-C is the frontend's to answer
-                env=lifeline.child_environment(),
+                start_new_session=True,  # Ctrl-C goes to the frontend only
+                env=parent_watchdog.child_environment(),
             )
             self._children.append(child)
             assert child.stdin is not None
-            child.stdin.write(lifeline.config_line(config))
+            child.stdin.write(parent_watchdog.config_line(config))
             child.stdin.flush()
             threading.Thread(target=self._watch, args=(rank, child), name=f"rank {rank}", daemon=True).start()
 
     def send(self, message: ToRank) -> None:
         data = self._encoder.encode(message)
         if self._nodes is not None:
-            self._nodes.send(data)  # theirs is the longer way
+            self._nodes.send(data)  # the longer way first
         self.relay(data)
 
     def relay(self, data: bytes) -> None:
-        """A message to the ranks of this node, as it came."""
+        """Send an encoded message to the ranks of this node."""
         for socket in self._sockets:
             socket.send(data)
 
     @property
     def ready(self) -> bool:
-        """Whether every rank has loaded its weights."""
+        """True when every rank has loaded its weights."""
         return self._num_ready == self._num_expected
 
     def wait_ready(self) -> None:
-        """Until every rank has loaded its weights. Raises what keeps one from it."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._down is not None or self.ready)
+        """Wait until every rank has loaded its weights. Raises the error of a rank that failed."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._failure is not None or self.ready)
         self.check()
 
     def serve(self) -> None:
-        """From now on rank 0 answers soon when it is told that a rank is gone, or is made to leave."""
+        """Exit soon after a rank is lost from now on, in case rank 0 hangs in a collective."""
         self._serving = True
 
     def check(self, seconds: float = 0.0) -> None:
-        """Raises when a rank is gone, or goes within `seconds`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._down is not None, seconds)
-            if self._down is not None:
-                raise self._down
+        """Raise when a rank is gone, or goes within `seconds`."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._failure is not None, seconds)
+            if self._failure is not None:
+                raise self._failure
 
     def quit(self) -> None:
-        """Ask all for a quiet end, waiting at most a moment for other nodes'."""
+        """Ask all ranks to end quietly; wait at most a moment for other nodes."""
         if self._nodes is not None:
             self._nodes.quit()
         for child in self._children:
             assert child.stdin is not None
             try:
-                child.stdin.write(lifeline.QUIT)
+                child.stdin.write(parent_watchdog.QUIT)
                 child.stdin.flush()
             except BrokenPipeError:
-                continue  # it has left already
+                continue  # it has exited already
 
     def stop(self) -> None:
-        """A quiet end of those of this node, and the end of those that do not leave."""
+        """End the ranks of this node, and kill those that do not leave."""
         self.quit()
         for child in self._children:
             try:
@@ -129,10 +133,10 @@ class RankProcesses:
                 child.kill()
                 child.wait()
 
-    def _one_ready(self) -> None:
-        with self._changed:
+    def _count_ready(self) -> None:
+        with self._condition:
             self._num_ready += 1
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _watch(self, rank: int, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
@@ -140,31 +144,31 @@ class RankProcesses:
         for line in child.stdout:
             match msgspec.json.decode(line, type=RankReport):
                 case RankReady():
-                    self._one_ready()
+                    self._count_ready()
                 case RankFailed(error=error):
                     failed = error
         status = child.wait()
         if failed is not None and failed.kind != "request":
             bounded_sleep(_CAUSE_DELAY)
-        who = f"rank {rank} (process {child.pid}{self._where})"
+        name = f"rank {rank} (process {child.pid}{self._node_suffix})"
         if failed is not None and failed.kind == "request":
-            self._gone(failed.to_exception())  # a setting that does not fit this rank either
+            self._report_loss(failed.to_exception())  # a setting that is wrong for all ranks
         elif failed is not None:
-            self._gone(RuntimeFailed(f"{who} failed: {failed.message}"))
+            self._report_loss(RuntimeFailed(f"{name} failed: {failed.message}"))
         else:
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            self._gone(RuntimeFailed(f"{who} {how}; the runtime is down"))
+            outcome = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            self._report_loss(RuntimeFailed(f"{name} {outcome}; the runtime is down"))
 
-    def _gone(self, error: RamiformError) -> None:
-        with self._changed:
-            if self._down is not None:
-                return  # the others follow the first
-            self._down = error
-            self._changed.notify_all()
+    def _report_loss(self, error: RamiformError) -> None:
+        with self._condition:
+            if self._failure is not None:
+                return  # only the first loss is reported
+            self._failure = error
+            self._condition.notify_all()
         os.write(self._waker, b"\n")
         if self._nodes is not None:
             self._nodes.end(ErrorInfo.of(error))
         if self._serving:
             bounded_sleep(RANK_LOSS_GRACE)
             print(f"ramiform core: {error}", file=sys.stderr)
-            lifeline.exit_now(1)
+            parent_watchdog.exit_now(1)

@@ -1,20 +1,20 @@
-"""Rank 0's side of a model on several ranks: the engine that the core drives, and how it comes about."""
+"""The engine of rank 0: it sends every plan to the other ranks before it computes its own part."""
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import torch.distributed as dist
 
 from ..engine import Engine, EngineInfo, build_engine
 from ..engine.build import DraftSourceFactory
+from ..engine.draft_source import DraftSource
 from ..engine.in_flight_step import InFlightStep
 from ..models.decoder import Decoder
 from ..models.load import load_embedding_and_head
@@ -22,7 +22,6 @@ from ..models.weights import Progress
 from ..protocol.config import RuntimeConfig
 from ..scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 from ..speculation.build import draft_page_bytes
-from ..speculation.draft_source import DraftSource
 from .collectives import DistributedGroup, host_store, join_group
 from .master_address import MasterAddress
 from .messages import Rendezvous, RunPlan, SampleStep, StartSteps
@@ -30,13 +29,13 @@ from .placement import RankPlacement, placement_of
 from .rank_processes import RankProcesses
 from .rendezvous import write_rendezvous
 
-_CAUSE_TIMEOUT = 3.0  # seconds that the end of a rank may be heard of later than the collective that it broke
-_CHECK_INTERVAL = 0.1  # seconds between looks at the other ranks while all of them meet
+_CAUSE_TIMEOUT = 3.0  # seconds: a rank's exit may be noticed after the collective that it broke
+_CHECK_INTERVAL = 0.1  # seconds between checks of the other ranks while they join
 
 
 @contextmanager
 def _cause_of_failure(ranks: RankProcesses) -> Iterator[None]:
-    """Raises RuntimeFailed in the place of a broken collective, which says less than its cause."""
+    """Raise RuntimeFailed with the cause of a broken collective, whose own error says less."""
     try:
         yield
     except RuntimeError:
@@ -45,7 +44,7 @@ def _cause_of_failure(ranks: RankProcesses) -> Iterator[None]:
 
 
 class RankZeroStep:
-    """As a `Launched`; what is sampled goes to the other ranks first."""
+    """A launched step of rank 0, which sends what is to be sampled to the other ranks."""
 
     def __init__(self, launched: InFlightStep, ranks: RankProcesses) -> None:
         self._launched = launched
@@ -62,10 +61,10 @@ class RankZeroStep:
 
 
 class RankZeroEngine:
-    """As an Engine; every plan goes to the other ranks first."""
+    """An engine on several ranks; it has the interface of `Engine`."""
 
     def __init__(self, engine: Engine, ranks: RankProcesses, store: dist.Store | None) -> None:
-        """`store` is where the ranks met, and may still look things up."""
+        """`store` is where the ranks met, and stays open for their lookups."""
         self._engine = engine
         self._ranks = ranks
         self._store = store
@@ -75,7 +74,7 @@ class RankZeroEngine:
         return self._engine.info
 
     def launch(self, plan: ForwardPlan) -> RankZeroStep:
-        """Raises RuntimeFailed, which says how, when a rank has died."""
+        """Send the plan, and start rank 0's part. Raises RuntimeFailed, with the cause, when a rank has died."""
         self._ranks.send(RunPlan(plan))
         with _cause_of_failure(self._ranks):
             return RankZeroStep(self._engine.launch(plan), self._ranks)
@@ -87,16 +86,17 @@ class RankZeroEngine:
         self.run(Engine.warm_up_plan())
 
 
-class MakeRankZeroEngine(Protocol):
-    def __call__(self, path: Path, on_progress: Progress, make_source: DraftSourceFactory) -> RankZeroEngine:
-        """`build_lead_engine` for the model in directory `path`."""
+# `build_rank_zero_engine` of a model path, with configuration and ranks bound.
+MakeRankZeroEngine = Callable[[Path, Progress, DraftSourceFactory], RankZeroEngine]
 
 
 def build_rank_zero_engine(
     config: RuntimeConfig, ranks: RankProcesses, path: Path, on_progress: Progress, make_source: DraftSourceFactory
 ) -> RankZeroEngine:
-    """Starts the other ranks and loads this one's part. Raises RamiformError when a setting or the checkpoint is at
-    fault, or a rank fails."""
+    """Start the other ranks and load this one's part.
+
+    Raises RamiformError when a setting or the checkpoint is wrong, or a rank fails.
+    """
     place = placement_of(config.core, path, 0)
     store, rendezvous = None, None
     if config.core.nnodes > 1:
@@ -112,36 +112,37 @@ def build_rank_zero_engine(
         on_progress(done, total)
 
     def source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
-        # What drafts for the model stands on this rank alone, and may want the model's own embedding and head.
+        # The draft source runs on rank 0 only; it may need the model's own embedding and head.
         whole = load_embedding_and_head(path, device=target.device, dtype=target.dtype)
         made = make_source(whole, num_pages=num_pages, num_host_pages=num_host_pages)
         ranks.send(StartSteps(() if made is None else made.captures))
         return made
 
     core = msgspec.structs.replace(config.core, device=str(place.device))
-    # All ranks count the memory of what drafts on this one: pages must have the same numbers everywhere.
+    # All ranks count the memory of rank 0's draft source: they must have the same number of pages.
     engine = build_engine(core, path, progress, source, group, partial(draft_page_bytes, core, path))
     ranks.wait_ready()
     return RankZeroEngine(engine, ranks, store)
 
 
 def _join_group(place: RankPlacement, config: RuntimeConfig, ranks: RankProcesses) -> DistributedGroup:
-    """Beside a look at whether all of them are still there: meeting would wait for the dead."""
-    met: list[DistributedGroup | BaseException] = []
-    meet = partial(join_group, place, config)
+    """Join the ranks' group in a thread, while this one checks that the ranks are alive: joining would wait for a dead
+    rank."""
+    results: list[DistributedGroup | BaseException] = []
+    join = partial(join_group, place, config)
 
     def run() -> None:
         try:
-            met.append(meet())
-        except BaseException as error:  # handed on to the thread that waits
-            met.append(error)
+            results.append(join())
+        except BaseException as error:  # re-raised in the waiting thread
+            results.append(error)
 
-    thread = threading.Thread(target=run, name="meeting", daemon=True)
+    thread = threading.Thread(target=run, name="join group", daemon=True)
     thread.start()
     while thread.is_alive():
         ranks.check(seconds=_CHECK_INTERVAL)
         thread.join(timeout=0)
-    (result,) = met
+    (result,) = results
     if isinstance(result, BaseException):
         ranks.check(seconds=_CAUSE_TIMEOUT)
         raise result

@@ -1,8 +1,8 @@
-"""A rank other than the first: a process that computes every plan that rank 0 sends, on its own part of the model.
+"""A rank other than rank 0: a process that computes every plan of rank 0 on its own part of the model.
 
-Run as a module by rank 0, or by its node, with the runtime's configuration on its standard input (see `lifeline`) and
-its rank as argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). It keeps no state but
-its KV and the last step's tokens, which follow from the plans and from the tokens that rank 0 decides.
+Rank 0 or its node runs it as a module, with the configuration on its standard input (see `parent_watchdog`) and its
+rank as argument. It reports on its standard output, in lines of JSON (`messages.RankReport`). Its only state is its KV
+and the last step's tokens, which follow from the plans and from the tokens that rank 0 broadcasts.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ import msgspec
 import zmq
 
 from ..engine import build_engine
+from ..engine.draft_source import DraftSource, DraftStep
 from ..engine.in_flight_step import InFlightStep
 from ..models.checkpoint import find_checkpoint
 from ..models.decoder import Decoder
-from ..processes import logs
-from ..processes import parent_watchdog as lifeline
+from ..processes import logs, parent_watchdog
 from ..processes.bounded_sleep import bounded_sleep
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError
 from ..scheduler.plan import PageCopy, Row
 from ..speculation.build import draft_page_bytes
-from ..speculation.draft_source import DraftSource, DraftStep
 from ..speculation.tree import DraftTree
 from .collectives import join_group
 from .messages import RankFailed, RankReady, RankReport, RunPlan, SampleStep, StartSteps, ToRank, plan_address
 from .placement import placement_of
 
-# Seconds until a rank tells of what it did not expect. It may be the end of another, which breaks off what this one
-# asked of it: that is heard first then, and ends this process too.
+# Seconds until a rank reports an unexpected error. Its cause may be the exit of another rank, which is then noticed
+# first and ends this process too.
 _REPORT_DELAY = 0.5
 
 
 @dataclass(frozen=True)
 class CaptureOnlySource:
-    """In the place of a draft source that rank 0 has: so that this rank computes what that one captures."""
+    """A draft source that never drafts: this rank computes the captures of rank 0's draft source."""
 
     captures: tuple[int, ...]
 
@@ -48,14 +47,14 @@ class CaptureOnlySource:
         return [None] * len(step.rows)
 
     def skip(self, rows: Sequence[Row]) -> None:
-        """It keeps nothing."""
+        """Do nothing: there is no state."""
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """It has no memory."""
+        """Do nothing: there is no memory."""
 
 
 def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]) -> None:
-    """For ever. Raises RamiformError when the checkpoint or a setting is at fault."""
+    """Compute plans forever. Raises RamiformError when the checkpoint or a setting is wrong."""
     socket = zmq.Context.instance().socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 0)
     socket.connect(plan_address(config.serve.socket_dir, rank))
@@ -64,7 +63,7 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
     def source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
         report(RankReady())
         begin = decoder.decode(socket.recv())
-        assert isinstance(begin, StartSteps), "rank 0 begins with Begin"
+        assert isinstance(begin, StartSteps), "the first message is StartSteps"
         return CaptureOnlySource(begin.captures) if begin.captures else None
 
     path = find_checkpoint(config.core.model)
@@ -77,24 +76,26 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
     while True:
         match decoder.decode(socket.recv()):
             case RunPlan(plan):
-                launched = engine.launch(plan)  # its result is rank 0's affair
+                launched = engine.launch(plan)  # rank 0 alone reads the result
             case SampleStep(sampling):
-                assert launched is not None, "what is sampled belongs to a step"
+                assert launched is not None, "SampleStep follows a RunPlan"
                 launched.sample(sampling)
             case _:
-                raise AssertionError("after Begin there are steps")
+                raise AssertionError("RunPlan and SampleStep follow StartSteps")
 
 
 def main() -> int:
-    reports = lifeline.redirect_stdout()
+    reports = parent_watchdog.redirect_stdout()
 
     def report(value: RankReport) -> None:
         reports.write(msgspec.json.encode(value) + b"\n")
 
     rank = int(sys.argv[1])
-    config = lifeline.read_config(sys.stdin.buffer)
+    config = parent_watchdog.read_config(sys.stdin.buffer)
     parent = "core" if config.core.node_rank == 0 else "node"
-    lifeline.exit_with_parent(sys.stdin.buffer, who=f"rank {rank}", parent=parent, socket_dir=config.serve.socket_dir)
+    parent_watchdog.exit_with_parent(
+        sys.stdin.buffer, who=f"rank {rank}", parent=parent, socket_dir=config.serve.socket_dir
+    )
     logs.set_up_logging(config.serve, f"rank {rank}")
     try:
         serve(config, rank, report)
@@ -107,4 +108,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    lifeline.exit_now(main())
+    parent_watchdog.exit_now(main())

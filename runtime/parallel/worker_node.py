@@ -1,6 +1,6 @@
-"""A node other than the first: starts its ranks, hands them the plans that node 0 sends, and tells it how they are.
+"""A node other than node 0: it starts its ranks, relays node 0's plans to them, and reports their state.
 
-`ramiform serve --node-rank N` is this, and serves no clients. It ends with node 0, and node 0 with it.
+`ramiform serve --node-rank N` runs it. It serves no clients. It ends with node 0, and node 0 with it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .node_sockets import (
 from .rank_processes import RankProcesses
 from .rendezvous import write_rendezvous
 
-JOIN_TIMEOUT = 300.0  # seconds that node 0 may take to answer
-_CHECK_INTERVAL_MS = 50  # between looks at ranks that load
-_LINGER_MS = 1000  # for our last words to leave
+JOIN_TIMEOUT = 300.0  # seconds for node 0 to answer
+_CHECK_INTERVAL_MS = 50  # between checks of loading ranks
+_LINGER_MS = 1000  # for the last messages to leave
 
 
 class NodeZeroConnection:
-    """The sockets of this node."""
+    """The sockets between this node and node 0."""
 
     def __init__(self, config: CoreConfig) -> None:
         assert config.node_keys is not None, "checked before"
@@ -49,7 +49,7 @@ class NodeZeroConnection:
         self._keys = keys = program_keys(Path(config.node_keys))
         own = (keys.public, keys.secret)
         self._context = zmq.Context()
-        self._doorman = KeyAuthenticator(self._context, lambda key: key == keys.server)
+        self._authenticator = KeyAuthenticator(self._context, lambda key: key == keys.server)
         self.plans = self._context.socket(zmq.PULL)
         configure_socket(self.plans, own, server=None, most=MAX_PLAN_BYTES)
         self.plans.bind(f"tcp://{self._master.own_ip()}:*")
@@ -59,16 +59,17 @@ class NodeZeroConnection:
         self.control.connect(f"tcp://{self._master.ip}:{self._master.port}")
         self._decoder = msgspec.msgpack.Decoder(ToNode)
 
-    def join(self, node: int, facts: NodeFingerprint) -> NodeWelcome:
-        """Raises RequestError when node 0 will not have us, and says why; RuntimeFailed when it does not answer."""
+    def join(self, node: int, fingerprint: NodeFingerprint) -> NodeWelcome:
+        """Join the runtime. Raises RequestError with node 0's reason for a refusal, RuntimeFailed when it does not
+        answer."""
         address = self.plans.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.say(NodeJoin(node, facts, address, self._keys.public.decode()))
+        self.send(NodeJoin(node, fingerprint, address, self._keys.public.decode()))
         end = time.monotonic() + JOIN_TIMEOUT
-        while (left := end - time.monotonic()) > 0:
+        while (remaining := end - time.monotonic()) > 0:
             poller = zmq.Poller()
             for socket in (self.control, self.monitor):
                 poller.register(socket, zmq.POLLIN)
-            ready = dict(poller.poll(left * 1000))
+            ready = dict(poller.poll(remaining * 1000))
             if self.control in ready:
                 message = self.receive()
                 if isinstance(message, NodeWelcome):
@@ -84,33 +85,33 @@ class NodeZeroConnection:
         message: ToNode = wire.decode(self._decoder, self.control.recv())
         return message
 
-    def say(self, message: FromNode) -> None:
+    def send(self, message: FromNode) -> None:
         self.control.send(wire.encode(message))
 
     def close(self) -> None:
-        """What was said is given a moment to leave."""
-        self._doorman.stop()
+        """Close the sockets; messages under way get `_LINGER_MS` to leave."""
+        self._authenticator.stop()
         self._context.destroy(linger=_LINGER_MS)
 
 
 def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
-    """Until node 0 asks for the end; `on_start` is called when node 0 has let us in. Raises RamiformError when node 0
-    ends otherwise or will not have us, a rank is gone, a setting is at fault, or this process is told to end.
+    """Run the node until node 0 ends it; `on_start` is called when node 0 has accepted it.
 
-    The directory of the sockets is removed at the end, however it ends.
+    Raises RamiformError when node 0 fails or refuses the node, a rank is lost, a setting is wrong, or this process is
+    told to end. The directory of the sockets is removed at the end in every case.
     """
     node, ranks = config.core.node_rank, RankProcesses()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        facts, link = NodeFingerprint.of(config.core), NodeZeroConnection(config.core)
+        fingerprint, link = NodeFingerprint.of(config.core), NodeZeroConnection(config.core)
         try:
-            welcome = link.join(node, facts)
+            welcome = link.join(node, fingerprint)
             try:
                 write_rendezvous(config.serve.socket_dir, welcome.rendezvous)
                 ranks.start(config)
                 on_start()
-                with _termination_pipe() as told_to_end:
-                    _relay_plans(link, ranks, f"node 0 at {config.core.master}", told_to_end)
+                with _termination_pipe() as termination_pipe:
+                    _relay_plans(link, ranks, f"node 0 at {config.core.master}", termination_pipe)
             except KeyboardInterrupt:
                 raise _report_failure(
                     link, RuntimeFailed(f"node {node} was told to end; the runtime is down")
@@ -125,15 +126,17 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
 
 
 def _report_failure(link: NodeZeroConnection, error: RamiformError) -> RamiformError:
-    """The error, of which node 0 knows now."""
-    link.say(NodeFailed(ErrorInfo.of(error)))
+    """Report the error to node 0, and return it."""
+    link.send(NodeFailed(ErrorInfo.of(error)))
     return error
 
 
 @contextmanager
 def _termination_pipe() -> Iterator[int]:
-    """A file descriptor that can be read once this process was told to end. An exception out of a signal's handler is
-    lost where it comes up in a callback."""
+    """Yield a file descriptor that becomes readable on SIGINT or SIGTERM.
+
+    An exception out of a signal's handler would be lost where it comes up in a callback.
+    """
     readable, writable = os.pipe()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -149,28 +152,28 @@ def _termination_pipe() -> Iterator[int]:
         os.close(writable)
 
 
-def _relay_plans(link: NodeZeroConnection, ranks: RankProcesses, master: str, told_to_end: int) -> None:
-    """Plans to the ranks, until node 0 says that it is enough. Raises KeyboardInterrupt when `told_to_end` can be
-    read."""
+def _relay_plans(link: NodeZeroConnection, ranks: RankProcesses, master: str, termination_pipe: int) -> None:
+    """Relay plans to the ranks until node 0 ends the runtime. Raises KeyboardInterrupt when `termination_pipe` is
+    readable."""
     poller = zmq.Poller()
-    for waited in (link.plans, link.control, link.monitor, ranks.wake, told_to_end):
+    for waited in (link.plans, link.control, link.monitor, ranks.wake, termination_pipe):
         poller.register(waited, zmq.POLLIN)
-    told = False
+    ready_sent = False
     while True:
-        come = dict(poller.poll(None if told else _CHECK_INTERVAL_MS))
-        if told_to_end in come:
+        readable = dict(poller.poll(None if ready_sent else _CHECK_INTERVAL_MS))
+        if termination_pipe in readable:
             raise KeyboardInterrupt
         ranks.check()
-        if not told and ranks.ready:
-            link.say(NodeReady())
-            told = True
-        while link.plans in come and link.plans.poll(0):
+        if not ready_sent and ranks.ready:
+            link.send(NodeReady())
+            ready_sent = True
+        while link.plans in readable and link.plans.poll(0):
             ranks.relay(link.plans.recv())
-        if link.control in come:
+        if link.control in readable:
             message = link.receive()
-            assert isinstance(message, NodeLeave), "a welcome comes once"
+            assert isinstance(message, NodeLeave), "NodeWelcome is sent once"
             if message.error is not None:
                 raise message.error.to_exception()
             return
-        if link.monitor in come and not link.control.poll(0):  # what was said last counts
+        if link.monitor in readable and not link.control.poll(0):  # a final message takes precedence
             raise RuntimeFailed(f"{master} is gone; the runtime is down")

@@ -1,1 +1,1 @@
-"""How a model would fit and run on some devices, worked out on paper. Opens no weights and needs no device."""
+"""Capacity planning: memory, speed and cost of a model on given devices, computed without weights or devices."""

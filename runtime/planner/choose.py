@@ -1,11 +1,11 @@
-"""Which arrangements of the devices at hand hold a workload within its targets, the cheapest first."""
+"""Search of the arrangements of devices that meet a workload's targets, the cheapest first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ..models.config import ModelConfig
-from ..parallel.shard import why_indivisible
+from ..models.parallel.shard import why_indivisible
 from .devices import DeviceSpec
 from .estimate import Arrangement, Estimate, Workload, estimate
 from .memory import KvFormat, WeightFormat
@@ -15,7 +15,7 @@ KV_FORMATS: tuple[KvFormat, ...] = ("bf16", "fp8")
 
 
 def arrangements(config: ModelConfig, num_devices: int) -> Iterator[Arrangement]:
-    """All that use at most `num_devices`: powers of two for `tp` that the model can be cut by; no more stages than
+    """Iterate over arrangements with at most `num_devices`: tp a power of two that divides the model, pp up to its
     layers."""
     for tp in (1 << exponent for exponent in range(num_devices.bit_length())):
         if why_indivisible(config, tp) is not None:
@@ -36,8 +36,10 @@ def choose(
     max_itl: float | None = None,
     efficiency: float = 1.0,
 ) -> list[Estimate]:
-    """Those that fit and meet the targets, in seconds: fewest devices first, then the least narrow formats, then the
-    fastest."""
+    """Return the estimates that fit and meet the targets, in seconds.
+
+    They are sorted by number of devices, then by width of the formats, widest first, then by speed.
+    """
     found = [
         estimate(config, device, workload, arrangement, efficiency=efficiency)
         for arrangement in arrangements(config, num_devices)

@@ -1,4 +1,4 @@
-"""`ramiform plan`: what fits where, how fast at best, and what it costs."""
+"""`ramiform plan`: estimates memory, speed and cost of a model on given devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan(
 ) -> None:
     """Work out on paper which arrangements of devices serve a model: memory, times, cost."""
     # Reading a model's configuration imports torch, which `--help` must not.
-    from ..models.config import read_config
+    from ..models.read_config import read_config
     from .choose import choose
     from .estimate import Workload
     from .report import estimates_table, model_summary

@@ -1,4 +1,4 @@
-"""What the makers say of their devices: memory in bytes, bandwidths in bytes/s, dense matrix rates in operations/s."""
+"""Data sheets of devices: memory, bandwidths and dense matrix rates."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import msgspec
 
 
 class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Data sheet of one device."""
+
     memory: float  # bytes
     bandwidth: float  # of the memory, bytes/s
-    bf16: float  # dense operations/s, two for a multiplication with its addition
-    eight_bit: float  # FP8 or INT8 operations/s; the bf16 rate where there is no such unit
+    bf16: float  # dense operations/s; a multiply-add is two
+    eight_bit: float  # FP8 or INT8 operations/s; the bf16 rate on devices without
     link: float  # bytes/s from one device to the others, in one direction
 
 

@@ -1,6 +1,7 @@
-"""Floors of time and ceilings of concurrency for one arrangement of devices. Formulas are in docs/planner.md.
+"""Estimates of speed and concurrency for an arrangement of devices. The formulas are in docs/planner.md.
 
-Nothing is measured: a real engine is slower than `efficiency` 1 says, by the part of its limits that it reaches.
+A step takes the larger of its compute time and its read time, for each stage. Stages get it in micro-batches, as the
+runtime sends them (`runtime/models/parallel/stage.py`). Nothing is measured: a real engine reaches the part `efficiency` of the rates.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from dataclasses import dataclass
 import msgspec
 
 from ..models.config import ModelConfig
-from ..parallel.stage import MIN_MICRO_BATCH_TOKENS, Stage, num_micro_batches
+from ..models.parallel.stage import MIN_MICRO_BATCH_TOKENS, Stage, num_micro_batches
 from .devices import DeviceSpec
 from .memory import KvFormat, WeightFormat, kv_bytes, mean_kept_tokens, mlp_width, read_bytes, weight_bytes
 
-TRANSFER_LATENCY = 10e-6  # seconds, of a message so small that its bytes do not count
+TRANSFER_LATENCY = 10e-6  # seconds of an empty message
 
 
 @dataclass(frozen=True)
 class StepLoad:
-    """So many tokens at once, and what all of them together meet of the KV."""
+    """Tokens, outputs, KV reads and attention pairs of one step."""
 
     num_tokens: float
-    num_outputs: float  # of which logits are made
-    kv_read: float  # bytes of KV that one device reads for the tokens, in a layer's average
-    attended: float  # pairs of a new and a kept token, in a layer's average
+    num_outputs: float  # tokens whose logits are computed
+    kv_read: float  # bytes of KV that one device reads per layer, on average
+    attended: float  # pairs of a new and a kept token per layer, on average
 
 
 def prefill_seconds(
@@ -36,9 +37,9 @@ def prefill_seconds(
     efficiency: float,
     chunk: int,
 ) -> float:
-    """Of one prompt by itself, in equal steps of at most `chunk` tokens."""
+    """Time of one prompt alone, in equal steps of at most `chunk` tokens."""
     new = workload.prompt - workload.cached
-    # Each new token meets what is cached and, on average, half of the others.
+    # Each new token attends to the cached ones and, on average, half of the new ones.
     met = [
         new * workload.cached + new * new / 2 if window is None else new * min(window, workload.cached + new / 2)
         for window in config.windows
@@ -51,7 +52,7 @@ def prefill_seconds(
 def step_seconds(
     config: ModelConfig, device: DeviceSpec, workload: Workload, arrangement: Arrangement, *, efficiency: float
 ) -> float:
-    """Between two tokens of a sequence, with all sequences half-way."""
+    """Time between two tokens of a sequence when all sequences are half-way."""
     batch = workload.concurrency
     length = mean_kept_tokens(config, round(workload.mean_length))
     read = batch * length * kv_bytes(config, arrangement.kv, arrangement.tp) / config.num_layers
@@ -61,20 +62,22 @@ def step_seconds(
 def _forward_seconds(
     config: ModelConfig, device: DeviceSpec, arrangement: Arrangement, step: StepLoad, efficiency: float
 ) -> float:
-    """The first micro-batch goes through all stages, and the others leave the slowest of them one by one; then come
-    the logits, on the first stage."""
+    """Time of a step. Its first micro-batch goes through all stages; the others leave the slowest stage one by one.
+
+    The logits follow on the first stage.
+    """
     tp, pp = arrangement.tp, arrangement.pp
     num_parts = num_micro_batches(int(step.num_tokens), pp, least=MIN_MICRO_BATCH_TOKENS["cuda"])
     T = step.num_tokens / num_parts
     rate = _matrix_rate(device, arrangement.weights) * tp
     stages = []
     for stage in (Stage(index, pp) for index in range(pp)):
-        size = stage.held(config)
+        size = stage.size_of(config)
         num_layers = len(stage.layers(config))
         layers = read_bytes(size, arrangement.weights, T) - 2 * size.head
         read = layers / tp + num_layers * step.kv_read / num_parts
         products = 2 * size.active_linear * T / rate
-        # Twice: for scores and for values.
+        # Two products: scores and values.
         attention = 4 * config.num_heads * config.head_dim * num_layers * step.attended / num_parts / tp / device.bf16
         stages.append(
             max(products + attention, read / device.bandwidth) / efficiency
@@ -87,12 +90,12 @@ def _forward_seconds(
 
 
 def _matrix_rate(device: DeviceSpec, weights: WeightFormat) -> float:
-    """int8 and int4 are formats of storage here: their products are bf16's."""
+    """Rate of matrix products. int8 and int4 are storage formats here: their products run in bf16."""
     return device.eight_bit if weights == "fp8" else device.bf16
 
 
 def _all_reduce_seconds(config: ModelConfig, device: DeviceSpec, arrangement: Arrangement, num_tokens: float) -> float:
-    """Seconds of a layer's two all-reduces of the hidden states, in rings."""
+    """Time of a layer's two all-reduces of the hidden states, in rings."""
     tp = arrangement.tp
     if tp == 1:
         return 0.0
@@ -100,11 +103,13 @@ def _all_reduce_seconds(config: ModelConfig, device: DeviceSpec, arrangement: Ar
 
 
 def _transfer_seconds(config: ModelConfig, device: DeviceSpec, arrangement: Arrangement, num_tokens: float) -> float:
-    """Seconds until the next stage has the hidden states; after the last that is the first."""
+    """Time until the next stage has the hidden states; after the last stage that is the first."""
     return 0.0 if arrangement.pp == 1 else 2 * config.hidden_size * num_tokens / device.link + TRANSFER_LATENCY
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """Shape of the requests to be served."""
+
     prompt: int  # tokens
     context: int  # tokens of a sequence at its longest, the prompt included
     concurrency: int  # sequences at once
@@ -112,11 +117,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_length(self) -> float:
-        """Of a sequence while it is decoded."""
+        """Mean length of a sequence while it is decoded."""
         return (self.prompt + self.context) / 2
 
 
 class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
+    """Parallelism and number formats of a deployment."""
+
     tp: int = 1
     pp: int = 1
     weights: WeightFormat = "bf16"
@@ -131,15 +138,17 @@ PAGE_SIZE = 16
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory, concurrency and speed of one arrangement."""
+
     arrangement: Arrangement
-    weight_bytes: float  # on the device that has most
-    max_sequences: int  # of the workload's context, that memory holds; 0: not even the weights fit, or no sequence does
-    prefill_seconds: float  # of one prompt by itself: the floor of the time to first token
-    step_seconds: float  # between two tokens of a sequence, with the workload's concurrency
+    weight_bytes: float  # on the device with most
+    max_sequences: int  # of the workload's context; 0: weights or one sequence do not fit
+    prefill_seconds: float  # of one prompt alone: the least time to first token
+    step_seconds: float  # between two tokens of a sequence, at the workload's concurrency
     tokens_per_second: float  # decoded, of all sequences
 
     def cost_per_million(self, price: float) -> float:
-        """Of a million decoded tokens, with devices at `price` an hour each."""
+        """Cost of a million decoded tokens with devices at `price` an hour each."""
         return price * self.arrangement.num_devices / 3600 / self.tokens_per_second * 1e6
 
 
@@ -153,17 +162,19 @@ def estimate(
     memory_share: float = 0.9,
     chunk: int = 2048,
 ) -> Estimate:
-    """`efficiency` is the part of every rate that is reached, `memory_share` that of the memory that may be used,
-    `chunk` the tokens of a step, which its activations take room for. `arrangement` is one that the model can be
-    divided by."""
+    """Estimate one arrangement, which the model must be divisible by.
+
+    `efficiency` is the reached part of every rate, `memory_share` the usable part of the memory, `chunk` the tokens of
+    a step, whose activations need memory.
+    """
     stages = [Stage(index, arrangement.pp) for index in range(arrangement.pp)]
-    weights = [weight_bytes(stage.held(config), arrangement.weights) / arrangement.tp for stage in stages]
+    weights = [weight_bytes(stage.size_of(config), arrangement.weights) / arrangement.tp for stage in stages]
     tokens = [kv_bytes(stage.local(config), arrangement.kv, arrangement.tp) for stage in stages]
     activations = chunk * (
         2 * (2 * config.hidden_size + 2 * mlp_width(config) / arrangement.tp) + 4 * 8 * config.num_heads
     )
     logits = 4 * workload.concurrency * config.vocab_size / arrangement.tp
-    # Pages have the same numbers on every stage, and hold all of its layers, those with a window too.
+    # All stages have the same number of pages, which hold all of their layers, windowed ones included.
     pages = -(-workload.context // PAGE_SIZE)
     sequences = [
         (device.memory * memory_share - held - activations - logits * stage.has_ends) // (token * pages * PAGE_SIZE)

@@ -1,4 +1,4 @@
-"""The bytes that a model's numbers take in each format, and those of a token of its context."""
+"""Bytes of weights and KV cache in each format."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from ..models.size import ModelSize
 WeightFormat = Literal["bf16", "fp8", "int8", "int4"]
 KvFormat = Literal["bf16", "fp8", "int8"]
 
-# Bytes of a layer's weight, scales included: one float32 for a channel is lost in the noise, int4 has 16 bits of scale
-# and 4 of zero point for each 128.
+# Bytes of a layer's weight, scales included: a float32 scale per channel is negligible; int4 has 16 bits of scale and
+# 4 of zero point per 128 weights.
 WEIGHT_BYTES: dict[WeightFormat, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 20 / 8 / 128}
 KV_BYTES: dict[KvFormat, float] = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
 
 
 def weight_bytes(size: ModelSize, weights: WeightFormat) -> float:
-    """All of them. Embedding, head and norms stay in bf16."""
+    """Bytes of all weights. Embedding, head and norms stay in bf16."""
     return size.linear * WEIGHT_BYTES[weights] + 2 * (size.num_parameters - size.linear)
 
 
 def read_bytes(size: ModelSize, weights: WeightFormat, num_tokens: float) -> float:
-    """What a step of so many tokens reads of them. Of a mixture's experts, those that a token chooses: each token's are
-    taken to be as if drawn, whoever else is there."""
+    """Bytes of weights that a step of `num_tokens` reads.
+
+    Of a mixture's experts that is the expected share of those chosen, with each token's choice independent and uniform.
+    """
     met = 1 - (1 - size.chosen_share) ** num_tokens
     linear = size.linear - size.experts * (1 - met)
     return linear * WEIGHT_BYTES[weights] + 2 * (size.head + size.norms)
 
 
 def mlp_width(config: ModelConfig) -> int:
-    """Numbers between gate and down, of one token in the layer that has most."""
+    """Numbers between gate and down for one token, in the layer that has most."""
     experts = config.experts
     if experts is None:
         return config.intermediate_size
@@ -40,11 +42,11 @@ def mlp_width(config: ModelConfig) -> int:
 
 
 def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
-    """Of one token, on one of `tp` devices; key heads that cannot be split are held twice."""
+    """Bytes of one token's KV on one of `tp` devices. Key heads that cannot be split are held twice."""
     return 2 * config.num_layers * math.ceil(config.num_kv_heads / tp) * config.head_dim * KV_BYTES[kv]
 
 
 def mean_kept_tokens(config: ModelConfig, context: int) -> float:
-    """How many of a context's tokens a layer keeps on average: a window forgets the others."""
+    """Mean number of a context's tokens that a layer keeps; a sliding window drops the others."""
     kept = (context if window is None else min(window, context) for window in config.windows)
     return sum(kept) / config.num_layers

@@ -1,4 +1,4 @@
-"""A plan for a person to read."""
+"""Printing a plan: the model's summary and the table of estimates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .memory import kv_bytes, weight_bytes
 
 
 def model_summary(config: ModelConfig) -> str:
-    """The model's size and that of its context, in a few lines."""
+    """Describe the sizes of the model and of its context, in a few lines."""
     size = model_size(config)
     active = f" ({size.num_active / 1e9:,.3g} for a token)" if size.experts else ""
     lines = [
@@ -28,7 +28,7 @@ def model_summary(config: ModelConfig) -> str:
 
 
 def estimates_table(estimates: Sequence[Estimate], price: float | None) -> Table:
-    """A row for each arrangement."""
+    """Make a table with one row per arrangement."""
     shown = Table("tp", "pp", "weights", "kv", "per GPU", "seqs", "ttft ms", "itl ms", "tokens/s", box=None)
     if price is not None:
         shown.add_column("cost/1M")

@@ -1,8 +1,7 @@
-"""Giving others a moment: so long that they can use it, also where everything stands still meanwhile.
+"""Sleep in short steps, so that a suspended process does not count the suspension as waiting.
 
-A virtual machine that stops, and a process that is stopped, wake to clocks that have gone on. Whoever slept through it
-in one go would find the time over that he meant to give. So these sleep in short steps, of which standing still takes
-one.
+The clock goes on while a process or a virtual machine is stopped. One long sleep would then be over at once on waking,
+and what it waited for would have had no time.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ STEP_SECONDS = 0.05  # seconds
 
 
 def bounded_sleep(seconds: float) -> None:
+    """Sleep for `seconds` of running time."""
     for _ in range(_num_steps(seconds)):
         time.sleep(STEP_SECONDS)
 
 
 async def poll_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Look at it now and then, for so long at most. Whether it came true."""
+    """Poll `condition` every STEP_SECONDS for up to `seconds`. Returns whether it became true."""
     for _ in range(_num_steps(seconds)):
         if condition():
             return True

@@ -1,8 +1,7 @@
-"""The first frontend process: starts the core and the other frontends, serves until told to end or until one of them
-dies, and leaves nothing behind.
+"""Entry point of the first frontend: starts the core and the other frontends, serves, and ends them all.
 
-`ramiform serve` runs `serve` in its own process; `launch.Runtime` runs this module as a child, which reports on its
-standard output, in one line of JSON, a `StartReport`.
+`ramiform serve` runs `serve` in its own process. `launch.Runtime` runs this module as a child, which writes one line of
+JSON, a `StartReport`, to its standard output.
 """
 
 from __future__ import annotations
@@ -28,24 +27,23 @@ from ..protocol.core import ModelInfo
 from ..protocol.errors import ErrorInfo, RamiformError
 from ..protocol.start_report import Started, StartFailed, StartReport
 from ..tokenizer import load_tokenizer
-from . import logs
-from . import parent_watchdog as lifeline
+from . import logs, parent_watchdog
 from .bounded_sleep import bounded_sleep
 from .supervisor import ChildProcess
 
-START_FAILURE_SECONDS = 5.0  # seconds that a core's reason not to start may come after the news of its end
-FRONTEND_EXIT_SECONDS = 10.0  # seconds after which a frontend that was to end does so, whatever it is busy with
+START_FAILURE_SECONDS = 5.0  # for the error message of a core that ended
+FRONTEND_EXIT_SECONDS = 10.0  # after which a frontend that is stuck exits
 
 
 @dataclass
 class ShutdownSignals:
-    """`end`: leave now. `drain`: leave when what runs has ended, or its time is over."""
+    """Shutdown events. `end`: stop now. `drain`: stop when running requests have ended, or `drain_seconds` are over."""
 
     end: asyncio.Event = field(default_factory=asyncio.Event)
     drain: asyncio.Event = field(default_factory=asyncio.Event)
 
     def install(self) -> None:
-        """SIGTERM drains, a second one or SIGINT ends."""
+        """Handle SIGTERM by draining; a second SIGTERM, or SIGINT, ends at once."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.end.set)
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
@@ -55,9 +53,9 @@ class ShutdownSignals:
 
 
 async def serve(config: RuntimeConfig, signals: ShutdownSignals, on_start: Callable[[Started], None]) -> None:
-    """Serve until told to end. Raises RamiformError when starting fails, RuntimeFailed when a process of ours dies.
+    """Serve until a shutdown is requested. Raises RamiformError when starting fails, RuntimeFailed when a child dies.
 
-    The directory of the sockets is removed at the end, however it ends.
+    The directory of the sockets is always removed.
     """
     raise_descriptor_limit()
     children: list[ChildProcess] = []
@@ -90,12 +88,12 @@ async def serve(config: RuntimeConfig, signals: ShutdownSignals, on_start: Calla
                 )
             await frontend.start()
             await _supervise(config, frontend, children, signals, on_start)
-        except RamiformError as caught:
-            error = caught
+        except RamiformError as failure:
+            error = failure
             raise
         finally:
             await frontend.stop(None if error is None else ErrorInfo.of(error))
-            # The core last: the other frontends tell their clients first.
+            # The core last: the other frontends notify their clients first.
             await asyncio.gather(*(child.end() for child in children[1:]))
             for child in children[:1]:
                 await child.end()
@@ -111,40 +109,46 @@ async def _supervise(
     signals: ShutdownSignals,
     on_start: Callable[[Started], None],
 ) -> None:
-    """Returns when it is time to end. Raises RamiformError when the core cannot start, or a child dies."""
-    deaths = [asyncio.ensure_future(child.died()) for child in children]
-    ended = asyncio.ensure_future(signals.end.wait())
-    drained = asyncio.ensure_future(signals.drain.wait())
-    ready = asyncio.ensure_future(_all_ready(frontend, children))
-    emptied: asyncio.Future[None] | None = None
+    """Wait for the time to end. Raises RamiformError when the core cannot start, or a child dies."""
+    deaths = [asyncio.ensure_future(child.wait_for_death()) for child in children]
+    end_requested = asyncio.ensure_future(signals.end.wait())
+    drain_requested = asyncio.ensure_future(signals.drain.wait())
+    all_ready = asyncio.ensure_future(_all_ready(frontend, children))
+    drain_done: asyncio.Future[None] | None = None
     try:
-        await asyncio.wait({*deaths, ended, drained, ready}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*deaths, end_requested, drain_requested, all_ready}, return_when=asyncio.FIRST_COMPLETED)
         if any(death.done() for death in deaths):
-            # A core that fails says why before it leaves; the message may still be on its way.
-            await asyncio.wait({ready}, timeout=START_FAILURE_SECONDS)
-        if ready.done():
+            # A failing core reports the reason before it exits; the message may still be on its way.
+            await asyncio.wait({all_ready}, timeout=START_FAILURE_SECONDS)
+        if all_ready.done():
             gc.collect()
-            gc.freeze()  # what is there now stays: collections between tokens need not walk it
-            on_start(Started(ready.result(), frontend.http_port, frontend.tcp_address))
-            await asyncio.wait({*deaths, ended, drained}, return_when=asyncio.FIRST_COMPLETED)
-        if drained.done() and not ended.done():
-            emptied = asyncio.ensure_future(_drain(config, frontend, children))
-            await asyncio.wait({*deaths, ended, emptied}, return_when=asyncio.FIRST_COMPLETED)
+            gc.freeze()  # permanent objects: garbage collections between tokens need not walk them
+            on_start(Started(all_ready.result(), frontend.http_port, frontend.tcp_address))
+            await asyncio.wait({*deaths, end_requested, drain_requested}, return_when=asyncio.FIRST_COMPLETED)
+        if drain_requested.done() and not end_requested.done():
+            drain_done = asyncio.ensure_future(_drain(config, frontend, children))
+            await asyncio.wait({*deaths, end_requested, drain_done}, return_when=asyncio.FIRST_COMPLETED)
         for death in deaths:
-            if death.done() and not ended.done():
+            if death.done() and not end_requested.done():
                 await frontend.wait_for_failure_message()
                 raise death.result()
-        if emptied is not None and emptied.done():
-            emptied.result()
+        if drain_done is not None and drain_done.done():
+            drain_done.result()
     finally:
-        for task in (*deaths, ended, drained, ready, *([emptied] if emptied is not None else [])):
+        for task in (
+            *deaths,
+            end_requested,
+            drain_requested,
+            all_ready,
+            *([drain_done] if drain_done is not None else []),
+        ):
             task.cancel()
 
 
 async def _all_ready(frontend: Frontend, children: list[ChildProcess]) -> ModelInfo:
     info = await frontend.core_ready()
     for child in children[1:]:
-        await child.ready()
+        await child.wait_until_ready()
     frontend.peers_ready()
     return info
 
@@ -154,7 +158,7 @@ async def _drain(config: RuntimeConfig, frontend: Frontend, children: list[Child
         child.process.terminate()
     await frontend.drain(config.serve.drain_seconds)
     for child in children[1:]:
-        await child.ready()  # its second line
+        await child.wait_until_ready()  # its second line: "drained"
 
 
 async def _run_as_child(config: RuntimeConfig, reports: BinaryIO) -> int:
@@ -162,14 +166,14 @@ async def _run_as_child(config: RuntimeConfig, reports: BinaryIO) -> int:
     signals = ShutdownSignals()
     signals.install()
 
-    def on_end(asked: bool) -> None:
-        if not asked:
+    def on_end(requested: bool) -> None:
+        if not requested:
             print("ramiform frontend: the program that started it is gone; leaving", file=sys.stderr, flush=True)
         loop.call_soon_threadsafe(signals.end.set)
         bounded_sleep(FRONTEND_EXIT_SECONDS)
-        lifeline.exit_now(1)  # the event loop does not look up; the core follows by its own lifeline
+        parent_watchdog.exit_now(1)  # the event loop is stuck; the core notices by itself
 
-    lifeline.watch_parent(sys.stdin.buffer, on_end)
+    parent_watchdog.watch_parent(sys.stdin.buffer, on_end)
     started = False
 
     def report(value: StartReport) -> None:
@@ -192,15 +196,15 @@ async def _run_as_child(config: RuntimeConfig, reports: BinaryIO) -> int:
 
 
 def main() -> NoReturn:
-    reports = lifeline.redirect_stdout()
-    config = lifeline.read_config(sys.stdin.buffer)
+    reports = parent_watchdog.redirect_stdout()
+    config = parent_watchdog.read_config(sys.stdin.buffer)
     logs.set_up_logging(config.serve, "frontend")
     try:
         status = asyncio.run(_run_as_child(config, reports))
     except Exception:
         traceback.print_exc()
         status = 1
-    lifeline.exit_now(status)
+    parent_watchdog.exit_now(status)
 
 
 if __name__ == "__main__":

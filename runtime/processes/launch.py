@@ -1,4 +1,4 @@
-"""Starting a runtime from a program: `Runtime` owns the frontend process, which owns the core."""
+"""Starts a runtime from a program: `Runtime` owns the frontend process, which owns the core."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ from ..protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ..protocol.setting_aliases import suggest_setting
 from ..protocol.start_report import Started, StartFailed, StartReport
 from ..protocol.transport import check_bind
-from . import parent_watchdog as lifeline
+from . import parent_watchdog
 
-MAX_TMPDIR_LENGTH = 80  # characters: the kernel allows 107 bytes for the path of a socket
-RUNTIME_EXIT_SECONDS = (
-    30.0  # seconds the processes may take to leave before they are killed; stuck ones leave by themselves sooner
-)
+MAX_TMPDIR_LENGTH = 80  # characters; the kernel allows 107 bytes for a socket's path
+RUNTIME_EXIT_SECONDS = 30.0  # then the processes are killed; stuck ones exit by themselves sooner
 
 T = TypeVar("T")
 
@@ -35,9 +33,9 @@ _SERVE_FIELDS = frozenset(ServeConfig.__struct_fields__) - {"socket_dir"}
 
 
 class Runtime:
-    """A runtime of one's own: its processes start here and end with `shutdown`, the `with` block, or the program.
+    """A runtime of one's own. Its processes end with `shutdown`, the `with` block, or the program.
 
-    `settings` are the fields of CoreConfig and ServeConfig (`num_pages=...`, `port=...`); `model_path` is SGLang's name
+    `settings` are the fields of CoreConfig and ServeConfig (`num_pages=...`, `port=...`). `model_path` is SGLang's name
     of `model`. Raises RamiformError when the model cannot be loaded, RequestError for an unknown or ill-typed setting.
     """
 
@@ -53,11 +51,11 @@ class Runtime:
         self.address = config.serve.client_address
         self._serve = config.serve
         self._process = subprocess.Popen(
-            lifeline.child_command("ramiform.runtime.processes.frontend_main"),
+            parent_watchdog.child_command("ramiform.runtime.processes.frontend_main"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=lifeline.child_environment(),
-            start_new_session=True,  # a terminal's Ctrl-C is this program's to answer
+            env=parent_watchdog.child_environment(),
+            start_new_session=True,  # a terminal's Ctrl-C is handled by this program
         )
         self._connection: Connection | None = None
         self._connecting = threading.Lock()
@@ -68,27 +66,27 @@ class Runtime:
             self._finalizer()
             raise
         self.info, self.http_port = report.info, report.http_port
-        self.tcp_address = report.tcp_address  # where programs of other machines come, when started with `bind`
+        self.tcp_address = report.tcp_address  # address for programs of other machines, with `bind`
 
     @property
     def url(self) -> str | None:
-        """Where it answers HTTP, when started with a port."""
+        """URL of the HTTP server, or None without a port."""
         return None if self.http_port is None else self._serve.url(self.http_port)
 
     @property
     def pid(self) -> int:
-        """Of the frontend process."""
+        """Process id of the frontend."""
         return self._process.pid
 
     def connection(self) -> Connection:
-        """The connection that programs of this process share."""
+        """The connection that all programs of this process share."""
         with self._connecting:
             if self._connection is None:
                 self._connection = Connection(self.address)
             return self._connection
 
     def shutdown(self) -> None:
-        """End the processes. What still runs is told so. Calling it again does nothing."""
+        """End the processes. Requests still running fail. Calling it again does nothing."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -104,11 +102,12 @@ class Runtime:
 
 
 def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
-    """The configuration that keyword settings make, with a new directory for its sockets, closed to other users.
+    """Make the configuration from keyword settings, with a new private directory for sockets.
 
-    Raises RequestError naming the setting at fault, RamiformError when there is no such model; then it makes none.
+    Raises RequestError naming the setting at fault, RamiformError when there is no such model; then no directory is
+    made.
     """
-    find_checkpoint(model)  # the commonest mistake, answered before a process starts
+    find_checkpoint(model)  # the most common mistake, reported before a process starts
     for name in settings:
         if name not in _CORE_FIELDS | _SERVE_FIELDS:
             known = sorted(_CORE_FIELDS | _SERVE_FIELDS)
@@ -120,7 +119,7 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
     checked = _convert({"socket_dir": ""} | serve, ServeConfig)
     for name, keys in (("api_key", checked.api_key), ("admin_key", checked.admin_key)):
         if keys is not None and not keys.strip(", "):
-            # As when the shell's variable is not set: to serve everybody is the last thing that was meant.
+            # For example an unset shell variable: serving everybody is certainly not intended.
             raise RequestError(
                 f"{name} is empty, so that nobody would be asked for a key: leave it out, or set it", param=name
             )
@@ -150,7 +149,7 @@ def _await_start(process: subprocess.Popen[bytes], config: RuntimeConfig) -> Sta
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(lifeline.config_line(config))
+        process.stdin.write(parent_watchdog.config_line(config))
         process.stdin.flush()
     except BrokenPipeError:
         raise RuntimeFailed(f"the frontend ended with status {process.wait()} before it started") from None
@@ -165,14 +164,14 @@ def _await_start(process: subprocess.Popen[bytes], config: RuntimeConfig) -> Sta
 
 def _end_process(process: subprocess.Popen[bytes], socket_dir: str, owner: int) -> None:
     if os.getpid() != owner:
-        return  # a fork of the program ends, which is no reason to end the program's runtime
+        return  # a fork of the program exits; the runtime belongs to the program
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(lifeline.QUIT)
+        process.stdin.write(parent_watchdog.QUIT)
         process.stdin.close()
     except BrokenPipeError:
-        pass  # it is gone already
+        pass  # it has exited already
     try:
         process.wait(RUNTIME_EXIT_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""How our processes log: for people on a terminal, as lines of JSON for everything else."""
+"""Logging of the runtime's processes: for people on a terminal, as JSON lines otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ..protocol.config import ServeConfig
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC, ISO 8601), level, logger, process, message, and the traceback of an error."""
+    """Formats a record as one JSON object: time (UTC, ISO 8601), level, logger, process, message, and an error's
+    traceback."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(config: ServeConfig, process: str) -> None:
-    """For this process, on its standard error. `process` says which one it is: "frontend", "core"."""
+    """Configure logging of this process to its standard error. `process` names it: "frontend", "core"."""
     rich = config.log_format == "rich" or (config.log_format == "auto" and sys.stderr.isatty())
     handler: logging.Handler
     if rich:

@@ -1,7 +1,7 @@
-"""How a child process learns what to do, and that its parent is gone: the pipe on its standard input.
+"""The pipe on a child's standard input: its configuration, and the news that its parent is gone.
 
-The first line is the child's configuration as JSON. After it, a line "quit" asks for a quiet end, and end-of-file
-without one means that the parent died. Nothing polls, and a parent killed outright still closes its end.
+The first line is the configuration as JSON. Later, a line "quit" requests a quiet end, and end-of-file without one
+means that the parent died. Nothing polls, and a parent that is killed still closes its end.
 """
 
 from __future__ import annotations
@@ -21,37 +21,42 @@ QUIT = b"quit\n"
 
 
 def config_line(config: RuntimeConfig) -> bytes:
+    """Encode the first line for a child."""
     return msgspec.json.encode(config) + b"\n"
 
 
 def read_config(stdin: BinaryIO) -> RuntimeConfig:
+    """Read the configuration from the first line."""
     return msgspec.json.decode(stdin.readline(), type=RuntimeConfig)
 
 
 def child_command(module: str) -> list[str]:
-    # -P: the working directory stays off sys.path, where a checkout's folders would shadow other packages.
+    """Command line that runs a module as a child."""
+    # -P keeps the working directory off sys.path, where a checkout's folders would shadow other packages.
     return [sys.executable, "-P", "-m", module]
 
 
 def child_environment() -> dict[str, str]:
-    """Threads that spin for long while they wait starve the other processes on a machine with few cores, and those that
-    fall asleep at once are woken for each of a step's hundreds of operators. So GNU's OpenMP, which is torch's, spins
-    for some tens of microseconds, as long as it is from one operator to the next (docs/log.md). Whoever says how
-    threads shall wait is heeded."""
+    """Environment of a child, with OpenMP's waiting policy set for machines with few cores.
+
+    Threads that spin long while they wait starve other processes. Threads that sleep at once must be woken for each of
+    a step's hundreds of operators. So GNU OpenMP, which torch uses, spins for some tens of microseconds, about the time
+    between operators (docs/log.md). A policy set by the user is kept.
+    """
     waiting = {} if "OMP_WAIT_POLICY" in os.environ else {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000"}
     return waiting | {"KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"} | dict(os.environ)
 
 
 def redirect_stdout() -> BinaryIO:
-    """This process's standard output, for its reports to its parent and nothing else: what anybody prints from now on,
-    as libraries do, goes to standard error. Unbuffered."""
+    """Return the standard output, unbuffered, for reports to the parent; send everything else printed to standard
+    error."""
     reports = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return reports
 
 
 def watch_parent(stdin: BinaryIO, on_end: Callable[[bool], None]) -> None:
-    """Call `on_end(asked)` from a thread when the parent asks for the end (True) or is gone (False)."""
+    """Call `on_end(requested)` from a thread when the parent requests the end (True) or is gone (False)."""
 
     def wait() -> None:
         on_end(stdin.readline() == QUIT)
@@ -62,22 +67,25 @@ def watch_parent(stdin: BinaryIO, on_end: Callable[[bool], None]) -> None:
 def exit_with_parent(
     stdin: BinaryIO, *, who: str, parent: str, socket_dir: str, on_quit: Callable[[], None] | None = None
 ) -> None:
-    """End this process at once when its parent is gone, saying so, and take the sockets along. `on_quit` is called
-    before a quiet end, from another thread: for children to end as quietly."""
+    """End this process when its parent is gone or requests it. If the parent is gone, log that and remove the sockets.
 
-    def end(asked: bool) -> None:
-        if asked and on_quit is not None:
+    `on_quit` is called from another thread before a quiet end, so that children can end quietly too.
+    """
+
+    def end(requested: bool) -> None:
+        if requested and on_quit is not None:
             on_quit()
-        if not asked:
+        if not requested:
             print(f"ramiform {who}: the {parent} is gone; leaving", file=sys.stderr)
             shutil.rmtree(socket_dir, ignore_errors=True)
-        exit_now(0 if asked else 1)
+        exit_now(0 if requested else 1)
 
     watch_parent(stdin, end)
 
 
 def exit_now(status: int) -> NoReturn:
-    """End a process that has a lifeline. The interpreter's own end would wait for the thread that reads it."""
+    """End a process that watches its parent. The interpreter's own exit would wait for the thread
+    that reads the pipe."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

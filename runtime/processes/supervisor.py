@@ -1,4 +1,4 @@
-"""Child processes of the first frontend: the core and the other frontends. Started, awaited, ended alike."""
+"""Child processes of the first frontend: starts, awaits and ends the core and the other frontends."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from collections.abc import Sequence
 
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import RuntimeFailed
-from . import parent_watchdog as lifeline
+from . import parent_watchdog
 
-CHILD_EXIT_SECONDS = (
-    10.0  # seconds a child may take to leave before it is killed; one that is stuck leaves by itself sooner
-)
+CHILD_EXIT_SECONDS = 10.0  # then a child is killed; a stuck one exits by itself sooner
 
 
 class ChildProcess:
-    """`name` is what messages call it."""
+    """A child process. `name` is used in messages."""
 
     def __init__(self, name: str, process: Process) -> None:
         self.name = name
@@ -27,37 +25,41 @@ class ChildProcess:
     async def start(
         cls, name: str, module: str, *arguments: str, config: RuntimeConfig, fds: Sequence[int] = (), reports: bool
     ) -> ChildProcess:
-        """Run one of our modules, with its configuration on its standard input. `reports`: it prints a line for us
-        once it serves; otherwise what it prints goes to standard error, as ours may be our parent's to read."""
+        """Run a module with its configuration on standard input.
+
+        With `reports`, its standard output is read for a line that says it serves. Otherwise it goes to standard error,
+        because this process's own output may be its parent's to read.
+        """
         process = await asyncio.create_subprocess_exec(
-            *lifeline.child_command(module),
+            *parent_watchdog.child_command(module),
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE if reports else sys.stderr.fileno(),
-            start_new_session=True,  # a terminal's Ctrl-C is ours to answer, also while the child still starts
-            env=lifeline.child_environment(),
+            start_new_session=True,  # a terminal's Ctrl-C is handled here, also while the child starts
+            env=parent_watchdog.child_environment(),
             pass_fds=fds,
         )
         assert process.stdin is not None
-        process.stdin.write(lifeline.config_line(config))
+        process.stdin.write(parent_watchdog.config_line(config))
         await process.stdin.drain()
         return cls(name, process)
 
-    async def ready(self) -> None:
-        """Its line has come, or its end."""
+    async def wait_until_ready(self) -> None:
+        """Wait for the child's next line, or its end."""
         assert self.process.stdout is not None
         await self.process.stdout.readline()
 
-    async def died(self) -> RuntimeFailed:
-        """Wait for its end, which nobody asked for. How it ended."""
+    async def wait_for_death(self) -> RuntimeFailed:
+        """Wait until the child ends unexpectedly. Returns the error that says how."""
         status = await self.process.wait()
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         return RuntimeFailed(f"the {self.name} (process {self.process.pid}) {how}; the runtime is down")
 
     async def end(self, grace: float = CHILD_EXIT_SECONDS) -> None:
+        """Request a quiet end, and kill the child if it takes longer than `grace` seconds."""
         assert self.process.stdin is not None
         if self.process.returncode is None:
-            self.process.stdin.write(lifeline.QUIT)
+            self.process.stdin.write(parent_watchdog.QUIT)
             try:
                 await asyncio.wait_for(self.process.wait(), grace)
             except TimeoutError:

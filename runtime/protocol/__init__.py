@@ -1,1 +1,1 @@
-"""The values that processes exchange, and the client's end of the wire. Imports no torch, no FastAPI."""
+"""Messages between processes, and the client's end of the connection. Imports neither torch nor FastAPI."""

@@ -1,25 +1,50 @@
-"""How a select decides between its choices: the score each method compares, then the best one or a draw.
+"""Decides selects: each choice's score from its tokens' log-probabilities, then the best choice or a draw.
 
-Pure arithmetic on log-probabilities, one list per choice; knows neither tokens nor models. Methods and their names are
-those of SGLang's `choices_method`.
+The methods and their names are those of SGLang's `choices_method`.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import secrets
 from collections.abc import Sequence
 
 from .errors import RequestError
-from .session import ChoicesMethod
+from .sampling import TokenLogprob
+from .session import Choice, ChoicesMethod, Select
 
 Logprobs = Sequence[Sequence[float]]  # one non-empty list per choice: the log-probability of each of its tokens
 
 
-def scores(method: ChoicesMethod, logprobs: Logprobs, unconditional: Logprobs = ()) -> list[float]:
-    """What `method` compares, one number per choice, the higher the better.
+def choose(
+    select: Select,
+    token_logprobs: list[list[TokenLogprob]],
+    unconditional: list[list[TokenLogprob]] | None = None,
+    *,
+    prompt_tokens: int = 0,
+    cached_tokens: int = 0,
+) -> Choice:
+    """Decide a select by the log-probabilities of its choices' tokens. Draws a seed if the select has none."""
+    values = _values(token_logprobs)
+    compared = scores(select.method, values, _values(unconditional or []))
+    index = decide(compared, select.temperature, secrets.randbits(63) if select.seed is None else select.seed)
+    return Choice(
+        index=index,
+        text=select.choices[index],
+        scores=compared,
+        normalized_prompt_logprobs=token_length_normalized(values),
+        token_logprobs=token_logprobs,
+        unconditional_logprobs=unconditional,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
+    )
 
-    `unconditional` holds the tokens' log-probabilities without context; only its own method reads it.
+
+def scores(method: ChoicesMethod, logprobs: Logprobs, unconditional: Logprobs = ()) -> list[float]:
+    """Return one score per choice, the higher the better.
+
+    `unconditional` holds the tokens' log-probabilities without context; only the method of that name reads it.
     """
     match method:
         case "token_length_normalized":
@@ -31,31 +56,32 @@ def scores(method: ChoicesMethod, logprobs: Logprobs, unconditional: Logprobs = 
 
 
 def token_length_normalized(logprobs: Logprobs) -> list[float]:
-    """The mean log-probability of each choice's tokens."""
+    """Return the mean log-probability of each choice's tokens."""
     return [_mean(choice) for choice in logprobs]
 
 
 def greedy_token_selection(logprobs: Logprobs) -> list[float]:
-    """Compare token by token: at each place those below the best leave. A choice that has ended goes on at its mean.
+    """Compare token by token: at each position the choices below the best drop out.
 
-    The score is by how much a choice fell short of the best where it left, so it is 0 for those that never left.
+    A choice with fewer tokens is continued with its mean. Its score is its difference from the best at the position
+    where it dropped out, 0 if it never did.
     """
-    num_places = max(len(choice) for choice in logprobs)
-    rows = [[*choice, *[_mean(choice)] * (num_places - len(choice))] for choice in logprobs]
+    num_positions = max(len(choice) for choice in logprobs)
+    rows = [[*choice, *[_mean(choice)] * (num_positions - len(choice))] for choice in logprobs]
     shortfalls = [0.0] * len(rows)
     remaining = list(range(len(rows)))
-    for place in range(num_places):
-        best = max(rows[index][place] for index in remaining)
+    for position in range(num_positions):
+        best = max(rows[index][position] for index in remaining)
         for index in remaining:
-            shortfalls[index] = rows[index][place] - best
-        remaining = [index for index in remaining if rows[index][place] == best]
+            shortfalls[index] = rows[index][position] - best
+        remaining = [index for index in remaining if rows[index][position] == best]
         if len(remaining) == 1:
             break
     return shortfalls
 
 
 def unconditional_likelihood_normalized(logprobs: Logprobs, unconditional: Logprobs) -> list[float]:
-    """The mean, over each choice's tokens, of how much likelier the context makes them."""
+    """Return the mean over each choice's tokens of their log-probability with context minus that without."""
     return [
         _mean([given - alone for given, alone in zip(choice, prior, strict=True)])
         for choice, prior in zip(logprobs, unconditional, strict=True)
@@ -63,8 +89,10 @@ def unconditional_likelihood_normalized(logprobs: Logprobs, unconditional: Logpr
 
 
 def decide(scores: Sequence[float], temperature: float = 0.0, seed: int = 0) -> int:
-    """The index of the highest score (the first of equals) or, above temperature 0, a draw keyed by `seed` with
-    probabilities softmax(scores / temperature). Raises RequestError for a temperature that is negative or no number."""
+    """Return the index of the highest score, the first of equals; above temperature 0 draw from softmax(scores / T).
+
+    The draw depends on `seed` only. Raises RequestError for a temperature that is negative or not finite.
+    """
     if not 0.0 <= temperature < math.inf:
         raise RequestError(f"temperature must be a number of at least 0, got {temperature}", param="temperature")
     best = max(range(len(scores)), key=scores.__getitem__)
@@ -78,6 +106,10 @@ def decide(scores: Sequence[float], temperature: float = 0.0, seed: int = 0) -> 
         if draw < 0.0:
             return index
     return best  # rounding left a little over
+
+
+def _values(choices: Sequence[Sequence[TokenLogprob]]) -> list[list[float]]:
+    return [[token.logprob for token in choice] for choice in choices]
 
 
 def _mean(values: Sequence[float]) -> float:

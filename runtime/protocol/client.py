@@ -1,7 +1,6 @@
-"""The client's end of the wire: numbers states, hands messages over, and gives each answer to whom it is for.
+"""The client's connection to a frontend: numbers states, sends messages, and delivers answers to their listeners.
 
-Knows messages and who listens for which state; knows nothing of programs, variables or text. When the runtime dies,
-every listener and every open call is told so at once.
+When the runtime dies, every listener and every open call fails at once.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ from .version import __version__
 
 
 class Listener(Protocol):
-    """Who hears of one state. Called on the connection's thread, so it must neither block nor raise."""
+    """Receives the answers of one state. Called on the connection's thread, so it must neither block nor raise."""
 
     def receive(self, message: Delta | Done | Failed) -> None: ...
 
     def fail(self, error: ErrorInfo) -> None:
-        """Nothing more will come."""
+        """The state is lost; nothing more will come."""
 
 
 class Connection:
     """A client's connection to a frontend, shared by all of a process's programs. Any thread may use it.
 
-    Making one does not wait; `connect` does. Raises RequestError for an address that is none, or of TCP without keys.
-    Ends by `close`, a `with` block, or the process's end; after that, and once the runtime is gone, `connect`, `send`
-    and `call` raise RuntimeFailed.
+    The constructor does not block; `connect` does. It raises RequestError for an invalid address, or one of TCP without
+    keys. The connection ends by `close`, a `with` block, or the process's end; after that, and once the runtime is
+    gone, `connect`, `send` and `call` raise RuntimeFailed.
     """
 
     def __init__(self, address: str, keys: ProgramKeys | None = None) -> None:
@@ -65,7 +64,7 @@ class Connection:
         self._calls: dict[int, SimpleQueue[Reply | ErrorInfo]] = {}
         self._error: ErrorInfo | None = None
         self._info: ModelInfo | None = None
-        self._answered = threading.Event()  # by Welcome, or by failure
+        self._answered = threading.Event()  # Welcome has come, or the connection failed
         self._decoder: msgspec.msgpack.Decoder[FromFrontend] = msgspec.msgpack.Decoder(FromFrontend)
         self._link = FrontendLink(
             address,
@@ -81,7 +80,7 @@ class Connection:
     # For every thread
 
     def connect(self, timeout: float | None = None) -> ModelInfo:
-        """Wait until the runtime welcomes us, once its model is loaded.
+        """Wait until the runtime's model is loaded and it accepts this client.
 
         Raises RuntimeFailed when nothing listens at the address, the runtime ends, or after `timeout` seconds.
         """
@@ -92,7 +91,7 @@ class Connection:
         return self._info
 
     def attach(self, listener: Listener) -> int:
-        """A fresh state number, whose answers go to `listener` until it is detached."""
+        """Return a new state number, whose answers go to `listener` until it is detached."""
         number = next(self._numbers)
         self._listeners[number] = listener
         return number
@@ -103,7 +102,7 @@ class Connection:
             self._link.post(wire.encode(Close((state,))))
 
     def send(self, message: ToFrontend) -> None:
-        """Hand a message over, without waiting. Messages arrive in the order of these calls.
+        """Queue a message without waiting. Messages arrive in the order of these calls.
 
         Raises RuntimeFailed when the runtime is gone, RequestError when the message cannot be encoded or is too long.
         """
@@ -113,7 +112,10 @@ class Connection:
         self._link.post(wire.encode(message))
 
     def call(self, method: Literal["info", "stats", "flush_cache"]) -> Reply:
-        """Ask and wait for the answer. Raises the error that it carries, RuntimeFailed when none can come."""
+        """Call a method of the runtime and wait for the reply.
+
+        Raises the error that the reply carries, RuntimeFailed when none can come.
+        """
         number = next(self._numbers)
         self._calls[number] = answers = SimpleQueue[Reply | ErrorInfo]()
         try:
@@ -128,7 +130,7 @@ class Connection:
         return answer
 
     def close(self) -> None:
-        """Say goodbye and end the thread. What is still awaited fails. Calling it again does nothing."""
+        """Send `Bye` and end the thread. Open calls and operations fail. Calling it again does nothing."""
         self._link.stop()
         atexit.unregister(self.close)
 
@@ -150,13 +152,13 @@ class Connection:
         try:
             message: FromFrontend = wire.decode(self._decoder, data)
         except RequestError as error:
-            raise LinkDown(f"the runtime sent what we cannot read: {error}") from None
+            raise LinkDown(f"the runtime sent a message that cannot be read: {error}") from None
         match message:
             case Delta() | Done() | Failed():
-                self._hand_over(message)
+                self._deliver(message)
             case AnswerBatch(answers=answers):
                 for answer in answers:
-                    self._hand_over(answer)
+                    self._deliver(answer)
             case Lost(states=states, error=reason):
                 for state in states:
                     if (listener := self._listeners.pop(state, None)) is not None:
@@ -174,14 +176,14 @@ class Connection:
                 raise LinkDown(message.error.message)
             case Malformed():
                 # Some operation was not understood and will not be answered; which one is unknown.
-                raise LinkDown(f"the runtime could not read us: {message.error.message}")
+                raise LinkDown(f"the runtime could not read a message: {message.error.message}")
 
-    def _hand_over(self, answer: Delta | Done | Failed) -> None:
+    def _deliver(self, answer: Delta | Done | Failed) -> None:
         if (listener := self._listeners.get(answer.state)) is not None:
             listener.receive(answer)
 
     def _fail(self, error: ErrorInfo) -> None:
-        # Set first: who registers later meets it in `send`, who registered earlier is found below.
+        # Set first: listeners registered later fail in `send`, those registered earlier are found below.
         self._error = error
         self._answered.set()
         for listener in list(self._listeners.values()):

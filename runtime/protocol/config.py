@@ -1,4 +1,4 @@
-"""What the processes are started with. Each field carries its meaning; the command line's flags are made from them."""
+"""Configuration of the processes. Each field carries its description, from which the command line's flags are made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EvictionName = Literal["lru", "lfu", "priority", "program"]
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The model, its memory, and how much one step does."""
+    """Configuration of the core: the model, its memory, and the size of a step."""
 
     model: Annotated[str | None, Meta(description="a Hugging Face checkpoint; default: the one that ships")] = None
     served_model_name: Annotated[
@@ -132,18 +132,18 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_ranks(self) -> int:
-        """Processes that compute."""
+        """Number of processes that compute."""
         return self.tp * self.pp
 
     @property
     def own_ranks(self) -> range:
-        """Those on this node."""
+        """Ranks on this node."""
         count = self.num_ranks // self.nnodes
         return range(self.node_rank * count, (self.node_rank + 1) * count)
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How the frontend is reached. Without a port it serves ZMQ clients only."""
+    """Configuration of the frontends. Without a port they serve ZMQ clients only."""
 
     socket_dir: str  # mode 0700, made and removed by the frontend's owner
     host: Annotated[str, Meta(description="HTTP address to bind")] = "127.0.0.1"
@@ -214,11 +214,11 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
     def share(self, limit: int | None) -> int | None:
-        """One frontend's part of a limit that all keep together."""
+        """One frontend's part of a limit that all share, rounded up."""
         return None if limit is None else -(-limit // self.frontends)
 
     def url(self, port: int | None) -> str:
-        """Where HTTP is answered; `port` is the one that was bound, None at a Unix socket."""
+        """URL of the HTTP server; `port` is the bound port, None at a Unix socket."""
         if port is None:
             return f"unix:{self.uds}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -229,7 +229,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.client_address_of(0)
 
     def client_address_of(self, frontend: int) -> str:
-        """Programs ask the first frontend, which may send them on."""
+        """Address for programs. They connect to the first frontend, which may send them on."""
         return f"ipc://{self.socket_dir}/frontend" + (f"-{frontend}" if frontend else "")
 
     @property

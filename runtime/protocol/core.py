@@ -1,4 +1,4 @@
-"""Frontend <-> core: requests as token ids one way, tokens the other. Knows no text, no programs' operations."""
+"""Messages between frontend and core: requests as token ids one way, tokens the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sampling import LogprobParams, SamplingParams, TokenLogprob
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the core serves, as every other process needs to know it."""
+    """Facts about the served model for the other processes."""
 
     name: str  # the served name
     path: str
@@ -22,21 +22,21 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int  # tokens, prompt and output together
     dtype: str
     kv_dtype: str = "auto"  # of keys and values, as `--kv-dtype` names it
-    kv_scales: str = "none"  # where those of eight-bit keys and values come from
+    kv_scales: str = "none"  # source of the scales of eight-bit keys and values
     device: str
     page_size: int
     num_pages: int
-    num_host_pages: int = 0  # hold KV that the pool has no room for
+    num_host_pages: int = 0  # host pages for KV that the pool has no room for
     version: str
 
     @property
     def num_slots(self) -> int:
-        """Tokens whose KV fits at once."""
+        """Number of tokens whose KV fits at once."""
         return self.page_size * self.num_pages
 
     @property
     def max_request_tokens(self) -> int:
-        """Tokens that a request may have at most, prompt and output together."""
+        """Maximum number of tokens of a request, prompt and output together."""
         return min(self.context_length, self.num_slots)
 
 
@@ -44,44 +44,46 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """A frontend's first message. Answered by `CoreReady` once the model is loaded, or by `CoreFailed`."""
+    """First message of a frontend. Answered by `CoreReady` once the model is loaded, or by `CoreFailed`."""
 
 
 class SoftPin(msgspec.Struct, frozen=True):
-    """A state of the request's program will ask for the request's first `num_tokens` tokens again; None: for all of
-    them, the output too. It replaces the state's earlier claim. A hint: a wrong one costs time, never a token."""
+    """A state of the request's program is expected to request the first `num_tokens` tokens again; None: the output
+    too.
+
+    It replaces the state's earlier soft pin. A hint: a wrong one costs time, but changes no token.
+    """
 
     state: int
     num_tokens: int | None = None
 
 
 class ProgramProgress(msgspec.Struct, frozen=True):
-    """What is still to come of the request's program, as far as is known: so many generations beside or after this one,
-    and so many branches that were forked together, of which the state that asks is one (1: it is no branch)."""
+    """Known future of the request's program: generations still to come, and the width of the fork that the state
+    belongs to."""
 
     num_generations: int
     width: int = 1
-    complete: bool = False  # these are all
+    complete: bool = False  # no more generations will follow
 
 
 Pooling = Literal["last", "mean"]
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Continue `tokens`. `max_new_tokens=0` computes only what is asked of the prompt: its log-probabilities, or an
-    embedding, which is the final hidden state of its last token or the mean of all tokens'. `in_bulk`: nobody reads
-    along, so that tokens may come many at a time; the first comes at once.
+    """Continue `tokens`.
 
-    `namespace` separates caches: nothing is shared across namespaces. `program` names the program the request is a
-    part of, so that the scheduler can keep its branches together; `claims` say what of the prompt the program needs
-    again, so that the cache can keep it; `outlook` says how far the program is from its end.
+    `max_new_tokens=0` computes only what is requested of the prompt: its log-probabilities, or an embedding, which is
+    the final hidden state of its last token or the mean over all tokens. With `in_bulk`, tokens after the first may
+    come many at a time. `namespace` separates caches: nothing is shared across namespaces. `program` is the program
+    that the request belongs to, for scheduling; `claims` are its soft pins, for eviction; `outlook` is its progress.
     """
 
     rid: str
     tokens: list[int]
     sampling: SamplingParams  # seed is set
     logprobs: LogprobParams | None = None
-    pooling: Pooling | None = None  # an embedding is wanted
+    pooling: Pooling | None = None  # an embedding is requested
     priority: int = 0  # higher goes first
     namespace: str = ""
     program: str | None = None
@@ -91,7 +93,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
 
 
 class EndStates(msgspec.Struct, frozen=True, tag="end_states"):
-    """States of a program will ask for nothing more; all of them, and the program is over, when `states` is None."""
+    """States of a program have ended; when `states` is None, the whole program."""
 
     program: str
     states: list[int] | None = None
@@ -104,13 +106,13 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class FlushCache(msgspec.Struct, frozen=True, tag="flush"):
-    """Forget every cached prefix that no running request uses. Answered by `CoreReply`."""
+    """Remove every cached prefix that no running request uses. Answered by `CoreReply`."""
 
     call: int
 
 
 class GetStats(msgspec.Struct, frozen=True, tag="stats"):
-    """Answered by `CoreReply` with a `CoreStats`."""
+    """Request the statistics. Answered by `CoreReply` with a `CoreStats`."""
 
     call: int
 
@@ -121,15 +123,15 @@ ToCore = Attach | Generate | EndStates | Abort | FlushCache | GetStats
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """Why a request ended. `matched` is the stop string or the stop token's id."""
+    """Reason why a request ended. `matched` is the stop string or the stop token's id."""
 
     type: Literal["stop", "length", "abort"]
     matched: str | int | None = None
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request's time in the core went, in seconds: waiting for a place (its grammar's compilation too),
-    computing up to the first token, and from there to the end."""
+    """Time of a request in the core, in seconds: waiting (its grammar's compilation included), up to the first token,
+    and from there to the end."""
 
     queue: float
     prefill: float
@@ -137,12 +139,12 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
-    """New output tokens of one request; the last one carries `finish`.
+    """New output tokens of one request; the last message carries `finish`.
 
     A stop token is the last id of `ids`; so is the token in which a stop string ended. `logprobs` has one entry per id
-    when asked for. `prompt_logprobs` comes whole, with the first tokens: one entry for each prompt position in
-    [prompt_from, len(prompt)), None for position 0. `embedding` comes with the finish: float32, little-endian, as long
-    as the model's hidden states, of any length as a vector.
+    if requested. `prompt_logprobs` comes whole, with the first tokens: one entry per prompt position in [prompt_from,
+    len(prompt)), None for position 0. `embedding` comes with the finish: float32, little-endian, of the hidden size,
+    not normalised.
     """
 
     rid: str
@@ -153,20 +155,20 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     prompt_logprobs: list[TokenLogprob | None] | None = None
     embedding: bytes | None = None
     num_retractions: int = 0
-    num_passes: int = 0  # forwards that gave output tokens: fewer than those where guesses proved right
-    accepted_lengths: list[int] = []  # with the finish: how many verifications accepted 0, 1, 2, ... guesses
+    num_passes: int = 0  # forwards that returned output tokens: fewer than tokens with speculation
+    accepted_lengths: list[int] = []  # with the finish: verifications that accepted 0, 1, 2, ... tokens
     timings: Timings | None = None  # with the finish, unless it was aborted
 
 
 class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The request is over without an answer."""
+    """The request ended without an answer."""
 
     rid: str
     error: ErrorInfo
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):
-    """What one step brought to several requests of one frontend, in their order."""
+    """Answers of one step to several requests of one frontend, in order."""
 
     answers: list[Tokens | RequestFailed]
 
@@ -183,30 +185,30 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
-    num_forced_tokens: int = 0  # of those, appended without asking the model
+    num_forced_tokens: int = 0  # output tokens appended by jump-forward
     num_retractions: int
     num_evicted_pages: int
-    num_held_pages: int = 0  # that no eviction can free: running requests hold them
+    num_held_pages: int = 0  # held by running requests, so that eviction cannot free them
     num_host_cached_pages: int = 0
     num_demoted_pages: int = 0  # copied to the host when the pool had no room
     num_promoted_pages: int = 0  # and back
     num_guessed_tokens: int = 0  # draft tokens that were verified
-    num_accepted_tokens: int = 0  # those that proved right
-    accepted_lengths: list[int] = []  # how many verifications accepted 0, 1, 2, ... of their guesses
+    num_accepted_tokens: int = 0  # draft tokens that were accepted
+    accepted_lengths: list[int] = []  # verifications that accepted 0, 1, 2, ... tokens
 
     @property
     def cache_hit_rate(self) -> float:
-        """The share of prompt tokens that were not computed."""
+        """Share of prompt tokens that were not computed."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     @property
     def kv_use(self) -> float:
-        """The share of the pool's pages that are in use: those that running requests hold, and what is cached."""
+        """Share of the pool's pages in use, by running requests or cached prefixes."""
         return 1 - self.num_free_pages / self.num_pages if self.num_pages else 0.0
 
 
 class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
-    """The answer to the call of that number."""
+    """Answer to the call of that number."""
 
     call: int
     stats: CoreStats | None = None
@@ -215,13 +217,13 @@ class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
 
 
 class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
-    """The model is loaded; requests are welcome. The answer to `Attach`."""
+    """The model is loaded. Answer to `Attach`."""
 
     info: ModelInfo
 
 
 class CoreFailed(msgspec.Struct, frozen=True, tag="core_failed"):
-    """The core could not start, or dies. The last message it sends."""
+    """The core could not start, or dies. Its last message."""
 
     error: ErrorInfo
 

@@ -1,8 +1,8 @@
-"""Questions about a text and their answers as probabilities, and the arithmetic between the two.
+"""Questions about a text, their answers as probabilities, and the arithmetic from log-probabilities to answers.
 
-Every answer a question allows has a label; the model's log-probability of writing that label and then ending is its
-mass. Masses are normalised over the question's labels only, so that an answer depends neither on other questions nor
-on their order. Pure; knows neither tokens nor models. The shapes are those of the Decisions API.
+Each possible answer of a question has a label. Its mass is the model's log-probability of writing that label and then
+ending. Masses are normalised over the question's labels only, so that an answer depends neither on other questions nor
+on their order. The shapes are those of the Decisions API.
 """
 
 from __future__ import annotations
@@ -19,24 +19,28 @@ MAX_LABELS = 1024  # of one question
 
 
 class Option(msgspec.Struct, frozen=True):
+    """One choice of a `Pick`."""
+
     value: str | bool
     description: str | None = None
 
 
 class Level(msgspec.Struct, frozen=True):
+    """One level of a `Rate` scale."""
+
     label: str
     description: str | None = None
 
 
 class Predicate(msgspec.Struct, frozen=True, kw_only=True, tag="predicate"):
-    """Is it so?"""
+    """A yes/no question."""
 
     instructions: str
     name: str | None = None
 
 
 class Pick(msgspec.Struct, frozen=True, kw_only=True, tag="choice"):
-    """Which of these is it?"""
+    """A question with a choice of answers."""
 
     instructions: str
     choices: tuple[Option, ...]
@@ -44,7 +48,7 @@ class Pick(msgspec.Struct, frozen=True, kw_only=True, tag="choice"):
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
-    """Where on this scale is it? Levels count from 0, in their order."""
+    """A question for a level on a scale. Levels count from 0, in their order."""
 
     instructions: str
     levels: tuple[Level, ...]
@@ -55,16 +59,22 @@ Question = Predicate | Pick | Rate
 
 
 class PredicateAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="predicate"):
+    """The answer to a `Predicate`."""
+
     name: str | None
-    probability: float  # that it is so
+    probability: float  # of "yes"
 
 
 class OptionProbability(msgspec.Struct, frozen=True):
+    """The probability of one choice."""
+
     value: str | bool
     probability: float
 
 
 class PickAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="choice"):
+    """The answer to a `Pick`."""
+
     name: str | None
     choice: str | bool  # the likeliest
     confidence: float  # its probability
@@ -72,12 +82,16 @@ class PickAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="choice"):
 
 
 class LevelProbability(msgspec.Struct, frozen=True):
+    """The probability of one level."""
+
     label: str
     value: float
     probability: float
 
 
 class RateAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
+    """The answer to a `Rate`."""
+
     name: str | None
     score: float  # the expected value
     confidence: float  # the likeliest level's probability
@@ -88,7 +102,7 @@ DecisionAnswer = PredicateAnswer | PickAnswer | RateAnswer
 
 
 def labels(question: Question) -> list[str]:
-    """What the model may write as an answer, in the question's order."""
+    """Return the texts that the model may write as an answer, in the question's order."""
     match question:
         case Predicate():
             return ["yes", "no"]
@@ -99,8 +113,11 @@ def labels(question: Question) -> list[str]:
 
 
 def listing(question: Question) -> str:
-    """The question as the model reads it. Choices are listed in the order of their text, so that the order in which
-    they were given changes nothing; levels in their own."""
+    """Return the question as the model reads it.
+
+    Choices are listed in the order of their text, so that the order in which they were given changes nothing; levels
+    in their own order.
+    """
     described: list[tuple[str, str | None]]
     match question:
         case Predicate():
@@ -117,7 +134,7 @@ def listing(question: Question) -> str:
 
 
 def check(questions: Sequence[Question]) -> None:
-    """Raises RequestError naming the first question that cannot be asked."""
+    """Check questions. Raises RequestError naming the first that is invalid."""
     if not 1 <= len(questions) <= MAX_QUESTIONS:
         raise RequestError(f"1 to {MAX_QUESTIONS} questions at once, got {len(questions)}", param="questions")
     for index, question in enumerate(questions):
@@ -125,7 +142,7 @@ def check(questions: Sequence[Question]) -> None:
 
 
 def answer(question: Question, masses: Sequence[float]) -> DecisionAnswer:
-    """`masses`: for each label, the natural log of how likely the model is to answer it."""
+    """Return the answer to a question. `masses`: for each label, the natural log of its probability."""
     probabilities = normalised(masses)
     best = max(range(len(masses)), key=masses.__getitem__)
     match question:
@@ -153,7 +170,7 @@ def answer(question: Question, masses: Sequence[float]) -> DecisionAnswer:
 
 
 def normalised(masses: Sequence[float]) -> list[float]:
-    """exp(masses) over their sum."""
+    """Return exp(masses) divided by their sum."""
     highest = max(masses)
     weights = [math.exp(mass - highest) for mass in masses]
     total = math.fsum(weights)

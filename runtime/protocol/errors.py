@@ -1,4 +1,4 @@
-"""What can go wrong, named by who can act: the client (RequestError, BusyError) or the operator (RuntimeFailed)."""
+"""Errors, by who can act: the client (RequestError, BusyError) or the operator (RuntimeFailed)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RamiformError(Exception):
 
 
 class RequestError(RamiformError, ValueError):
-    """The client's mistake. `param` names the parameter, the message quotes the offending text.
+    """A mistake of the client. `param` names the parameter; the message quotes the offending text.
 
     `code` is a stable machine-readable word, e.g. "context_length_exceeded", "invalid_grammar".
     """
@@ -32,11 +32,10 @@ def context_exceeded(
     limit: str = "max_tokens",
     at_least: bool = False,
 ) -> RequestError:
-    """Make the error for a request that is longer than the context, in the words of OpenAI's, which clients look for.
+    """Make the error for a request that is longer than the context, worded like OpenAI's, which clients look for.
 
     `prompt` and `limit` name the parameters that hold the prompt and the number of completion tokens; the error names
-    the one that is at fault. `num_completion` is 0 where none were asked for. `at_least`: the prompt was not counted
-    to its end.
+    the one at fault. `num_completion` is 0 if none were requested. `at_least`: the prompt was not counted to its end.
     """
     noun = "messages" if prompt == "messages" else "prompt"
     about = "at least " if at_least else ""
@@ -60,14 +59,14 @@ class BusyError(RamiformError):
 
 
 class RuntimeFailed(RamiformError):
-    """The runtime, or one of its processes, died or could not start. Nothing that was running will be answered."""
+    """The runtime, or one of its processes, died or could not start. Running requests will not be answered."""
 
 
 ErrorKind = Literal["request", "busy", "runtime"]
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as it travels. `to_exception` is the inverse of `ErrorInfo.of`."""
+    """An error in a message. `to_exception` is the inverse of `ErrorInfo.of`."""
 
     kind: ErrorKind
     message: str

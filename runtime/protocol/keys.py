@@ -1,8 +1,8 @@
-"""CURVE keys (curvezmq.org): who a runtime and its programs over TCP are. Files are those of `zmq.auth`.
+"""CURVE keys (curvezmq.org) of a runtime and of its programs over TCP, in files of `zmq.auth`.
 
-A folder has `server.key` and, for each program that may come, `NAME.key`, which are public; beside them are the secret
-halves, `server.key_secret` and `NAME.key_secret`, that only their owner reads. A runtime needs `server.key_secret` and
-the programs' public keys, a program `server.key` and its own secret.
+A folder has `server.key` and, for each program that may connect, `NAME.key`: public keys. Beside them are the secret
+keys, `server.key_secret` and `NAME.key_secret`, readable only by their owner. A runtime needs `server.key_secret` and
+the programs' public keys; a program needs `server.key` and its own secret key.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class ProgramKeys(NamedTuple):
 
 
 def make_keys(folder: Path, program: str = "client") -> list[Path]:
-    """Make the runtime's keys, unless they are there, and those of a program. Returns the files written.
+    """Make the runtime's keys, unless they exist, and those of a program. Returns the files written.
 
-    Raises RequestError for a name that is none or is taken.
+    Raises RequestError for an invalid or existing name.
     """
     if not _NAME.fullmatch(program) or program == SERVER:
         raise RequestError(
@@ -57,7 +57,7 @@ def make_keys(folder: Path, program: str = "client") -> list[Path]:
 
 
 def server_keys(folder: Path) -> ServerKeys:
-    """What a runtime needs. Raises RequestError naming the file that is missing, unreadable or open to others."""
+    """Load a runtime's keys. Raises RequestError naming the file that is missing, unreadable or open to others."""
     public, secret = _pair(folder / f"{SERVER}.key_secret")
     programs = {_public(file): file.stem for file in sorted(folder.glob("*.key")) if file.stem != SERVER}
     if not programs:
@@ -68,7 +68,7 @@ def server_keys(folder: Path) -> ServerKeys:
 
 
 def program_keys(folder: Path) -> ProgramKeys:
-    """What a program needs. Raises RequestError naming the file that is missing, unreadable or open to others."""
+    """Load a program's keys. Raises RequestError naming the file that is missing, unreadable or open to others."""
     own = [file for file in sorted(folder.glob("*.key_secret")) if file.stem != SERVER]
     if len(own) != 1:
         found = ", ".join(file.name for file in own) or "none"
@@ -79,7 +79,7 @@ def program_keys(folder: Path) -> ProgramKeys:
 
 
 def keys_for(address: str, folder: str | os.PathLike[str] | None) -> ProgramKeys | None:
-    """A program's keys, where its address needs any."""
+    """A program's keys if its address needs any."""
     return None if folder is None or not address.startswith("tcp:") else program_keys(Path(folder))
 
 

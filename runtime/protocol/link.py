@@ -1,7 +1,7 @@
-"""A socket to a frontend and the one thread that owns it; other threads only hand bytes over.
+"""A socket to a frontend and the thread that owns it; other threads queue bytes.
 
-Knows bytes, sockets and when the other end is gone; what the bytes mean is its owner's to know. Nothing polls: the
-thread sleeps until either side sends, the socket's monitor reports, or, while the owner is busy, a ping is due.
+The thread does not poll: it sleeps until either side sends, the socket's monitor reports an event, or, while the owner
+is busy, a ping is due.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .session import Bye, Ping
 from .transport import secure_program_socket
 
 PING_SECONDS = 5.0
-GOODBYE_MS = 200  # how long a closing socket may take to deliver its last messages
-MESSAGES_PER_TURN = 256  # read before looking at what is to be sent
+LINGER_MS = 200  # how long a closing socket may take to deliver its last messages
+MESSAGES_PER_TURN = 256  # read before sending what is queued
 
-_GONE = zmq.Event.DISCONNECTED | zmq.Event.CLOSED  # CLOSED: an attempt to connect failed
+_DISCONNECTED = zmq.Event.DISCONNECTED | zmq.Event.CLOSED  # CLOSED: an attempt to connect failed
 _REFUSED = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-_UNKNOWN = zmq.Event.HANDSHAKE_FAILED_AUTH
-_MET = zmq.Event.HANDSHAKE_SUCCEEDED
+_KEY_REFUSED = zmq.Event.HANDSHAKE_FAILED_AUTH
+_CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 
 
 class LinkDown(Exception):
-    """Ends the link: why nothing more will be answered. The owner's callbacks may raise it too."""
+    """Ends the link, with the reason. The owner's callbacks may raise it too."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -42,11 +42,11 @@ class LinkDown(Exception):
 
 
 class FrontendLink:
-    """`first` is sent at once, everything else after `allow_sending`.
+    """A link to a frontend. `first` is sent at once, all other messages after `allow_sending`.
 
-    On the thread: `on_message(data)` for each message, `is_busy()` when a ping is due, and at last `on_end(error)`,
-    once. With `keys`, which every address of TCP needs, both ends prove who they are. Raises RequestError for an
-    address that is none.
+    The thread calls `on_message(data)` for each message, `is_busy()` when a ping is due, and `on_end(error)` once at
+    the end. With `keys`, which every TCP address needs, both ends authenticate. Raises RequestError for an invalid
+    address.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class FrontendLink:
         self._on_end = on_end
         self._outbox: deque[bytes] = deque()
         self._may_send = False
-        self._leaving = False
-        self._awake = False
+        self._closing = False
+        self._woken = False
         self._context = zmq.Context()
         self._open_sockets()
         try:
@@ -85,9 +85,9 @@ class FrontendLink:
                 f"{address!r} is not the address of a runtime: {error}", param="address", code="invalid_address"
             ) from None
         self._socket.send(first)
-        self._bell, self._ring = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ring.setblocking(False)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="ramiform-connection", daemon=True)
 
     # For every thread
@@ -96,24 +96,24 @@ class FrontendLink:
         self._thread.start()
 
     def post(self, data: bytes) -> None:
-        """Send, in the order of these calls. Takes no lock and never fails: garbage collection may call it."""
+        """Queue `data`. Messages are sent in order. Takes no lock and never fails: garbage collection may call it."""
         self._outbox.append(data)
         self._wake()
 
     def stop(self) -> None:
-        """Send what was posted and a Bye, and wait for the thread's end."""
-        self._leaving = True
+        """Send what is queued and a Bye, and wait for the thread to end."""
+        self._closing = True
         if self._thread.is_alive():
             self._wake()
             if threading.current_thread() is not self._thread:
                 self._thread.join()
 
     def allow_sending(self) -> None:
-        """Call on the thread, or before it starts."""
+        """Allow messages after the first. Call it on the thread, or before the thread starts."""
         self._may_send = True
 
     def move(self, address: str, first: bytes) -> None:
-        """Go on at another address, whose first message is `first`. Call on the thread, before sending is allowed."""
+        """Move to another address, where `first` is sent first. Call it on the thread, before sending is allowed."""
         assert not self._may_send
         self._socket.send(wire.encode(Bye()))
         self._close_sockets()
@@ -123,14 +123,14 @@ class FrontendLink:
         self._socket.send(first)
 
     def _wake(self) -> None:
-        # The thread clears the flag before it looks at the outbox, so whoever finds it set has been seen.
-        if self._awake:
+        # The thread clears the flag before it reads the outbox, so a message posted while it is set will be seen.
+        if self._woken:
             return
-        self._awake = True
+        self._woken = True
         try:
-            self._ring.send(b"\0")
+            self._wake_sender.send(b"\0")
         except OSError:
-            return  # unread rings are waiting, or the thread has ended and its owner was told why
+            return  # wake-ups are waiting already, or the thread has ended and called `on_end`
 
     # For the link's own thread
 
@@ -146,20 +146,20 @@ class FrontendLink:
         finally:
             self._close_sockets()
             self._context.term()
-            self._bell.close()
-            self._ring.close()
+            self._wake_receiver.close()
+            self._wake_sender.close()
 
     def _loop(self) -> None:
         poller, polled = self._make_poller(), self._socket
         next_ping = time.monotonic() + PING_SECONDS
-        while not self._leaving:
+        while not self._closing:
             wait_ms = max(0, math.ceil((next_ping - time.monotonic()) * 1000)) if self._is_busy() else None
             ready = dict(poller.poll(wait_ms))
-            if self._bell.fileno() in ready:
-                self._bell.recv(4096)
-                self._awake = False
+            if self._wake_receiver.fileno() in ready:
+                self._wake_receiver.recv(4096)
+                self._woken = False
             self._receive(MESSAGES_PER_TURN)
-            if polled is not self._socket:  # it moved
+            if polled is not self._socket:  # the link has moved
                 poller, polled = self._make_poller(), self._socket
                 continue
             if self._monitor in ready:
@@ -174,7 +174,7 @@ class FrontendLink:
 
     def _make_poller(self) -> zmq.Poller:
         poller = zmq.Poller()
-        for source in (self._bell.fileno(), self._socket, self._monitor):
+        for source in (self._wake_receiver.fileno(), self._socket, self._monitor):
             poller.register(source, zmq.POLLIN)
         return poller
 
@@ -192,19 +192,19 @@ class FrontendLink:
             self._on_message(data)
 
     def _examine(self, event: Any) -> None:
-        """But for one, the monitor reports ends. Messages sent before the end, last words among them, come first."""
-        if event["event"] == _MET:
-            self._met = True
+        """Handle an event of the monitor. All but one end the link, after the messages that came before them."""
+        if event["event"] == _CONNECTED:
+            self._connected = True
             return
         self._receive(math.inf)
-        if event["event"] == _UNKNOWN:
-            raise LinkDown(f"the runtime at {self._address} does not know our key")
+        if event["event"] == _KEY_REFUSED:
+            raise LinkDown(f"the runtime at {self._address} does not know this client's key")
         if event["event"] & _REFUSED:
-            raise LinkDown(f"what answers at {self._address} does not speak our protocol")
+            raise LinkDown(f"what answers at {self._address} does not speak the protocol of ramiform programs")
         if event["event"] == zmq.Event.CLOSED:
             raise LinkDown(f"no runtime listens at {self._address}")
-        if self._keys is not None and not self._met:
-            raise LinkDown(f"what answers at {self._address} is not the runtime whose key server.key holds")
+        if self._keys is not None and not self._connected:
+            raise LinkDown(f"what answers at {self._address} is not the runtime whose key is in server.key")
         raise LinkDown(f"the runtime at {self._address} is gone")
 
     def _open_sockets(self) -> None:
@@ -212,10 +212,10 @@ class FrontendLink:
         wire.set_options(self._socket)
         if self._keys is not None:
             secure_program_socket(self._socket, self._keys)
-        self._met = False
-        self._monitor = self._socket.get_monitor_socket(_GONE | _REFUSED | _UNKNOWN | _MET)
+        self._connected = False
+        self._monitor = self._socket.get_monitor_socket(_DISCONNECTED | _REFUSED | _KEY_REFUSED | _CONNECTED)
 
     def _close_sockets(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close(linger=GOODBYE_MS)
+        self._socket.close(linger=LINGER_MS)

@@ -1,4 +1,4 @@
-"""What processes count and time about their work, as values that travel and add up. Knows no exposition format."""
+"""Histograms and counters of the processes, as values that travel and add up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKEN_BUCKETS = [1.0 * (1 << power) for power in range(18)]
 
 
 class Histogram(msgspec.Struct):
-    """How often values fell below each bound and above the one before; the last count has no bound."""
+    """Counts of values below each bound and above the previous one; the last count has no bound."""
 
     bounds: list[float]  # ascending; a value equal to a bound is below it
     counts: list[int]
@@ -33,7 +33,7 @@ class Histogram(msgspec.Struct):
         return sum(self.counts)
 
     def observe(self, value: float, num: int = 1) -> None:
-        """`num` values that are all this one."""
+        """Add `num` values that are all `value`."""
         self.counts[bisect_left(self.bounds, value)] += num
         self.sum += num * value
 
@@ -48,9 +48,9 @@ def _histogram(bounds: list[float]) -> Histogram:
 
 
 class FrontendMetrics(msgspec.Struct, kw_only=True):
-    """One frontend's part, in seconds and tokens; a request is one sequence that the core was asked for."""
+    """Metrics of one frontend, in seconds and tokens. A request is one sequence that the core was asked for."""
 
-    ttft: Histogram = _histogram(WAIT_BUCKETS)  # asked until the first token was there
+    ttft: Histogram = _histogram(WAIT_BUCKETS)  # from request to first token
     itl: Histogram = _histogram(GAP_BUCKETS)  # between one step's tokens of a request and the next one's
     e2e: Histogram = _histogram(DURATION_BUCKETS)
     prompt_tokens: Histogram = _histogram(TOKEN_BUCKETS)
@@ -72,12 +72,12 @@ class FrontendMetrics(msgspec.Struct, kw_only=True):
 
 
 class CoreMetrics(msgspec.Struct, kw_only=True):
-    """What the core alone can tell, in seconds and tokens."""
+    """Metrics of the core, in seconds and tokens."""
 
-    queue: Histogram = _histogram(WAIT_BUCKETS)  # asked until a step first computed something of it
+    queue: Histogram = _histogram(WAIT_BUCKETS)  # from request to its first step
     prefill: Histogram = _histogram(WAIT_BUCKETS)  # from there to the first token
     decode: Histogram = _histogram(DURATION_BUCKETS)  # from there to the last
-    step: Histogram = _histogram(GAP_BUCKETS)  # one forward, with its planning
+    step: Histogram = _histogram(GAP_BUCKETS)  # one step: planning and forward
     step_tokens: Histogram = _histogram(TOKEN_BUCKETS)
     grammar_compile: Histogram = _histogram(GAP_BUCKETS)
     grammar_mask: Histogram = _histogram(MICROSECOND_BUCKETS)
@@ -85,7 +85,7 @@ class CoreMetrics(msgspec.Struct, kw_only=True):
 
 
 def sum_metrics(parts: Iterable[FrontendMetrics]) -> FrontendMetrics:
-    """All frontends together."""
+    """Sum over all frontends."""
     whole = FrontendMetrics()
     for part in parts:
         for name in ("ttft", "itl", "e2e", "prompt_tokens", "output_tokens"):

@@ -1,9 +1,15 @@
-"""What a request asks of the sampler. Values only: validated when built, by hand or from the wire."""
+"""What a request asks of the sampler: the table of sampling parameters, and values validated when they are built.
+
+Every field of `SamplingParams` is a row of the table. The bodies of the HTTP APIs, the arguments of `gen` and `run`,
+the plan's draw and the requests to other servers derive from it.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -12,24 +18,78 @@ from .errors import RequestError
 ConstraintKind = Literal["regex", "json_schema", "choices", "grammar", "structural_tag"]
 PropertyOrder = Literal["any", "schema"]
 AdditionalProperties = Literal["closed", "schema"]
-# What each parameter may be, both ends included; `top_p` is also above 0.
-RANGES: dict[str, tuple[float, float]] = {
-    "max_new_tokens": (0, 1 << 31),
-    "temperature": (0.0, 100.0),
-    "top_k": (1, 1 << 31),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "presence_penalty": (-2.0, 2.0),
-    # Not down to 0: a logit divided by it must stay finite, or nothing can be drawn.
-    "repetition_penalty": (0.01, 10.0),
-    "logit_bias": (-100.0, 100.0),  # of each token
-    "seed": (-(1 << 63), (1 << 63) - 1),
-}
+Api = Literal["gen", "native", "openai"]
+Dialect = Literal["openai", "sglang", "vllm"]
+Stage = Literal["limit", "draw", "logits", "stop", "text"]
 MAX_STOPS = 64
 MAX_STOP_REGEX = 4096  # characters
 MAX_TOP_LOGPROBS = 64
 MAX_ASKED_LOGPROBS = 1024
+
+_EVERYWHERE: tuple[Dialect, ...] = ("openai", "sglang", "vllm")
+_EXTENSION: tuple[Dialect, ...] = ("sglang", "vllm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterSpec:
+    """Facts of a sampling parameter beyond the name, type and default of its field.
+
+    `minimum` and `maximum` are inclusive unless `exclusive_minimum`; of a mapping they bound the values. `off` is the
+    number that `gen` and the HTTP APIs write for None. `names` are the API's own names where they differ from the
+    field's; None: the API does not have the parameter under one name. `dialects` are the remote servers that take it.
+    """
+
+    stage: Stage
+    meaning: str
+    minimum: float | None = None
+    maximum: float | None = None
+    exclusive_minimum: bool = False
+    off: int | None = None
+    names: Mapping[Api, str | None] = field(default_factory=dict)
+    dialects: tuple[Dialect, ...] = _EVERYWHERE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter(ParameterSpec):
+    """A row of the table."""
+
+    name: str
+    type: Any
+    default: Any
+
+    def name_in(self, api: Api) -> str | None:
+        """Return the parameter's name in an API, None where the API does not have it."""
+        return self.names.get(api, self.name)
+
+    @property
+    def values(self) -> str:
+        """Describe the type and the range of the values."""
+        kind = (str(self.type) if get_args(self.type) else self.type.__name__).removesuffix(" | None")
+        if self.minimum is None:
+            return kind
+        lowest = f"above {self.minimum:g}" if self.exclusive_minimum else f"from {self.minimum:g}"
+        highest = "" if self.maximum is None or self.maximum >= 1 << 31 else f" to {self.maximum:g}"
+        return kind if self.minimum < -(1 << 31) else f"{kind} {lowest}{highest}"
+
+    def check(self, value: Any) -> None:
+        """Raise RequestError, naming the parameter, for a value out of range."""
+        if self.minimum is None or self.maximum is None or value is None:
+            return
+        if isinstance(value, dict):
+            for key, each in value.items():
+                if key < 0 or not self.minimum <= each <= self.maximum:
+                    raise RequestError(
+                        f"{self.name} must map token ids to values in [{self.minimum:g}, {self.maximum:g}], "
+                        f"got {key}: {each}",
+                        param=self.name,
+                    )
+        elif self.exclusive_minimum:
+            if not self.minimum < value <= self.maximum:
+                raise RequestError(
+                    f"{self.name} must be in ({self.minimum:g}, {self.maximum:g}], got {value}", param=self.name
+                )
+        else:
+            check_range(self.name, value, self.minimum, self.maximum)
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -44,51 +104,143 @@ class Constraint(msgspec.Struct, frozen=True):
     additional_properties: AdditionalProperties | None = None
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are drawn and when to stop. Temperature 0 is greedy. `None` switches a filter off.
+class DrawParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How a token is drawn from its logits. Temperature 0 is greedy."""
+
+    temperature: Annotated[
+        float, ParameterSpec(stage="draw", meaning="divides the logits; 0 is greedy", minimum=0.0, maximum=100.0)
+    ] = 1.0
+    top_k: Annotated[
+        int | None,
+        ParameterSpec(
+            stage="draw",
+            meaning="only the k likeliest tokens; -1: all",
+            minimum=1,
+            maximum=1 << 31,
+            off=-1,
+            dialects=_EXTENSION,
+        ),
+    ] = None
+    top_p: Annotated[
+        float,
+        ParameterSpec(
+            stage="draw",
+            meaning="only the fewest likeliest tokens that hold this probability together",
+            minimum=0.0,
+            maximum=1.0,
+            exclusive_minimum=True,
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        ParameterSpec(
+            stage="draw",
+            meaning="only tokens of at least this fraction of the likeliest one's probability",
+            minimum=0.0,
+            maximum=1.0,
+            dialects=_EXTENSION,
+        ),
+    ] = 0.0
+
+
+class SamplingParams(DrawParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are drawn and when to stop. `None` switches a filter off.
 
     Raises RequestError naming the first parameter that is out of range.
     """
 
-    max_new_tokens: int = 128
-    min_new_tokens: int = 0  # EOS, stop tokens, stop strings and patterns are ignored before this many tokens
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0  # subtracted once per occurrence in the output
-    presence_penalty: float = 0.0  # subtracted once if in the output
-    repetition_penalty: float = 1.0  # divides positive logits, multiplies negative ones, of tokens in prompt or output
-    logit_bias: dict[int, float] = {}
-    seed: int | None = None  # None: the frontend draws one
-    stop: tuple[str, ...] = ()
-    stop_regex: tuple[str, ...] = ()  # Python patterns; what they may say is known to who compiles them
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    no_stop_trim: bool = False  # keep the matched text, or stop token's text, in the text
+    max_new_tokens: Annotated[
+        int,
+        ParameterSpec(
+            stage="limit",
+            meaning="the most tokens to generate",
+            minimum=0,
+            maximum=1 << 31,
+            names={"gen": "max_tokens", "openai": None},  # OpenAI's routes have limits of their own
+        ),
+    ] = 128
+    min_new_tokens: Annotated[
+        int,
+        ParameterSpec(
+            stage="limit",
+            meaning="end tokens, stop tokens, strings and patterns are ignored before this many tokens",
+            minimum=0,
+            names={"gen": "min_tokens", "openai": "min_tokens"},
+            dialects=_EXTENSION,
+        ),
+    ] = 0
+    frequency_penalty: Annotated[
+        float,
+        ParameterSpec(
+            stage="logits", meaning="subtracted once per occurrence in the output", minimum=-2.0, maximum=2.0
+        ),
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, ParameterSpec(stage="logits", meaning="subtracted once if in the output", minimum=-2.0, maximum=2.0)
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float,
+        ParameterSpec(
+            stage="logits",
+            meaning="divides positive logits, multiplies negative ones, of tokens in prompt or output",
+            minimum=0.01,  # not down to 0: a logit divided by it must stay finite, or nothing can be drawn
+            maximum=10.0,
+            dialects=_EXTENSION,
+        ),
+    ] = 1.0
+    logit_bias: Annotated[
+        dict[int, float],
+        ParameterSpec(stage="logits", meaning="added to the logits of tokens, by id", minimum=-100.0, maximum=100.0),
+    ] = {}
+    seed: Annotated[
+        int | None,
+        ParameterSpec(
+            stage="draw",
+            meaning="the same seed draws the same text, in any company; None: a random one",
+            minimum=-(1 << 63),
+            maximum=(1 << 63) - 1,
+            names={"native": "sampling_seed"},
+        ),
+    ] = None
+    stop: Annotated[tuple[str, ...], ParameterSpec(stage="stop", meaning="strings before which the text ends")] = ()
+    stop_regex: Annotated[
+        tuple[str, ...],
+        ParameterSpec(stage="stop", meaning="Python patterns before whose match the text ends", dialects=()),
+    ] = ()
+    stop_token_ids: Annotated[
+        tuple[int, ...], ParameterSpec(stage="stop", meaning="tokens that end the text", dialects=_EXTENSION)
+    ] = ()
+    ignore_eos: Annotated[
+        bool, ParameterSpec(stage="stop", meaning="go on after the model's end token", dialects=_EXTENSION)
+    ] = False
+    skip_special_tokens: Annotated[
+        bool,
+        ParameterSpec(
+            stage="text",
+            meaning="leave special tokens out of the text",
+            names={"gen": None},
+            dialects=_EXTENSION,
+        ),
+    ] = True
+    no_stop_trim: Annotated[
+        bool,
+        ParameterSpec(
+            stage="text",
+            meaning="keep the matched text, or the stop token's text, in the text",
+            names={"gen": None},
+            dialects=("sglang",),
+        ),
+    ] = False
     constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
-        _in_range("max_new_tokens", self.max_new_tokens)
-        _range("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
-        _in_range("temperature", self.temperature)
-        if self.top_k is not None:
-            _in_range("top_k", self.top_k)
-        if not 0.0 < self.top_p <= 1.0:
-            raise RequestError(f"top_p must be in (0, 1], got {self.top_p}", param="top_p")
-        _in_range("min_p", self.min_p)
-        _in_range("frequency_penalty", self.frequency_penalty)
-        _in_range("presence_penalty", self.presence_penalty)
-        _in_range("repetition_penalty", self.repetition_penalty)
-        lowest, highest = RANGES["logit_bias"]
-        for token, bias in self.logit_bias.items():
-            if token < 0 or not lowest <= bias <= highest:
-                raise RequestError(
-                    f"logit_bias must map token ids to values in [-100, 100], got {token}: {bias}", param="logit_bias"
-                )
-        if self.seed is not None:
-            _in_range("seed", self.seed)
+        for name, lowest, highest in _BOUNDS:
+            value = getattr(self, name)
+            if value is not None and not lowest <= value <= highest:
+                PARAMETERS[name].check(value)
+        if self.logit_bias:
+            PARAMETERS["logit_bias"].check(self.logit_bias)
+        check_range("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
         if len(self.stop) > MAX_STOPS or any(not s for s in self.stop):
             raise RequestError(f"stop must be at most {MAX_STOPS} non-empty strings, got {self.stop!r}", param="stop")
         if len(self.stop_regex) > MAX_STOPS or any(not 0 < len(p) <= MAX_STOP_REGEX for p in self.stop_regex):
@@ -120,14 +272,14 @@ class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
     of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _range("top_logprobs", self.num_top, 0, MAX_TOP_LOGPROBS)
+        check_range("top_logprobs", self.num_top, 0, MAX_TOP_LOGPROBS)
         if len(self.of) > MAX_ASKED_LOGPROBS:
             raise RequestError(
                 f"log-probabilities of at most {MAX_ASKED_LOGPROBS} tokens, got {len(self.of)}",
                 param="token_ids_logprob",
             )
         if self.prompt_from is not None:
-            _range("logprob_start_len", self.prompt_from, 0, 1 << 31)
+            check_range("logprob_start_len", self.prompt_from, 0, 1 << 31)
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -140,10 +292,24 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     of: list[float] = []
 
 
-def _in_range(param: str, value: float) -> None:
-    _range(param, value, *RANGES[param])
-
-
-def _range(param: str, value: float, low: float, high: float) -> None:
+def check_range(param: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high or math.isnan(value):
         raise RequestError(f"{param} must be between {low} and {high}, got {value}", param=param)
+
+
+def _table() -> dict[str, Parameter]:
+    rows = []
+    for each in msgspec.structs.fields(SamplingParams):
+        if get_origin(each.type) is Annotated:
+            kind, spec = get_args(each.type)
+            default = each.default_factory() if each.default is msgspec.NODEFAULT else each.default
+            rows.append(Parameter(name=each.name, type=kind, default=default, **vars(spec)))
+    return {row.name: row for row in sorted(rows, key=lambda row: row.stage != "limit")}
+
+
+PARAMETERS = _table()  # limits first, since requests are refused for those first
+_BOUNDS = tuple(
+    (row.name, math.nextafter(row.minimum, math.inf) if row.exclusive_minimum else row.minimum, row.maximum)
+    for row in PARAMETERS.values()
+    if row.minimum is not None and row.maximum is not None and row.name != "logit_bias"
+)

@@ -1,10 +1,9 @@
-"""Client <-> frontend: a program's operations one way, what they produced the other.
+"""Messages between a client and a frontend: a program's operations one way, their results the other.
 
-A *state* is a growing sequence of token ids held by the frontend. The client numbers its states and each state's
-operations itself, so that nothing waits for a round trip: opening, appending, forking are one-way messages, and a
-whole program may come as one. Each operation is answered once, by `Done` or `Failed`, in order within its state; a
-streamed Gen also by `Delta`s before.
-After `Failed` every later operation of that state fails with the same error.
+A *state* is a growing sequence of token ids that the frontend holds. The client numbers its states and each state's
+operations itself, so nothing waits for a round trip: opening, appending and forking are one-way messages, and a whole
+program may come as one message. Each operation is answered once, by `Done` or `Failed`, in order within its state; a
+streamed Gen also by `Delta`s before. After `Failed` every later operation of that state fails with the same error.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "un
 
 
 class Text(msgspec.Struct, frozen=True, tag="text"):
-    """Append text. Tokenised together with adjacent text when the next Gen or Select needs it."""
+    """Append text. It is tokenised together with adjacent text when the next Gen or Select needs it."""
 
     text: str
 
@@ -46,7 +45,7 @@ class Gen(msgspec.Struct, frozen=True, kw_only=True, tag="gen"):
     logprobs: LogprobParams | None = None
     n: int = 1
     stream: bool = False
-    token_texts: bool = False  # with log-probabilities: what each token that they name adds to the text
+    token_texts: bool = False  # with log-probabilities: return the text of each token that they name
 
 
 class Select(msgspec.Struct, frozen=True, kw_only=True, tag="select"):
@@ -63,19 +62,19 @@ class Select(msgspec.Struct, frozen=True, kw_only=True, tag="select"):
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """Append what the client supplies; wait for it. `chosen`: it is one of the choices that were scored just before."""
+    """Wait for a text that the client supplies, and append it. `chosen`: one of the choices scored just before."""
 
     chosen: bool = False
 
 
 class Decide(msgspec.Struct, frozen=True, tag="decide"):
-    """Answer questions about what the state holds; append nothing."""
+    """Answer questions about the state's content; append nothing."""
 
     questions: tuple[Question, ...]
 
 
 class Fork(msgspec.Struct, frozen=True, tag="fork"):
-    """Open `children` as copies of this state as it is at this point."""
+    """Open `children` as copies of this state at this point."""
 
     children: tuple[int, ...]
 
@@ -87,7 +86,7 @@ class Concatenate(msgspec.Struct, frozen=True, tag="concatenate"):
 
 
 class Sync(msgspec.Struct, frozen=True, tag="sync"):
-    """Do nothing; its `Done` says that everything before it is done."""
+    """Do nothing; its `Done` shows that every operation before it is done."""
 
 
 Operation = Text | RoleBegin | RoleEnd | Gen | Select | Ask | Decide | Fork | Concatenate | Sync
@@ -106,18 +105,19 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 
 class Bye(msgspec.Struct, frozen=True, tag="bye"):
-    """The client leaves; its states are closed and its running requests aborted."""
+    """The last message: closes the client's states and aborts its running requests."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program may use, all its states together; when it is spent they are lost, with an error that names it."""
+    """Limits of a program, for all its states together. When one is exceeded the states are lost, with an error that
+    names it."""
 
-    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None  # since the program was opened
-    tokens: Annotated[int, msgspec.Meta(gt=0)] | None = None  # generated
+    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None  # from the opening of the program
+    tokens: Annotated[int, msgspec.Meta(gt=0)] | None = None  # generated tokens
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """A new, empty state of program `program` (numbered by the client). The program's first brings the budget."""
+    """Open an empty state of program `program` (numbered by the client). A program's first Open has its budget."""
 
     state: int
     program: int
@@ -133,18 +133,18 @@ class Append(msgspec.Struct, frozen=True, tag="append"):
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
-    """Forget states, and every state of `programs`; what they still run is aborted. A single state that others wait
-    for goes on unseen until they have what they need."""
+    """Forget states, and every state of `programs`, and abort their requests. A state of `states` that others wait for
+    is played on without answers until they have what they need."""
 
     states: tuple[int, ...]
     programs: tuple[int, ...] = ()
 
 
 class Play(msgspec.Struct, frozen=True, tag="play"):
-    """Several messages as one, in order: all that a program has said so far.
+    """Several messages as one, in order: all operations that a program has recorded so far.
 
-    `complete`: nothing more will be appended to the states of the programs opened here, so that what they hold is
-    needed only as far as these messages use it.
+    `complete`: nothing more will be appended to the states of the programs opened here, so that their prefixes are
+    needed only as far as these messages use them.
     """
 
     messages: list[Open | Append | Close]
@@ -152,7 +152,7 @@ class Play(msgspec.Struct, frozen=True, tag="play"):
 
 
 class Supply(msgspec.Struct, frozen=True, kw_only=True, tag="supply"):
-    """What the `Ask` that is operation `op` of `state` waits for: a text, or why there is none."""
+    """The text that the `Ask` with number `op` of `state` waits for, or the error that prevents it."""
 
     state: int
     op: int
@@ -161,7 +161,7 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True, tag="supply"):
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
-    """A question outside any state. Answered by `Reply`."""
+    """A call that concerns no state. Answered by `Reply`."""
 
     call: int
     method: Literal["info", "stats", "flush_cache"]
@@ -173,49 +173,49 @@ ToFrontend = Hello | Ping | Bye | Open | Append | Close | Play | Supply | Call
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """With `move_to`, say Hello there instead: another frontend of the same core has room, and answers at once."""
+    """The answer to `Hello`. With `move_to`, connect to that address instead: another frontend of the same core."""
 
     info: ModelInfo
     move_to: str | None = None
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
-    """Nothing more will be answered: the runtime goes down, or could not start."""
+    """The last message of a frontend: the runtime shuts down, or could not start."""
 
     error: ErrorInfo
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True):
-    """One generated sequence. `text` and `ids` are without the stop; a stop string may cut the last token, then
-    `ids` ends before it and `text` is longer than the ids' text."""
+    """One generated sequence. `text` and `ids` are without the stop. If a stop string cuts the last token, `ids` ends
+    before that token and `text` is longer than the ids' text."""
 
     text: str
     ids: list[int]
     prompt_tokens: int
-    completion_tokens: int  # counts the stop token too: what was computed
+    completion_tokens: int  # all that were computed, the stop token included
     cached_tokens: int
     finish: Finish
     logprobs: list[TokenLogprob] | None = None  # one per id, and one for a stop token
     prompt_logprobs: list[TokenLogprob | None] | None = None
     seconds: float = 0.0  # from submission to finish
     num_retractions: int = 0
-    num_passes: int = 0  # of the model, that gave the tokens
-    accepted_lengths: list[int] = []  # how many verifications accepted 0, 1, 2, ... of their guesses
-    timings: Timings | None = None  # None: it was aborted
-    token_texts: dict[int, str] | None = None  # of every id that the log-probabilities name
+    num_passes: int = 0  # forward passes of the model that gave the tokens
+    accepted_lengths: list[int] = []  # how many verifications accepted 0, 1, 2, ... draft tokens
+    timings: Timings | None = None  # None if it was aborted
+    token_texts: dict[int, str] | None = None  # the text of every id that the log-probabilities name
 
     @property
     def accept_length(self) -> float:
-        """Tokens of a pass: 1 unless guesses proved right, or text was forced."""
+        """Tokens per forward pass: 1 unless draft tokens were accepted or text was forced."""
         return self.completion_tokens / self.num_passes if self.num_passes else 0.0
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """How a select decided, or would have. Lists have one entry per choice, in the user's order."""
+    """The result of a select. Lists have one entry per choice, in the user's order."""
 
     index: int
     text: str
-    scores: list[float]  # what the method compared
+    scores: list[float]  # that the method compared
     normalized_prompt_logprobs: list[float]  # mean log-probability of the choice's tokens
     token_logprobs: list[list[TokenLogprob]]
     unconditional_logprobs: list[list[TokenLogprob]] | None = None
@@ -234,7 +234,7 @@ class Delta(msgspec.Struct, frozen=True, tag="delta"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """Operation `op` appended `text` to the state (what `s.text()` shows). A Gen has `sequences`, a Select `choice`, a
+    """Operation `op` appended `text` to the state, as `s.text()` shows it. A Gen has `sequences`, a Select `choice`, a
     Decide `answers`."""
 
     state: int
@@ -267,6 +267,8 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """The answer to the `Call` with number `call`."""
+
     call: int
     info: ModelInfo | None = None
     stats: CoreStats | None = None
@@ -274,7 +276,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
 
 
 class Malformed(msgspec.Struct, frozen=True, tag="malformed"):
-    """A message of yours could not be read. The connection goes on."""
+    """The client sent a message that could not be read. The connection goes on."""
 
     error: ErrorInfo
 

@@ -1,4 +1,4 @@
-"""What vLLM and SGLang call settings of ours, so that who types their name is told ours. Knows names, no values."""
+"""Names that vLLM and SGLang use for our settings, to suggest ours to those who type theirs."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ _ALIASES = {
 
 
 def setting_for_alias(name: str) -> str | None:
-    """What a setting of theirs is called here; None for a name that neither has."""
+    """Our name for a setting of theirs, or None."""
     return _ALIASES.get(name)
 
 
 def suggest_setting(name: str, known: Collection[str]) -> str | None:
-    """Of the `known` settings the one that `name` probably means; None when nothing is near."""
+    """The one of the `known` settings that `name` probably means, or None."""
     if (ours := setting_for_alias(name)) is not None:
         return ours if ours in known else None
     near = difflib.get_close_matches(name, known, 1, cutoff=0.75)

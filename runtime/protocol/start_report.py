@@ -1,4 +1,4 @@
-"""What a frontend started as a child tells its parent, in one line of JSON on its standard output."""
+"""Report of a frontend started as a child, one line of JSON on its standard output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import ErrorInfo
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """The runtime answers: its model, the HTTP port when there is one, and where programs come by TCP when they may."""
+    """The runtime serves: its model, the HTTP port and the TCP address for programs, where there are any."""
 
     info: ModelInfo
     http_port: int | None
@@ -17,7 +17,7 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """It could not start; the process ends."""
+    """The runtime could not start; the process ends."""
 
     error: ErrorInfo
 

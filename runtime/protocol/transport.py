@@ -1,8 +1,7 @@
-"""What a socket over TCP needs beyond one between processes of a machine: keys, and a way to notice that nobody is
-there.
+"""Options of ZMQ sockets over TCP: CURVE keys and heartbeats.
 
-Between processes the system tells when a peer has died, and one that was only stopped for a while must keep its link
-(see docs/log.md). A network tells nothing, so over TCP ZMQ's own heartbeats do.
+Between processes of one machine the system reports when a peer has died, and a peer that was only stopped for a while
+must keep its connection (see docs/log.md). A network reports nothing, so over TCP ZMQ's heartbeats do.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from .errors import RequestError
 from .keys import ProgramKeys, ServerKeys, server_keys
 
 HEARTBEAT_MS = 2_000
-HEARTBEAT_TIMEOUT_MS = 10_000  # after which the peer counts as gone
-HANDSHAKE_TIMEOUT_MS = 15_000  # that a peer may take to show its keys
+HEARTBEAT_TIMEOUT_MS = 10_000  # after which the peer is considered gone
+HANDSHAKE_TIMEOUT_MS = 15_000  # for the CURVE handshake
 
 
 def secure_server_socket(socket: zmq.Socket[Any], keys: ServerKeys) -> None:
-    """Before it is bound: answer those only whom the context's authenticator lets in."""
+    """Set up a server's socket before it binds: only programs accepted by the context's authenticator are answered."""
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     _set_heartbeats(socket)
 
 
 def secure_program_socket(socket: zmq.Socket[Any], keys: ProgramKeys) -> None:
-    """Before it connects: show our keys, and go on only with the holder of the server's."""
+    """Set up a program's socket before it connects: it shows its keys, and accepts only the holder of the server's."""
     socket.curve_serverkey = keys.server
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     _set_heartbeats(socket)
@@ -42,7 +41,7 @@ def _set_heartbeats(socket: zmq.Socket[Any]) -> None:
 
 
 def check_bind(bind: str, keys: str | None) -> None:
-    """Raises RequestError for what no service for other machines can be made of."""
+    """Raise RequestError if `bind` is not an address that other machines can use, or the keys are missing."""
     scheme, _, rest = bind.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not host or not (port.isdecimal() and int(port) < 1 << 16):

@@ -1,3 +1,3 @@
-"""The version, written once: client and frontend compare it when they meet."""
+"""The version, written once: client and frontend compare it when they connect."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Messages to bytes and back, and the sockets they travel on. msgpack by msgspec; typed, validated, size-limited."""
+"""Message encoding (msgpack by msgspec: typed, validated, limited in size) and options of the sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Raises RequestError for text that is no Unicode, a number beyond 64 bits, and more bytes than a peer takes."""
+    """Encode a message. Raises RequestError for text that is not valid Unicode, numbers beyond 64 bits, and oversized
+    messages."""
     try:
         data = _encoder.encode(message)
     except UnicodeEncodeError as error:
@@ -23,13 +24,13 @@ def encode(message: msgspec.Struct) -> bytes:
         raise RequestError(f"text that is not valid Unicode: {text!r}", param="text", code="invalid_text") from None
     except OverflowError as error:
         raise RequestError(f"a number is out of range: {error}") from None
-    if len(data) > MAX_MESSAGE_BYTES:  # it would be dropped without a word, and the connection with it
+    if len(data) > MAX_MESSAGE_BYTES:  # ZMQ would silently drop it and the connection
         raise RequestError(f"one message of {len(data)} bytes; the most is {MAX_MESSAGE_BYTES}", code="too_long")
     return data
 
 
 def decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
-    """The message in `data`. Raises RequestError when it is not one of the decoder's types."""
+    """Decode a message. Raises RequestError if it is not one of the decoder's types."""
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -40,10 +41,10 @@ def decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
 
 
 def set_options(socket: zmq.Socket[Any]) -> None:
-    """What every socket of ours has: a size limit, no lingering at close, no dropped messages.
+    """Set the options of every socket: a size limit, no lingering at close, no dropped messages.
 
-    No heartbeats: the system tells when a peer has died, and one that was only stopped for a while (Ctrl-Z, a frozen
-    container) must not find its connection gone, and what it waited for with it.
+    No heartbeats: the system reports when a peer has died, and one that was only stopped for a while (Ctrl-Z, a frozen
+    container) must not lose its connection and what it waited for.
     """
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.LINGER, 0)

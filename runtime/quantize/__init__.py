@@ -1,2 +1,6 @@
-"""From a dense checkpoint to a quantised one, `ramiform quantize`, and to scales for quantised KV,
-`ramiform calibrate-kv`."""
+"""Quantising dense checkpoints (`ramiform quantize`) and measuring KV scales (`ramiform calibrate-kv`)."""
+
+from typing import Literal
+
+CalibratedMethod = Literal["awq", "gptq"]
+Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]

@@ -1,5 +1,5 @@
-"""AWQ (Lin et al. 2024, arXiv 2306.00978, section 3.2): inputs that are large on average get finer weights, by a factor
-for each that the operation before takes back. Knows matrices; knows no model.
+"""AWQ: scales that give finer weights to inputs that are large on average (Lin et al. 2024, arXiv 2306.00978, section
+3.2).
 
 Legend: N rows (outputs), C columns (inputs).
 """
@@ -18,11 +18,11 @@ NUM_STEPS = 20  # exponents from 0, which is plain rounding, up to 1
 def input_scales(
     products: Sequence[tuple[torch.Tensor, torch.Tensor]], mean_C: torch.Tensor, group_size: int
 ) -> torch.Tensor:
-    """float32 [C]: what to multiply the columns of the weights with, and divide the inputs by, before rounding.
+    """Return float32 [C]: factors of the weights' columns, by which the inputs are divided, before rounding.
 
-    `products` are weights [N, C] that get their inputs from one place, each with its [C, C], the sum of the outer
-    products of those that it was given. The factors are `mean_C`, the inputs' mean absolute values, to the power
-    between 0 and 1 that leaves the least squared error of all outputs.
+    `products` are weights [N, C] with the same inputs, each with the sum of its inputs' outer products [C, C]. The
+    factors are `mean_C`, the inputs' mean absolute values, to the power between 0 and 1 with the least squared error of
+    all outputs.
     """
     mean_C = mean_C.float().clamp_min(1e-4)
     best, least = torch.ones_like(mean_C), float("inf")

@@ -1,4 +1,4 @@
-"""`ramiform calibrate-kv`: how large a model's keys and values get on a text, for `--kv-dtype fp8` and `int8`."""
+"""`ramiform calibrate-kv`: measures the ranges of keys and values on a text, for `--kv-dtype fp8` and `int8`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def calibrate_kv(
     from ..engine.build import choose_device, choose_dtype
     from ..engine.kv_ranges import measure, ranges_file, write_ranges
     from ..models.checkpoint import find_checkpoint
-    from ..models.config import read_config
     from ..models.load import load_model
     from ..models.parameters import num_parameters
+    from ..models.read_config import read_config
     from ..protocol.errors import RequestError
     from ..tokenizer import load_tokenizer
 
@@ -32,7 +32,7 @@ def calibrate_kv(
     config = read_config(path)
     text = data.read_text(encoding="utf-8")
     if not text.strip():
-        raise RequestError(f"{data} has no text to measure on", param="data")
+        raise RequestError(f"{data} is empty: measuring needs a text", param="data")
     tokens = load_tokenizer(path).encode(text, add_bos=True)
     window = min(window, config.context_length)
     where = choose_device(device)

@@ -1,6 +1,6 @@
-"""Rounds a model's layers one after the other, each to suit the inputs that it gets on a text.
+"""Calibrated quantisation: rounds a model's layers one after the other by AWQ or GPTQ, on a text.
 
-A layer's inputs are those that the rounded layers before it give. Knows the decoder's layers; knows nothing of files.
+A layer's inputs are the outputs of the rounded layers before it.
 
 Legend: T tokens, E hidden size, C columns (inputs).
 """
@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from ..engine.build import choose_device, choose_dtype
@@ -23,12 +22,14 @@ from ..engine.inputs import decoder_inputs
 from ..engine.kv_pool import PAGE_SIZE, KvMemory
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
+from ..models.errors import CheckpointError
 from ..models.linear import DenseLinear
 from ..models.load import load_model
 from ..models.parameters import LayerParameters, num_parameters
 from ..models.weights import Progress
 from ..protocol.errors import RequestError
 from ..scheduler.plan import Row
+from . import CalibratedMethod
 from .awq import input_scales
 from .gptq import gptq
 from .int4_matrix import Int4Matrix, packed_tensors, round_to_nearest
@@ -41,28 +42,27 @@ from .recorded_inputs import (
     transferred_tensors,
 )
 
-Method = Literal["awq", "gptq"]
-MIN_TOKENS = 64  # that a matrix must be given: fewer say less of what is to come than chance does
+MIN_TOKENS = 64  # least tokens of a matrix's statistics
 
 
 @dataclass
 class RoundedLayer:
-    """A layer's matrices in 4 bits, by the names of Hugging Face's modules, and the dense tensors that changed."""
+    """A layer's matrices in 4 bits, by Hugging Face module, and the dense tensors that changed."""
 
     groups: dict[str, Int4Matrix] = field(default_factory=dict)
     dense: dict[str, torch.Tensor] = field(default_factory=dict)
-    seldom: list[str] = field(default_factory=list)  # modules that were given too little to suit
+    undersampled: list[str] = field(default_factory=list)  # modules with too few tokens
 
 
 @torch.inference_mode()
 def round_layers(
-    model: Decoder, texts: Sequence[Sequence[int]], method: Method, group_size: int
+    model: Decoder, texts: Sequence[Sequence[int]], method: CalibratedMethod, group_size: int
 ) -> Iterator[RoundedLayer]:
-    """Every layer, in order. `model` is dense; its norms, biases and routers are changed on the way. What the texts
-    give fewer than LEAST_TOKENS, as an expert that few tokens choose, is rounded to nearest."""
-    states_TE = F.embedding(
-        torch.tensor([token for text in texts for token in text], device=model.device), model.parameters.embedding_VE
-    )
+    """Round every layer, in order. `model` is dense; its norms, biases and routers are changed.
+
+    Matrices with fewer than MIN_TOKENS tokens, such as experts that few tokens choose, are rounded to nearest.
+    """
+    states_TE = model.embed(torch.tensor([token for text in texts for token in text], device=model.device))
     windows = list(pairwise(np.cumsum([0, *map(len, texts)]).tolist()))
     for index, stored in enumerate(model.parameters.layers):
         layer = record_inputs(stored)
@@ -72,15 +72,15 @@ def round_layers(
                 _transfer_scales(move, group_size)
         rounded = RoundedLayer(dense=transferred_tensors(index, layer) if method == "awq" else {})
         for modules, inputs in recorded_products(index, layer, model.config):
-            weight, seldom = inputs.linear.weight, inputs.count < MIN_TOKENS
-            suits = method == "gptq" and not seldom
+            weight, undersampled = inputs.linear.weight, inputs.count < MIN_TOKENS
+            suits = method == "gptq" and not undersampled
             groups = gptq(weight, inputs.hessian_CC, group_size) if suits else round_to_nearest(weight, group_size)
             weight.copy_(groups.dense())
             start = 0
             for module, size in modules:
                 rounded.groups[module] = groups.rows(start, size)
                 start += size
-            rounded.seldom += [module for module, _ in modules if seldom]
+            rounded.undersampled += [module for module, _ in modules if undersampled]
         states_TE = _run(model, index, stop_recording(layer), states_TE, windows)
         yield rounded
 
@@ -101,12 +101,12 @@ def _transfer_scales(move: ScaleTransfer, group_size: int) -> None:
 def _run(
     model: Decoder, index: int, layer: LayerParameters, states_TE: torch.Tensor, windows: Sequence[tuple[int, int]]
 ) -> torch.Tensor:
-    """The layer's outputs, of each window by itself.
+    """Compute the layer's outputs, of each window by itself.
 
-    A decoder of two layers computes them: its embedding is the states, its first layer this one, and the second's
-    input is what is wanted. Of the second, attention alone is computed, and thrown away; so is the head.
+    A decoder of two layers does it: its embedding is the states, its first layer this one, and the second layer's input
+    is captured. The second layer's attention and the head are computed and discarded.
     """
-    config = replace(model.config, num_layers=2, windows=(model.config.windows[index],) * 2)
+    config = replace(model.config, num_layers=2, windows=(model.config.windows[index],) * 2, embedding_scale=None)
     one = Decoder(
         config,
         replace(
@@ -129,19 +129,33 @@ def _run(
 
 
 class CalibratedTensors(NamedTuple):
-    written: dict[str, dict[str, torch.Tensor]]  # by the name of the tensor that they take the place of
-    seldom: list[str]  # modules that the text gave too little to suit
+    """Tensors of a calibrated checkpoint, by the name of the tensor that they replace."""
+
+    written: dict[str, dict[str, torch.Tensor]]  # by the tensor that they replace
+    undersampled: list[str]  # modules with too few tokens
 
 
-MAX_TOKENS = 1 << 15  # of the text; more change little
-WINDOW = 512  # tokens that are read together
+MAX_TOKENS = 1 << 15  # of the text; more tokens change little
+WINDOW = 512  # tokens per window
 
 
 def calibrate(
-    path: Path, config: ModelConfig, method: Method, text: str, group_size: int, on_progress: Progress | None = None
+    path: Path,
+    config: ModelConfig,
+    method: CalibratedMethod,
+    text: str,
+    group_size: int,
+    on_progress: Progress | None = None,
 ) -> CalibratedTensors:
-    """Raises RequestError naming `calibration` when the text has fewer tokens than a window. The whole dense model is
-    loaded; on a CUDA device, when there is one."""
+    """Load the dense model, on a CUDA device when there is one, and round it on `text`.
+
+    Raises RequestError naming `calibration` when the text has fewer tokens than a window, CheckpointError when AWQ does
+    not know the model's block.
+    """
+    if method == "awq" and (config.norm, config.norm_placement, config.gated_mlp) != ("rms", "pre", True):
+        raise CheckpointError(
+            path, "awq scales a pre-norm block of RMS norms and gated MLPs, which this model has not: use gptq"
+        )
     tokens = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text, add_special_tokens=False).ids[:MAX_TOKENS]
     window = min(WINDOW, config.context_length)
     if len(tokens) < window:
@@ -159,7 +173,7 @@ def calibrate(
                 name: part.cpu() for name, part in packed_tensors(module, groups).items()
             }
         found.written.update({name: {name: tensor.cpu()} for name, tensor in layer.dense.items()})
-        found.seldom.extend(layer.seldom)
+        found.undersampled.extend(layer.undersampled)
         if on_progress is not None:
             on_progress(done, config.num_layers)
     return found

@@ -1,18 +1,18 @@
-"""`ramiform quantize`: the command's arguments, its progress bar and its report."""
+"""`ramiform quantize`: arguments, progress bars and report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]
+from . import Method
 
 
 def quantize(
@@ -47,7 +47,7 @@ def quantize(
         raise RequestError(f"{method} is calibrated on a text: give one with --calibration", param="calibration")
     text = calibration.read_text(encoding="utf-8") if calibrates and calibration is not None else None
     with _bar("quantising") as on_progress:
-        seldom = write_quantised(source, out, method, on_progress, text)
+        undersampled = write_quantised(source, out, method, on_progress, text)
     table = Table(title=str(out), title_justify="left")
     for title in ("", "before", "after"):
         table.add_column(title, justify="left" if not title else "right")
@@ -61,9 +61,10 @@ def quantize(
                 figures.append(perplexity_of(path, judged, window=window, on_progress=on_progress))
         table.add_row("perplexity", *(f"{figure:.4f}" for figure in figures))
     Console().print(table)
-    if seldom:
+    if undersampled:
         print(
-            f"rounded to nearest, as {calibration} gives them too few tokens: {len(seldom)} matrices, {seldom[0]} first"
+            f"rounded to nearest, as {calibration} gives them too few tokens: {len(undersampled)} matrices, "
+            f"{undersampled[0]} first"
         )
 
 

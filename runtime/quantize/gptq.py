@@ -1,5 +1,5 @@
-"""GPTQ (Frantar et al. 2023, arXiv 2210.17323, algorithm 1): column by column, and each column's error is made good, as
-far as it can be, in those that are still to come. Knows matrices; knows no model.
+"""GPTQ: rounds column by column, and compensates each error in later columns (Frantar et al. 2023, arXiv 2210.17323,
+algorithm 1).
 
 Legend: N rows (outputs), C columns (inputs), G groups of a row's C, B columns of a block.
 """
@@ -10,17 +10,19 @@ import torch
 
 from .int4_matrix import Int4Matrix, round_to_nearest
 
-DAMPING = 0.01  # of the mean of the Hessian's diagonal, added to it
-_BLOCK = 128  # columns whose errors reach the ones behind them in one product
+DAMPING = 0.01  # added to the Hessian's diagonal, as a part of its mean
+_BLOCK = 128  # columns whose errors update the later ones in one product
 
 
 def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int) -> Int4Matrix:
-    """`hessian_CC` sums the outer products of the inputs with themselves; its scale does not matter. Columns keep their
-    order, so that groups are neighbours. A group's scale and zero point are chosen when its first column's turn comes,
-    from what the columns before have left of it."""
+    """Round to 4 bits. `hessian_CC` is the sum of the inputs' outer products, at any scale.
+
+    Columns keep their order, so groups are neighbours. A group's scale and zero point are chosen at its first column,
+    from the weights that are left by then.
+    """
     weight = weight_NC.float().clone()
     inverse = _inverse_factor(hessian_CC.double()).float()
-    assert _BLOCK % group_size == 0, "a group in two blocks would be chosen before its last columns are up to date"
+    assert _BLOCK % group_size == 0, "a group must lie in one block"
     N, C = weight.shape
     codes = torch.empty((N, C), dtype=torch.uint8, device=weight.device)
     scales: list[torch.Tensor] = []
@@ -44,11 +46,11 @@ def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int) -> 
 
 
 def _inverse_factor(hessian_CC: torch.Tensor) -> torch.Tensor:
-    """Upper triangular: the Cholesky factor of the inverse. Its row c, over its diagonal, says how much of column c's
-    error each later column takes over."""
+    """Return the upper Cholesky factor of the inverse: row c over its diagonal is the share of column c's error by
+    column."""
     hessian_CC = hessian_CC.clone()
     diagonal_C = hessian_CC.diagonal()
-    diagonal_C[diagonal_C == 0] = 1.0  # an input that is always 0: its column does not matter
+    diagonal_C[diagonal_C == 0] = 1.0  # an input that is always 0: any value works
     diagonal_C += DAMPING * diagonal_C.mean()
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian_CC))
     return torch.linalg.cholesky(inverse, upper=True)

@@ -1,4 +1,4 @@
-"""How surprised a checkpoint is by a text. Knows the engine; knows nothing of how weights are stored.
+"""Perplexity of a checkpoint on a text, by the engine.
 
 Perplexity is exp of the mean negative log-probability of each token but the first, given those before it in its window.
 """
@@ -26,7 +26,7 @@ def perplexity_of(
     quantize: QuantizeName | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> float:
-    """Of the checkpoint in directory `path`, over windows of `window` tokens (or its context, if that is shorter).
+    """Compute the perplexity over windows of `window` tokens, or of the context length if that is shorter.
 
     Raises RequestError when the text has fewer than two tokens, CheckpointError when the checkpoint cannot be served.
     """
@@ -40,6 +40,7 @@ def perplexity_of(
 def perplexity(
     engine: Engine, tokens: Sequence[int], window: int, on_progress: Callable[[int, int], None] | None = None
 ) -> float:
+    """Compute the perplexity of `tokens` with a loaded engine."""
     total, count = 0.0, 0
     for start in range(0, len(tokens), window):
         part = list(tokens[start : start + window])
@@ -52,7 +53,7 @@ def perplexity(
 
 
 def _log_probability(engine: Engine, tokens: list[int]) -> float:
-    """Of all tokens but the first."""
+    """Sum the log-probabilities of all tokens but the first."""
     score = Score(first=0, targets=tokens[1:], num_top=0)
     pages = list(range(-(-len(tokens) // engine.info.page_size)))
     row = Row(rid="perplexity", tokens=tokens, first_position=0, pages=pages, score=score)

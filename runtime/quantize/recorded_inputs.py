@@ -1,5 +1,4 @@
-"""A layer whose products note what they are given: what rounding them to suit a text asks of it. Knows the decoder's
-layers; knows no method of rounding.
+"""Recording the inputs of a decoder layer's products, for calibration.
 
 Legend: T tokens, N rows (outputs), C columns (inputs).
 """
@@ -22,7 +21,7 @@ from ..models.parameters import LayerParameters
 
 @dataclass
 class RecordedInputs:
-    """What must be known of a product's inputs."""
+    """A dense layer that accumulates statistics of its inputs."""
 
     linear: DenseLinear
     hessian_CC: torch.Tensor  # the sum of outer products with themselves
@@ -36,8 +35,8 @@ class RecordedInputs:
         self.count += len(x)
         return self.linear(x)
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
-        return self.linear.pieces(start, size)
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        return self.linear.row_destinations(start, size)
 
     def finish(self) -> None:
         self.linear.finish()
@@ -48,15 +47,15 @@ class RecordedInputs:
 
 
 class RecordedProduct(NamedTuple):
-    """One that is rounded: the rows of several of Hugging Face's modules, one below the other."""
+    """One product of a layer: its checkpoint modules with their rows, in order, and its recorded inputs."""
 
     modules: tuple[tuple[str, int], ...]  # names and numbers of rows
     inputs: RecordedInputs
 
 
 class ScaleTransfer(NamedTuple):
-    """Where factors of inputs go: columns of `products` are multiplied, of `dense` too; rows of `before` divided, which
-    give those inputs."""
+    """Factors that AWQ may move: columns of `products` and of `dense` are multiplied, and rows of `before` divided,
+    which give those inputs."""
 
     products: list[RecordedInputs]
     before: list[torch.Tensor]
@@ -64,13 +63,15 @@ class ScaleTransfer(NamedTuple):
 
 
 def record_inputs(layer: LayerParameters) -> LayerParameters:
-    """The same layer with its products as `RecordedInputs`, in a form that can be changed: of one layer at a time, since on a
-    CPU it takes its room twice."""
+    """Return the layer with recording products, which may be changed.
+
+    On a CPU the layer then takes twice its memory, so record one layer at a time.
+    """
     return replace(layer, qkv=_recording(layer.qkv), o=_recording(layer.o), mlp=_recording_mlp(layer.mlp))
 
 
 def stop_recording(layer: LayerParameters) -> LayerParameters:
-    """An observed layer that nobody observes any more."""
+    """Return the layer without recording."""
 
     def mlp(whole: Mlp) -> Mlp:
         if isinstance(whole, SharedExpert):
@@ -85,7 +86,7 @@ def stop_recording(layer: LayerParameters) -> LayerParameters:
 
 
 def recorded_products(index: int, layer: LayerParameters, config: ModelConfig) -> Iterator[RecordedProduct]:
-    """Those of the observed layer `index`."""
+    """Iterate over the products of the recorded layer `index`."""
     prefix, D = f"model.layers.{index}", config.head_dim
 
     def product(linear: Linear, *modules: tuple[str, int]) -> RecordedProduct:
@@ -97,8 +98,9 @@ def recorded_products(index: int, layer: LayerParameters, config: ModelConfig) -
     yield product(layer.o, ("self_attn.o_proj", config.hidden_size))
     for mlp in _dense_mlps(layer.mlp):
         size = mlp.intermediate_size
-        yield product(mlp.gate_up, (f"{mlp.block}.gate_proj", size), (f"{mlp.block}.up_proj", size))
-        yield product(mlp.down, (f"{mlp.block}.down_proj", config.hidden_size))
+        *inner, down_name = mlp.names
+        yield product(mlp.gate_up, *((f"{mlp.block}.{name}", size) for name in inner))
+        yield product(mlp.down, (f"{mlp.block}.{down_name}", config.hidden_size))
     if isinstance(layer.mlp, MixtureMlp):
         names, size = layer.mlp.config.names, layer.mlp.config.intermediate_size
         for number in range(layer.mlp.config.num_experts):
@@ -109,7 +111,10 @@ def recorded_products(index: int, layer: LayerParameters, config: ModelConfig) -
 
 
 def scale_transfers(layer: LayerParameters) -> Iterator[ScaleTransfer]:
-    """Of an observed layer. Between the values and `o` heads share factors' places, so `o` has none."""
+    """Iterate over the scale transfers of a recorded layer.
+
+    Output projections have none: several query heads share the value head whose rows would take the factors.
+    """
     pairs = [(mlp.gate_up, mlp.down) for mlp in _dense_mlps(layer.mlp)]
     dense: list[torch.Tensor] = []
     if isinstance(layer.mlp, MixtureMlp):
@@ -120,16 +125,18 @@ def scale_transfers(layer: LayerParameters) -> Iterator[ScaleTransfer]:
         size = both.weight.shape[0] // 2
         up = [both.weight[size:]] if both.bias is None else [both.weight[size:], both.bias[size:]]
         yield ScaleTransfer([_recorded(down)], up, [])
-    yield ScaleTransfer([_recorded(layer.qkv)], [layer.input_norm_E], [])
-    yield ScaleTransfer([_recorded(gate_up) for gate_up, _ in pairs], [layer.post_norm_E], dense)
+    attention_norm_E, mlp_norm_E = _input_norms(layer)
+    yield ScaleTransfer([_recorded(layer.qkv)], [attention_norm_E], [])
+    yield ScaleTransfer([_recorded(gate_up) for gate_up, _ in pairs], [mlp_norm_E], dense)
 
 
 def transferred_tensors(index: int, layer: LayerParameters) -> dict[str, torch.Tensor]:
-    """What took factors of the observed layer `index` and stays dense, by the checkpoint's names."""
+    """Return the dense tensors that took factors, by checkpoint name."""
     prefix = f"model.layers.{index}"
+    attention_norm_E, mlp_norm_E = _input_norms(layer)
     found = {
-        f"{prefix}.input_layernorm.weight": layer.input_norm_E,
-        f"{prefix}.post_attention_layernorm.weight": layer.post_norm_E,
+        f"{prefix}.input_layernorm.weight": attention_norm_E,
+        f"{prefix}.post_attention_layernorm.weight": mlp_norm_E,
     }
     for mlp in _dense_mlps(layer.mlp):
         if (bias := _recorded(mlp.gate_up).linear.bias) is not None:
@@ -138,6 +145,14 @@ def transferred_tensors(index: int, layer: LayerParameters) -> dict[str, torch.T
         block = layer.mlp.config.names.block
         found |= {f"{prefix}.{block}.{name}.weight": linear.weight for name, linear in _gates(layer.mlp).items()}
     return found
+
+
+def _input_norms(layer: LayerParameters) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights of the two norms of a pre-norm block."""
+    attention, mlp = layer.norms.attention_in, layer.norms.mlp_in
+    assert attention is not None
+    assert mlp is not None
+    return attention.weight_E, mlp.weight_E
 
 
 def _recording_mlp(mlp: Mlp) -> Mlp:
@@ -173,7 +188,7 @@ def _linear(linear: Linear) -> Linear:
 
 
 def _dense_mlps(mlp: Mlp) -> list[DenseMlp]:
-    """Itself, or a mixture's shared expert."""
+    """Return the MLP itself, or a mixture's shared expert."""
     if isinstance(mlp, DenseMlp):
         return [mlp]
     assert isinstance(mlp, MixtureMlp)
@@ -181,7 +196,7 @@ def _dense_mlps(mlp: Mlp) -> list[DenseMlp]:
 
 
 def _gates(mlp: MixtureMlp) -> dict[str, DenseLinear]:
-    """What reads a mixture's inputs and is never rounded."""
+    """Return the dense layers that read a mixture's inputs and are never rounded."""
     gates = {"gate": mlp.router}
     if isinstance(mlp.shared, SharedExpert):
         gates["shared_expert_gate"] = mlp.shared.gate

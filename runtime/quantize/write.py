@@ -1,8 +1,7 @@
-"""Writes a dense checkpoint again as a quantised one in compressed-tensors' format, file by file. Knows names and
-formats; knows no architecture, and holds one file's tensors at a time.
+"""Writing a dense checkpoint as a quantised one in the compressed-tensors format, file by file.
 
-The linear layers of attention and MLP, experts and all, are rounded; embeddings, routers, head, norms and biases stay
-as they are.
+The linear layers of attention and MLP, experts included, are rounded. Embeddings, routers, head, norms and biases stay
+as they are. One file's tensors are held at a time.
 """
 
 from __future__ import annotations
@@ -11,42 +10,44 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ..models.config import read_config
 from ..models.errors import CheckpointError
 from ..models.quantised.rounding import GROUP_SIZES, fp8_rows, int4_group_size, int8_rows
+from ..models.read_config import read_config
 from ..models.weights import INDEX_FILE, Progress, weight_files
+from . import Method
 from .calibration import CalibratedTensors, calibrate
 from .int4_matrix import packed_tensors, round_to_nearest
 
-Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]
 FOUR_BITS = ("int4-rtn", "awq", "gptq")
-_MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?\w+_proj|block_sparse_moe\.experts\.\d+\.w[123]"
+_MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?(?:\w+_proj|c_fc)|block_sparse_moe\.experts\.\d+\.w[123]"
 LINEAR_WEIGHT = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj|{_MLP}))\.weight")
 
 
 def write_quantised(
     source: Path, out: Path, method: Method, on_progress: Progress | None = None, text: str | None = None
 ) -> list[str]:
-    """Quantise the checkpoint in directory `source` into the new directory `out`. The modules that were to suit `text`
-    and were given too little by it, as experts are that few tokens choose: rounded to nearest.
+    """Quantise the checkpoint in directory `source` into the new directory `out`.
 
-    `method` is "int8" (a scale per row), "fp8" (e4m3 with a scale per row; inputs by token) or one of 4 bits in groups
-    of at most 128 inputs with scale and zero point: "int4-rtn" (round to nearest), "awq" or "gptq", which suit the
-    inputs that `text` gives. Raises CheckpointError when `source` cannot be read, is quantised already, or has sizes
-    that no group divides; when `out` exists; and RequestError when the text has too few tokens.
+    `method` is "int8" (a scale per row), "fp8" (e4m3 with a scale per row; inputs by token) or one of 4 bits, in groups
+    of at most 128 inputs with scale and zero point: "int4-rtn" (round to nearest), "awq" or "gptq", which are
+    calibrated on `text`.
+
+    Returns the modules that `text` gave too few tokens, such as experts that few tokens choose; they are rounded to
+    nearest. Raises CheckpointError when `source` cannot be read, is quantised already or has sizes that no group
+    divides, or when `out` exists; RequestError when the text has too few tokens.
     """
     config = read_config(source)
     if config.quantisation is not None:
         raise CheckpointError(source, f"holds {config.quantisation.scheme.kind} weights already")
     group_size = int4_group_size(*config.linear_inputs)
     if method in FOUR_BITS and group_size is None:
-        raise CheckpointError(source, f"int4 takes sizes that {min(GROUP_SIZES)} divides, not {config.linear_inputs}")
+        raise CheckpointError(source, f"int4 needs sizes divisible by {min(GROUP_SIZES)}, not {config.linear_inputs}")
     if out.exists():
         raise CheckpointError(out, "exists already")
     files = weight_files(source)
@@ -84,7 +85,7 @@ def write_quantised(
             shutil.copyfile(file, out / file.name)
     if on_progress is not None:
         on_progress(total, total)
-    return calibrated.seldom
+    return calibrated.undersampled
 
 
 def _rounded_tensors(
@@ -112,7 +113,7 @@ def _quantisation_config(method: Method, group_size: int | None, mixture: bool) 
         "quant_method": "compressed-tensors",
         "format": kind,
         "quantization_status": "compressed",
-        # Routers of mixtures, too, are linear layers to the libraries that read this.
+        # Other libraries treat routers as linear layers too.
         "ignore": ["lm_head", *(["re:.*\\.gate$", "re:.*shared_expert_gate$"] if mixture else [])],
         "config_groups": {
             "group_0": {
@@ -127,7 +128,7 @@ def _quantisation_config(method: Method, group_size: int | None, mixture: bool) 
 
 
 class _IndexFile:
-    """Which file holds which tensor, and the bytes of all."""
+    """Builder of the safetensors index: the file of each tensor, and their total bytes."""
 
     def __init__(self) -> None:
         self._files: dict[str, str] = {}

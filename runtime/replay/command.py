@@ -1,4 +1,4 @@
-"""`ramiform bench replay`: a logged run planned again, and what would have been under other settings."""
+"""`ramiform bench replay`: plans a logged run again, and compares it with other settings."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def replay(
     With an option: run the same requests under that setting, and compare.
     """
     from ..scheduler.plan_log import read_log
-    from . import replay as replaying
+    from . import replay as replays
 
     with file.open("rb") as lines:
         entries = list(read_log(lines))
     try:
-        logged = replaying.replay(entries)
-    except replaying.PlanMismatch as difference:
+        logged = replays.replay(entries)
+    except replays.PlanMismatch as difference:
         errors.print("[red]ramiform:[/red] a plan differs from the log.", Text(str(difference)))
         raise typer.Exit(1) from None
     changes = {
@@ -61,7 +61,7 @@ def replay(
         assert logged.stats is not None
         print(f"{logged.stats.num_steps} plans, all as logged")
         return
-    changed = replaying.what_if(entries, **changes)
+    changed = replays.what_if(entries, **changes)
     table = Table(title=str(file), title_justify="left")
     for title in ("", "logged", "what if"):
         table.add_column(title, justify="left" if not title else "right")

@@ -1,7 +1,6 @@
-"""A plan log played again: to see that every plan comes out the same, or what other settings would have done.
+"""Replays a plan log: checks that every plan comes out the same, or runs the requests under other settings.
 
-What a token is depends on its request and its position, not on the schedule, so a log answers for any schedule. Knows
-no model and no sockets.
+A token depends on its request and position and not on the schedule, so a log has the answers for any schedule.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ..scheduler.scheduler import Scheduler, make_cache
 
 @dataclass
 class ReplayFigures:
-    """What a run came to. Waits are from a request's arrival to its first row, in steps."""
+    """Figures of a run. Waits are from a request's arrival to its first row, in steps."""
 
     num_computed: int = 0
     waits: list[int] = field(default_factory=list)
@@ -37,21 +36,21 @@ class ReplayFigures:
 
 
 class PlanMismatch(Exception):
-    """A plan came out otherwise than it was logged."""
+    """A plan differs from the logged one."""
 
 
 def replay(entries: Iterable[LogEntry]) -> ReplayFigures:
-    """Plan everything again. Raises Difference at the first plan that is not the logged one, RequestError for a log
-    that makes no sense."""
-    player = _ReplayScheduler(*_split_header(iter(entries)))
+    """Plan everything again. Raises PlanMismatch at the first plan that differs, RequestError for
+    an inconsistent log."""
+    scheduler = _ReplayScheduler(*_split_header(iter(entries)))
     in_flight: dict[int, ForwardPlan] = {}
-    for entry in player.texts.learn(player.entries):
+    for entry in scheduler.retokeniser.learn(scheduler.entries):
         match entry:
             case LoggedMessage(owner=owner, message=message):
-                player.handle(message, owner)
+                scheduler.handle(message, owner)
             case LoggedPlan(plan=logged, settled=settled):
-                player.grammars.settle(settled)
-                plan = player.plan()
+                scheduler.grammars.settle(settled)
+                plan = scheduler.plan()
                 if plan != logged:
                     raise PlanMismatch(_describe_mismatch(plan, logged))
                 if plan is not None:
@@ -59,27 +58,27 @@ def replay(entries: Iterable[LogEntry]) -> ReplayFigures:
             case LoggedResult(result=result):
                 if result.step not in in_flight:
                     raise RequestError(f"the log has a result of step {result.step} without its plan", param="file")
-                player.commit(in_flight.pop(result.step), result)
+                scheduler.commit(in_flight.pop(result.step), result)
             case _:
                 raise RequestError("the log has two headers", param="file")
-    return player.figures()
+    return scheduler.figures()
 
 
 def what_if(entries: Sequence[LogEntry], **changes: Any) -> ReplayFigures:
     """Run the logged requests under other settings: fields of CoreConfig, None for those that stay.
 
-    Requests arrive at the steps at which they did. One that was aborted ends with the last token that the log has.
+    Requests arrive at the steps at which they did. An aborted one ends with the last token that the log has.
     """
     header, rest = _split_header(iter(entries))
-    given = {name: value for name, value in changes.items() if value is not None}
-    num_pages = given.get("num_pages") or header.num_pages
-    config = msgspec.structs.replace(header.config, **given)
-    player = _ReplayScheduler(msgspec.structs.replace(header, config=config, num_pages=num_pages), iter(rest))
-    known = _LoggedResults()
+    overrides = {name: value for name, value in changes.items() if value is not None}
+    num_pages = overrides.get("num_pages") or header.num_pages
+    config = msgspec.structs.replace(header.config, **overrides)
+    scheduler = _ReplayScheduler(msgspec.structs.replace(header, config=config, num_pages=num_pages), iter(rest))
+    results = _LoggedResults()
     arrivals: list[tuple[int, LoggedMessage]] = []
     num_steps = 0
     in_flight: dict[int, ForwardPlan] = {}
-    for entry in player.texts.learn(player.entries):
+    for entry in scheduler.retokeniser.learn(scheduler.entries):
         match entry:
             case LoggedMessage(message=Abort() | GetStats()):
                 pass
@@ -89,32 +88,32 @@ def what_if(entries: Sequence[LogEntry], **changes: Any) -> ReplayFigures:
                 num_steps += 1
                 in_flight[plan.step] = plan
             case LoggedResult(result=result) if result.step in in_flight:
-                known.learn(in_flight.pop(result.step), result)
+                results.learn(in_flight.pop(result.step), result)
     arrivals.reverse()
-    while arrivals or not player.scheduler.idle:
-        if player.scheduler.idle:
-            player.num_steps = max(player.num_steps, arrivals[-1][0])
-        while arrivals and arrivals[-1][0] <= player.num_steps:
+    while arrivals or not scheduler.scheduler.idle:
+        if scheduler.scheduler.idle:
+            scheduler.num_steps = max(scheduler.num_steps, arrivals[-1][0])
+        while arrivals and arrivals[-1][0] <= scheduler.num_steps:
             _, entry = arrivals.pop()
-            player.handle(entry.message, entry.owner)
-        player.grammars.settle(player.scheduler.compiling)
-        plan = player.plan()
+            scheduler.handle(entry.message, entry.owner)
+        scheduler.grammars.settle(scheduler.scheduler.compiling)
+        plan = scheduler.plan()
         if plan is None:
             continue
         for row in plan.rows:
-            if not known.has(row):
-                player.handle(Abort(row.rid), player.owners[row.rid])
-        player.commit(plan, ForwardResult(step=plan.step, rows=[known.of(row) for row in plan.rows]))
-    return player.figures()
+            if not results.has(row):
+                scheduler.handle(Abort(row.rid), scheduler.owners[row.rid])
+        scheduler.commit(plan, ForwardResult(step=plan.step, rows=[results.result_of(row) for row in plan.rows]))
+    return scheduler.figures()
 
 
 class _ReplayScheduler:
-    """A scheduler as the log's, and what happens to it."""
+    """A scheduler as the log's, and the state of the run."""
 
     def __init__(self, header: LogHeader, entries: Iterable[LogEntry]) -> None:
         vocabulary = header.vocabulary()
         self.entries = entries
-        self.texts = _LoggedRetokeniser()
+        self.retokeniser = _LoggedRetokeniser()
         self.grammars = _ReplayGrammars(
             GrammarCache(
                 vocabulary.token_bytes,
@@ -134,7 +133,7 @@ class _ReplayScheduler:
             vocabulary=vocabulary,
             grammars=self.grammars,
             context_length=header.context_length,
-            retokenise=self.texts,
+            retokenise=self.retokeniser,
         )
         self.owners: dict[str, bytes] = {}
         self.num_steps = 0
@@ -161,7 +160,7 @@ class _ReplayScheduler:
 
     def commit(self, plan: ForwardPlan, result: ForwardResult) -> None:
         self._end(self.scheduler.commit(plan, result, 0.0))
-        self.scheduler.sampling()  # follows from what was committed
+        self.scheduler.sampling()  # determined by the commit
 
     def figures(self) -> ReplayFigures:
         self._figures.stats = self.scheduler.stats()
@@ -175,7 +174,7 @@ class _ReplayScheduler:
 
 
 class _ReplayGrammars:
-    """Grammars that are ready when the log says so. `rid` is set to whose grammar is asked for next."""
+    """Grammars that become ready when the log says so. Set `rid` to the request before its grammar is requested."""
 
     def __init__(self, grammars: GrammarCache) -> None:
         self._grammars = grammars
@@ -188,7 +187,7 @@ class _ReplayGrammars:
         return future
 
     def release(self, constraint: Constraint, future: Future[Any]) -> None:
-        """The log says no more of it."""
+        """Ignored: the log does not mention it."""
 
     def settle(self, rids: Iterable[str]) -> None:
         for rid in rids:
@@ -202,7 +201,7 @@ class _ReplayGrammars:
 
 
 class _LoggedRetokeniser:
-    """A tokenizer that knows what the log's said. What was never asked there is left to the model."""
+    """Returns the logged tokenizer output; what was never requested is left to the model."""
 
     def __init__(self) -> None:
         self._ids: dict[tuple[tuple[int, ...], bytes], list[int]] = {}
@@ -211,7 +210,7 @@ class _LoggedRetokeniser:
         return self._ids.get((tuple(before[-CONTEXT_TOKENS:]), data), [])
 
     def learn(self, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
-        """The other entries, each once what stands behind it is known."""
+        """Iterate over the other entries, each after the tokenizer output that belongs to it."""
         held: LogEntry | None = None
         for entry in entries:
             if isinstance(entry, LoggedRetokenisation):
@@ -225,12 +224,12 @@ class _LoggedRetokeniser:
 
 
 class _LoggedResults:
-    """What the model said, by request and position."""
+    """Logged results by request and position."""
 
     def __init__(self) -> None:
         self._tokens: dict[tuple[str, int], tuple[int, TokenLogprob | None]] = {}
         self._scores: dict[tuple[str, int], TokenLogprob] = {}
-        self._sizes: dict[str, int] = {}  # of embeddings: plans depend on no more of them
+        self._sizes: dict[str, int] = {}  # of embeddings; plans depend on nothing else of them
 
     def learn(self, plan: ForwardPlan, result: ForwardResult) -> None:
         for row, row_result in zip(plan.rows, result.rows, strict=True):
@@ -248,8 +247,8 @@ class _LoggedResults:
             (row.rid, at) in self._scores for at in _scored(row)
         )
 
-    def of(self, row: Row) -> RowResult:
-        """What is not known is made up: the request has been aborted."""
+    def result_of(self, row: Row) -> RowResult:
+        """Result of a row. Unknown values are made up: that request has been aborted."""
         scores = [self._scores.get((row.rid, at), TokenLogprob(0.0, 0)) for at in _scored(row)]
         pooled = None if row.pool_from is None else bytes(self._sizes.get(row.rid, 0))
         if row.sample is None:
@@ -285,7 +284,7 @@ def _split_header(entries: Any) -> tuple[LogHeader, Iterable[LogEntry]]:
 
 
 def _describe_mismatch(plan: ForwardPlan | None, logged: ForwardPlan | None) -> str:
-    """Where two plans part, in words."""
+    """Describe where two plans differ."""
     if plan is None or logged is None:
         there, here = ("nothing" if each is None else f"step {each.step}" for each in (logged, plan))
         return f"logged: {there}; now: {here}"

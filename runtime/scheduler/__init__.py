@@ -1,1 +1,1 @@
-"""Decides what each step computes. Pure: messages and results in, plans and tokens out. Knows no device, no socket."""
+"""The scheduler: messages and results in, plans and tokens out. Pure, without device or sockets."""

@@ -1,4 +1,4 @@
-"""How often guesses prove right, of one request or of all: counts that fade."""
+"""Acceptance rates of draft tokens, for one request or all, as exponentially decaying counts."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from dataclasses import dataclass
 
 @dataclass
 class Acceptance:
-    """Of trees verified lately: how many levels proved right and how many trees ended in a wrong one; and how many
-    guesses were right of how many that the draft expected to be."""
+    """Decaying counts over verified trees: accepted levels, trees that ended in a rejection, and acceptances the draft
+    predicted."""
 
     hits: float = 0.0
     misses: float = 0.0
     expected: float = 0.0
 
     def observe(self, expected: float, depth: int, num_right: int, *, memory: float) -> None:
-        """A tree `depth` deep, which expected so many of its guesses to be right, had `num_right`."""
+        """Record a tree of depth `depth` of which `num_right` levels were accepted; the draft predicted `expected`."""
         self.hits = memory * self.hits + num_right
         self.misses = memory * self.misses + (num_right < depth)
         self.expected = memory * self.expected + expected
 
     def chance(self, prior: float, weight: float = 1.5) -> float:
-        """That the next level proves right too."""
+        """Probability that the next level is accepted too."""
         return min(0.98, (self.hits + weight * prior) / (self.hits + self.misses + weight))
 
     def ratio(self, prior: float, weight: float = 3.0) -> float:
-        """Right guesses to expected ones."""
+        """Ratio of accepted to predicted draft tokens."""
         return (self.hits + weight * prior) / (self.expected + weight)
 
     @property
     def evidence(self) -> float:
+        """Decayed number of levels observed."""
         return self.hits + self.misses
 
 
 def expected_accepted(chance: float, depth: int) -> float:
-    """Guesses that prove right, of a tree so deep."""
+    """Expected number of accepted draft tokens of a chain of `depth`."""
     return sum(chance**level for level in range(1, depth + 1))

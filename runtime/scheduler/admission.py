@@ -1,67 +1,63 @@
-"""Who starts to run: waiting requests, in order, while there are places, tokens and pages for them."""
+"""Admission control: starts waiting requests, in order, while places, tokens and pages last."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ...radix.cache import PrefixCache
 from .batch import Batch, ScheduledRequest
-from .memory_forecast import MemoryGrowth, OutputLengthEstimator, peak
+from .memory_forecast import MemoryGrowth, OutputLengthEstimator, peak_pages
 from .programs import LivePrograms
-from .queue_policies import QueueContext, QueuePolicy
+from .queue_policies import QueueContext, QueuePolicy, shared_prefix_length
 from .request import Request
-from .sharing import AwaitedPrefix, find_awaited_prefix
 
-MAX_ARRANGED = (
-    128  # requests that an order arranges in one step; with more waiting, the others keep their places behind
-)
-MAX_PASSES = 16  # requests that may start ahead of the one that has waited longest
+MAX_ARRANGED = 128  # requests that a policy rearranges in one step; others keep their order behind them
+MAX_PASSES = 16  # times that the oldest request may be overtaken
 
 
 class WaitingQueue:
-    """Kept sorted, so that a step costs what is in front and not what waits.
+    """Waiting requests, kept sorted, so that a step costs what it looks at and not what waits.
 
-    Nobody starves: among those of the highest priority, the one that came first is passed at most PATIENCE times, and
-    is the first of all then.
+    No request starves: the oldest of the highest priority is overtaken at most MAX_PASSES times, then goes first.
     """
 
-    def __init__(self, order: QueuePolicy) -> None:
-        self._order = order
+    def __init__(self, policy: QueuePolicy) -> None:
+        self._policy = policy
         self._by_place: list[Request] = []
         self._by_arrival: list[Request] = []
-        self._num_passed = 0  # how often the one that came first was passed
+        self._num_overtaken = 0  # times that the oldest request was overtaken
 
     def __len__(self) -> int:
         return len(self._by_place)
 
     def add(self, request: Request) -> None:
-        """A retracted request comes back to where it was."""
+        """Insert a request. A retracted one returns to its old position."""
         if not self._by_arrival or _arrival_key(request) < _arrival_key(self._by_arrival[0]):
-            self._num_passed = 0
-        insort(self._by_place, request, key=self._order.place)
+            self._num_overtaken = 0
+        insort(self._by_place, request, key=self._policy.key)
         insort(self._by_arrival, request, key=_arrival_key)
 
     def remove(self, request: Request) -> None:
-        """It ends without having started."""
+        """Remove a request that ends without having started."""
         if self._by_arrival[0] is request:
-            self._num_passed = 0
-        _remove_sorted(self._by_place, request, self._order.place)
+            self._num_overtaken = 0
+        _remove_sorted(self._by_place, request, self._policy.key)
         _remove_sorted(self._by_arrival, request, _arrival_key)
 
     def start(self, request: Request) -> None:
-        """It gets its place among the running."""
+        """Remove a request that starts to run."""
         first = self._by_arrival[0]
         if first is not request and first.message.priority == request.message.priority:
-            self._num_passed += 1
+            self._num_overtaken += 1
         self.remove(request)
 
-    def front(self, view: QueueContext) -> list[Request]:
-        """Who may start now, one after the other."""
-        arranged = self._order.arrange(self._by_place[:MAX_ARRANGED], view)
-        if self._num_passed < MAX_PASSES:
+    def front(self, context: QueueContext) -> list[Request]:
+        """Requests that may start now, in order."""
+        arranged = self._policy.arrange(self._by_place[:MAX_ARRANGED], context)
+        if self._num_overtaken < MAX_PASSES:
             return arranged
         first = self._by_arrival[0]
         return [first, *(request for request in arranged if request is not first)]
@@ -77,43 +73,81 @@ def _remove_sorted(requests: list[Request], request: Request, key: Callable[[Req
     del requests[at]
 
 
-MEASURE_INTERVAL = 8  # of admission, between two measures of one waiting request
-GOLDEN_RATIO = 0.6180339887498949  # its multiples, modulo 1, are spread evenly however many are taken (Weyl's sequence)
+MEASURE_INTERVAL = 8  # rounds of admission between two measurements of a waiting request
+GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are evenly spread (Weyl's sequence)
+
+
+@dataclass(frozen=True)
+class AwaitedPrefix:
+    """A running request and the number of its tokens that a waiting request needs."""
+
+    request: Request
+    num_tokens: int
+
+    @property
+    def is_pending(self) -> bool:
+        """True while the prefix is still to be computed by a running request."""
+        return (
+            self.request.lease is not None and not self.request.leaving and self.request.num_computed < self.num_tokens
+        )
+
+
+def find_awaited_prefix(
+    request: Request, num_matched: int, running: Iterable[Request], page_size: int
+) -> AwaitedPrefix | None:
+    """Find the longest prefix of `request` that is being computed now, beyond the `num_matched` cached tokens.
+
+    Waiting costs a few steps. It pays only for a page's worth of tokens, or half of what the request has to compute.
+    """
+    best: AwaitedPrefix | None = None
+    for other in running:
+        if other.message.namespace != request.message.namespace or other.num_uncomputed <= 1:
+            continue
+        shared = min(shared_prefix_length(request.tokens, other.tokens), request.reuse_limit)
+        if shared > max(other.num_computed, num_matched, best.num_tokens if best else 0):
+            best = AwaitedPrefix(other, shared)
+    if best is None:
+        return None
+    gain = best.num_tokens - num_matched
+    return best if gain >= page_size or 2 * gain >= len(request.tokens) - num_matched else None
 
 
 @dataclass(frozen=True)
 class AdmissionResult:
-    """Requests that run from now on, and those that need no computing: they want no tokens and are cached whole, or all
-    that can be computed before their grammars are there is cached."""
+    """Outcome of one round of admission.
 
-    parts: list[ScheduledRequest]
-    cached_whole: list[Request]
-    awaiting: list[Request]
-    num_left: int  # tokens that nobody could use
+    `scheduled` requests run from now on. `fully_cached` ones want no tokens and are complete; `awaiting_grammar` ones
+    have everything cached that can be computed before their grammar is compiled.
+    """
+
+    scheduled: list[ScheduledRequest]
+    fully_cached: list[Request]
+    awaiting_grammar: list[Request]
+    num_left: int  # tokens that no request could use
 
 
 class Admission:
-    """The waiting requests of a batch."""
+    """Admits waiting requests to a batch."""
 
     def __init__(
         self,
         cache: PrefixCache,
         batch: Batch,
         programs: LivePrograms,
-        lengths: OutputLengthEstimator,
-        order: QueuePolicy,
+        output_lengths: OutputLengthEstimator,
+        policy: QueuePolicy,
         *,
         max_running: int,
     ) -> None:
         self._cache = cache
         self._batch = batch
         self._programs = programs
-        self._lengths = lengths
+        self._output_lengths = output_lengths
         self._max_running = max_running
-        self._queue = WaitingQueue(order)
-        self._num_rounds = 0
-        self._measured: dict[str, int] = {}  # cached tokens of waiting requests, measured within the last ROUNDS
-        self._awaited: dict[str, AwaitedPrefix] = {}  # what a waiting request waits for, if another computes its prefix
+        self._queue = WaitingQueue(policy)
+        self._num_admissions = 0
+        self._num_cached_by_rid: dict[str, int] = {}  # by rid, at most MEASURE_INTERVAL rounds old
+        self._awaited_prefixes: dict[str, AwaitedPrefix] = {}  # by rid of the waiting request
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -122,59 +156,60 @@ class Admission:
         self._queue.add(request)
 
     def remove(self, request: Request) -> None:
-        """It ends without having started."""
+        """Remove a request that ends without having started."""
         self._queue.remove(request)
-        self._forget(request)
-        self._cache.drop_claim(request.rid)
+        self._clear_estimates(request)
+        self._cache.drop_soft_pin(request.rid)
 
     def admit(self, num_tokens: int) -> AdmissionResult:
-        """Start requests for `num_tokens` tokens in all. Who has no room is not passed by those behind."""
-        parts: list[ScheduledRequest] = []
-        cached_whole: list[Request] = []
-        awaiting: list[Request] = []
+        """Start requests for `num_tokens` tokens in all. A request that does not fit is not overtaken by those behind
+        it."""
+        scheduled: list[ScheduledRequest] = []
+        fully_cached: list[Request] = []
+        awaiting_grammar: list[Request] = []
         if not self._queue or not self._may_start(num_tokens):
-            return AdmissionResult(parts, cached_whole, awaiting, num_tokens)
-        self._num_rounds += 1
+            return AdmissionResult(scheduled, fully_cached, awaiting_grammar, num_tokens)
+        self._num_admissions += 1
         growths = sorted(self._growth(request) for request in self._batch)
-        for request in self._queue.front(self._view()):
+        for request in self._queue.front(self._policy_context()):
             if not self._may_start(num_tokens):
                 break
-            if (awaited := self._awaited.get(request.rid)) is not None and awaited.coming:
+            if (awaited := self._awaited_prefixes.get(request.rid)) is not None and awaited.is_pending:
                 continue
             num_matched = self._num_cached(request)
             if request.awaits_grammar and num_matched >= len(request.tokens) - 1:
                 self.remove(request)
-                awaiting.append(request)
+                awaiting_grammar.append(request)
                 continue
             if num_matched == len(request.tokens):
                 self.remove(request)
                 request.note_cached(num_matched)
-                cached_whole.append(request)
+                fully_cached.append(request)
                 continue
             if (awaited := self._find_awaited(request, num_matched)) is not None:
-                self._awaited[request.rid] = awaited
+                self._awaited_prefixes[request.rid] = awaited
                 continue
-            part = self._batch.start(
-                request, num_matched, num_tokens, spare=self._spare(growths, request, num_matched, num_tokens)
+            item = self._batch.start(
+                request, num_matched, num_tokens, spare=self._reserved_pages(growths, request, num_matched, num_tokens)
             )
-            if part is None:
+            if item is None:
                 break
             self._queue.start(request)
-            self._programs.begin(request)
-            self._forget(request)
+            self._programs.mark_started(request)
+            self._clear_estimates(request)
             request.note_cached(request.num_computed)
             insort(growths, self._growth(request))
-            num_tokens -= part.num_tokens
-            parts.append(part)
-        return AdmissionResult(parts, cached_whole, awaiting, num_tokens)
+            num_tokens -= item.num_tokens
+            scheduled.append(item)
+        return AdmissionResult(scheduled, fully_cached, awaiting_grammar, num_tokens)
 
     def _may_start(self, num_tokens: int) -> bool:
         return num_tokens > 0 and len(self._batch) < self._max_running
 
-    def _view(self) -> QueueContext:
+    def _policy_context(self) -> QueueContext:
         return QueueContext(
-            num_cached=self._num_cached_lately,
-            has_begun=self._programs.has_begun,
+            num_cached=self._num_cached_recently,
+            has_started=self._programs.has_started,
             running=list(self._batch),
             max_running=self._max_running,
             page_size=self._cache.page_size,
@@ -183,33 +218,40 @@ class Admission:
     def _num_cached(self, request: Request) -> int:
         return self._cache.match(request.tokens, request.message.namespace, limit=request.reuse_limit)
 
-    def _num_cached_lately(self, request: Request) -> int:
-        """For ordering, where an old figure costs time and never a token: each is measured every few rounds."""
-        if request.rid not in self._measured or (self._num_rounds + request.serial) % MEASURE_INTERVAL == 0:
-            self._measured[request.rid] = self._num_cached(request)
-        return self._measured[request.rid]
+    def _num_cached_recently(self, request: Request) -> int:
+        """Number of cached tokens, measured every few rounds: for ordering, where a stale value costs time but no
+        tokens."""
+        if (
+            request.rid not in self._num_cached_by_rid
+            or (self._num_admissions + request.serial) % MEASURE_INTERVAL == 0
+        ):
+            self._num_cached_by_rid[request.rid] = self._num_cached(request)
+        return self._num_cached_by_rid[request.rid]
 
-    def _forget(self, request: Request) -> None:
-        self._awaited.pop(request.rid, None)
-        self._measured.pop(request.rid, None)
+    def _clear_estimates(self, request: Request) -> None:
+        self._awaited_prefixes.pop(request.rid, None)
+        self._num_cached_by_rid.pop(request.rid, None)
 
-    def _spare(self, growths: list[MemoryGrowth], request: Request, num_matched: int, max_tokens: int) -> int:
-        """Pages to be left when the request starts."""
+    def _reserved_pages(self, growths: list[MemoryGrowth], request: Request, num_matched: int, max_tokens: int) -> int:
+        """Number of pages that must stay available when the request starts."""
         if not growths:
-            return 0  # alone it fits, whatever is expected: that is how its end was set
+            return 0  # alone it fits whatever its length: `length_limit` saw to that
         num_pages = self._cache.pages_for(min(num_matched + max_tokens, len(request.tokens)))
-        return peak(sorted([*growths, self._growth_of(request, num_pages, num_matched)]), self._cache.page_size)
+        return peak_pages(
+            sorted([*growths, self._growth_holding(request, num_pages, num_matched)]), self._cache.page_size
+        )
 
     def _growth(self, request: Request) -> MemoryGrowth:
         assert request.lease is not None
-        return self._growth_of(request, len(request.lease.pages), request.lease.matched)
+        return self._growth_holding(request, len(request.lease.pages), request.lease.matched)
 
-    def _growth_of(self, request: Request, num_pages: int, num_shared: int) -> MemoryGrowth:
-        """Of a request that holds `num_pages`; the first `num_shared` tokens in them are others' as well."""
+    def _growth_holding(self, request: Request, num_pages: int, num_shared: int) -> MemoryGrowth:
+        """Forecast for a request that holds `num_pages` pages, whose first `num_shared` tokens are
+        shared with others."""
         num_held = num_pages * self._cache.page_size
         most = request.end - len(request.tokens)
         return MemoryGrowth(
-            num_steps=self._lengths.remaining(request.num_output, most, request.serial * GOLDEN_RATIO % 1.0),
+            num_steps=self._output_lengths.remaining(request.num_output, most, request.serial * GOLDEN_RATIO % 1.0),
             num_wanted=len(request.tokens) - num_held,
             num_freed=num_held - num_shared,
         )

@@ -1,4 +1,4 @@
-"""What a row's result means for its request: the next token, whether it ends the output, what to tell the client."""
+"""Applies a row's result to its request: new tokens, the end of the output, the message to the client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .plan import Row, RowResult
 from .request import Request
 from .sampling_inputs import grammar_too_complex
 
-BULK_TOKENS = 32  # tokens of a request `in_bulk` that its client gets at a time
+BULK_TOKENS = 32  # tokens per message to the client of an `in_bulk` request
 
 
 @dataclass(frozen=True)
 class AppliedResult:
-    """What the client is told: tokens, unless the prompt is not done; then perhaps that nothing can follow them."""
+    """The client's message, if there is one, and the error that ends the request after it, if there is one."""
 
     answer: Tokens | None
     error: RequestError | None = None
@@ -32,26 +32,28 @@ def apply_result(
     vocabulary: VocabularyInfo,
     jump: Callable[[Request], object],
 ) -> AppliedResult:
-    """Take over the result of a row that has been computed, token by token, just as if each had come alone: `jump`
-    appends what is forced after it, and what comes after the output's end is dropped."""
+    """Apply the result of a computed row, token by token, as if each had come alone.
+
+    `jump` appends the tokens that the grammar forces after each. Tokens after the output's end are dropped.
+    """
     request.num_computed += row.num_committed
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
     request.take_scores(result.scores)
-    if request.pool is not None and row.pool_from is not None:
+    if request.pooling is not None and row.pool_from is not None:
         assert result.pooled is not None
-        request.pool.add(result.pooled, request.num_computed)
+        request.pooling.add(result.pooled, request.num_computed)
     if row.sample is None:
         return AppliedResult(None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request))
     request.num_passes += 1
     if row.parents is not None:
-        request.note_accepted(len(result.tokens) - 1)
+        request.record_accepted(len(result.tokens) - 1)
     finish, error = None, None
-    position = len(request.tokens)  # of the next of the result's tokens
+    position = len(request.tokens)  # of the result's next token
     num_done = request.num_output  # tokens up to the last sampled one
     for index, token in enumerate(result.tokens):
         if position < len(request.tokens):
             if request.tokens[position] != token:
-                break  # other ids for text that was forced meanwhile
+                break  # the text has been forced meanwhile, with other ids
             _keep_logprob(request, result, index)
         else:
             try:
@@ -64,18 +66,18 @@ def apply_result(
                 break
             num_done = position + 1 - request.num_prompt
         position += 1
-        # The KV of what proved right is there; the token that was sampled last is still to be computed.
+        # The KV of accepted tokens is computed; that of the last sampled token is not.
         request.num_computed += index < len(result.tokens) - 1
         if finish is not None:
             break
     if (scored := request.next_scored) is not None:
-        request.num_computed = min(request.num_computed, scored - 1)  # a forced token's logits were not looked at
+        request.num_computed = min(request.num_computed, scored - 1)  # the forced token's logits were not returned
     return AppliedResult(_sampled_answer(request, num_done, finish), error)
 
 
 def _append_token(request: Request, token: int, vocabulary: VocabularyInfo) -> Finish | None:
-    """One more output token, and whether it is the last. Raises RequestError when the grammar cannot be followed that
-    far."""
+    """Append an output token; return the finish if it is the last one. Raises RequestError when the grammar is too
+    complex."""
     assert 0 <= token < vocabulary.vocab_size
     finish = request.stops.feed(token, request.num_output)
     request.tokens.append(token)
@@ -95,7 +97,7 @@ def _keep_logprob(request: Request, result: RowResult, index: int) -> None:
 
 
 def _sampled_answer(request: Request, num_done: int, finish: Finish | None) -> Tokens | None:
-    """The output's first `num_done` tokens, as far as the client lacks them."""
+    """Message with the output's first `num_done` tokens, as far as the client lacks them; None to wait for more."""
     num_new = num_done - request.num_sent
     request.num_settled = num_done
     if not num_new or (request.message.in_bulk and request.answered and finish is None and num_new < BULK_TOKENS):
@@ -105,7 +107,7 @@ def _sampled_answer(request: Request, num_done: int, finish: Finish | None) -> T
 
 
 def _take_settled(request: Request) -> tuple[list[int], list[TokenLogprob] | None]:
-    """The settled tokens that the client lacks, and their log-probabilities if it asked for them; now it has them."""
+    """Take the settled tokens that the client lacks, with their log-probabilities if it asked for them."""
     first, last = request.num_sent, request.num_settled
     request.num_sent = last
     logprobs = None
@@ -115,9 +117,9 @@ def _take_settled(request: Request) -> tuple[list[int], list[TokenLogprob] | Non
 
 
 def prompt_answer(request: Request) -> Tokens:
-    """The whole answer to a request that wants no tokens."""
+    """Complete answer to a request that wants no tokens."""
     logprobs: list[TokenLogprob] | None = None if request.message.logprobs is None else []
-    embedding = None if request.pool is None else request.pool.embedding()
+    embedding = None if request.pooling is None else request.pooling.embedding()
     return _tokens_message(request, [], Finish("length"), logprobs=logprobs, embedding=embedding)
 
 

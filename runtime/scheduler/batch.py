@@ -1,4 +1,9 @@
-"""The running requests and their memory: who gets room for the next tokens, and who has to give it up."""
+"""The running requests and their pages: grants room for the next tokens, and retracts requests when there is none.
+
+A step's prompt tokens are split by `PrefillBudget`: the most senior prompt first, but never all of them for a prompt
+that needs several steps while another prompt could use the rest. So a short prompt waits for a long one's chunks no
+longer than its own length takes at a quarter of the tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,11 @@ from ...radix.cache import PrefixCache
 from .prepared_draft import PreparedDraft
 from .request import Request
 
-SHORT_PROMPT_SHARE = 4  # a quarter of the prompts' tokens is not for long prompts
+SHORT_PROMPT_SHARE = 4  # one in four prompt tokens is kept from long prompts
 
 
 class PrefillBudget:
-    """`num_left` tokens for prompts in this step; `contended` when more than one prompt could use them."""
+    """Prompt tokens of one step. `contended` is true when more than one prompt could use them."""
 
     def __init__(self, num_left: int, *, contended: bool) -> None:
         self.num_left = num_left
@@ -23,13 +28,13 @@ class PrefillBudget:
         self._num_left_for_long = num_left - reserve
 
     def offer(self, num_uncomputed: int) -> int:
-        """How many tokens a prompt may have, which wants `num_uncomputed`."""
+        """Number of tokens that a prompt with `num_uncomputed` tokens to go may have."""
         if num_uncomputed > self._num_prompt:
             return self._num_left_for_long
         return min(num_uncomputed, self.num_left)
 
     def take(self, num_uncomputed: int, num_tokens: int) -> None:
-        """It got so many of those offered."""
+        """Deduct the tokens granted to a prompt."""
         self.num_left -= num_tokens
         if num_uncomputed > self._num_prompt:
             self._num_left_for_long -= num_tokens
@@ -38,34 +43,34 @@ class PrefillBudget:
 
 @dataclass(frozen=True)
 class ScheduledRequest:
-    """A request's share of a step: its next `num_tokens` tokens."""
+    """A request's share of a step: its next `num_tokens` tokens, and the draft to verify after them."""
 
     request: Request
     num_tokens: int
-    guesses: PreparedDraft | None = None  # of what follows them
+    draft: PreparedDraft | None = None  # to verify after them
 
     @property
     def num_slots(self) -> int:
-        return self.num_tokens + (0 if self.guesses is None else len(self.guesses.tree))
+        return self.num_tokens + (0 if self.draft is None else len(self.draft.tree))
 
     @property
     def samples(self) -> bool:
-        """Whether the next token comes out of it."""
+        """True if the next token is sampled from this share."""
         request = self.request
         return self.num_tokens == request.num_unplanned and request.wants_tokens and not request.awaits_grammar
 
 
 @dataclass(frozen=True)
 class RunningShares:
-    """What the running requests compute in a step, who lost its place for it, and what is left for newcomers."""
+    """Shares of the running requests in a step, the requests retracted for them, and the tokens left for new ones."""
 
-    parts: list[ScheduledRequest]
+    scheduled: list[ScheduledRequest]
     retracted: list[Request]
     num_left: int
 
 
 class Batch:
-    """Running requests, most senior first. The most senior one always gets room, so something always progresses."""
+    """Running requests, most senior first. The most senior one always gets room, so the batch always progresses."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
@@ -78,8 +83,10 @@ class Batch:
         return iter(self._requests)
 
     def start(self, request: Request, num_matched: int, max_tokens: int, *, spare: int) -> ScheduledRequest | None:
-        """Lease the cached prefix and room for at most `max_tokens` more. None, and nothing changed, when there is no
-        room or fewer than `spare` pages would be left for those that run.
+        """Lease the cached prefix and room for at most `max_tokens` more tokens.
+
+        Returns None, with nothing changed, if there is no room or fewer than `spare` pages would be left for running
+        requests.
         """
         assert request.lease is None
         lease = self._cache.acquire(
@@ -89,30 +96,30 @@ class Batch:
             num_tokens=min(num_matched + max_tokens, len(request.tokens)),
             spare=spare,
             priority=request.message.priority,
-            family=request.family,
+            program_id=request.program_id,
         )
         if lease is None:
             return None
-        self._cache.drop_claim(request.rid)
+        self._cache.drop_soft_pin(request.rid)
         request.lease = lease
         request.num_computed = lease.matched
         insort(self._requests, request, key=lambda other: other.seniority)
         return ScheduledRequest(request, min(self._room(request, num_available=0), max_tokens, request.num_unplanned))
 
-    def share_out(self, budget: int, *, contended: bool, may_retract: bool) -> RunningShares | None:
-        """Split `budget` tokens: one for each request that decodes, the rest for prompts, the most senior first.
+    def schedule_running(self, budget: int, *, contended: bool, may_retract: bool) -> RunningShares | None:
+        """Split `budget` tokens: one for each decoding request, the rest for prompts, the most senior first.
 
-        `contended`: others wait for a place, and may use what long prompts leave. None when somebody would have to
-        give up its place, and may not: pages that are being written to cannot be taken away.
+        `contended` is true when waiting requests could use what long prompts leave. Returns None if a request would
+        have to be retracted and `may_retract` is false: pages that a plan in flight writes cannot be taken away.
         """
         num_decoding = sum(request.num_unplanned == 1 for request in self._requests)
         contended = contended or len(self._requests) - num_decoding > 1
         chunks = PrefillBudget(budget - num_decoding, contended=contended)
-        parts: list[ScheduledRequest] = []
+        scheduled: list[ScheduledRequest] = []
         retracted: list[Request] = []
         for request in list(self._requests):
             if request.lease is None:
-                continue  # retracted for a senior's sake
+                continue  # retracted for a more senior request
             if request.num_unplanned == 1:
                 granted = self._make_room(request, 1, retracted if may_retract else None)
             elif wanted := chunks.offer(request.num_unplanned):
@@ -123,37 +130,38 @@ class Batch:
             if granted is None:
                 return None
             if granted:
-                parts.append(ScheduledRequest(request, granted))
-        return RunningShares(parts, retracted, chunks.num_left)
+                scheduled.append(ScheduledRequest(request, granted))
+        return RunningShares(scheduled, retracted, chunks.num_left)
 
-    def top_up(self, parts: list[ScheduledRequest], num_tokens: int) -> list[ScheduledRequest]:
-        """Lengthen prompts' parts by the `num_tokens` tokens that nobody else can use, the most senior first."""
-        longer = []
-        for part in parts:
-            request = part.request
+    def extend_prefills(self, scheduled: list[ScheduledRequest], num_tokens: int) -> list[ScheduledRequest]:
+        """Give the `num_tokens` tokens that no other request can use to the scheduled prompts, the
+        most senior first."""
+        extended = []
+        for item in scheduled:
+            request = item.request
             room = self._room(request, self._cache.num_available)
-            more = max(0, min(num_tokens, request.num_unplanned - part.num_tokens, room - part.num_tokens))
+            more = max(0, min(num_tokens, request.num_unplanned - item.num_tokens, room - item.num_tokens))
             if more:
-                self._extend(request, part.num_tokens + more)
-                part = replace(part, num_tokens=part.num_tokens + more)
+                self._extend(request, item.num_tokens + more)
+                item = replace(item, num_tokens=item.num_tokens + more)
                 num_tokens -= more
-            longer.append(part)
-        return longer
+            extended.append(item)
+        return extended
 
-    def room_for_guesses(self, part: ScheduledRequest) -> int:
-        """How many tokens more than its own the part could have slots for. Taking them costs nobody its place."""
-        return self._room(part.request, self._cache.num_available) - part.num_tokens
+    def num_free_slots(self, item: ScheduledRequest) -> int:
+        """Number of slots that the share could have for draft tokens without retracting a request."""
+        return self._room(item.request, self._cache.num_available) - item.num_tokens
 
-    def add_guesses(self, part: ScheduledRequest, guesses: PreparedDraft) -> ScheduledRequest:
-        self._extend(part.request, part.num_tokens + len(guesses.tree))
-        return replace(part, guesses=guesses)
+    def add_draft(self, item: ScheduledRequest, draft: PreparedDraft) -> ScheduledRequest:
+        self._extend(item.request, item.num_tokens + len(draft.tree))
+        return replace(item, draft=draft)
 
-    def leave(self, request: Request) -> None:
-        """Stop running; the pages stay with the request until `release`."""
+    def remove(self, request: Request) -> None:
+        """Stop running the request. It keeps its pages until `release`."""
         self._requests.remove(request)
 
     def release(self, request: Request) -> None:
-        """Give up the pages. What is computed stays in the cache, as long as it can."""
+        """Release the pages. Computed tokens stay in the cache until they are evicted."""
         assert request.lease is not None
         self._cache.release(request.lease, request.tokens[: request.num_computed])
         request.lease = None
@@ -161,11 +169,12 @@ class Batch:
         request.token_in_flight = False
 
     def _make_room(self, request: Request, num_tokens: int, retracted: list[Request] | None) -> int | None:
-        """Room for the next `num_tokens` tokens, or for as many as there is; at least one for the most senior. None
-        when somebody would have to be retracted, and there is no list of them.
+        """Make room for up to `num_tokens` tokens, at least one for the most senior request. Returns the number
+        granted, or None if a request would have to be retracted and `retracted` is None.
 
-        Juniors are retracted, the most junior first, only when there is no room for even one token. The most junior
-        itself keeps its pages and pauses: as long as no senior needs them, recomputing would be waste.
+        Requests are retracted from the most junior on, and only if there is no room for even one token. The most junior
+        request itself keeps its pages and pauses: recomputing them would be waste as long as no senior request needs
+        them.
         """
         assert request.lease is not None
         while (room := self._room(request, self._cache.num_available)) <= 0:
@@ -175,7 +184,7 @@ class Batch:
             if retracted is None:
                 return None
             assert victim is not request, "a request does not fit in the pool alone: its end is wrong"
-            self.pause(victim)
+            self.suspend(victim)
             victim.num_retractions += 1
             retracted.append(victim)
         granted = min(num_tokens, room)
@@ -187,12 +196,12 @@ class Batch:
         extended = self._cache.extend(request.lease, request.next_position + num_tokens)
         assert extended
 
-    def pause(self, request: Request) -> None:
-        """Give up the place and the pages. What it has computed is claimed until it starts again."""
+    def suspend(self, request: Request) -> None:
+        """Give up the place and the pages. Computed tokens are soft-pinned until the request starts again."""
         assert request.lease is not None
-        self.leave(request)
+        self.remove(request)
         self._cache.commit(request.lease, request.tokens[: request.num_computed])
-        self._cache.claim(request.lease, request.rid, request.num_computed, request.rank)
+        self._cache.set_soft_pin(request.lease, request.rid, request.num_computed, request.rank)
         self.release(request)
 
     def _room(self, request: Request, num_available: int) -> int:

@@ -1,18 +1,32 @@
-"""What a scheduler has done since its start, and with that and what there is now, what it says when asked."""
+"""Cumulative counters, and the CoreStats snapshot built from them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from ...radix.cache import PrefixCache
 from ..protocol.core import CoreStats
-from .drafting import SpeculationCounters
 from .request import Request
 
 
 @dataclass
+class SpeculationCounters:
+    """Speculation counters, with the names of their fields in `CoreStats`."""
+
+    num_guessed_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_lengths: list[int] = field(default_factory=list)
+
+    def observe(self, num_guessed: int, num_accepted: int) -> None:
+        self.num_guessed_tokens += num_guessed
+        self.num_accepted_tokens += num_accepted
+        self.accepted_lengths += [0] * (num_accepted + 1 - len(self.accepted_lengths))
+        self.accepted_lengths[num_accepted] += 1
+
+
+@dataclass
 class SchedulerCounters:
-    """Named as in `CoreStats`."""
+    """Scheduler counters, with the names of their fields in `CoreStats`."""
 
     num_steps: int = 0
     num_prompt_tokens: int = 0
@@ -22,7 +36,7 @@ class SchedulerCounters:
     num_retractions: int = 0
 
     def count_prompt(self, request: Request) -> None:
-        """The request starts. One that starts again has been counted."""
+        """Count the prompt of a request that starts, once."""
         if not request.counted:
             request.counted = True
             assert request.num_cached is not None

@@ -1,6 +1,6 @@
-"""An embedding on its way: which hidden states of a prompt it is made of, and their sum so far.
+"""Pools a prompt's hidden states into an embedding, chunk by chunk.
 
-A retracted request computes some tokens twice; none counts twice. Knows vectors as bytes of the plan's results.
+A retracted request computes some tokens twice; each counts once.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ from ..protocol.core import Pooling
 
 
 class EmbeddingPooling:
-    """Of tokens [first, num_tokens): all of a prompt for "mean", its last one for "last"."""
+    """Sum of the hidden states of tokens [first, num_tokens): the whole prompt for "mean", its last
+    token for "last"."""
 
     def __init__(self, pooling: Pooling, num_tokens: int) -> None:
         self._first = 0 if pooling == "mean" else num_tokens - 1
         self._num_tokens = num_tokens
         self._sum_E: np.ndarray | None = None
-        self.next = self._first  # the first token that is not in the sum
+        self.next_position = self._first  # position of the first token that is not in the sum
 
-    def start(self, first: int, end: int) -> int | None:
-        """Which of tokens [first, end), counted from `first`, are the first to go into the sum; None: none do."""
-        return max(self.next - first, 0) if end > self.next else None
+    def first_pooled(self, first: int, end: int) -> int | None:
+        """Index, counted from `first`, of the first token of [first, end) that enters the sum; None if none does."""
+        return max(self.next_position - first, 0) if end > self.next_position else None
 
     def add(self, pooled: bytes, end: int) -> None:
-        """The sum of the hidden states of tokens [next, end)."""
+        """Add the sum of the hidden states (float32, little-endian) of the tokens up to `end`."""
         values_E = np.frombuffer(pooled, dtype="<f4")
         self._sum_E = values_E if self._sum_E is None else self._sum_E + values_E
-        self.next = end
+        self.next_position = end
 
     def embedding(self) -> bytes:
-        """float32, little-endian, once all tokens are in."""
+        """The embedding, float32, little-endian. Call when all tokens are added."""
         assert self._sum_E is not None
-        assert self.next == self._num_tokens
+        assert self.next_position == self._num_tokens
         mean_E: np.ndarray = (self._sum_E / (self._num_tokens - self._first)).astype("<f4")
         return mean_E.tobytes()

@@ -1,8 +1,8 @@
-"""A plan whose result is not here yet: whose rows they are, and what those sample that had to be left open.
+"""A plan whose result is pending: the requests of its rows, and the sampling that was left open.
 
-A row that follows a token in flight is built without its sampling. Once that token is known, `complete` says what comes
-after it: something to sample; nothing, because forced text follows it or because its request is over; and now and then
-that the row is void, because the request has to compute that token otherwise.
+A row that follows a token in flight is built without its sampling. Once that token is known, `complete` decides what
+the row does: it samples; it samples nothing, because forced text follows or the request is over; or it is void, because
+the request has to compute the token in another way.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ class InFlightPlan:
 
     @property
     def rows(self) -> list[tuple[Request, Row | None]]:
-        """With what is sampled, as far as that is known; None for a void one."""
+        """Requests and their rows, with sampling where it is known; None for a void row."""
         return list(zip(self._index, self._rows, strict=True))
 
-    def index(self, request: Request) -> int:
-        """Of its row."""
+    def row_index(self, request: Request) -> int:
+        """Index of the request's row in the plan."""
         return self._index[request]
 
     def complete(
         self, build: Callable[[Request], RowSampling], fail: Callable[[Request, RequestError], None]
     ) -> SamplingPlan:
-        """The plan before has been committed. `fail` is told of requests that cannot go on."""
+        """Fill in the open sampling, after the previous plan was committed. `fail` is called for requests that cannot
+        continue."""
         samplings: list[RowSampling | None] = []
         for request, index in self._index.items():
             row = self.plan.rows[index]
@@ -53,7 +54,7 @@ class InFlightPlan:
             if request.leaving:
                 self._rows[index] = None
             elif request.next_scored is not None and request.next_scored <= end:
-                self._rows[index] = None  # of forced text every token's score is wanted, and this row gives none
+                self._rows[index] = None  # forced tokens are scored, and this row returns no scores
                 request.num_in_flight -= 1
             elif len(request.tokens) == end:
                 try:

@@ -1,4 +1,4 @@
-"""What the scheduler asks of grammars, as the smallest protocols. Whoever compiles them is somebody else."""
+"""Interfaces of what the scheduler is given: vocabulary facts, grammars and their matchers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..protocol.sampling import Constraint
 
 @dataclass(frozen=True)
 class VocabularyInfo:
-    """`token_bytes[id]` is what a token adds to the output, None for special tokens, which are no text."""
+    """Facts about the tokenizer's vocabulary. `token_bytes[id]` is the output of a token, None for special tokens."""
 
     vocab_size: int
     token_bytes: Sequence[bytes | None]
@@ -30,31 +30,35 @@ Bitmask = NDArray[np.int32]  # ceil(vocab_size / 32) words: bit t % 32 of word t
 
 
 class GrammarMatcher(Protocol):
-    """One output's way through a grammar."""
+    """State of one output in its grammar."""
 
     def mask(self, out: Bitmask) -> Any:
-        """Write which tokens may come next; EOS may exactly when `is_accepting`."""
+        """Write the tokens that may come next; EOS is among them exactly when `is_accepting`."""
 
     def accept(self, token: int) -> bool:
-        """Go on by one token that is not EOS. False, and nothing changed, when it may not come next."""
+        """Advance by a token other than EOS. Returns False, with nothing changed, if it may not come next."""
 
     def rollback(self, num_tokens: int) -> Any:
-        """Take back the last tokens accepted."""
+        """Undo the last `num_tokens` accepted tokens."""
 
     def is_accepting(self) -> bool:
-        """Whether the output may end here."""
+        """True if the output may end here."""
 
     def forced(self) -> bytes:
         """The bytes that must come next, up to where there is a choice or the output may end."""
 
 
 class MatcherFactory(Protocol):
+    """A compiled grammar."""
+
     def matcher(self) -> GrammarMatcher: ...
 
 
 class GrammarProvider(Protocol):
+    """Compiles grammars."""
+
     def get(self, constraint: Constraint) -> Future[Any]:
-        """The future CompiledGrammar. What is wrong with the constraint is the future's exception."""
+        """Future of the compiled grammar. Its exception says what is wrong with the constraint."""
 
     def release(self, constraint: Constraint, future: Future[Any]) -> None:
-        """Who was given `future` waits for it no more."""
+        """Say that one caller of `get` no longer waits for `future`."""

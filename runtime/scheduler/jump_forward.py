@@ -1,7 +1,11 @@
-"""Forced text as token ids: those that the tokenizer gives it, at the seam and whatever may come after it.
+"""Jump-forward decoding: text that the grammar forces is appended at once and computed as a prefill chunk.
 
-Knows bytes and a tokenizer's `encode`; knows no grammar and no request. The ids are the tokenizer's own because those
-are what the model was trained on: other ids for the same text would lead it astray.
+After Zheng et al., SGLang (2024), section 4. Tokens are appended, never replaced, and each must be one that could have
+been sampled: the grammar accepts it, it is not suppressed, and it does not end the output. A token that would end the
+output is left to the model, so every output ends with a sampled token.
+
+Forced text gets the tokenizer's own ids, at the seam and whatever follows: the model was trained on these, and other
+ids for the same text would mislead it.
 """
 
 from __future__ import annotations
@@ -15,13 +19,14 @@ from ...constrained.errors import GrammarError
 from .request import Request
 from .sampling_inputs import grammar_too_complex
 
-CONTEXT_TOKENS = 4  # tokens before the seam that are tokenised along, at most
+CONTEXT_TOKENS = 4  # maximum number of tokens before the seam that are encoded with the text
 
-Retokenise = Callable[[Sequence[int], bytes], list[int]]  # (tokens before, forced bytes) -> ids; sees CONTEXT tokens
+Retokenise = Callable[[Sequence[int], bytes], list[int]]  # (tokens before, forced bytes) -> ids
 
 
 class Retokeniser:
-    """`encode` gives the ids of a text that follows other text, names of special tokens being ordinary text."""
+    """Tokenises forced bytes. `encode` gives the ids of text that follows other text, with names of special tokens as
+    text."""
 
     def __init__(self, token_bytes: Sequence[bytes | None], encode: Callable[[str], list[int]]) -> None:
         self._token_bytes = token_bytes
@@ -30,41 +35,43 @@ class Retokeniser:
         self._longest = max(map(len, self._sorted), default=0)
 
     def __call__(self, before: Sequence[int], data: bytes) -> list[int]:
-        """The tokens for the beginning of `data`, which follows the tokens `before`; often not for all of it.
+        """Tokens for the beginning of `data`, which follows the tokens `before`; often not for all of it.
 
-        None at all when the tokenizer would join the last token before the seam with the first one after it. At the
-        end, ids are left out that would be others if some text came after.
+        Returns none if the tokenizer would join the last token before the seam with the first one after it. At the end,
+        ids are left out that would differ if more text followed.
         """
         text = _complete_characters(data)
         if not text:
             return []
-        ends = self._ends(text)
-        near = self._near(before)
-        if not near:
-            return self._settled("", text, ends)
-        while near:
-            known = _decode_or_none(b"".join(map(self._bytes_of, near)))
-            if known is not None:
-                ids = self._settled(known, text, ends)
-                if ids[: len(near)] == near:
-                    return ids[len(near) :]
-            near = near[1:]
+        ends = self._seam_ends(text)
+        context = self._text_before(before)
+        if not context:
+            return self._settled_ids("", text, ends)
+        while context:
+            context_text = _decode_or_none(b"".join(map(self._bytes_of, context)))
+            if context_text is not None:
+                ids = self._settled_ids(context_text, text, ends)
+                if ids[: len(context)] == context:
+                    return ids[len(context) :]
+            context = context[1:]
         return []
 
-    def _settled(self, known: str, text: str, ends: list[int]) -> list[int]:
-        """The first ids of `known + text` that stay, wherever in `ends` a token begins that reaches over the end."""
-        readings = [self._encode(known + text[:end]) for end in ends]
-        return [column[0] for column in takewhile(_all_equal, zip(*readings, strict=False))]
+    def _settled_ids(self, context_text: str, text: str, ends: list[int]) -> list[int]:
+        """The first ids of `context_text + text` that stay the same for every place in `ends` where a longer token may
+        begin."""
+        encodings = [self._encode(context_text + text[:end]) for end in ends]
+        return [column[0] for column in takewhile(_all_equal, zip(*encodings, strict=False))]
 
-    def _ends(self, text: str) -> list[int]:
-        """Where a token may begin that goes on after `text`, and its end: places in the text, in characters."""
+    def _seam_ends(self, text: str) -> list[int]:
+        """Places in the text, in characters, where a token may begin that reaches beyond its end,
+        and the end itself."""
         ends = [len(text)]
         num_bytes = 0
         rest = b""
         for place in reversed(range(len(text))):
             character = text[place].encode()
-            # A token may begin within a character: what comes before the character is as far as text goes.
-            if any(self._begins_a_longer_token(character[at:] + rest) for at in range(len(character))):
+            # A token may begin within a character; the text before it ends at the character.
+            if any(self._is_proper_token_prefix(character[at:] + rest) for at in range(len(character))):
                 ends.append(place)
             rest = character + rest
             num_bytes += len(character)
@@ -72,12 +79,12 @@ class Retokeniser:
                 break
         return ends
 
-    def _near(self, before: Sequence[int]) -> list[int]:
-        """The last tokens before the seam that are text, with nothing in between."""
+    def _text_before(self, before: Sequence[int]) -> list[int]:
+        """The last tokens before the seam that are text, without a special token in between."""
         return list(takewhile(self._bytes_of, reversed(before[-CONTEXT_TOKENS:])))[::-1]
 
-    def _begins_a_longer_token(self, data: bytes) -> bool:
-        # Sorted, whatever begins with `data` comes right after it.
+    def _is_proper_token_prefix(self, data: bytes) -> bool:
+        # In sorted order, strings that start with `data` come right after it.
         at = bisect_left(self._sorted, data)
         at += at < len(self._sorted) and self._sorted[at] == data
         return at < len(self._sorted) and self._sorted[at].startswith(data)
@@ -87,7 +94,7 @@ class Retokeniser:
 
 
 def _complete_characters(data: bytes) -> str:
-    """Its whole characters: what is forced may end inside one."""
+    """Decode the whole characters of `data`, which may end inside one."""
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
 
 
@@ -103,8 +110,8 @@ def _all_equal(ids: tuple[int, ...]) -> bool:
 
 
 def jump_forward(request: Request, retokenise: Retokenise) -> int:
-    """Append what must come next, as far as its tokens are settled. Returns the number of tokens; the client gets them
-    with the next one that is sampled. Raises RequestError when the grammar cannot be followed any further."""
+    """Append the forced tokens, as far as they are settled. Returns their number; the client gets them with the next
+    sampled token. Raises RequestError when the grammar is too complex to follow."""
     num_tokens = len(request.tokens)
     room = request.end - 1 - num_tokens
     if request.matcher is None or room <= 0:
@@ -114,7 +121,7 @@ def jump_forward(request: Request, retokenise: Retokenise) -> int:
         for token in retokenise(request.tokens, forced)[:room] if forced else ():
             if not _may_be_appended(request, token):
                 break
-            # An engine of grammars may be stricter about tokens than about bytes: then the model is asked.
+            # A grammar engine may be stricter about tokens than about bytes: leave it to the model.
             if not request.matcher.accept(token):
                 break
             finish = request.stops.feed(token, request.num_output)
@@ -127,4 +134,4 @@ def jump_forward(request: Request, retokenise: Retokenise) -> int:
 
 def _may_be_appended(request: Request, token: int) -> bool:
     stops, num_output = request.stops, request.num_output
-    return token not in stops.avoided(num_output) and not stops.would_end(token, num_output)
+    return token not in stops.suppressed(num_output) and not stops.would_end(token, num_output)

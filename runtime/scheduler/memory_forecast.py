@@ -1,8 +1,10 @@
-"""How long outputs get: learned from those that have ended, for admitting no more than will fit. Knows no pages.
+"""Forecasts of output lengths and of the pages that running requests will need.
 
-A request that stops by itself gives no warning, so each is expected to end like one of the recent ones that got as far
-as it has: not all like their mean, since outputs that end at different times need less memory together than outputs
-that end at once. More carefully after a retraction, which says that too much was admitted.
+After Gong et al., Past-Future Scheduler for LLM Serving under SLA Guarantees (ASPLOS 2025). Memory use peaks just
+before some output ends, so only those moments are examined; requests that ended before give their pages back.
+
+A request gives no warning before it stops. So each is expected to end like one of the recent outputs that got as far as
+it has: not all like their mean, since outputs that end at different times need less memory together.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from typing import NamedTuple
 
 
 class MemoryGrowth(NamedTuple):
-    """One request, in slots. Sorted, the ones that end first come first."""
+    """Forecast for one request, in slots. Sorted by the number of steps until the request ends."""
 
-    num_steps: int  # until it ends, a token each
-    num_wanted: int  # slots for the tokens that are there already, beyond those it holds; negative: some to spare
-    num_freed: int  # slots that it holds now and will give back
+    num_steps: int  # until it ends, one token each
+    num_wanted: int  # slots for known tokens beyond the slots held; negative: slots to spare
+    num_freed: int  # slots held now that are freed at the end
 
 
-def peak(growths: Iterable[MemoryGrowth], page_size: int) -> int:
-    """Pages needed beyond those held, at the worst moment. `growths` come sorted."""
+def peak_pages(growths: Iterable[MemoryGrowth], page_size: int) -> int:
+    """Pages needed beyond those held, at the worst moment. `growths` must be sorted."""
     growths = list(growths)
     running = len(growths)
-    # A page more for each: the last one is seldom full, and lengths are guesses.
+    # One page more for each: the last page is seldom full, and lengths are estimates.
     needed = sum(growth.num_wanted for growth in growths) + running * page_size
     worst = 0
     for num_steps, ending in groupby(growths, key=lambda growth: growth.num_steps):
@@ -37,42 +39,42 @@ def peak(growths: Iterable[MemoryGrowth], page_size: int) -> int:
     return -(-worst // page_size)
 
 
-NUM_RECENT = 256  # outputs that are remembered
-NUM_PRIOR = 2  # so many imagined ones, of a random share of what they might, until real ones are seen
+NUM_RECENT = 256  # number of outputs that are remembered
+NUM_PRIOR = 2  # imagined outputs of a random share of their limit, until real ones are recorded
 MAX_SAFETY_FACTOR = 2.0
 
 
 class OutputLengthEstimator:
-    """Counts tokens. Depends on what was observed in which order, never on time."""
+    """Expected output lengths, in tokens, learned from recent outputs. Deterministic: time plays no part."""
 
     def __init__(self) -> None:
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
-        self._sums: list[int] = [0]  # of the first so many of `_sorted`
-        self._care = 1.0
+        self._sums: list[int] = [0]  # prefix sums of `_sorted`
+        self._safety_factor = 1.0
 
-    def ended(self, num_tokens: int) -> None:
-        """An output is over after so many tokens."""
+    def record(self, num_tokens: int) -> None:
+        """Record the length of an output that ended."""
         if len(self._recent) == NUM_RECENT:
             oldest = self._recent.popleft()
             del self._sorted[bisect_right(self._sorted, oldest) - 1]
         self._recent.append(num_tokens)
         insort(self._sorted, num_tokens)
         self._sums = [0, *accumulate(self._sorted)]
-        self._care = max(1.0, self._care * 0.95)
+        self._safety_factor = max(1.0, self._safety_factor * 0.95)
 
-    def retracted(self) -> None:
-        """Somebody had to give up its place."""
-        self._care = min(MAX_SAFETY_FACTOR, 1.2 * self._care)
+    def record_retraction(self) -> None:
+        """Raise the safety factor: a retraction means that too much was admitted."""
+        self._safety_factor = min(MAX_SAFETY_FACTOR, 1.2 * self._safety_factor)
 
-    def remaining(self, num_tokens: int, most: int, luck: float) -> int:
-        """What an output that has `num_tokens` tokens, and can get `most` more, may be expected to add: as much as one
-        of those that got as far, the one at `luck` in [0, 1) of them by length."""
+    def remaining(self, num_tokens: int, most: int, quantile: float) -> int:
+        """Expected number of tokens that an output of `num_tokens` tokens adds, at most `most`: that of the recent
+        output at `quantile`, in [0, 1), of those that were longer."""
         at = bisect_right(self._sorted, num_tokens)
         num_longer = len(self._sorted) - at
-        place = luck * (num_longer + NUM_PRIOR)
-        if place < num_longer:
-            expected = float(self._sorted[at + int(place)] - num_tokens)
+        index = quantile * (num_longer + NUM_PRIOR)
+        if index < num_longer:
+            expected = float(self._sorted[at + int(index)] - num_tokens)
         else:
-            expected = most * (place - num_longer) / NUM_PRIOR
-        return min(most, round(self._care * expected))
+            expected = most * (index - num_longer) / NUM_PRIOR
+        return min(most, round(self._safety_factor * expected))

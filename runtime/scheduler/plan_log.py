@@ -1,7 +1,5 @@
-"""What a scheduler was told, planned and was given, as lines of JSON: enough to decide everything again.
-
-A value format and the scheduler that writes it. Knows no model; the results stand for it.
-"""
+"""Plan log: messages, plans and results of a scheduler as JSON lines, enough to replay its
+decisions without a model."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ from .plan import ForwardPlan, ForwardResult, SamplingPlan
 from .scheduler import Scheduler
 
 LOG_VERSION = 2
-MAX_LOG_BYTES = 8 << 30  # a log ends here, lest it fill the disk; what it has can be played
+MAX_LOG_BYTES = 8 << 30  # a log ends here, so that it does not fill the disk; it can be replayed so far
 
 
 class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
-    """The first line: what the scheduler was made of."""
+    """First line: settings and sizes of the scheduler."""
 
     version: int
     config: CoreConfig
@@ -46,6 +44,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
         page_size: int,
         context_length: int,
     ) -> LogHeader:
+        """Build the header from the scheduler's arguments."""
         encoded = [None if data is None else base64.b64encode(data).decode() for data in vocabulary.token_bytes]
         return cls(
             version=LOG_VERSION,
@@ -59,29 +58,36 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
         )
 
     def vocabulary(self) -> VocabularyInfo:
+        """The vocabulary facts that the header holds."""
         decoded = [None if data is None else base64.b64decode(data) for data in self.token_bytes]
         return VocabularyInfo(len(decoded), decoded, frozenset(self.eos_ids))
 
 
 class LoggedMessage(msgspec.Struct, frozen=True, tag="message"):
+    """A message that the scheduler handled."""
+
     owner: bytes
     message: Generate | EndStates | Abort | FlushCache | GetStats
 
 
 class LoggedPlan(msgspec.Struct, frozen=True, tag="plan"):
-    """`settled`: whose grammars were ready, or wrong, when the scheduler looked."""
+    """A plan, or None. `settled` are the requests whose grammars were ready, or failed, at this step."""
 
     plan: ForwardPlan | None
     settled: list[str]
 
 
 class LoggedResult(msgspec.Struct, frozen=True, tag="result"):
+    """The result of a step."""
+
     result: ForwardResult
 
 
 class LoggedRetokenisation(msgspec.Struct, frozen=True, tag="retokenised"):
-    """What the tokenizer said, so that a replay needs none: the ids of `data` after the tokens `before`. It stands
-    behind the event that first asked."""
+    """Tokenizer output, so that a replay needs no tokenizer: the ids of `data` after the tokens `before`.
+
+    It is written after the event during which it was first requested.
+    """
 
     before: list[int]
     data: bytes
@@ -92,7 +98,7 @@ LogEntry = LogHeader | LoggedMessage | LoggedPlan | LoggedResult | LoggedRetoken
 
 
 class PlanLog:
-    """Writes entries, one a line, each one whole before the next begins."""
+    """Writes entries, one per line. Each line is complete before the next begins."""
 
     def __init__(self, header: LogHeader, file: IO[bytes], *, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._file = file
@@ -101,14 +107,15 @@ class PlanLog:
         self.write(header)
 
     def write(self, entry: LogEntry) -> None:
+        """Append an entry, unless the log has reached its maximum size."""
         line = self._encoder.encode(entry) + b"\n"
         self._num_left -= len(line)
         if self._num_left >= 0:
             self._file.write(line)
-            self._file.flush()  # a core that dies leaves what it was about to compute
+            self._file.flush()  # if the core dies, the log ends with what it was about to compute
 
     def retokenise(self, retokenise: Retokenise) -> Retokenise:
-        """The same function; what it says is written."""
+        """Wrap `retokenise` so that its results are logged."""
 
         def logged(before: Sequence[int], data: bytes) -> list[int]:
             ids = retokenise(before, data)
@@ -119,7 +126,7 @@ class PlanLog:
 
 
 class LoggingScheduler:
-    """A scheduler that writes what it does."""
+    """A scheduler whose messages, plans and results are logged."""
 
     def __init__(self, scheduler: Scheduler, log: PlanLog) -> None:
         self._scheduler = scheduler
@@ -158,14 +165,14 @@ class LoggingScheduler:
 
 
 def read_log(lines: Iterable[bytes]) -> Iterator[LogEntry]:
-    """The entries of a log; one that was cut off in its last line ends before it.
+    """Iterate over the entries of a log, up to a last line that was cut off.
 
-    Raises RequestError, naming the line, when it is no such log or of another version.
+    Raises RequestError, naming the line, if it is not a plan log or has another version.
     """
     decoder: msgspec.json.Decoder[LogEntry] = msgspec.json.Decoder(LogEntry)
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
-            break  # the process ended while it wrote
+            break  # the process ended while writing
         try:
             entry = decoder.decode(line)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -1,6 +1,6 @@
-"""A tree of guesses made ready for its row: what cannot be said is left out, and each node gets its mask and its draw.
+"""Prepares a draft tree for verification: drops tokens that cannot be sampled, and adds a mask and a draw to each node.
 
-A guess that is left out costs nothing but a chance: if it was right, it is sampled as the token after its parent.
+Dropping a node costs a chance of acceptance and nothing else: the token can still be sampled after its parent.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from .sampling_inputs import random_bits, token_mask
 
 @dataclass(frozen=True)
 class PreparedDraft:
-    """Tokens and parents as in `Row`, at least one of each, and a node for each."""
+    """A tree of at least one node, and the sampling of each node."""
 
     tree: DraftTree
     nodes: list[DraftNode]
 
 
 def prepare_draft(request: Request, tree: DraftTree, *, num_tokens: int, vocab_size: int) -> PreparedDraft | None:
-    """At most `num_tokens` nodes of `tree`, the likeliest ones; None when nothing is left.
+    """Prepare at most `num_tokens` nodes of `tree`, the likeliest ones. Returns None if none are left.
 
-    Left out are guesses that the grammar refuses, that would end the output, that come too late for it to have them,
-    and whatever follows them.
+    Dropped are tokens that the grammar rejects, that would end the output, or that come after its limit, and what
+    follows them.
     """
-    max_depth = request.end - len(request.tokens) - 1  # the token after the deepest guess must still be wanted
-    sayable = [
+    max_depth = request.end - len(request.tokens) - 1  # the token after the deepest node must be within the limit
+    allowed = [
         node
         for node, depth in enumerate(tree.depths)
-        if depth <= max_depth and not request.stops.may_end(tree.tokens[node])
+        if depth <= max_depth and not request.stops.can_end(tree.tokens[node])
     ]
-    tree = tree.only(sayable).best(num_tokens)
+    tree = tree.only(allowed).best(num_tokens)
     masks = _node_masks(request, tree, vocab_size)
     tree = tree.only(sorted(masks))
     if not len(tree):
@@ -49,11 +49,11 @@ def prepare_draft(request: Request, tree: DraftTree, *, num_tokens: int, vocab_s
 
 
 def _node_masks(request: Request, tree: DraftTree, vocab_size: int) -> dict[int, bytes | None]:
-    """By node, what may follow it, for those that the grammar lets come. The matcher ends where it began."""
+    """Mask of each node that the grammar accepts. The matcher's state is restored."""
     matcher = request.matcher
     if matcher is None:
-        avoided = [request.stops.avoided(request.num_output + depth) for depth in tree.depths]
-        return {node: token_mask(None, tokens, vocab_size) for node, tokens in enumerate(avoided)}
+        suppressed = [request.stops.suppressed(request.num_output + depth) for depth in tree.depths]
+        return {node: token_mask(None, tokens, vocab_size) for node, tokens in enumerate(suppressed)}
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
@@ -65,12 +65,12 @@ def _node_masks(request: Request, tree: DraftTree, vocab_size: int) -> dict[int,
                 if not matcher.accept(tree.tokens[node]):
                     continue
             except GrammarError:
-                continue  # too hard to follow; plain decoding will say so if it gets there
+                continue  # too complex; plain decoding reports it if it gets there
             try:
-                masks[node] = token_mask(matcher, request.stops.avoided(request.num_output + depth), vocab_size)
+                masks[node] = token_mask(matcher, request.stops.suppressed(request.num_output + depth), vocab_size)
                 visit(node, depth + 1)
             except RequestError:
-                pass  # nothing can follow, or it is too hard to say what: as above
+                pass  # nothing can follow, or the mask is too complex: as above
             matcher.rollback(1)
 
     visit(-1, 1)

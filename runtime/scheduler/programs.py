@@ -1,4 +1,4 @@
-"""The programs that are alive: which came first, and what their states claim of the cache. Knows no queue."""
+"""Live programs: their seniority, and the soft pins of their states."""
 
 from __future__ import annotations
 
@@ -9,69 +9,69 @@ from dataclasses import dataclass, field
 from ...radix.cache import PrefixCache
 from .request import Request
 
-MAX_PROGRAMS = 1 << 16  # a frontend that forgets to end them costs no more memory than this
+MAX_PROGRAMS = 1 << 16  # bounds the memory if a frontend never ends its programs
 MAX_SOFT_PINS = 1 << 16
 
 
 @dataclass
 class _LiveProgram:
     rank: int
-    has_begun: bool = False
-    states: set[int] = field(default_factory=set)  # that claim something
+    has_started: bool = False
+    states: set[int] = field(default_factory=set)  # those with a soft pin
 
 
 class LivePrograms:
-    """A program is alive from its first request until it is told to have ended, or is the oldest of too many."""
+    """Programs from their first request until they end, or until they are the oldest of too many."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._alive: OrderedDict[str, _LiveProgram] = OrderedDict()
-        self._num_claims = 0
+        self._programs: OrderedDict[str, _LiveProgram] = OrderedDict()
+        self._num_soft_pins = 0
 
-    def rank(self, family: str, serial: int) -> int:
-        """Smaller for programs that came earlier: the number of their first request."""
-        program = self._alive.get(family)
+    def rank(self, program_id: str, serial: int) -> int:
+        """Seniority of a program, smaller for older ones: the serial number of its first request."""
+        program = self._programs.get(program_id)
         if program is None:
-            program = self._alive[family] = _LiveProgram(serial)
-            self._forget_oldest()
+            program = self._programs[program_id] = _LiveProgram(serial)
+            self._end_oldest()
         return program.rank
 
-    def begin(self, request: Request) -> None:
-        """One of its requests has got a place."""
-        program = None if request.family is None else self._alive.get(request.family)
+    def mark_started(self, request: Request) -> None:
+        """Record that a request of a program has started."""
+        program = None if request.program_id is None else self._programs.get(request.program_id)
         if program is not None:
-            program.has_begun = True
+            program.has_started = True
 
-    def has_begun(self, request: Request) -> bool:
-        """Whether some request of the program has had a place, or this one before it was retracted."""
-        program = None if request.family is None else self._alive.get(request.family)
-        return request.num_retractions > 0 or (program is not None and program.has_begun)
+    def has_started(self, request: Request) -> bool:
+        """True if a request of the program has started, or this one before it was retracted."""
+        program = None if request.program_id is None else self._programs.get(request.program_id)
+        return request.num_retractions > 0 or (program is not None and program.has_started)
 
-    def keep(self, request: Request) -> None:
-        """Note what the request's states will ask for again, of what it has published."""
-        program = None if request.family is None else self._alive.get(request.family)
+    def update_soft_pins(self, request: Request) -> None:
+        """Soft-pin the part of the request's published tokens that its program's states will use again."""
+        program = None if request.program_id is None else self._programs.get(request.program_id)
         if program is None:
             return
         assert request.lease is not None
         for claim in request.message.claims:
             num_tokens = request.num_computed if claim.num_tokens is None else claim.num_tokens
-            self._cache.claim(request.lease, (request.family, claim.state), max(0, num_tokens), request.rank)
-            self._num_claims += claim.state not in program.states
+            self._cache.set_soft_pin(request.lease, (request.program_id, claim.state), max(0, num_tokens), request.rank)
+            self._num_soft_pins += claim.state not in program.states
             program.states.add(claim.state)
-        self._forget_oldest()
+        self._end_oldest()
 
-    def end(self, family: str, states: Iterable[int] | None = None) -> None:
-        """These states, or all of the program's and it with them, ask for nothing any more."""
-        program = self._alive.get(family)
+    def end(self, program_id: str, states: Iterable[int] | None = None) -> None:
+        """End these states, or the whole program if `states` is None, and drop their soft pins."""
+        program = self._programs.get(program_id)
         if program is None:
             return
         if states is None:
-            del self._alive[family]
+            del self._programs[program_id]
         for state in program.states.intersection(program.states if states is None else states):
             program.states.remove(state)
-            self._num_claims -= 1
-            self._cache.drop_claim((family, state))
+            self._num_soft_pins -= 1
+            self._cache.drop_soft_pin((program_id, state))
 
-    def _forget_oldest(self) -> None:
-        while len(self._alive) > MAX_PROGRAMS or self._num_claims > MAX_SOFT_PINS:
-            self.end(next(iter(self._alive)))
+    def _end_oldest(self) -> None:
+        while len(self._programs) > MAX_PROGRAMS or self._num_soft_pins > MAX_SOFT_PINS:
+            self.end(next(iter(self._programs)))

@@ -1,6 +1,7 @@
-"""Who of the waiting goes first: each order is a place that a request keeps, and an arrangement of those in front.
+"""Policies of the waiting queue: `fcfs`, `lpm`, `dfs` and `program`.
 
-Knows requests, how much of each is cached, and who runs; knows no pages. Priority precedes everything in all of them.
+Each has a key that a request keeps while it waits, and an arrangement of the requests in front. Priority precedes
+everything in all of them.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ from dataclasses import dataclass
 
 from ..protocol.config import OrderName
 from .request import Request
-from .sharing import common_prefix_length
 
-MAX_PROGRAM_SHARES = 8  # into which the places are split, lest the branches of one program come singly when many wait
+MAX_PROGRAM_SHARES = 8  # so that the branches of a program are not admitted singly when many programs wait
 
 
 @dataclass(frozen=True)
 class QueueContext:
-    """What an arrangement may ask. `num_cached` costs a match."""
+    """Inputs of an arrangement. Each call of `num_cached` costs a match in the prefix cache."""
 
     num_cached: Callable[[Request], int]
-    has_begun: Callable[[Request], bool]  # whether its program has had a place before
+    has_started: Callable[[Request], bool]  # true if its program has run before
     running: Sequence[Request]
     max_running: int
     page_size: int
@@ -29,9 +29,9 @@ class QueueContext:
 
 @dataclass(frozen=True)
 class QueuePolicy:
-    """`place` stays as it is while a request waits. `arrange` sees those in front, by place."""
+    """Order of waiting requests. `key` is constant while a request waits; `arrange` reorders the requests in front."""
 
-    place: Callable[[Request], tuple[int, ...]]
+    key: Callable[[Request], tuple[int, ...]]
     arrange: Callable[[list[Request], QueueContext], list[Request]]
 
 
@@ -43,32 +43,34 @@ def _program_key(request: Request) -> tuple[int, ...]:
     return -request.message.priority, request.rank, request.serial
 
 
-def _first_come_first_served(front: list[Request], view: QueueContext) -> list[Request]:
+def _first_come_first_served(front: list[Request], context: QueueContext) -> list[Request]:
     return front
 
 
-def _longest_prefix_first(front: list[Request], view: QueueContext) -> list[Request]:
-    """What is cached is used before it can be evicted (SGLang, arXiv:2312.07104, section 3)."""
-    return sorted(front, key=lambda request: (-request.message.priority, -view.num_cached(request), request.serial))
+def _longest_prefix_first(front: list[Request], context: QueueContext) -> list[Request]:
+    """Longest cached prefix first, before it can be evicted (SGLang, arXiv:2312.07104, section 3)."""
+    return sorted(front, key=lambda request: (-request.message.priority, -context.num_cached(request), request.serial))
 
 
-def _depth_first(front: list[Request], view: QueueContext) -> list[Request]:
-    """In the order of a walk through the tree, so that requests with a cached prefix in common follow one another;
-    where it branches, the branch with the most requests comes first (section 3, Theorem 3.1)."""
-    paths = [(request.message.namespace, request.tokens[: view.num_cached(request)], request) for request in front]
+def _depth_first(front: list[Request], context: QueueContext) -> list[Request]:
+    """Depth-first order of the radix tree, so that requests with a common cached prefix follow one another.
+
+    Where the tree branches, the branch with the most requests comes first (arXiv:2312.07104, section 3, Theorem 3.1).
+    """
+    paths = [(request.message.namespace, request.tokens[: context.num_cached(request)], request) for request in front]
     walked = _depth_first_walk(sorted(paths, key=lambda path: (*path[:2], path[2].serial)), None)
     return sorted(walked, key=lambda request: -request.message.priority)
 
 
-CachedPath = tuple[str, list[int], Request]  # namespace, cached tokens, whose
+CachedPath = tuple[str, list[int], Request]  # namespace, cached tokens, request
 
 
 def _depth_first_walk(paths: list[CachedPath], depth: int | None) -> list[Request]:
-    """Sorted paths that are equal up to `depth` tokens; None: not even in their namespaces."""
+    """Order sorted paths that agree in their first `depth` tokens; None: not even in their namespaces."""
     if depth is not None:
         first, last = paths[0][1], paths[-1][1]
-        # Sorted, so what the first and the last share, all share.
-        depth += common_prefix_length(first[depth:], last[depth:])
+        # Sorted: what the first and the last share, all share.
+        depth += shared_prefix_length(first[depth:], last[depth:])
     here = [path[2] for path in paths if depth is not None and len(path[1]) == depth]
     branches: defaultdict[str | int, list[CachedPath]] = defaultdict(list)
     for path in paths[len(here) :]:
@@ -79,36 +81,48 @@ def _depth_first_walk(paths: list[CachedPath], depth: int | None) -> list[Reques
     return here + [request for branch in heaviest_first for request in _depth_first_walk(branch, depth or 0)]
 
 
-def _fair_by_program(front: list[Request], view: QueueContext) -> list[Request]:
-    """First programs that have begun, those with the fewest generations to come before the others, as far as it is
-    known, and else the one that came first. Then those that have not, what is cached of them before it can be evicted.
+def _fair_by_program(front: list[Request], context: QueueContext) -> list[Request]:
+    """Started programs first: those with the fewest known generations to come, then the oldest. Then new programs,
+    those with the longest cached prefix first.
 
-    A long program that has begun is passed only by programs that began beside it: no other begins before it goes on.
-
-    While others wait, what a program asks for beyond its share of the places comes after what is within another's.
+    No new program starts before a started one continues. While others wait, requests beyond their program's share of
+    the places come after those within their program's share.
     """
-    held = Counter(_program_or_request(request) for request in view.running)
-    num_programs = len(held.keys() | {_program_or_request(request) for request in front})
-    share = -(-view.max_running // max(1, min(num_programs, MAX_PROGRAM_SHARES)))
+    num_held = Counter(_program_or_request(request) for request in context.running)
+    num_programs = len(num_held.keys() | {_program_or_request(request) for request in front})
+    share = -(-context.max_running // max(1, min(num_programs, MAX_PROGRAM_SHARES)))
 
     def key(request: Request) -> tuple[int, ...]:
-        held[_program_or_request(request)] += 1
-        is_beyond = held[_program_or_request(request)] > share
-        has_begun = view.has_begun(request)
-        then = _remaining_generations(request) if has_begun else (-view.num_cached(request),)
-        return -request.message.priority, is_beyond, not has_begun, *then, request.rank, request.serial
+        num_held[_program_or_request(request)] += 1
+        is_beyond_share = num_held[_program_or_request(request)] > share
+        has_started = context.has_started(request)
+        tie_break = _remaining_generations(request) if has_started else (-context.num_cached(request),)
+        return -request.message.priority, is_beyond_share, not has_started, *tie_break, request.rank, request.serial
 
     return sorted(front, key=key)
 
 
 def _remaining_generations(request: Request) -> tuple[int, ...]:
-    """Generations of the request's program, when all of them are known: those that are not come after all others."""
-    outlook = request.message.outlook
-    return (0, outlook.num_generations) if outlook is not None and outlook.complete else (1, 0)
+    """Sort key for the number of generations left in the request's program; programs where it is
+    not known come last."""
+    progress = request.message.outlook
+    return (0, progress.num_generations) if progress is not None and progress.complete else (1, 0)
 
 
 def _program_or_request(request: Request) -> str:
-    return request.family or request.rid
+    return request.program_id or request.rid
+
+
+def shared_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix of two sequences, by bisection: slices compare fast."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 QUEUE_POLICIES: dict[OrderName, QueuePolicy] = {

@@ -1,29 +1,30 @@
-"""A live request: what was asked, and how far it is. Knows nothing of other requests."""
+"""A live request: its message and its progress."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ...radix.cache import Lease
 from ..protocol.core import Generate, Timings
 from ..protocol.errors import RequestError, context_exceeded
-from ..protocol.sampling import TokenLogprob
+from ..protocol.sampling import DrawParams, TokenLogprob
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
 from .acceptance import Acceptance
 from .embedding_pooling import EmbeddingPooling
 from .interfaces import GrammarMatcher
+from .plan import Sample
 from .stops import StopRules
 
-MAX_PROMPT_LOGPROBS = 3 << 20  # log-probabilities in one answer, at most 20 bytes each: a message is 64 MiB
+MAX_PROMPT_LOGPROBS = 3 << 20  # 20 bytes each at most; a message holds 64 MiB
 
 
 def length_limit(message: Generate, *, vocab_size: int, context_length: int, num_slots: int) -> int:
-    """How many tokens, prompt and output together, the request ends at. Less than it asks for when the context or the
-    KV pool is smaller.
+    """Maximum length of the request, prompt and output together, within the context and the KV pool.
 
-    Raises RequestError when it cannot run at all.
+    Raises RequestError if the request cannot run at all.
     """
     params = message.sampling
     num_prompt = len(message.tokens)
@@ -38,7 +39,7 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
         raise RequestError("an embedding is of a prompt: max_new_tokens must be 0", param="max_new_tokens")
     if num_prompt > context_length:
         raise context_exceeded(context_length, num_prompt)
-    # A KV cache that holds less than the model's context is all the context that there is.
+    # A KV pool smaller than the model's context limits the context.
     if num_prompt + (num_new := min(1, params.max_new_tokens)) > num_slots:
         raise context_exceeded(num_slots, num_prompt, num_new)
     if message.logprobs is not None:
@@ -48,7 +49,8 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
         num_listed = max(0, num_prompt - message.logprobs.prompt_from) * num_each
         if num_listed > MAX_PROMPT_LOGPROBS:
             raise RequestError(
-                f"{num_listed} log-probabilities of the prompt, with alternatives; at most {MAX_PROMPT_LOGPROBS} fit an answer",
+                f"{num_listed} log-probabilities of the prompt, with alternatives; "
+                f"at most {MAX_PROMPT_LOGPROBS} fit an answer",
                 param="logprob_start_len",
                 code="too_long",
             )
@@ -63,22 +65,24 @@ def _check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
 
 @dataclass
 class RequestClock:
-    """Seconds on one clock. A request that is retracted keeps its first times: what that costs is decoding."""
+    """Times of a request's arrival, start and first token, in seconds. A retracted request keeps its first times."""
 
     arrived: float
     started: float | None = None
     answered: float | None = None
 
     def start(self, now: float) -> None:
+        """Record the first start."""
         if self.started is None:
             self.started = now
 
     def answer(self, now: float) -> None:
+        """Record the first token."""
         if self.answered is None:
             self.answered = now
 
     def timings(self, now: float) -> Timings:
-        """Of a request that ends now. The three add up to its time in the core."""
+        """Timings of a request that ends now. The three phases add up to its time in the core."""
         started = now if self.started is None else self.started
         answered = now if self.answered is None else self.answered
         return Timings(queue=started - self.arrived, prefill=answered - started, decode=now - answered)
@@ -86,51 +90,63 @@ class RequestClock:
 
 @dataclass(eq=False)
 class Request:
-    """Facts. It runs while it has a lease.
+    """State of a request. It runs while it has a lease.
 
-    # [0, num_computed)              computed: its results are here
+    # [0, num_computed)              computed, results received
     # [num_computed, next_position)  in flight
     # [next_position, ...)           for the next plan
     """
 
     message: Generate
     owner: bytes
-    serial: int  # order of arrival
-    rank: int  # that of its program, or its own: the serial of the first request
-    end: int  # the output's limit, as a length of `tokens`
+    serial: int  # in order of arrival
+    rank: int  # serial of its program's first request, or its own
+    end: int  # maximum length of `tokens`
     stops: StopRules
     tokens: list[int]  # the prompt, then the output so far
     clock: RequestClock = field(default_factory=lambda: RequestClock(0.0))
     matcher: GrammarMatcher | None = None
-    awaits_grammar: bool = False  # until it is there, all but the last token may be computed
+    awaits_grammar: bool = False  # until it is compiled, all but the last token may be computed
     lease: Lease | None = None
     num_computed: int = 0
-    num_cached: int | None = None  # prompt tokens reused when it first ran
+    num_cached: int | None = None  # prompt tokens reused at the first start
     num_retractions: int = 0
-    num_passes: int = 0  # forwards that gave output tokens
-    first_step: int = 0  # of those that compute it, by the count of `Drafting`; since it was retracted, if it was
-    draft: DraftTree | None = None  # the engine's guess of what follows `tokens`
-    accepted_lengths: list[int] = field(default_factory=list)  # how many verifications accepted 0, 1, 2, ... guesses
-    acceptance: Acceptance = field(default_factory=Acceptance)  # of its guesses
-    ngrams: NgramIndex | None = None  # for guessing from the tokens themselves
+    num_passes: int = 0  # forwards that returned output tokens
+    first_step: int = 0  # by the count of `Drafting`; reset when it starts again
+    draft: DraftTree | None = None  # the engine's draft after `tokens`
+    accepted_lengths: list[int] = field(default_factory=list)  # verifications that accepted 0, 1, 2, ... tokens
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of its drafts
+    ngrams: NgramIndex | None = None  # for `--speculative ngram`
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
-    pool: EmbeddingPooling | None = None
-    answered: bool = False  # the client has its first tokens, and the prompt's scores with them
-    num_sent: int = 0  # output tokens that the client has
-    num_settled: int = 0  # those that it may have; the ones behind them were forced and go with the next one
-    output_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens behind `num_sent`
-    num_in_flight: int = 0  # tokens behind `num_computed` that plans in flight compute
-    token_in_flight: bool = False  # and one of them samples the token that follows `tokens`
-    leaving: bool = False  # it is over, but keeps its pages until the plans in flight are through with them
-    counted: bool = False  # its prompt, in the totals
+    pooling: EmbeddingPooling | None = None
+    answered: bool = False  # the client has the first tokens and the prompt's log-probabilities
+    num_sent: int = 0  # output tokens sent to the client
+    num_settled: int = 0  # output tokens that may be sent; later ones were forced and go with the next
+    output_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens after `num_sent`
+    num_in_flight: int = 0  # tokens after `num_computed` that plans in flight compute
+    token_in_flight: bool = False  # a plan in flight samples the token after `tokens`
+    leaving: bool = False  # ended, but plans in flight may still write its pages
+    counted: bool = False  # the counters include its prompt
+
+    @cached_property
+    def sample(self) -> Sample:
+        """The sampling of every token of the request, without its draw and the penalties."""
+        params, logprobs = self.message.sampling, self.message.logprobs
+        return Sample(
+            **{name: getattr(params, name) for name in DrawParams.__struct_fields__},
+            draw=0,
+            logit_bias=params.logit_bias,
+            num_top_logprobs=None if logprobs is None else logprobs.num_top,
+            logprobs_of=() if logprobs is None else logprobs.of,
+        )
 
     @property
     def rid(self) -> str:
         return self.message.rid
 
     @property
-    def family(self) -> str | None:
-        """Its program; frontends name theirs independently."""
+    def program_id(self) -> str | None:
+        """Id of the request's program; frontends number theirs independently."""
         program = self.message.program
         return None if program is None else program_id(self.owner, program)
 
@@ -144,20 +160,22 @@ class Request:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens that can be computed now. The last one's logits are of no use without the grammar."""
+        """Tokens that can be computed now. The last one's logits are useless before the grammar is compiled."""
         return len(self.tokens) - self.num_computed - self.awaits_grammar
 
     @property
     def next_position(self) -> int:
-        """Of the first token that no plan computes yet."""
+        """Position of the first token that no plan computes yet."""
         return self.num_computed + self.num_in_flight
 
     @property
     def num_unplanned(self) -> int:
-        """Tokens that a plan can compute now. Of what is in flight it must know where it ends, and that something
-        comes after it: scores and sums are known once they are there, and so is what ends an output before its limit.
+        """Tokens that a plan can compute now.
+
+        With a plan in flight, scores and sums are known only when its result is there, and an output may end before its
+        limit.
         """
-        if self.num_in_flight and (self.pool is not None or self.next_scored is not None):
+        if self.num_in_flight and (self.pooling is not None or self.next_scored is not None):
             return 0
         if self.token_in_flight:
             return int(len(self.tokens) + 1 < self.end)
@@ -165,7 +183,7 @@ class Request:
 
     @property
     def seniority(self) -> tuple[int, int]:
-        """Smaller goes first: higher priority, then earlier arrival. No two requests are equal."""
+        """Sort key, smaller first: higher priority, then earlier arrival. Unique per request."""
         return -self.message.priority, self.serial
 
     @property
@@ -174,8 +192,8 @@ class Request:
 
     @property
     def next_scored(self) -> int | None:
-        """The first position of a token that is there already, whose log-probability is still to come: the prompt's, if
-        asked for, and then those of forced tokens."""
+        """Position of the first known token whose log-probability is pending: the prompt's, if requested, then forced
+        tokens'."""
         if self.message.logprobs is None:
             return None
         if self._num_unscored:
@@ -185,7 +203,7 @@ class Request:
 
     @property
     def _num_unscored(self) -> int:
-        """Of the prompt's tokens; position 0 has no log-probability."""
+        """Number of prompt tokens whose log-probability is pending; position 0 has none."""
         logprobs = self.message.logprobs
         if logprobs is None or logprobs.prompt_from is None:
             return 0
@@ -193,31 +211,31 @@ class Request:
 
     @property
     def reuse_limit(self) -> int:
-        """How many tokens may come from the cache: those whose logits nobody needs."""
-        # The last token's logits give the next one; a scored token needs those of the token before it.
+        """Maximum number of tokens to take from the cache: those whose logits are not needed."""
+        # The last token's logits give the next token; a scored token needs those of its predecessor.
         limit = len(self.tokens) - 1 if self.wants_tokens else len(self.tokens)
-        if self.pool is not None:
-            limit = min(limit, self.pool.next)
+        if self.pooling is not None:
+            limit = min(limit, self.pooling.next_position)
         return limit if self.next_scored is None else min(limit, self.next_scored - 1)
 
     def take_scores(self, scores: list[TokenLogprob]) -> None:
-        """Those from `next_scored` on, in order."""
+        """Append log-probabilities of the tokens from `next_scored` on, in order."""
         num_prompt = min(self._num_unscored, len(scores))
         self.prompt_scores += scores[:num_prompt]
         self.output_scores += scores[num_prompt:]
 
     def note_cached(self, num_tokens: int) -> None:
-        """It starts to run with so many tokens from the cache; only the first time says something to the client."""
+        """Record the number of cached tokens, at the first start only: that is what the client sees."""
         if self.num_cached is None:
             self.num_cached = min(num_tokens, self.num_prompt)
 
-    def note_accepted(self, num_right: int) -> None:
-        """A verification accepted so many guesses."""
+    def record_accepted(self, num_right: int) -> None:
+        """Count a verification that accepted `num_right` draft tokens."""
         self.accepted_lengths += [0] * (num_right + 1 - len(self.accepted_lengths))
         self.accepted_lengths[num_right] += 1
 
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
-        """As `Tokens` carries them, once all are there."""
+        """The prompt's log-probabilities as `Tokens` carries them. Call when all are there."""
         logprobs = self.message.logprobs
         if logprobs is None or logprobs.prompt_from is None:
             return None
@@ -226,4 +244,5 @@ class Request:
 
 
 def program_id(owner: bytes, program: str) -> str:
+    """Id of a program across frontends."""
     return f"{owner.hex()}/{program}"

@@ -1,6 +1,8 @@
-"""A request's part of a step as a Row: its next tokens, what to sample, what to score."""
+"""Builds the plan's rows: a request's next tokens, its sampling, scores and draft."""
 
 from __future__ import annotations
+
+import msgspec
 
 from .batch import ScheduledRequest
 from .plan import PENDING, DraftSpec, Penalties, Row, RowSampling, Sample, Score
@@ -8,32 +10,32 @@ from .request import Request
 from .sampling_inputs import random_bits, token_mask
 
 
-def build_row(part: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None) -> Row:
-    """The row that computes `part`; `want` is what the engine drafts for the next one. Raises RequestError when the
-    request's grammar is at a dead end."""
-    request = part.request
+def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None) -> Row:
+    """Build the row that computes `item`. `want` is the draft for the request's next step. Raises RequestError when the
+    grammar is at a dead end."""
+    request = item.request
     assert request.lease is not None
     first = request.next_position
-    end = first + part.num_tokens
-    guesses = part.guesses
-    sampling = build_sampling(request, vocab_size) if part.samples else None
+    end = first + item.num_tokens
+    draft = item.draft
+    sampling = build_sampling(request, vocab_size) if item.samples else None
     return Row(
         rid=request.rid,
-        tokens=request.tokens[first:end] + ([] if guesses is None else guesses.tree.tokens),
+        tokens=request.tokens[first:end] + ([] if draft is None else draft.tree.tokens),
         first_position=first,
-        pages=request.lease.pages[: -(-(first + part.num_slots) // page_size)],
+        pages=request.lease.pages[: -(-(first + item.num_slots) // page_size)],
         sample=None if sampling is None else sampling.sample,
         mask=None if sampling is None else sampling.mask,
         score=_score(request, first, end),
-        pool_from=None if request.pool is None else request.pool.start(first, end),
-        parents=None if guesses is None else guesses.tree.parents,
-        nodes=[] if guesses is None else guesses.nodes,
+        pool_from=None if request.pooling is None else request.pooling.first_pooled(first, end),
+        parents=None if draft is None else draft.tree.parents,
+        nodes=[] if draft is None else draft.nodes,
         draft=want,
     )
 
 
 def build_following_row(request: Request, follows: int, page_size: int) -> Row:
-    """The row that computes the token in flight, which row `follows` of the plan in flight samples."""
+    """Build the row that computes the token in flight, which row `follows` of the plan in flight samples."""
     assert request.lease is not None
     first = request.next_position
     return Row(
@@ -46,17 +48,16 @@ def build_following_row(request: Request, follows: int, page_size: int) -> Row:
 
 
 def build_sampling(request: Request, vocab_size: int) -> RowSampling:
-    """What comes after the request's tokens. Raises RequestError when its grammar is at a dead end."""
+    """Build the sampling after the request's tokens. Raises RequestError when its grammar is at a dead end."""
     return RowSampling(_sample(request), _mask(request, vocab_size))
 
 
 def _mask(request: Request, vocab_size: int) -> bytes | None:
-    return token_mask(request.matcher, request.stops.avoided(request.num_output), vocab_size)
+    return token_mask(request.matcher, request.stops.suppressed(request.num_output), vocab_size)
 
 
 def _sample(request: Request) -> Sample:
     params = request.message.sampling
-    logprobs = request.message.logprobs
     penalties = None
     if params.penalised:
         penalties = Penalties(
@@ -66,17 +67,8 @@ def _sample(request: Request) -> Sample:
             prompt=request.message.tokens,
             output=request.tokens[request.num_prompt :],
         )
-    return Sample(
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        draw=0 if params.seed is None else random_bits(params.seed, len(request.tokens)),
-        penalties=penalties,
-        logit_bias=params.logit_bias,
-        num_top_logprobs=None if logprobs is None else logprobs.num_top,
-        logprobs_of=() if logprobs is None else logprobs.of,
-    )
+    bits = 0 if params.seed is None else random_bits(params.seed, len(request.tokens))
+    return msgspec.structs.replace(request.sample, draw=bits, penalties=penalties)
 
 
 def _score(request: Request, first: int, end: int) -> Score | None:

@@ -1,4 +1,9 @@
-"""Which tokens may be sampled next, as bits: the grammar's mask, less the tokens that may not end the output yet."""
+"""Inputs of sampling at one position: the mask of allowed tokens, and random bits.
+
+The random bits come from a counter-based generator keyed by (seed, position): the n-th output of SplitMix64 (Steele,
+Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014), which needs none of those before it. Seeds are
+mixed first, so that neighbouring seeds give unrelated streams instead of shifted ones.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ _SPLITMIX_GAMMA = 0x9E3779B97F4A7C15
 
 
 def splitmix64(seed: int, n: int) -> int:
-    """The n-th output, counted from 0, of the generator that starts at `seed`; 64 bits."""
+    """The n-th output (64 bits), counted from 0, of the generator seeded with `seed`."""
     z = (seed + (n + 1) * _SPLITMIX_GAMMA) & _MASK_64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
@@ -23,18 +28,18 @@ def splitmix64(seed: int, n: int) -> int:
 
 
 def random_bits(seed: int, position: int) -> int:
-    """The randomness of the token at `position` of the sequence: 64 bits, as a signed number."""
+    """Random bits of the token at `position`: 64 bits, as a signed number."""
     word = splitmix64(splitmix64(seed, 0), position)
     return word - (1 << 64) if word >> 63 else word
 
 
-def token_mask(matcher: GrammarMatcher | None, avoided: Iterable[int], vocab_size: int) -> bytes | None:
-    """The words of a Row's mask, or None when everything may come.
+def token_mask(matcher: GrammarMatcher | None, suppressed: Iterable[int], vocab_size: int) -> bytes | None:
+    """Bitmask of the tokens that may be sampled, as words of a Row's mask; None if all may.
 
-    Avoided tokens are left out only if something else remains: the grammar wins. Raises RequestError when the grammar
-    allows no token at all.
+    Suppressed tokens are removed only if others remain: the grammar wins. Raises RequestError when the grammar allows
+    no token at all.
     """
-    if matcher is None and not avoided:
+    if matcher is None and not suppressed:
         return None
     allowed = _all_tokens(vocab_size)
     if matcher is not None:
@@ -47,14 +52,14 @@ def token_mask(matcher: GrammarMatcher | None, avoided: Iterable[int], vocab_siz
                 "no token of the vocabulary can continue the constrained output", param="constraint", code="dead_end"
             )
     kept = allowed.copy()
-    for token in avoided:
+    for token in suppressed:
         kept[token // 32] &= ~_bit(token)
     chosen = kept if kept.any() else allowed
     return chosen.astype("<i4").tobytes()
 
 
 def grammar_too_complex(error: GrammarError) -> RequestError:
-    """The grammar is fine, but following it from here would cost too much."""
+    """Make the error for a valid grammar that costs too much to follow from here."""
     return RequestError(f"the constrained output cannot go on: {error}", param="constraint", code="too_complex")
 
 

@@ -1,16 +1,16 @@
-"""Decides, step by step, what is computed for whom, and turns results into answers. Pure: it does no I/O.
+"""Decides each step's work, and turns results into answers. Pure: it does no I/O.
 
-    answers = scheduler.handle(message, now)          # as messages come
-    plan = scheduler.plan(now)                        # then, as long as there is something to do
-    answers = scheduler.answers()                     # what needed no forward
+    answers = scheduler.handle(message, now)          # for each message
+    plan = scheduler.plan(now)                        # while there is work
+    answers = scheduler.answers()                     # of requests that needed no forward
     answers = scheduler.commit(plan, result, now)
 
 While a plan is in flight the next one may be made (docs/decisions/0011): `plan`, `plan`, `commit` of the first,
 `sampling` of the second, `plan`, and so on.
 
-One plan mixes decode rows and prefill chunks under one token budget. A request is, in this order: waiting; running,
-that is, with a lease; possibly retracted, that is, waiting again; ended. While its grammar is compiled it runs as far
-as its prompt goes; then it is parked, without lease or place, and waits again when the grammar is there.
+A plan mixes decode rows and prefill chunks under one token budget. A request is, in this order: waiting; running, that
+is, with a lease; possibly retracted, that is, waiting again; ended. While its grammar is compiled, it runs as far as
+its prompt goes; then it is parked, without lease or place, until the grammar is ready.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = ["Scheduler", "VocabularyInfo"]
 def make_cache(
     config: CoreConfig, *, num_pages: int, num_host_pages: int, page_size: int, events: bool = False
 ) -> PrefixCache:
-    """The cache of a scheduler with these settings."""
+    """Make the prefix cache of a scheduler with these settings."""
     return PrefixCache(
         num_pages,
         page_size,
@@ -74,7 +74,7 @@ def make_cache(
 
 
 class Scheduler:
-    """One core's requests."""
+    """Schedules the requests of one core."""
 
     def __init__(
         self,
@@ -91,34 +91,39 @@ class Scheduler:
         self._grammars = grammars
         self._context_length = context_length
         self._retokenise = retokenise if config.jump_forward else None
-        self._budget = config.prefill_budget
+        self._token_budget = config.prefill_budget
         self._max_waiting = config.max_waiting
-        self._live: dict[str, Request] = {}
+        self._requests: dict[str, Request] = {}
         self._compiling: dict[str, Future[Any]] = {}
-        self._parked: dict[str, Request] = {}  # nothing to do before their grammars are there
+        self._parked: dict[str, Request] = {}  # waiting for their grammars, without lease
         self._batch = Batch(cache)
         self._programs = LivePrograms(cache)
-        self._lengths = OutputLengthEstimator()
+        self._output_lengths = OutputLengthEstimator()
         self._drafting = Drafting(config, vocabulary.vocab_size)
-        # Every running request decodes in every step, so no more may run than the budget has tokens.
+        # Every running request decodes in every step, so the token budget bounds their number.
         max_running = min(config.max_running, config.prefill_budget)
         self._waiting = Admission(
-            cache, self._batch, self._programs, self._lengths, QUEUE_POLICIES[config.order], max_running=max_running
+            cache,
+            self._batch,
+            self._programs,
+            self._output_lengths,
+            QUEUE_POLICIES[config.order],
+            max_running=max_running,
         )
-        self._flights: deque[InFlightPlan] = deque()  # plans without their results, the oldest first
+        self._in_flight: deque[InFlightPlan] = deque()  # oldest first
         self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
         self._num_arrived = 0
-        self._totals = SchedulerCounters()
+        self._counters = SchedulerCounters()
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute or to answer now. Requests may still wait for their grammars."""
-        return not (self._waiting or self._batch or self._flights or self._answers)
+        """True if there is nothing to compute or to answer now. Requests may still wait for their grammars."""
+        return not (self._waiting or self._batch or self._in_flight or self._answers)
 
     @property
     def compiling(self) -> frozenset[str]:
-        """The requests whose grammars are not there yet."""
+        """Ids of the requests whose grammars are being compiled."""
         return frozenset(self._compiling)
 
     @property
@@ -126,13 +131,13 @@ class Scheduler:
         return bool(self._compiling)
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
-        """Take in a message of `owner`. Returns what can be answered at once."""
+        """Handle a message from frontend `owner`. Returns the answers that are ready at once."""
         match message:
             case Generate():
                 return self._arrive(message, now, owner)
             case Abort(rid=rid):
-                asked = list(self._live.values()) if rid is None else [self._live[rid]] if rid in self._live else []
-                return [self._abort(request) for request in asked if request.owner == owner]
+                requests = self._requests.values() if rid is None else filter(None, [self._requests.get(rid)])
+                return [self._abort(request) for request in list(requests) if request.owner == owner]
             case EndStates(program=program, states=states):
                 self._programs.end(program_id(owner, program), states)
                 return []
@@ -145,62 +150,64 @@ class Scheduler:
                 raise AssertionError("the core answers Attach")
 
     def plan(self, now: float) -> ForwardPlan | None:
-        """The next step's work, or None when there is nothing to compute, or nothing before the plan in flight is
+        """Plan the next step. Returns None if there is nothing to compute, or nothing before the plan in flight is
         committed."""
-        assert len(self._flights) < 2, "one plan is in flight at most while the next one is made"
-        if self._flights and (self._flights[-1].plan.followed or not self._drafting.plans_ahead(self._batch)):
-            return None  # what to guess is known after the token before
-        self._settle_grammars()
-        num_guesses = self._drafting.propose(self._batch, self._budget)
-        shares = self._batch.share_out(
-            self._budget - num_guesses, contended=len(self._waiting) > 0, may_retract=not self._flights
+        assert len(self._in_flight) < 2, "one plan is in flight at most while the next one is made"
+        if self._in_flight and (self._in_flight[-1].plan.followed or not self._drafting.can_plan_ahead(self._batch)):
+            return None  # the next drafts depend on the tokens in flight
+        self._take_compiled_grammars()
+        num_guesses = self._drafting.propose(self._batch, self._token_budget)
+        running_shares = self._batch.schedule_running(
+            self._token_budget - num_guesses, contended=len(self._waiting) > 0, may_retract=not self._in_flight
         )
-        if shares is None:
+        if running_shares is None:
             return None
-        for request in shares.retracted:
+        for request in running_shares.retracted:
             self._waiting.add(request)
-            self._lengths.retracted()
-        self._totals.num_retractions += len(shares.retracted)
-        admitted = self._waiting.admit(shares.num_left)
-        for part in admitted.parts:
-            self._totals.count_prompt(part.request)
-            part.request.clock.start(now)
-            self._drafting.began(part.request)
-        for request in admitted.cached_whole:
-            self._totals.count_prompt(request)
-            del self._live[request.rid]
+            self._output_lengths.record_retraction()
+        self._counters.num_retractions += len(running_shares.retracted)
+        admitted = self._waiting.admit(running_shares.num_left)
+        for item in admitted.scheduled:
+            self._counters.count_prompt(item.request)
+            item.request.clock.start(now)
+            self._drafting.note_started(item.request)
+        for request in admitted.fully_cached:
+            self._counters.count_prompt(request)
+            del self._requests[request.rid]
             self._answers.append(replace(prompt_answer(request), timings=request.clock.timings(now)))
-        self._parked.update((request.rid, request) for request in admitted.awaiting)
-        running = self._batch.top_up(self._drafting.add_guesses(shares.parts, self._batch), admitted.num_left)
-        rows, requests = self._build(running + admitted.parts)
+        self._parked.update((request.rid, request) for request in admitted.awaiting_grammar)
+        running = self._batch.extend_prefills(
+            self._drafting.add_drafts(running_shares.scheduled, self._batch), admitted.num_left
+        )
+        rows, requests = self._build(running + admitted.scheduled)
         if not rows:
             return None
-        self._totals.num_steps += 1
+        self._counters.num_steps += 1
         plan = ForwardPlan(
-            step=self._totals.num_steps,
+            step=self._counters.num_steps,
             copies=[PageCopy(copy.source, copy.target, copy.num_tokens) for copy in self._cache.take_copies()],
             rows=rows,
-            followed=self._drafting.follows(rows),
+            followed=self._drafting.source_follows(rows),
         )
-        self._flights.append(InFlightPlan(plan, requests))
+        self._in_flight.append(InFlightPlan(plan, requests))
         return plan
 
     def answers(self) -> list[FromCore]:
-        """What the last `plan` found out without computing: failed grammars, prompts that are cached whole."""
+        """Answers that the last `plan` found without computing: failed grammars, prompts that are cached whole."""
         answers, self._answers = self._answers, []
         return answers
 
     def commit(self, plan: ForwardPlan, result: ForwardResult, now: float) -> list[FromCore]:
-        """Take over what was computed. Returns the tokens, in the order of the plan's rows."""
-        flight = self._flights.popleft()
-        assert flight.plan is plan
+        """Apply a step's result. Returns the tokens, in the order of the plan's rows."""
+        in_flight = self._in_flight.popleft()
+        assert in_flight.plan is plan
         assert result.step == plan.step
         assert self._sampling is None, "the plan's sampling was not asked for"
         answers = self.answers()
-        for (request, row), row_result in zip(flight.rows, result.rows, strict=True):
+        for (request, row), row_result in zip(in_flight.rows, result.rows, strict=True):
             assert request.lease is not None
             if request.leaving:
-                # What it was given to compute is computed. A token of which it was not told is not its own.
+                # Its known tokens are computed. A token that it only followed is not part of its output.
                 if row is not None and row.follows is None:
                     request.num_computed += row.num_committed
                 self._release(request)
@@ -218,41 +225,41 @@ class Scheduler:
                 request.clock.answer(now)
                 if answer.finish is not None:
                     answer = replace(answer, timings=request.clock.timings(now))
-                self._totals.num_output_tokens += len(answer.ids)
+                self._counters.num_output_tokens += len(answer.ids)
                 answers.append(answer)
             if advanced.error is not None:
                 self._end(request)
                 answers.append(RequestFailed(request.rid, ErrorInfo.of(advanced.error)))
             elif answer is not None and answer.finish is not None:
-                self._lengths.ended(request.num_output)
+                self._output_lengths.record(request.num_output)
                 self._cache.commit(request.lease, request.tokens[: request.num_computed])
-                self._programs.keep(request)
+                self._programs.update_soft_pins(request)
                 self._end(request)
             elif request.awaits_grammar and not request.num_uncomputed:
-                self._batch.pause(request)
+                self._batch.suspend(request)
                 self._parked[request.rid] = request
             else:
                 self._publish(request, row, num_computed)
         self._drafting.observe_step(plan, result)
-        if self._flights and self._flights[0].plan.is_open:
+        if self._in_flight and self._in_flight[0].plan.is_open:
             build = partial(build_sampling, vocab_size=self._vocabulary.vocab_size)
-            self._sampling = self._flights[0].complete(build, self._fail)
+            self._sampling = self._in_flight[0].complete(build, self._fail)
             answers += self.answers()
         return answers
 
     def sampling(self) -> SamplingPlan | None:
-        """After a `commit`: what the plan in flight samples, where it left that open. To be asked for at once."""
+        """After a `commit`: the open sampling of the plan in flight, or None. Call at once."""
         sampling, self._sampling = self._sampling, None
         return sampling
 
     def stats(self) -> CoreStats:
         num_waiting = len(self._waiting) + len(self._parked)
-        return self._totals.stats(
+        return self._counters.stats(
             self._cache, self._drafting.counts, num_running=len(self._batch), num_waiting=num_waiting
         )
 
     def _arrive(self, message: Generate, now: float, owner: bytes) -> list[FromCore]:
-        assert message.rid not in self._live, f"rid {message.rid!r} is taken"
+        assert message.rid not in self._requests, f"rid {message.rid!r} is taken"
         try:
             end = length_limit(
                 message,
@@ -276,15 +283,15 @@ class Scheduler:
             stops=stops,
             tokens=list(message.tokens),
             clock=RequestClock(now),
-            pool=None if message.pooling is None else EmbeddingPooling(message.pooling, len(message.tokens)),
+            pooling=None if message.pooling is None else EmbeddingPooling(message.pooling, len(message.tokens)),
         )
         self._num_arrived += 1
-        self._live[request.rid] = request
+        self._requests[request.rid] = request
         if message.sampling.constraint is not None:
             self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
             request.awaits_grammar = True
         if request.awaits_grammar and not self._cache.enabled:
-            self._parked[request.rid] = request  # what it computed would be lost while it waits
+            self._parked[request.rid] = request  # without the cache its computed tokens would be lost
         else:
             self._waiting.add(request)
         return []
@@ -294,10 +301,10 @@ class Scheduler:
             return self._num_arrived
         return self._programs.rank(program_id(owner, message.program), self._num_arrived)
 
-    def _settle_grammars(self) -> None:
+    def _take_compiled_grammars(self) -> None:
         for rid, future in [(rid, future) for rid, future in self._compiling.items() if future.done()]:
             del self._compiling[rid]
-            request = self._live[rid]
+            request = self._requests[rid]
             error = future.exception()
             if error is None:
                 request.matcher = future.result().matcher()
@@ -318,43 +325,45 @@ class Scheduler:
             self._grammars.release(request.message.sampling.constraint, future)
         self._drop(request)
         answer = abort_answer(request)
-        self._totals.num_output_tokens += len(answer.ids)
+        self._counters.num_output_tokens += len(answer.ids)
         return answer
 
     def _drop(self, request: Request) -> None:
-        """It is over, wherever it is."""
+        """End a request in any state."""
         if request.lease is not None:
             self._end(request)
             return
-        del self._live[request.rid]
+        del self._requests[request.rid]
         if self._parked.pop(request.rid, None) is None:
             self._waiting.remove(request)
         else:
-            self._cache.drop_claim(request.rid)
+            self._cache.drop_soft_pin(request.rid)
 
     def _end(self, request: Request) -> None:
-        """A running request is over."""
-        self._batch.leave(request)
-        del self._live[request.rid]
+        """End a running request."""
+        self._batch.remove(request)
+        del self._requests[request.rid]
         request.leaving = True
         self._release(request)
 
     def _release(self, request: Request) -> None:
-        """Unless the engine may be writing to its pages: then they are released with the last plan that does."""
-        if not any(request in flight for flight in self._flights):
+        """Release the request's pages, unless a plan in flight may write to them: then the last such plan's commit
+        does."""
+        if not any(request in in_flight for in_flight in self._in_flight):
             self._batch.release(request)
 
     def _fail(self, request: Request, error: RequestError) -> None:
-        """A running request cannot go on."""
+        """End a running request with an error."""
         self._end(request)
         self._answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
 
     def _jump(self, request: Request) -> None:
         if self._retokenise is not None:
-            self._totals.num_forced_tokens += jump_forward(request, self._retokenise)
+            self._counters.num_forced_tokens += jump_forward(request, self._retokenise)
 
     def _publish(self, request: Request, row: Row, num_computed_before: int) -> None:
-        """Others may wait for every bit of a prompt; of what comes after it, whole pages are enough."""
+        """Publish computed tokens: every token of a prompt, because others may wait for it; afterwards whole pages
+        only."""
         assert request.lease is not None
         num_whole = request.num_computed - request.num_computed % self._cache.page_size
         if num_computed_before < request.num_prompt or row.num_committed > 1:
@@ -362,20 +371,20 @@ class Scheduler:
         elif num_whole > num_computed_before:
             self._cache.commit(request.lease, request.tokens[:num_whole])
 
-    def _build(self, parts: list[ScheduledRequest]) -> tuple[list[Row], list[Request]]:
-        """The rows, and whose they are. A request whose grammar is at a dead end leaves instead."""
+    def _build(self, scheduled: list[ScheduledRequest]) -> tuple[list[Row], list[Request]]:
+        """Build the rows, and list their requests. A request whose grammar is at a dead end fails instead."""
         rows, requests = [], []
-        for part in parts:
+        for item in scheduled:
             try:
-                rows.append(self._row(part))
-                requests.append(part.request)
+                rows.append(self._row(item))
+                requests.append(item.request)
             except RequestError as error:
-                self._fail(part.request, error)
+                self._fail(item.request, error)
         return rows, requests
 
-    def _row(self, part: ScheduledRequest) -> Row:
-        request, page_size = part.request, self._cache.page_size
+    def _row(self, item: ScheduledRequest) -> Row:
+        request, page_size = item.request, self._cache.page_size
         if request.token_in_flight:
-            return build_following_row(request, self._flights[-1].index(request), page_size)
-        want = self._drafting.want(part) if part.samples else None
-        return build_row(part, self._vocabulary.vocab_size, page_size, want)
+            return build_following_row(request, self._in_flight[-1].row_index(request), page_size)
+        want = self._drafting.draft_spec(item) if item.samples else None
+        return build_row(item, self._vocabulary.vocab_size, page_size, want)

@@ -1,8 +1,7 @@
-"""Whether guesses pay: what they cost a step, against how often guesses like them have proved right.
+"""Chooses how much to draft and to verify, by measured costs and acceptance rates.
 
-Measured, not configured: the same rule finds the long drafts of one request on an idle GPU and the none of a full one.
-A model of costs says how much to guess, `guard` whether guessing has paid at all by the clock, and what may be spent on
-looking whether what does not pay would by now. None of it touches what is said.
+The same rule finds long drafts for one request on an idle GPU and none for a full batch. A cost model (`step_cost`)
+says how much to draft; `speculation_budget` limits the loss where the model is wrong. Neither changes the output.
 """
 
 from __future__ import annotations
@@ -15,82 +14,84 @@ from .acceptance import Acceptance, expected_accepted
 from .speculation_budget import SpeculationBudget, StepWork
 from .step_cost import StepCost, StepShape
 
-MIN_SPEEDUP = 1.03  # times plain decoding's speed; less is within what the clocks say, and what they do not see
-DEPTHS = (1, 2, 3, 5, 7, 10, 14, 20, 32)  # that are weighed
-PLAIN_SAMPLE_INTERVAL = (
-    8  # of so many plain steps one is looked at: to look at each would be a share of a small model's
-)
-REST_STEPS = 4  # steps for which a decision not to guess stands, and more over a large batch
-PRIOR_LEVEL_ACCEPTANCE = 0.7  # the chance of a level, as long as nothing was verified
+MIN_SPEEDUP = 1.03  # over plain decoding; less is within the measurement error
+DEPTHS = (1, 2, 3, 5, 7, 10, 14, 20, 32)  # draft depths that are compared
+PLAIN_SAMPLE_INTERVAL = 8  # one in this many plain steps is recorded: recording all would slow a small model
+REST_STEPS = 4  # steps for which a decision not to draft stands; longer for large batches
+PRIOR_LEVEL_ACCEPTANCE = 0.7  # acceptance of a level before anything was verified
 
 
 @dataclass(frozen=True)
 class DraftCandidate:
-    """A request that could be drafted for: `steps` deep at most, with so many guesses in all."""
+    """A request that could be drafted for, and the bounds of its tree."""
 
     acceptance: Acceptance
     steps: int
     top_k: int
-    num_guesses: int
+    max_draft_tokens: int
 
     def num_verified(self, steps: int) -> int:
-        return min(self.num_guesses, steps) if self.top_k == 1 else self.num_guesses
+        return min(self.max_draft_tokens, steps) if self.top_k == 1 else self.max_draft_tokens
 
 
 @dataclass(frozen=True)
 class DraftChoice:
-    """Draft so deep (0: not at all) for these candidates, in the order of preference, and for newcomers if told."""
+    """Draft depth (0: none), the chosen candidates in order of preference, and whether new requests are included."""
 
     steps: int = 0
     chosen: tuple[int, ...] = ()
-    newcomers: bool = False
-    only_to_see: bool = False
+    include_new: bool = False
+    is_trial: bool = False
 
 
 @dataclass
 class SpeculationPolicy:
-    """What is known of costs, and of guesses over all requests."""
+    """Costs, and acceptance rates over all requests."""
 
     cost: StepCost = field(default_factory=StepCost)
-    guard: SpeculationBudget = field(default_factory=SpeculationBudget)
+    budget: SpeculationBudget = field(default_factory=SpeculationBudget)
     overall: Acceptance = field(default_factory=Acceptance)
-    _resting: int = 0  # steps to come, in which nothing is decided
-    _num_plain: int = 0  # steps in a row, since the costs were told of one
-    _num_unseen: int = 0  # plain steps
+    _rest_steps: int = 0  # steps for which the decision not to draft still stands
+    _num_plain: int = 0  # plain steps since the cost model recorded one
+    _num_skipped: int = 0  # plain steps not recorded
 
     def observe(self, own: Acceptance, expected: float, depth: int, num_right: int) -> None:
         own.observe(expected, depth, num_right, memory=0.85)
         self.overall.observe(expected, depth, num_right, memory=0.98)
 
     def observe_step(self, shape: StepShape, work: StepWork, seconds: float) -> None:
-        """`seconds` is the step's whole time, what the loop does around the engine included."""
-        count, self._num_unseen = 1 + self._num_unseen, 0
-        self.guard.observe(work, seconds, count=count)
+        """Record a step. `seconds` is its whole time, including the loop around the engine."""
+        count, self._num_skipped = 1 + self._num_skipped, 0
+        self.budget.observe(work, seconds, count=count)
         self._num_plain += PLAIN_SAMPLE_INTERVAL if shape.wide or shape.num_drafts else count
         if not self.cost.known or self._num_plain >= PLAIN_SAMPLE_INTERVAL:
             self.cost.observe(shape, seconds)
             self._num_plain = 0
 
     def may_skip(self, num_rows: int) -> bool:
-        """Whether a step that no source followed need not be told of: one of PLAIN_SEEN speaks for the others."""
-        if self._num_unseen == PLAIN_SAMPLE_INTERVAL - 1 or not self.guard.measured(num_rows):
+        """True if a step without the source need not be recorded: one of PLAIN_SAMPLE_INTERVAL
+        stands for the others."""
+        if self._num_skipped == PLAIN_SAMPLE_INTERVAL - 1 or not self.budget.measured(num_rows):
             return False
-        self._num_unseen += 1
+        self._num_skipped += 1
         return True
 
-    def may_guess(self, num_rows: int) -> bool:
-        """Whether guesses are to be had at all, so many requests decoding."""
-        return self.cost.known and self.guard.measured(num_rows) and self.guard.is_open(num_rows)
+    def may_draft(self, num_rows: int) -> bool:
+        """True if drafts are allowed for `num_rows` decoding requests."""
+        return self.cost.known and self.budget.measured(num_rows) and self.budget.is_open(num_rows)
 
     def probability(self, own: Acceptance, score: float) -> float:
-        """Of a guess to be right, if the draft says `score`."""
+        """Probability that a draft token of score `score` is accepted."""
         return min(0.98, own.ratio(self.overall.ratio(1.0)) * math.exp(score))
 
-    def num_worth(
-        self, num_rows: int, probabilities: Sequence[Sequence[float]], limit: int, *, must: Sequence[bool] = ()
+    def num_to_verify(
+        self, num_rows: int, probabilities: Sequence[Sequence[float]], limit: int, *, forced_rows: Sequence[bool] = ()
     ) -> list[int]:
-        """How many guesses of each request to verify, the likeliest first, `limit` in all, so that most tokens are had
-        in a second. `num_rows` decode in any case. Those that `must` be are looked at whether they pay or not."""
+        """Number of draft tokens of each request to verify, the likeliest first, `limit` in all, for the most tokens
+        per second.
+
+        `num_rows` requests decode in any case. Requests in `forced_rows` are verified whether that pays or not.
+        """
         counts = [0] * len(probabilities)
         ranked = sorted(((p, index) for index, own in enumerate(probabilities) for p in own), reverse=True)[:limit]
         if not ranked:
@@ -107,31 +108,31 @@ class SpeculationPolicy:
                     best, num_best = tokens / seconds, num
             for _, index in ranked[:num_best]:
                 counts[index] += 1
-            if not num_best and not any(must):
+            if not num_best and not any(forced_rows):
                 _, first = ranked[0]
                 num = sum(index == first for _, index in ranked)
-                if self.guard.affords(num_rows, wide - plain + token * num):
+                if self.budget.affords(num_rows, wide - plain + token * num):
                     counts[first] = num
-        for index, forced in enumerate(must):
+        for index, forced in enumerate(forced_rows):
             if forced:
                 counts[index] = sum(one == index for _, one in ranked)
         return counts
 
-    def drafts(self, candidates: Sequence[DraftCandidate], num_rows: int) -> DraftChoice:
-        """For whom to draft how deep, so that most tokens are had in a second, once in a while just to see.
+    def choose_drafts(self, candidates: Sequence[DraftCandidate], num_rows: int) -> DraftChoice:
+        """Choose the depth and the requests of the next drafts for the most tokens per second; occasionally a trial.
 
-        `num_rows` decode, at least the candidates.
+        `num_rows` requests decode, at least the candidates.
         """
-        if not self.may_guess(num_rows):
+        if not self.may_draft(num_rows):
             return DraftChoice()
-        if self._resting:
-            self._resting -= 1
+        if self._rest_steps:
+            self._rest_steps -= 1
             return DraftChoice()
         plain = self.cost.seconds(StepShape(num_rows))
         chances = [self._chance(candidate) for candidate in candidates]
         order = sorted(range(len(candidates)), key=lambda index: -chances[index])
         best, choice = MIN_SPEEDUP * num_rows / plain, DraftChoice()
-        deepest = self.guard.deepest(num_rows, max(candidate.steps for candidate in candidates))
+        deepest = self.budget.max_depth(num_rows, max(candidate.steps for candidate in candidates))
         for steps in (*(depth for depth in DEPTHS if depth < deepest), deepest):
             tokens, verified, nodes = float(num_rows), num_rows, 0
             for count, index in enumerate(order, 1):
@@ -141,23 +142,23 @@ class SpeculationPolicy:
                 verified += candidate.num_verified(depth)
                 nodes += (depth - 1) * candidate.top_k
                 if count & (count - 1) and count < len(order):
-                    continue  # powers of two, and all
+                    continue  # compare powers of two, and all
                 speed = tokens / self.cost.seconds(StepShape(verified, True, count, steps - 1, nodes))
                 if speed > best:
                     best, choice = speed, DraftChoice(steps, tuple(order[:count]))
         if choice.steps:
             worst = min(chances[index] for index in choice.chosen)
-            newcomers = self.guard.prompts_measured and self.overall.chance(PRIOR_LEVEL_ACCEPTANCE) >= worst
-            return DraftChoice(choice.steps, choice.chosen, newcomers=newcomers)
-        self._resting = REST_STEPS + len(candidates) // 2
-        least = min(range(len(candidates)), key=lambda index: candidates[index].acceptance.evidence)
-        candidate, steps = candidates[least], min(deepest, candidates[least].steps)
+            include_new = self.budget.prompts_measured and self.overall.chance(PRIOR_LEVEL_ACCEPTANCE) >= worst
+            return DraftChoice(choice.steps, choice.chosen, include_new=include_new)
+        self._rest_steps = REST_STEPS + len(candidates) // 2
+        least_known = min(range(len(candidates)), key=lambda index: candidates[index].acceptance.evidence)
+        candidate, steps = candidates[least_known], min(deepest, candidates[least_known].steps)
         drafted = StepShape(num_rows, False, 1, steps - 1, (steps - 1) * candidate.top_k)
         verified_too = StepShape(num_rows + candidate.num_verified(steps), True)
-        if self.guard.affords(num_rows, self.cost.seconds(drafted) + self.cost.seconds(verified_too) - 2 * plain):
-            self._resting = 0
-            return DraftChoice(steps, (least,), only_to_see=True)
-        self.guard.shut(num_rows)
+        if self.budget.affords(num_rows, self.cost.seconds(drafted) + self.cost.seconds(verified_too) - 2 * plain):
+            self._rest_steps = 0
+            return DraftChoice(steps, (least_known,), is_trial=True)
+        self.budget.close(num_rows)
         return choice
 
     def _chance(self, candidate: DraftCandidate) -> float:

@@ -1,5 +1,4 @@
-"""When an output ends: stop strings and patterns across token seams, stop tokens, EOS. Knows one output; no queue, no
-pages."""
+"""Stop conditions of one output: stop strings and patterns across token boundaries, stop tokens, EOS."""
 
 from __future__ import annotations
 
@@ -12,29 +11,29 @@ from .interfaces import VocabularyInfo
 
 
 class StopStrings:
-    """Finds stop strings in a stream of bytes, wherever the pieces are cut.
+    """Finds stop strings in a stream of bytes, wherever it is cut.
 
-    Bytes, not text: a token may hold half a character.
+    It works on bytes, because a token may hold a part of a character.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop.encode() for stop in stops]
         self._num_kept = max(map(len, self._stops), default=1) - 1
-        self._tail = b""  # the last bytes in which a match may have begun
+        self._tail = b""  # the last bytes, in which a match may have begun
 
     def feed(self, data: bytes) -> Match | None:
-        """Go on by `data`. Returns as `find`."""
+        """Advance by `data`. Returns as `find`."""
         found = self.find(data)
         window = self._tail + data
         self._tail = window[max(0, len(window) - self._num_kept) :]
         return found
 
     def find(self, data: bytes) -> Match | None:
-        """The match that ends first within `data`, if that came next; of several that end there, the longest."""
+        """The match that would end first within `data`, or None; of several that end there, the longest."""
         window = self._tail + data
         matches = []
         for stop in self._stops:
-            # A match that ended before `data` has been reported, or was ignored on purpose.
+            # Matches that ended before `data` were reported, or ignored on purpose.
             at = window.find(stop, max(0, len(self._tail) + 1 - len(stop)))
             if at >= 0:
                 start = at - len(self._tail)
@@ -42,46 +41,46 @@ class StopStrings:
         return min(matches, default=None)
 
     def reset(self) -> None:
-        """What comes next is not adjacent to what came before."""
+        """Forget the bytes so far: what comes next is not adjacent to them."""
         self._tail = b""
 
 
 class StopRules:
-    """Whether each output token ends the output, and which tokens must not be sampled yet.
+    """Decides which token ends the output, and which tokens are suppressed until then.
 
-    Raises GrammarError for a stop pattern that cannot be searched for.
+    Raises GrammarError for a stop pattern that cannot be compiled for searching.
     """
 
     def __init__(self, params: SamplingParams, vocabulary: VocabularyInfo) -> None:
         self._params = params
         self._vocabulary = vocabulary
-        self._seekers: list[StopStrings | Scan] = []
+        self._searches: list[StopStrings | Scan] = []
         if params.stop:
-            self._seekers.append(StopStrings(params.stop))
+            self._searches.append(StopStrings(params.stop))
         if params.stop_regex:
-            self._seekers.append(search(params.stop_regex).scan())
+            self._searches.append(search(params.stop_regex).scan())
         eos = frozenset() if params.ignore_eos else vocabulary.eos_ids
         self._ending_ids = eos | frozenset(params.stop_token_ids)
 
-    def avoided(self, num_output: int) -> frozenset[int]:
-        """Tokens that may not follow `num_output` output tokens if anything else can."""
+    def suppressed(self, num_output: int) -> frozenset[int]:
+        """Tokens that may not follow `num_output` output tokens if others can."""
         params = self._params
-        # A constrained output cannot go on after EOS, so there EOS is avoided rather than ignored.
+        # A constrained output cannot continue after EOS, so EOS is suppressed rather than ignored.
         eos = self._vocabulary.eos_ids if params.ignore_eos and params.constraint is not None else frozenset()
         return eos | self._ending_ids if num_output < params.min_new_tokens else eos
 
-    def may_end(self, token: int) -> bool:
-        """Whether the token, by itself, ends the output once it is long enough."""
+    def can_end(self, token: int) -> bool:
+        """True if the token by itself ends an output that is long enough."""
         if self._params.constraint is not None and token in self._vocabulary.eos_ids:
             return True
         return token in self._ending_ids
 
     def feed(self, token: int, num_output: int) -> Finish | None:
-        """The finish that `token` brings after `num_output` output tokens, or None. Call once per token, in order."""
+        """The finish that `token` causes after `num_output` output tokens, or None. Call once per token, in order."""
         params = self._params
-        match = self._feed_seekers(token)
+        match = self._feed_searches(token)
         if params.constraint is not None and token in self._vocabulary.eos_ids:
-            return Finish("stop", token)  # the grammar says that it is complete, whatever else was asked
+            return Finish("stop", token)  # the grammar is complete, whatever `ignore_eos` says
         if num_output < params.min_new_tokens:
             return None
         if token in self._ending_ids:
@@ -89,21 +88,21 @@ class StopRules:
         return None if match is None else Finish("stop", match.text.decode())
 
     def would_end(self, token: int, num_output: int) -> bool:
-        """Whether `feed` would end the output."""
+        """True if `feed` would end the output. Changes nothing."""
         if num_output < self._params.min_new_tokens:
             return False
         data = self._vocabulary.token_bytes[token] or b""
-        return token in self._ending_ids or any(seeker.find(data) is not None for seeker in self._seekers)
+        return token in self._ending_ids or any(search_.find(data) is not None for search_ in self._searches)
 
-    def _feed_seekers(self, token: int) -> Match | None:
+    def _feed_searches(self, token: int) -> Match | None:
         """The match that ends first within the token; of several, the longest."""
-        if not self._seekers:
+        if not self._searches:
             return None
         data = self._vocabulary.token_bytes[token]
         if data is not None:
-            found = [seeker.feed(data) for seeker in self._seekers]
+            found = [search_.feed(data) for search_ in self._searches]
             return min((match for match in found if match is not None), default=None)
         if not self._params.skip_special_tokens:
-            for seeker in self._seekers:
-                seeker.reset()  # the special token's text stands in between
+            for search_ in self._searches:
+                search_.reset()  # the special token's text is in between
         return None

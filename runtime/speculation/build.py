@@ -9,18 +9,18 @@ from msgspec.structs import replace
 
 from ..engine import kv_pool
 from ..engine.build import choose_device
+from ..engine.draft_source import DraftSource
 from ..models.checkpoint import find_checkpoint
-from ..models.config import ModelConfig, read_config
+from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.load import load_model
 from ..models.parameters import num_parameters
+from ..models.read_config import read_config
 from ..protocol.config import CoreConfig, SpeculativeName
 from ..protocol.errors import RequestError
 from ..tokenizer import load_tokenizer
 from .draft_model import DraftModelSource
-from .draft_source import DraftSource
-from .eagle import EagleSource, load_head, read_fitting_config
-from .eagle import draft_memory as memory
+from .eagle import EagleSource, draft_memory, load_head, read_fitting_config
 
 HEAD_FOLDER = "draft"  # the folder of the head, beside the model's config.json
 _CHEAP_PARAMETERS = 50_000_000  # parameters; docs/log.md says what was measured
@@ -102,7 +102,7 @@ def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype:
     """
     name = choose_source(config, path)
     if name == "eagle":
-        return memory.bytes_per_page(read_fitting_config(_head_folder(config, path), target), dtype)
+        return draft_memory.bytes_per_page(read_fitting_config(_head_folder(config, path), target), dtype)
     if name == "draft":
         return kv_pool.bytes_per_page(read_config(find_checkpoint(config.speculative_draft_model)), dtype)
     return 0

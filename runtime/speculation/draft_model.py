@@ -16,13 +16,12 @@ import msgspec
 import numpy as np
 import torch
 
+from ..engine.draft_source import DraftRow, DraftStep
 from ..engine.inputs import decoder_inputs
 from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
 from ..models.decoder import Decoder
 from ..scheduler.plan import DraftSpec, PageCopy, Row
-from .draft_source import DraftRow, DraftStep
-from .skipped_rows import SkippedRows
-from .slot_ledger import SlotLedger
+from .slot_ledger import SkippedRows, SlotLedger
 from .tree import DraftTree
 
 CATCH_UP_TOKENS = 1024  # tokens computed at once when a sequence has much to catch up with
@@ -59,13 +58,12 @@ class DraftModelSource:
     def __init__(self, model: Decoder, num_pages: int, num_host_pages: int = 0) -> None:
         self._model = model
         self._num_pages = num_pages
-        self._num_host_pages = num_host_pages
         self._scratch = 0  # pages, made when they are needed
         self._memory = KvMemory(model.config, num_pages, device=model.device, dtype=model.dtype)
         self._host = KvMemory(model.config, num_host_pages, device=torch.device("cpu"), dtype=model.dtype)
         self._pool = KvPool(self._memory, self._host)
         self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
-        self._passed = SkippedRows()
+        self._passed = SkippedRows(PAGE_SIZE)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         self._note_passed()

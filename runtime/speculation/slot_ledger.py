@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..scheduler.plan import PageCopy
+from ..scheduler.plan import PageCopy, Row
+
+_MAX_ROWS = 512  # rows laid aside: what reading them takes at once is less than a step
 
 
 class SlotLedger:
@@ -49,3 +51,29 @@ class SlotLedger:
             source, target = copy.source * self._page_size, copy.target * self._page_size
             for column in (self._tokens, self._computed):
                 column[target : target + copy.num_tokens] = column[source : source + copy.num_tokens]
+
+
+class SkippedRows:
+    """Rows in the order in which they were computed, none of them with guesses."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._rows: list[Row] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def add(self, rows: Sequence[Row]) -> bool:
+        """Whether they are so many by now that they should be taken."""
+        self._rows += rows
+        return len(self._rows) >= _MAX_ROWS
+
+    def take(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The slots that were written, each once, and the token that each holds now."""
+        written: dict[int, int] = {}
+        for row in self._rows:
+            for position, token in enumerate(row.tokens, row.first_position):
+                written[row.pages[position // self._page_size] * self._page_size + position % self._page_size] = token
+        self._rows = []
+        count = len(written)
+        return np.fromiter(written, np.int64, count), np.fromiter(written.values(), np.int64, count)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, chat templates, streaming text. Knows no model and no device."""
+"""Tokenizers, chat templates and streaming detokenisation."""
 
 from .chat_template import ChatTemplate
 from .detokenize import Cut, Detokenizer, cut

@@ -1,4 +1,4 @@
-"""What every loaded tokenizer shares once its vocabulary is a list of bytes. Knows no library and no file."""
+"""The common part of all tokenizers: a vocabulary as a list of bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tokenizer_config import TokenizerConfig
 
 
 class BaseTokenizer(ABC):
-    """A `Tokenizer` but for `encode_text`, which is the library's."""
+    """A `Tokenizer` without `encode_text`, which is the library's."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class BaseTokenizer(ABC):
 
     @abstractmethod
     def encode_text(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
-        """The library's ids of non-empty, valid text, without BOS."""
+        """Return the library's ids of non-empty, valid text, without BOS."""
 
     def encode(
         self, text: str, *, parse_special: bool = True, add_bos: bool = False, continues: bool = False
@@ -50,7 +50,7 @@ class BaseTokenizer(ABC):
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"text holds half a surrogate pair, {text[error.start]!r}, at character {error.start}", param="text"
+                f"text holds an unpaired surrogate, {text[error.start]!r}, at character {error.start}", param="text"
             ) from None
         ids = self.encode_text(text, parse_special=parse_special, continues=continues) if text else []
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
@@ -64,7 +64,7 @@ class BaseTokenizer(ABC):
         )
 
     def _find(self, name: str | None) -> int | None:
-        """The id of a token that a configuration file names, special or not."""
+        """Return the id of a token that a configuration file names, special or not."""
         if name is None or name in self.special_ids:
             return None if name is None else self.special_ids[name]
         data = name.encode()

@@ -1,4 +1,4 @@
-"""How vocabularies write bytes as text: GPT-2's byte alphabet, SentencePiece's `▁` and `<0x0A>`."""
+"""Byte alphabets of vocabularies: GPT-2's byte-level alphabet, SentencePiece's `▁` and `<0x0A>`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ BYTE_ALPHABET = _byte_alphabet()
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """The bytes of a byte-level piece, e.g. `Ġthe` -> b" the". A piece outside the alphabet stands for itself."""
+    """Return the bytes of a byte-level piece, e.g. `Ġthe` -> b" the". A piece outside the alphabet stands for
+    itself."""
     try:
         return bytes(BYTE_ALPHABET[character] for character in piece)
     except KeyError:
@@ -27,7 +28,7 @@ def byte_level_bytes(piece: str) -> bytes:
 
 
 def metaspace_bytes(piece: str, *, space: str = METASPACE, byte_fallback: bool = True) -> bytes:
-    """The bytes of a SentencePiece piece, e.g. `▁the` -> b" the", `<0x0A>` -> b"\\n"."""
+    """Return the bytes of a SentencePiece piece, e.g. `▁the` -> b" the", `<0x0A>` -> b"\\n"."""
     if byte_fallback and (match := _BYTE_PIECE.fullmatch(piece)):
         return bytes([int(match[1], 16)])
     return piece.replace(space, " ").encode()

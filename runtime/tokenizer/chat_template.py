@@ -1,6 +1,6 @@
-"""A checkpoint's chat template: messages to the text that the model was trained to continue.
+"""Chat templates: render messages as the text that the model was trained to continue.
 
-Templates are Jinja programs written for Hugging Face's `apply_chat_template`; this is the same environment: sandboxed,
+Templates are Jinja programs written for Hugging Face's `apply_chat_template`. The environment is the same: sandboxed,
 with `raise_exception`, `strftime_now`, `tojson` that keeps non-ASCII text, loop controls and `{% generation %}`.
 """
 
@@ -27,13 +27,13 @@ MAX_CPU_SECONDS = 10.0
 
 
 class ChatTemplate:
-    """Renders with "tool_use" where there is a template of that name and tools are given, else with "default".
+    """A checkpoint's templates: "tool_use" renders requests with tools where it exists, "default" all others.
 
-    Raises TokenizerError when a template is no Jinja.
+    Raises TokenizerError when a template is not valid Jinja.
     """
 
     def __init__(self, templates: str | Mapping[str, str], names: Mapping[str, str]) -> None:
-        """`names`: "bos_token" and the like, which templates use as variables."""
+        """`names` are "bos_token" and similar variables of templates."""
         sources = {"default": templates} if isinstance(templates, str) else templates
         self._variables = dict(names)
         environment = _environment()
@@ -50,10 +50,10 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The conversation as text. `kwargs` are further variables of the template, e.g. `enable_thinking`.
+        """Render the conversation. `kwargs` are further variables of the template, e.g. `enable_thinking`.
 
-        Raises RequestError (param "messages") with the template's own words when it refuses the messages, and when
-        its text or time goes beyond MAX_CHARACTERS or MAX_CPU_SECONDS (looked at whenever it writes).
+        Raises RequestError (param "messages") with the template's own message when it refuses the messages, and when
+        its output or CPU time exceeds MAX_CHARACTERS or MAX_CPU_SECONDS, which are checked at each output.
         """
         variables = self._variables | kwargs
         variables |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
@@ -65,7 +65,7 @@ class ChatTemplate:
                 parts.append(part)
                 num_characters += len(part)
                 if num_characters > MAX_CHARACTERS or time.thread_time() > deadline:
-                    raise RequestError("the chat template writes without end", param="messages")
+                    raise RequestError("the chat template exceeds its limit of output or CPU time", param="messages")
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template refuses the messages: {error}", param="messages") from None
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -88,7 +88,8 @@ class ChatTemplate:
 
 
 def load_chat_template(folder: Path, configured: Any, names: Mapping[str, str]) -> ChatTemplate | None:
-    """The template of chat_template.jinja, else chat_template.json, else `configured` (tokenizer_config.json's)."""
+    """Load the template of chat_template.jinja, else chat_template.json, else `configured`
+    (tokenizer_config.json's)."""
     templates = _named(configured)
     try:
         if (path := folder / "chat_template.json").exists():
@@ -113,7 +114,7 @@ def _named(value: Any) -> dict[str, str]:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a trainer learns from; its content is rendered as is."""
+    """The tag `{% generation %}`, which marks text for training; its content is rendered as is."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -1,38 +1,29 @@
-"""Token ids to text as they come, and where a stop string, or the match of a pattern, cuts them. Knows one output; no
-requests, no messages.
+"""Streaming detokenisation: token ids to text, cut at stop strings and pattern matches.
 
-The work per token does not grow with the output: only bytes whose fate is open are kept.
+The work per token does not grow with the output: only undecided bytes are kept.
 """
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ...constrained.regex.search import Scan
-
-
-class TokenText(Protocol):
-    """What is asked of a tokenizer here."""
-
-    @property
-    def token_bytes(self) -> Sequence[bytes | None]: ...
-    @property
-    def special_ids(self) -> dict[str, int]: ...
+from .interface import Tokenizer
 
 
 class Detokenizer:
-    """Streams the text of an output.
+    """Stream of one output's text.
 
-    What `add` and `finish` return is, put together, what `decode` says of all the ids, cut before the stop string
-    or match that ended the output. Never half a character, and no text that may yet turn out to be a stop string or
-    part of a match of `patterns`, which is a scan that nobody else feeds.
+    The texts of `add` and `finish` together are `decode` of all ids, cut before the stop string or match that ended the
+    output. A text never ends within a character, and never contains the possible beginning of a stop string or of a
+    match of `patterns`, a scan that this detokenizer alone feeds.
     """
 
     def __init__(
         self,
-        tokenizer: TokenText,
+        tokenizer: Tokenizer,
         stops: Sequence[str] = (),
         patterns: Scan | None = None,
         *,
@@ -42,23 +33,24 @@ class Detokenizer:
         self._stops = [stop.encode() for stop in stops]
         self._max_held = max(map(len, self._stops), default=1) - 1
         self._patterns = patterns
-        self._may_stop = bool(self._stops) or patterns is not None
-        self._held = b""  # the longest end of what came that begins a stop string or match
+        self._has_stops = bool(self._stops) or patterns is not None
+        self._held = b""  # the longest suffix of the output that may begin a stop string or match
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
     def holds_back(self) -> bool:
-        """Whether bytes came whose text is not given out: it may yet be cut off, or is part of a character."""
+        """True when bytes are held back: they may be cut off later, or are part of a character."""
         return bool(self._held) or bool(self._decoder.getstate()[0])
 
     def add(self, ids: Iterable[int]) -> str:
-        """The text that is certain now. Do not pass the ids with which a stop string came: they go to `finish`."""
+        """Return the text that is certain after these ids. Pass the ids that completed a stop string to `finish`
+        instead."""
         return "".join(self._add(token) for token in ids)
 
     def finish(self, ids: Sequence[int] = (), *, stop: str | None = None) -> str:
-        """The rest of the text. `ids` are the last ones; `stop` is the matched text, which ends in the last.
+        """Return the rest of the text. `ids` are the last ones.
 
-        The text ends before it. To keep it, do not pass it.
+        `stop` is the matched text, which ends in the last id; the text ends before it. Do not pass it to keep it.
         """
         if stop is None:
             return self.add(ids) + self._decoder.decode(self._held, final=True)
@@ -68,10 +60,10 @@ class Detokenizer:
         return text + self._decoder.decode(window[:end], final=True)
 
     def _window(self, token: int) -> tuple[bytes, int]:
-        """What is held and the token's bytes, and how many of them can be no part of a match any more."""
-        data, interrupts = self._pieces.of(token)
+        """Return the held bytes with the token's, and the number of them that can be part of no match."""
+        data, ends_stops = self._pieces.of(token)
         window = self._held + data
-        if interrupts:
+        if ends_stops:
             if self._patterns is not None:
                 self._patterns.reset()
             return window, len(window)
@@ -85,7 +77,7 @@ class Detokenizer:
         return window, num_certain
 
     def _add(self, token: int) -> str:
-        if not self._may_stop:
+        if not self._has_stops:
             return self._decoder.decode(self._pieces.of(token)[0])
         window, num_certain = self._window(token)
         self._held = window[num_certain:]
@@ -93,26 +85,26 @@ class Detokenizer:
 
 
 class Cut(NamedTuple):
-    """`ids[:num_whole]` lie before the stop; `leftover` is the text between them and the stop."""
+    """Ids cut before a stop string: `ids[:num_whole]` lie before it, `leftover` is the text between them and it."""
 
     text: str
     num_whole: int
     leftover: str
 
 
-def cut(tokenizer: TokenText, ids: Sequence[int], stop: str, *, skip_special_tokens: bool = True) -> Cut:
-    """`ids` without the stop: the matched text, which ends in the last of them.
+def cut(tokenizer: Tokenizer, ids: Sequence[int], stop: str, *, skip_special_tokens: bool = True) -> Cut:
+    """Cut `ids` before the stop: the matched text, which ends in the last of them.
 
-    The whole ids end at the end of a character, so that `text` is theirs followed by `leftover`.
+    The whole ids end at the end of a character, so that `text` is their text followed by `leftover`.
     """
     pieces = _TokenPieces(tokenizer, skip_special_tokens)
     data: list[bytes] = []
-    num_bytes = num_apart = 0  # of which the first `num_apart` hold no part of the match
+    num_bytes = num_apart = 0  # the first `num_apart` bytes hold no part of the match
     for token in ids:
-        piece, interrupts = pieces.of(token)
+        piece, ends_stops = pieces.of(token)
         data.append(piece)
         num_bytes += len(piece)
-        num_apart = num_bytes if interrupts else num_apart
+        num_apart = num_bytes if ends_stops else num_apart
     output = b"".join(data)
     end = _find_match(output, stop.encode(), max(len(output) - len(data[-1]), num_apart + len(stop.encode()) - 1))
     num_whole = num_bytes = at = 0
@@ -127,9 +119,9 @@ def cut(tokenizer: TokenText, ids: Sequence[int], stop: str, *, skip_special_tok
 
 
 class _TokenPieces:
-    """A token's bytes, and whether no stop string can reach across it: a special token that is shown."""
+    """Bytes of each token, and whether stop strings end there: at special tokens that are shown."""
 
-    def __init__(self, tokenizer: TokenText, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._token_bytes = tokenizer.token_bytes
         special = {} if skip_special_tokens else tokenizer.special_ids
         self._shown = {token: name.encode() for name, token in special.items()}
@@ -142,7 +134,7 @@ class _TokenPieces:
 
 
 def _find_match(window: bytes, stop: bytes, num_before: int) -> int:
-    """Where the first match begins that ends beyond the first `num_before` bytes."""
+    """Return the start of the first match that ends beyond the first `num_before` bytes."""
     at = window.find(stop, max(0, num_before + 1 - len(stop)))
     assert at >= 0, f"the stop string {stop!r} does not end in the last token of the output"
     return at

@@ -1,4 +1,4 @@
-"""What is wrong with a tokenizer's files."""
+"""The error of tokenizer files."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ..protocol.errors import RamiformError
 
 
 class TokenizerError(RamiformError):
-    """A checkpoint has no tokenizer, or one that cannot be read. The message names the file."""
+    """Raised when a checkpoint has no tokenizer, or an unreadable one. The message names the file."""

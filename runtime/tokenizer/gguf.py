@@ -1,7 +1,6 @@
-"""The tokenizer that a GGUF file's metadata describe: byte-level BPE ("gpt2") or SentencePiece's BPE ("llama").
+"""The tokenizer in a GGUF file's metadata: byte-level BPE ("gpt2") or SentencePiece's BPE ("llama").
 
-Its parts are put together as the files that the two libraries read. Knows the metadata's keys; opens the file through
-`gguf_file`.
+The metadata are converted to the files that `tokenizers` and `sentencepiece` read.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .tokenizer_config import TokenizerConfig
 
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6  # ggml's types of tokens
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-# How text is cut before merging; the keys are what `tokenizer.ggml.pre` calls it, the patterns the models' own.
+# Pre-tokenisers by their names in `tokenizer.ggml.pre`.
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -43,7 +42,10 @@ _PRE = {
 
 
 def load_gguf_tokenizer(path: Path) -> Tokenizer:
-    """Raises TokenizerError naming the key whose value is not supported, RamiformError when the file cannot be read."""
+    """Load the tokenizer of the GGUF file `path`.
+
+    Raises TokenizerError naming the key with an unsupported value, RamiformError when the file cannot be read.
+    """
     file = open_gguf(path)
     tokens: list[str] = _required(file, "tokens")
     types: list[int] = file.value("tokenizer.ggml.token_type", default=[_NORMAL] * len(tokens))
@@ -78,7 +80,7 @@ def _tokenizer_config(file: GgufFile, tokens: Sequence[str]) -> TokenizerConfig:
 
 
 def _to_tokenizer_json(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
-    """As a tokenizer.json."""
+    """Convert the metadata to the content of a tokenizer.json."""
     pre = file.value("tokenizer.ggml.pre", default="absent")
     if pre not in _PRE:
         raise TokenizerError(f"{file.path}: tokenizer.ggml.pre: supported: {', '.join(_PRE)}; {pre!r} is not supported")
@@ -101,7 +103,7 @@ def _to_tokenizer_json(file: GgufFile, tokens: Sequence[str], types: Sequence[in
 
 
 def _to_tokenizer_model(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> bytes:
-    """As a tokenizer.model."""
+    """Convert the metadata to the content of a tokenizer.model."""
     try:
         from sentencepiece import sentencepiece_model_pb2 as messages
     except ImportError:
@@ -111,7 +113,7 @@ def _to_tokenizer_model(file: GgufFile, tokens: Sequence[str], types: Sequence[i
     scores: list[float] = _required(file, "scores")
     model = messages.ModelProto()
     for text, score, kind in zip(tokens, scores, types, strict=True):
-        model.pieces.add(piece=text, score=score, type=kind)  # ggml's numbers are SentencePiece's
+        model.pieces.add(piece=text, score=score, type=kind)  # ggml's and SentencePiece's type numbers agree
     trained, normal = model.trainer_spec, model.normalizer_spec
     trained.model_type = messages.TrainerSpec.BPE
     trained.byte_fallback = _BYTE in types

@@ -18,11 +18,14 @@ from .tokenizer_config import TokenizerConfig, read_json
 
 
 class HFTokenizer(BaseTokenizer):
-    """One library tokenizer for each way of encoding, made when first needed: a setting switched back and forth
-    would be seen by other threads."""
+    """A tokenizer of `tokenizers`.
+
+    It keeps one library tokenizer per way of encoding, made on first use: other threads would see a setting that is
+    switched back and forth.
+    """
 
     def __init__(self, path: Path, facts: TokenizerConfig, state: dict[str, Any] | None = None) -> None:
-        """Of the tokenizer.json `path`; of its content `state`, when it is given, and `path` is named in errors."""
+        """Load the tokenizer.json `path`, or its content `state`; errors name `path`."""
         self._path = path
         self._state = read_json(path) if state is None else state
         self._has_first_space = _text_steps_without_space(self._state) != _text_steps(self._state)
@@ -38,7 +41,7 @@ class HFTokenizer(BaseTokenizer):
         }
         to_bytes = _piece_decoder(path, self._state)
         unknown = self._state.get("model", {}).get("unk_token")
-        # Ids are rows of the model's embedding: the largest counts, and there may be holes.
+        # Ids are rows of the model's embedding; some may be unused.
         token_bytes: list[bytes | None] = [None] * (1 + max(vocabulary.values(), default=-1))
         for piece, number in vocabulary.items():
             if piece not in special_ids and piece != unknown:
@@ -49,7 +52,7 @@ class HFTokenizer(BaseTokenizer):
 
     def encode_text(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
         library = self._library(parse_special=parse_special, continues=continues and self._has_first_space)
-        # The batch call lets other threads go on meanwhile; the single one does not.
+        # Unlike the single call, the batch call releases the GIL.
         [encoding] = library.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
@@ -61,7 +64,7 @@ class HFTokenizer(BaseTokenizer):
             try:
                 library = tokenizers.Tokenizer.from_str(json.dumps(state))
             except Exception as error:  # the library raises bare Exception
-                raise TokenizerError(f"{self._path} is no tokenizer that `tokenizers` can read: {error}") from None
+                raise TokenizerError(f"{self._path} is not readable by `tokenizers`: {error}") from None
             library.no_truncation()
             library.no_padding()
             library.encode_special_tokens = not parse_special
@@ -74,7 +77,7 @@ def _text_steps(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_steps_without_space(state: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a tokenizer's state that put a space before the first word, without it."""
+    """Return the normaliser and pre-tokeniser without the step that puts a space before the first word."""
     return {part: _without_first_space(step) for part, step in _text_steps(state).items()}
 
 
@@ -109,7 +112,7 @@ def _flatten_decoders(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]
 
 
 def _piece_decoder(path: Path, state: dict[str, Any]) -> Callable[[str], bytes]:
-    """How this vocabulary's pieces are turned into bytes, read off its decoder."""
+    """Return the function from a vocabulary's pieces to bytes, as its decoder describes it."""
     steps = {step.get("type"): step for step in _flatten_decoders(state.get("decoder"))}
     if "ByteLevel" in steps:
         return byte_level_bytes
@@ -127,13 +130,13 @@ def _piece_decoder(path: Path, state: dict[str, Any]) -> Callable[[str], bytes]:
     )
 
 
-# Steps before the model that drop no text, and those that drop blanks only.
+# Pre-processing steps that keep all text, and those that drop only whitespace.
 _KEEPING_STEPS = {"ByteLevel", "Digits", "Metaspace", "Prepend", "Punctuation", "Split", "UnicodeScripts"}
 _STRIPPING_STEPS = {"Strip", "Whitespace", "WhitespaceSplit", "BertPreTokenizer"}
 
 
 def _token_bound(state: dict[str, Any], library: tokenizers.Tokenizer) -> TokenCountBound:
-    """Unlimited where a step may shrink text in a way that is not known here."""
+    """Compute the bound; unlimited when a step may shrink text in an unknown way."""
     shrinks, strips = 1, False
     steps = [*_flatten_steps(state.get("normalizer")), *_flatten_steps(state.get("pre_tokenizer"))]
     for step in steps:
@@ -169,7 +172,7 @@ def _token_bound(state: dict[str, Any], library: tokenizers.Tokenizer) -> TokenC
 
 
 def _flatten_steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """The steps of a normaliser or pre-tokeniser, one by one."""
+    """Iterate over the single steps of a normaliser or pre-tokeniser."""
     if step is None:
         return
     if step.get("type") == "Sequence":

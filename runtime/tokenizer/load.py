@@ -1,4 +1,4 @@
-"""Which tokenizer a checkpoint has."""
+"""Loading a checkpoint's tokenizer, whichever format it has."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .tokenizer_config import read_tokenizer_config
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in the folder `path`: tokenizer.json, else tokenizer.model (SentencePiece or tiktoken ranks); that
-    of the GGUF file `path`, of its metadata.
+    """Load the tokenizer of the directory or GGUF file `path`.
 
-    Raises TokenizerError when there is none, or when a file cannot be read.
+    A directory has a tokenizer.json, else a tokenizer.model (SentencePiece or tiktoken ranks). Raises TokenizerError
+    when there is none, or when a file cannot be read.
     """
     if is_gguf(path):
         return load_gguf_tokenizer(path)

@@ -21,10 +21,10 @@ _NORMALIZER_SPEC, _CHARACTERS_MAP, _REMOVES_BLANKS = 3, 2, 4
 
 
 class SentencePieceTokenizer(BaseTokenizer):
-    """The library never makes a special token from text; their names are looked for here, when asked to."""
+    """A tokenizer of `sentencepiece`. The library never parses special tokens; their names are searched for here."""
 
     def __init__(self, path: Path, facts: TokenizerConfig, model: bytes | None = None) -> None:
-        """Of the tokenizer.model `path`; of its content `model`, when it is given, and `path` is named in errors."""
+        """Load the tokenizer.model `path`, or its content `model`; errors name `path`."""
         if model is None:
             model = path.read_bytes()
         self._first = _load(path, model)
@@ -41,7 +41,7 @@ class SentencePieceTokenizer(BaseTokenizer):
                 token_bytes.append(None)
             else:
                 token_bytes.append(metaspace_bytes(piece, byte_fallback=self._first.is_byte(number)))
-        # Tokens that fine-tuning appended, which only the configuration files know.
+        # Tokens added by fine-tuning, which are in the configuration files only.
         added = {number: entry for number, entry in facts.added.items() if number >= size}
         token_bytes += [None] * (1 + max(added, default=size - 1) - size)
         for number, (text, special) in added.items():
@@ -67,7 +67,7 @@ class SentencePieceTokenizer(BaseTokenizer):
         parts = names.split(text) if names is not None else [text]
         ids: list[int] = []
         for n, part in enumerate(parts):
-            if n % 2:  # what the pattern captured: a name
+            if n % 2:  # captured by the pattern: a name
                 ids.append(self._named[part])
             elif part:
                 is_first = not continues and ids in ([], [self.bos_id])
@@ -78,7 +78,7 @@ class SentencePieceTokenizer(BaseTokenizer):
         library = self._first
         numbers = range(library.vocab_size())
         normalizer = _fields(_fields(model).get(_NORMALIZER_SPEC, b""))
-        # A map of characters may shrink text; without all the bytes a run of unknown characters is one token.
+        # A character map may shrink text; without all byte pieces a run of unknown characters is one token.
         if normalizer.get(_CHARACTERS_MAP) or sum(map(library.is_byte, numbers)) < 256:
             return TokenCountBound(None)
         pieces = [*map(library.id_to_piece, numbers), *self._named]
@@ -94,11 +94,11 @@ def _load(path: Path, model: bytes) -> sentencepiece.SentencePieceProcessor:
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
     except (RuntimeError, ValueError, OSError) as error:
-        raise TokenizerError(f"{path} is no SentencePiece model: {error}") from None
+        raise TokenizerError(f"{path} is not a SentencePiece model: {error}") from None
 
 
 def _fields(message: bytes) -> dict[int, bytes]:
-    """The last value of each field of a protobuf message: bytes as they are, a varint as its bytes."""
+    """Return the last value of each field of a protobuf message: bytes as they are, a varint as its bytes."""
     fields: dict[int, bytes] = {}
     at = 0
     while at < len(message):
@@ -119,7 +119,7 @@ def _fields(message: bytes) -> dict[int, bytes]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends."""
+    """Return the number at `at`, and where it ends."""
     value = shift = 0
     while True:
         byte = message[at]
@@ -130,7 +130,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _any_of(names: list[str]) -> re.Pattern[str] | None:
-    """Splits a text at the longest names."""
+    """Make a pattern that splits a text at the longest names."""
     if not names:
         return None
     return re.compile(f"({'|'.join(re.escape(name) for name in sorted(names, key=len, reverse=True))})")

@@ -1,4 +1,4 @@
-"""tiktoken ranks files (Llama 3's `tokenizer.model`): one base64 token and its rank a line, read by `tiktoken`."""
+"""tiktoken ranks files (Llama 3's `tokenizer.model`): lines of a base64 token and its rank, read by `tiktoken`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .errors import TokenizerError
 from .token_bound import TokenCountBound
 from .tokenizer_config import TokenizerConfig
 
-# Llama 3's model card: how text is cut before merging, and the 256 special tokens that follow the ranks.
+# From Llama 3's model card: the pre-tokeniser's pattern, and the special tokens that follow the ranks.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
@@ -37,7 +37,7 @@ _FIRST_SPECIAL = (
 
 
 class TiktokenTokenizer(BaseTokenizer):
-    """Special tokens are those that the configuration files add, or Llama 3's where they add none."""
+    """A tokenizer of `tiktoken`. Special tokens are those of the configuration files, or else Llama 3's."""
 
     def __init__(self, path: Path, facts: TokenizerConfig) -> None:
         ranks = read_ranks(path)
@@ -73,13 +73,13 @@ class TiktokenTokenizer(BaseTokenizer):
 
 
 def looks_like_ranks(head: bytes) -> bool:
-    """Whether a file that begins so holds ranks rather than a protobuf."""
+    """Return True when a file with this beginning holds ranks rather than a protobuf."""
     fields = head.split(b"\n", 1)[0].split()
     return len(fields) == 2 and fields[1].isdigit() and fields[0].isascii()
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Token -> rank. Raises TokenizerError naming the line that cannot be read."""
+    """Read the rank of each token. Raises TokenizerError naming the line that cannot be read."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():

@@ -1,22 +1,22 @@
-"""How few tokens a text can have, from its length alone. Knows bytes; no library and no file."""
+"""Lower bound on a text's number of tokens, from its length alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# The most by which composing a text (NFC) or decomposing it (NFD) can divide its bytes in UTF-8. One character becomes
-# a shorter one by a factor of 3 at most, and so do several that are composed; both may happen to the same text.
+# Largest factor by which NFC or NFD can divide a text's UTF-8 bytes: one character becomes a shorter one by a factor of
+# 3 at most, and so do several that are composed; both may happen to the same text.
 MAX_NORMALISATION_SHRINK = 9
-WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # Unicode's and ASCII's separators: none is beyond
+WHITESPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))  # Unicode has none beyond U+3000
 
 
 @dataclass(frozen=True)
 class TokenCountBound:
-    """`num_bytes`: the most bytes of text that one token id stands for; None: there is no such number.
+    """Bound of one tokenizer. `num_bytes` is the most bytes of text that one token id stands for; None: unlimited.
 
-    `shrinks`: the most by which normalisation divides the bytes of text that is not ASCII. `strips`: blanks may vanish
-    before the text is tokenised, so that they count for nothing.
+    `shrinks` is the most by which normalisation divides the bytes of text that is not ASCII. `strips`: blanks may be
+    removed before tokenisation, so they do not count.
     """
 
     num_bytes: int | None
@@ -24,17 +24,17 @@ class TokenCountBound:
     strips: bool = False
 
     def least_tokens(self, texts: Iterable[str]) -> int:
-        """A number of tokens that the concatenation of `texts` has at least; the texts are not tokenised."""
+        """Return a lower bound on the tokens of the concatenation of `texts`, without tokenising them."""
         if self.num_bytes is None:
             return 0
         total = sum(self._share(text) for text in texts)
         return -(-total // (self.num_bytes * self.shrinks))
 
     def _share(self, text: str) -> int:
-        """The bytes of text that count, multiplied by `shrinks` where nothing can shrink."""
+        """Return the bytes of text that count, multiplied by `shrinks` where nothing can shrink."""
         is_ascii = text.isascii()
         num_bytes = len(text) if is_ascii else len(text.encode("utf-8", "surrogatepass"))
         if self.strips:
             num_bytes -= sum(text.count(blank) * len(blank.encode()) for blank in WHITESPACE)
-        # ASCII is in every normal form already.
+        # ASCII text is in every normal form already.
         return num_bytes * self.shrinks if is_ascii else num_bytes

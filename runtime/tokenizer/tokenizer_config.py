@@ -1,7 +1,4 @@
-"""What a checkpoint's JSON files say about its tokenizer: special tokens, ends of output, chat template.
-
-Knows the files' conventions; nothing of vocabularies.
-"""
+"""A checkpoint's tokenizer configuration from its JSON files: special tokens, end tokens, chat template."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token"
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """All optional: a folder may hold nothing but a vocabulary."""
+    """Configuration of a tokenizer. All fields may be empty: a directory may hold nothing but a vocabulary."""
 
     names: dict[str, str]  # "bos_token" and the like -> the token's text
     added: dict[int, tuple[str, bool]]  # id -> the text of a token added to the vocabulary, and whether it is special
@@ -29,7 +26,7 @@ class TokenizerConfig:
 
 
 def read_tokenizer_config(folder: Path) -> TokenizerConfig:
-    """Raises TokenizerError naming the file that cannot be read."""
+    """Read the configuration files. Raises TokenizerError naming the file that cannot be read."""
     config = read_json(folder / "tokenizer_config.json")
     names = {
         name: text
@@ -49,7 +46,7 @@ def read_tokenizer_config(folder: Path) -> TokenizerConfig:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; {} when there is no such file."""
+    """Read the JSON object in `path`; {} when there is no such file."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -76,7 +73,7 @@ def _added_tokens(folder: Path, config: dict[str, Any], names: dict[str, str]) -
 
 
 def _token_text(value: Any) -> str | None:
-    """A token as these files write it: its text, or an object that holds it."""
+    """Return the token's text, from a string or an object that holds it."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

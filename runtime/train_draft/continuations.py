@@ -80,7 +80,7 @@ def _continue(
                     tokens=[answer[-1]] if answer else list(prompt),
                     first_position=known - 1 if answer else 0,
                     pages=list(pages),
-                    sample=Sample(temperature=temperature, top_k=None, top_p=1.0, min_p=0.0, draw=luck.getrandbits(63)),
+                    sample=Sample(temperature=temperature, draw=luck.getrandbits(63)),
                 )
             )
         results = engine.run(ForwardPlan(step=step, copies=[], rows=rows)).rows

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..engine.draft_source import DraftRow, DraftStep
 from ..engine.kv_pool import PAGE_SIZE
 from ..scheduler.plan import DraftSpec
-from ..speculation.draft_source import DraftRow, DraftStep
 from ..speculation.eagle.head import EagleHead
 from ..speculation.eagle.source import EagleSource
 from ..speculation.tree import DraftTree

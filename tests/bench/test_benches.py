@@ -1,21 +1,18 @@
-"""The benches run by their documented commands and write whole figures. What the figures are is not tested."""
+"""The benches run by their documented commands and write all their figures; the values are not tested."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-import ramiform
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
-BENCH = Path(ramiform.__file__).parent / "bench"
+from .commands import run
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +34,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(SHIPPED_MODEL / name, path)
     return path
-
-
-def run(script: str, *arguments: str) -> None:
-    command = [sys.executable, "-P", str(BENCH / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
 
 
 def test_offline_compares_with_transformers(checkpoint: Path, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ramiform
 from ramiform.bench.grammar_cases import Case, Instance, load_cases
 from ramiform.bench.grammar_engines import Refused, Session
 from ramiform.bench.grammar_measure import Measurer, Options
 from ramiform.bench.grammar_tokens import Tokens
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
-BENCH = Path(ramiform.__file__).parent / "bench"
+from .commands import run
+
 EOS = 256
 BYTES = Tokens("bytes", [*(bytes([byte]) for byte in range(256)), None], EOS, lambda text: list(text.encode()))
 CASE = Case("digits", {}, [Instance(12, True), Instance("é", True), Instance(3, False)])
@@ -112,14 +110,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_command_runs_engines_side_by_side(folder: Path) -> None:
-    command = [sys.executable, "-P", str(BENCH / "grammar.py"), str(folder), "--engines", "native,llguidance"]
-    command += ["--tokenizer", str(SHIPPED_MODEL / "tokenizer.json"), "--list-failures", "--forced", "--jobs", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[1:] for line in done.stdout.splitlines()}
+    options = ["--tokenizer", str(SHIPPED_MODEL / "tokenizer.json"), "--list-failures", "--forced", "--jobs", "2"]
+    printed = run("grammar.py", str(folder), "--engines", "native,llguidance", *options)
+    rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[1:] for line in printed.splitlines()}
     assert rows["native"][:4] == ["66.7 % (2)", "66.7 % (2)", "0", "0"]
     assert rows["llguidance"][:4] == ["66.7 % (2)", "33.3 % (1)", "1", "0"]  # it wants the schema's order
-    assert "native wrong: 'strin' is not a type (at /type)" in done.stdout
+    assert "native wrong: 'strin' is not a type (at /type)" in printed
 
 
 def test_a_sample_is_drawn_by_its_seed(folder: Path) -> None:

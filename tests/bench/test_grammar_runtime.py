@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from ramiform.bench.constrained_runs import random_checkpoint
 from ramiform.bench.grammar_cases import Case
 from ramiform.bench.grammar_judge import verdict
 from ramiform.bench.grammar_runtime import run
 from ramiform.bench.jump import Bench, compare, tasks
 from ramiform.bench.mask_share import OBJECT, PERSON, measure
+from ramiform.bench.random_models import tiny_llama
 from ramiform.constrained import Vocabulary
 
 STRING = {"type": "string", "maxLength": 12}
@@ -106,7 +106,7 @@ CASES = [Case(name, schema, []) for name, schema in SCHEMAS.items()]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     threads = torch.get_num_threads()
-    yield random_checkpoint(tmp_path_factory.mktemp("random"))
+    yield tiny_llama(tmp_path_factory.mktemp("random"))
     torch.set_num_threads(threads)
 
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-import ramiform
-
-BENCH = Path(ramiform.__file__).parent / "bench"
+from .commands import run
 
 
 def test_the_language_s_overhead_round_trips_and_tokens_are_measured(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    command = [sys.executable, "-P", str(BENCH / "lang.py"), "--tiny", "--json", str(figures)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
+    printed = run("lang.py", "--tiny", "--json", str(figures))
     tables = json.loads(figures.read_text())["tables"]
-    assert all(title in done.stdout for title in tables)
+    assert all(title in printed for title in tables)
     assert all(row["ms"] > 0 for row in tables["Importing"])
     assert all(row["us"] > 0 for row in tables["Overhead per operation"])
     assert {row["way"] for row in tables["Programs at once"]} == {"threads", "async", "compiled"}

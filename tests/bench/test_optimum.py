@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform.bench.optimum import bounded_hits, optimal_hits
-from ramiform.bench.programs import Workload
-from ramiform.bench.runs import Asked, Event
+from ramiform.bench.programs import Asked, Event, Workload
 from ramiform.bench.simulation import simulate
 from ramiform.bench.workloads import make_workloads
 from ramiform.runtime.protocol.config import CoreConfig

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import ramiform
-
-BENCH = Path(ramiform.__file__).parent / "bench"
+from .commands import run
 
 
-def run(path: Path, script: str, *arguments: str) -> tuple[str, dict[str, Any]]:
-    command = [sys.executable, "-P", str(BENCH / script), *arguments, "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(path.read_text())
+def run_with_figures(path: Path, script: str, *arguments: str) -> tuple[str, dict[str, Any]]:
+    printed = run(script, *arguments, "--json", str(path))
+    return printed, json.loads(path.read_text())
 
 
 def test_prefix_reuse_compares_the_cache_with_none_and_with_the_optimum(tmp_path: Path) -> None:
     tiny = ["--size", "0.05", "--length", "0.1", "--pause", "0.01", "--repeat", "1"]
-    printed, figures = run(tmp_path / "figures.json", "prefix_reuse.py", *tiny)
+    printed, figures = run_with_figures(tmp_path / "figures.json", "prefix_reuse.py", *tiny)
     assert len(figures["runtime"]) == 6
     assert len(figures["scheduler"]) == 18
     for row in figures["runtime"]:
@@ -37,7 +31,7 @@ def test_prefix_reuse_compares_the_cache_with_none_and_with_the_optimum(tmp_path
 
 def test_chunked_prefill_compares_budgets_with_none(tmp_path: Path) -> None:
     load = ["--streams", "2", "--prompts", "2", "--prompt-tokens", "300", "--budgets", "64", "--repeat", "1"]
-    printed, figures = run(tmp_path / "figures.json", "chunked_prefill.py", *load)
+    printed, figures = run_with_figures(tmp_path / "figures.json", "chunked_prefill.py", *load)
     assert [row["prefill budget"] for row in figures["rows"]] == ["64", "2050 (no chunks)"]
     for row in figures["rows"]:
         assert 0 < row["ITL p50 ms"] <= row["p99"] <= row["max"]

@@ -10,6 +10,7 @@ from typing import Any
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.engine import PAGE_SIZE, Engine, build_engine
+from ramiform.runtime.engine.draft_source import DraftRow, DraftSource, DraftStep
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.protocol.config import CoreConfig
@@ -18,7 +19,6 @@ from ramiform.runtime.protocol.sampling import TokenLogprob
 from ramiform.runtime.scheduler.jump_forward import Retokeniser
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
 from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
-from ramiform.runtime.speculation.draft_source import DraftRow, DraftSource, DraftStep
 from ramiform.runtime.speculation.tree import DraftTree
 from ramiform.runtime.tokenizer import load_tokenizer
 
@@ -164,7 +164,7 @@ def run(
         if aborts and (rid := aborts.get(num_rounds)) is not None:
             take(scheduler.handle(Abort(rid), 0.0))
         num_rounds += 1
-        for answers in pipeline.turn():
+        for answers in pipeline.advance():
             take(answers)
     assert cache.num_free + cache.num_cached == cache.num_pages
     return got, scheduler.stats(), plans

@@ -111,8 +111,8 @@ def test_outputs_stay_as_they_are_while_guessing_is_shut_and_opened_again(
     monkeypatch.setattr(SpeculationBudget, "measured", lambda self, num_rows: True)
     monkeypatch.setattr(
         SpeculationPolicy,
-        "drafts",
-        lambda self, candidates, num_rows: DraftChoice(3, tuple(range(len(candidates))), newcomers=True),
+        "choose_drafts",
+        lambda self, candidates, num_rows: DraftChoice(3, tuple(range(len(candidates))), include_new=True),
     )
     monkeypatch.setattr(drafting, "FEATURE_WINDOW", 4)
     target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from ramiform.runtime.engine import Engine, build
+from ramiform.runtime.engine.draft_source import DraftSource
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.speculation.draft_model import DraftModelSource
-from ramiform.runtime.speculation.draft_source import DraftSource
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
 
 from .alone import TOKENIZER, AnyTree, Got, make_engine, run

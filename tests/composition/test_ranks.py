@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from ramiform.runtime.engine.draft_source import DraftSource
 from ramiform.runtime.engine.kv_pool import bytes_per_page
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.speculation.build import build_source
-from ramiform.runtime.speculation.draft_source import DraftSource
 
 from .alone import AnyTree, Got, run
 from .test_speculation import REQUESTS, check, crowding_requests, plain

@@ -29,11 +29,11 @@ from ramiform.kernels import for_device
 from ramiform.runtime.engine import KvMemory, KvPool, stages
 from ramiform.runtime.engine.kv_ranges import measure
 from ramiform.runtime.engine.stages import hidden_and_features, micro_batches
-from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.parallel.group import SINGLE_RANK, Group
+from ramiform.runtime.models.parallel.stage import Stage, layer_counts, stage_of
 from ramiform.runtime.models.parameters import allocate_parameters, checkpoint_destinations
-from ramiform.runtime.parallel.group import SINGLE_RANK, Group
-from ramiform.runtime.parallel.stage import Stage, layer_counts, stage_of
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import Row
 
@@ -151,10 +151,10 @@ def test_every_tensor_of_a_checkpoint_is_of_one_stage(checkpoint: Callable[[str]
     assert set().union(*names) == set(transformers.AutoModelForCausalLM.from_pretrained(path).state_dict())
     for index, own in enumerate(names):
         stage = Stage(index, 3)
-        assert all(stage.lacks(name, config) for other in names if other is not own for name in other)
-        assert not any(stage.lacks(name, config) for name in own)
-        assert stage.has_ends or stage.lacks("strange.weight", config)
-        assert not stage.lacks("model.layers.5.strange", config), "layers that no stage has are nobody's"
+        assert all(stage.is_foreign(name, config) for other in names if other is not own for name in other)
+        assert not any(stage.is_foreign(name, config) for name in own)
+        assert stage.has_ends or stage.is_foreign("strange.weight", config)
+        assert not stage.is_foreign("model.layers.5.strange", config), "layers that no stage has are nobody's"
 
 
 @pytest.mark.parametrize("size", range(1, 6))

@@ -18,17 +18,17 @@ import torch
 
 from ramiform.runtime.engine import Engine, EngineInfo, build_engine
 from ramiform.runtime.engine.build import DraftSourceFactory
+from ramiform.runtime.engine.draft_source import DraftSource
 from ramiform.runtime.engine.in_flight_step import InFlightStep
-from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_embedding_and_head
-from ramiform.runtime.parallel.group import Group, WaitSent, is_rank_zero, tree_sum
-from ramiform.runtime.parallel.shard import Shard, shard_of
-from ramiform.runtime.parallel.stage import Stage, stage_of
+from ramiform.runtime.models.parallel.group import Group, WaitSent, is_rank_zero, tree_sum
+from ramiform.runtime.models.parallel.shard import Shard, shard_of
+from ramiform.runtime.models.parallel.stage import Stage, stage_of
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.parallel.worker import CaptureOnlySource
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
-from ramiform.runtime.speculation.draft_source import DraftSource
 
 T = TypeVar("T")
 PATIENCE = 120.0  # seconds until ranks that ask different things of each other are told so
@@ -62,13 +62,13 @@ class ThreadGroup:
     everybody: Meeting
     mail: dict[tuple[int, int, int], queue.Queue[torch.Tensor]]  # of rank, from one stage to another
 
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return tree_sum(self.meeting.exchange(self.shard.rank, x))
 
-    def gather(self, x: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack(self.meeting.exchange(self.shard.rank, x))
 
-    def decide(self, x: torch.Tensor) -> torch.Tensor:
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return self.everybody.exchange(number(self), x)[0].clone()
 
     def send(self, x: torch.Tensor, stage: int) -> WaitSent:

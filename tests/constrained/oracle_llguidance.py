@@ -1,4 +1,4 @@
-"""llguidance as a judge of masks: another engine over the same vocabulary, for the languages that both define."""
+"""llguidance as an independent judge of masks, over the same vocabulary, for languages that both engines define."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NUMBER = rf"-?(0|[1-9][0-9]*)(\.[0-9]+)?({_EXPONENT})?"
 
 
 def json_grammar(*, spaced: bool, start: str = "value") -> str:
-    """Any JSON value, or what `start` says in llguidance's dialect of Lark."""
+    """Return the grammar of any JSON value, or of `start` in llguidance's dialect of Lark."""
     gap = "WS? " if spaced else ""
     return llguidance.LLMatcher.grammar_from_lark(
         rf"""
@@ -50,7 +50,7 @@ WS: /[ \t\n\r]+/
 
 
 def schema_grammar(schema: Any, *, spaced: bool) -> str:
-    """A schema as llguidance itself understands it."""
+    """Return llguidance's own grammar of a schema."""
     return llguidance.LLMatcher.grammar_from_json_schema(
         json.dumps(schema), overrides={"whitespace_flexible": spaced, "item_separator": ",", "key_separator": ":"}
     )
@@ -61,7 +61,7 @@ def regex_grammar(pattern: str) -> str:
 
 
 class Judge:
-    """llguidance over one vocabulary."""
+    """Compares masks with those of llguidance over one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> None:
         self._vocabulary = vocabulary
@@ -112,7 +112,7 @@ class Judge:
 
 
 def repeats_a_name(text: bytes) -> bool:
-    """Whether a name comes twice in one object of the beginning of a JSON text, which llguidance allows."""
+    """Return True if a prefix of a JSON text has an object with a repeated name, which llguidance allows."""
     objects: list[set[str] | None] = []  # the names of those that are open; None for an array
     before = b""
     for match in re.finditer(rb'"(?:[^"\\]|\\.)*"|[{}\[\],:]', text):
@@ -131,7 +131,7 @@ def repeats_a_name(text: bytes) -> bool:
 
 
 class _Wrapped:
-    """What llguidance wants of a tokenizer. Special tokens need bytes that no text has."""
+    """The tokenizer interface that llguidance requires. Special tokens need bytes that no text contains."""
 
     def __init__(self, vocabulary: Vocabulary, eos: int, encode: Callable[[str], list[int]]) -> None:
         self.eos_token_id = eos

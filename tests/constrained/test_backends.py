@@ -1,4 +1,4 @@
-"""Peers behind our interface: the same masks where both define the language, the same steps back, the same ends."""
+"""Peers behind the common interface: masks, rollback and ends agree with the native engine where both define them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def compiler(name: BackendName) -> Compile:
 # xgrammar's free text is valid UTF-8 byte by byte; ours is any bytes.
 @pytest.mark.parametrize(("name", "constraint", "text"), [c for c in CASES if not isinstance(c[1], StructuralTag)])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_peers_masks_are_ours(name: BackendName, constraint: Constraint, text: str, seed: int) -> None:
+def test_a_peers_masks_equal_ours(name: BackendName, constraint: Constraint, text: str, seed: int) -> None:
     ours, theirs = (compiler(each)(constraint, "any").matcher() for each in ("native", name))
     rng = random.Random(seed)
     masks = np.zeros((2, shared_vocabulary().num_words), np.int32)
@@ -83,7 +83,7 @@ def test_a_peers_masks_are_ours(name: BackendName, constraint: Constraint, text:
 
 
 @pytest.mark.parametrize(("name", "constraint", "text"), CASES)
-def test_a_step_back_is_as_if_never_taken(name: BackendName, constraint: Constraint, text: str) -> None:
+def test_rollback_restores_the_masks(name: BackendName, constraint: Constraint, text: str) -> None:
     matcher = compiler(name)(constraint, "any").matcher()
     data = text.encode()
     before = np.zeros((len(data) + 1, shared_vocabulary().num_words), np.int32)
@@ -110,7 +110,7 @@ CLOSED = SchemaOptions("closed", "digits")
 
 @pytest.mark.parametrize("name", PACKAGES)
 @pytest.mark.parametrize(("schema", "around"), [(LISTING, "{}"), (NESTED, "[{}]")], ids=["object", "nested"])
-def test_a_peer_ends_objects_as_we_do(name: BackendName, schema: Any, around: str) -> None:
+def test_a_peer_closes_objects_as_we_do(name: BackendName, schema: Any, around: str) -> None:
     theirs, ours = (compiler(each)(JsonSchema(schema, CLOSED), "any") for each in (name, "native"))
     begin, end = around.split("{}")
     for text, is_good in (
@@ -145,7 +145,7 @@ def test_a_peer_refuses_what_it_cannot_close(name: BackendName, schema: Any) -> 
 
 
 def test_outlines_refuses_objects_that_it_would_close() -> None:
-    with pytest.raises(GrammarError, match="outlines-core writes no members"):
+    with pytest.raises(GrammarError, match="outlines-core allows no members"):
         compiler("outlines")(JsonSchema(LISTING), "any")
 
 
@@ -172,7 +172,7 @@ def test_forced_bytes_begin_with_ours(name: BackendName) -> None:
         ("xgrammar", Grammar("root = 1", "gbnf")),
     ],
 )
-def test_what_a_peer_does_not_know_is_refused(name: BackendName, constraint: Constraint) -> None:
+def test_a_kind_that_a_peer_does_not_support_is_refused(name: BackendName, constraint: Constraint) -> None:
     with pytest.raises(GrammarError, match=name):
         compiler(name)(constraint, "any")
 

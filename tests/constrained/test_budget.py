@@ -1,4 +1,4 @@
-"""What a compilation may cost, by a clock that the test turns."""
+"""Limits of a compilation, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_a_machine_that_stands_still_between_two_steps_refuses_nothing(clock: Clock) -> None:
+def test_a_suspended_machine_refuses_nothing(clock: Clock) -> None:
     budget = CompileBudget(max_cpu_seconds=0.5)
     for _ in range(4):
         clock.now += 60
@@ -32,7 +32,7 @@ def test_a_machine_that_stands_still_between_two_steps_refuses_nothing(clock: Cl
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(0.01, 50), (60.0, 5)], ids=["short steps", "long steps"])
-def test_work_is_refused_when_its_time_is_over(clock: Clock, seconds: float, steps: int) -> None:
+def test_a_compilation_beyond_its_cpu_time_is_refused(clock: Clock, seconds: float, steps: int) -> None:
     budget = CompileBudget(max_cpu_seconds=0.505)
     for _ in range(steps):
         clock.now += seconds

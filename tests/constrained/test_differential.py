@@ -1,4 +1,4 @@
-"""Masks against other judges, where they define the same language: llguidance bit for bit, `re` by brute force."""
+"""Masks compared with other engines that define the same language: llguidance bit for bit, `re` by brute force."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DRAFT_4 = "http://json-schema.org/draft-04/schema#"  # where 1.0 is no integer, 
 
 @cache
 def model_judge() -> tuple[Vocabulary, Judge]:
-    """The tokenizer of the model that ships: a byte-level BPE."""
+    """Judge over the tokenizer of the shipped model, a byte-level BPE."""
     tokenizer = load_tokenizer(SHIPPED_MODEL)
     vocabulary = Vocabulary.from_tokens(tokenizer.token_bytes, tokenizer.eos_ids[:1])
     return vocabulary, Judge(vocabulary, lambda text: tokenizer.encode(text, parse_special=False, continues=True))
@@ -34,7 +34,7 @@ def model_judge() -> tuple[Vocabulary, Judge]:
 
 @cache
 def byte_judge() -> Judge:
-    """Over the tests' vocabulary, whose tokens cross every boundary of JSON; cut byte by byte."""
+    """Judge over the tests' vocabulary, whose tokens cross every boundary of JSON; cut byte by byte."""
     return Judge(shared_vocabulary(), lambda text: list(text.encode()))
 
 
@@ -55,7 +55,7 @@ def test_any_json_is_masked_as_llguidance_does(whitespace: Whitespace, start: st
 
 
 def schemas(depth: int = 2) -> st.SearchStrategy[Any]:
-    """Those that llguidance enforces as the standard says, but for order, which is the schema's here.
+    """Draw schemas that llguidance enforces as the standard says, except for the order, which is the schema's here.
 
     No free strings, no integers, no free numbers: it refuses U+007F and `1.0`, and allows 1e999, which reads as no
     finite number.
@@ -173,7 +173,7 @@ def test_a_regular_expression_accepts_the_short_texts_that_re_does(pattern: str)
 
 
 def _language(grammar: CompiledGrammar) -> set[str]:
-    """The texts of SHORT that are accepted, found by walking down only where a prefix is."""
+    """Return the accepted texts of SHORT; only accepted prefixes are extended."""
     matcher, found = grammar.matcher(), set[str]()
 
     def descend(text: str) -> None:

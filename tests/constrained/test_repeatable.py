@@ -1,4 +1,4 @@
-"""Masks do not depend on how a process happens to hash: the same schema and the same steps, the same bits."""
+"""Masks do not depend on the hash seed of the process: equal schemas and tokens give equal bits."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ SCHEMAS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def digests() -> list[dict[str, list[str]]]:
-    """Of each process, of each schema, of each order."""
+    """Return the digests of all masks: per process, schema and order."""
     found = []
     for seed in ("1", "2"):
         command = [sys.executable, "-c", WALK]

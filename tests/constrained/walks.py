@@ -1,4 +1,4 @@
-"""Vocabularies, and outputs drawn from masks: what a model with random weights would write."""
+"""Vocabularies, and outputs sampled from masks, as by a model with random weights."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CHUNKS += """{" "} ": ":" "," ," [" "] ]} {} [] true false null 12 123 00 -1 0. 
 \\" \\n \\u \\u00 \\\\ é 東京 🙂 2024- -0 :00 Z" name" {"a a" "b @a.b :// ::1""".split()
 SPECIAL: list[bytes | None] = [None, b"", b"</s>", "é".encode()[:1] + b'"']
 TOKENS = BYTES + [chunk.encode() for chunk in CHUNKS] + ["🙂".encode()[:2], "🙂".encode()[2:], b'"', b"a"] + SPECIAL
-EOS = len(TOKENS) - 2  # its bytes are no text
+EOS = len(TOKENS) - 2  # its bytes are not text
 
 
 @cache
 def shared_vocabulary() -> Vocabulary:
-    """Of TOKENS. Not made when this is imported: it compiles loops, and what goes wrong then is to be one test's."""
+    """Return the vocabulary of TOKENS, built on first use, so that an error fails a test and not the import."""
     return Vocabulary.from_tokens(TOKENS, [EOS])
 
 
@@ -40,7 +40,7 @@ def compiled_or_none(
     whitespace: WhitespacePolicy = "bounded",
     order: PropertyOrder = "any",
 ) -> CompiledGrammar | None:
-    """None when nothing satisfies the constraint."""
+    """Compile a constraint; return None if no text satisfies it."""
     try:
         return compile_constraint(constraint, vocabulary, whitespace=whitespace, order=order)
     except GrammarError as error:
@@ -50,7 +50,7 @@ def compiled_or_none(
 
 
 def allowed(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
-    """The tokens in the mask."""
+    """Return the tokens in the mask."""
     out = np.zeros(-(-len(vocabulary) // 32), np.int32)
     matcher.mask(out)
     bits = np.unpackbits(out.view(np.uint8), bitorder="little")
@@ -59,7 +59,7 @@ def allowed(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
 
 
 def accepts(grammar: CompiledGrammar, data: bytes) -> bool:
-    """Whether the bytes, one token each, lead to an accepting end."""
+    """Return True if the bytes, one token each, are accepted as a whole text."""
     matcher = grammar.matcher()
     return all(matcher.accept(byte) for byte in data) and matcher.is_accepting()
 
@@ -67,7 +67,7 @@ def accepts(grammar: CompiledGrammar, data: bytes) -> bool:
 def sample(
     grammar: CompiledGrammar, rng: random.Random, vocabulary: Vocabulary | None = None, patience: int = 60
 ) -> bytes:
-    """An output drawn uniformly from the masks; after `patience` tokens it takes what ends most, as soon as it may."""
+    """Sample an output uniformly from the masks; after `patience` tokens prefer tokens that end strings and objects."""
     vocabulary = shared_vocabulary() if vocabulary is None else vocabulary
     matcher = grammar.matcher()
     output = b""
@@ -81,7 +81,7 @@ def sample(
             ends += [
                 [t for t in tokens if vocabulary.tokens[t] == end] for end in ((b'"',) if in_string else (b"}", b"]"))
             ]
-            # Now and then another way, for the shortest one may lead round in circles.
+            # Sometimes another token, because the preferred one may loop for ever.
             tokens = next((group for group in ends if group and rng.random() < 0.9), tokens)
         token = rng.choice(tokens)
         assert matcher.accept(token)

@@ -1,4 +1,4 @@
-"""The folder of the model that ships."""
+"""The directory of the shipped model."""
 
 from pathlib import Path
 

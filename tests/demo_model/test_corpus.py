@@ -1,4 +1,4 @@
-"""The generated text: the same for a seed, true, and with a line between training and held-out data."""
+"""The generated corpus: reproducible, true, and split into training and held-out data."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_training_never_uses_held_out_names_numbers_or_wordings():
     )
 
 
-def test_wide_draws_hold_out_what_stands_side_by_side():
+def test_wide_draws_hold_out_pairs():
     options = [f"wording {n}" for n in range(60)]
 
     def drawn(held_out: bool) -> set[str]:
@@ -94,7 +94,7 @@ def test_extraction_answers_are_json_made_of_the_text():
                     assert str(value) in case.prompt
 
 
-def test_react_traces_end_with_what_their_tools_say():
+def test_react_traces_end_with_their_tools_results():
     for case in cases_of("react", 11, 60):
         lines = case.answer.splitlines()
         assert re.fullmatch(r"Action \d: finish\[.+\]", lines[-1])
@@ -118,7 +118,7 @@ def test_the_calculator_only_calculates():
             calculate(bad)
 
 
-def test_lookup_knows_the_world_and_says_when_it_does_not():
+def test_lookup_answers_or_says_that_it_cannot():
     assert "8 legs" in lookup("Spider")
     assert "Paris" in lookup("France")
     assert lookup("Atlantis") == "Nothing found."

@@ -1,4 +1,4 @@
-"""A grown model says what the small one says, and its new parts learn from the first step on."""
+"""A grown model computes the small model's logits, and its new parts train from the first step on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_grown_model_has_the_same_logits(layers: int, mlp: int) -> None:
     assert before.std() > 0.5  # logits that say something
 
 
-def test_the_shipped_model_grows_to_thirty_million_parameters_that_say_the_same(shipped) -> None:
+def test_the_shipped_model_grows_to_thirty_million_parameters_with_the_same_logits(shipped) -> None:
     model = transformers.LlamaForCausalLM.from_pretrained(shipped, dtype=torch.float32).eval()
     larger = grown(model, 24, 1344, seed=3).eval()
     assert 29.5e6 < larger.num_parameters() < 30.5e6
@@ -52,7 +52,7 @@ def test_the_shipped_model_grows_to_thirty_million_parameters_that_say_the_same(
 
 
 def test_all_that_is_new_takes_part_after_two_steps_of_training() -> None:
-    """The matrices that begin at zero learn in the first, those that are read through them in the second."""
+    """Matrices that begin at zero change in the first step, those that are read through them in the second."""
     recipe = Recipe(
         stages=(Stage(8, SHARES, row=64, prompt_weight=1.0, lr=0.5),), tokens_per_step=128, vocab_size=512, warmup=1
     )
@@ -86,6 +86,6 @@ def test_a_grown_head_drafts_the_same_for_the_same_target(shipped, tmp_path) -> 
 
 
 @pytest.mark.parametrize(("layers", "mlp"), [(3, 48), (0, 48), (2, 47)])
-def test_what_is_no_growth_is_refused(layers: int, mlp: int) -> None:
+def test_smaller_shapes_are_refused(layers: int, mlp: int) -> None:
     with pytest.raises(ValueError, match=f"{layers} layers of {mlp} do not grow from 2 of 48"):
         grown(small(), layers, mlp, seed=0)

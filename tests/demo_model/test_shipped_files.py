@@ -109,7 +109,7 @@ def test_arguments_may_be_a_json_string_as_in_the_openai_api(tokenizer):
     assert got == f"<|bos|><|assistant|>\n{one}\n{one}<|end|>\n"
 
 
-def test_training_documents_are_what_the_vocabulary_expects(tokenizer):
+def test_training_documents_follow_the_vocabulary_s_rules(tokenizer):
     text = "".join(case.document for case in itertools.islice(cases(5), 200))
     assert len(text) / len(tokenizer.encode(text)) > 2.5
 

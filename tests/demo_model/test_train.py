@@ -1,4 +1,4 @@
-"""Training: a function of seed and step, so that a stopped run goes on as if it had not stopped."""
+"""Training as a function of seed and step: a stopped run continues as if it had not stopped."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import transformers
 from ramiform.runtime.engine import PAGE_SIZE, Engine, build_engine
 from ramiform.runtime.engine.kv_pool import bytes_per_page
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample, Score

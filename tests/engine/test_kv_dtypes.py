@@ -15,9 +15,9 @@ import torch
 from ramiform.runtime.engine import Engine, build_engine, kv_format
 from ramiform.runtime.engine.kv_format import KV_DTYPES, choose_kv_dtype
 from ramiform.runtime.engine.kv_ranges import FILE_NAME, KvRanges, measure, random_texts, read_ranges, write_ranges
-from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row, Sample, Score

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramiform.kernels import KvCache, RowSpan, for_device
+from ramiform.kernels import AttentionArgs, KvCache, RopeAndStoreArgs, RowSpan, SamplingTensors, for_device
 from ramiform.kernels.cpu import ops
 from ramiform.kernels.cpu import thread_pool as workers
 from ramiform.kernels.cpu.compiled import exp
@@ -74,8 +74,8 @@ def test_rotation_and_storing(T: int, H: int, K: int, D: int) -> None:
 
     def run(ops: ReferenceOps, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         kv = KvCache(*torch.zeros(2, 200, K, D, dtype=dtype))
-        how = {"num_heads": H, "qk_norm_HD": None, "eps": 1e-5, "rotate_keys": True}
-        q = ops.rope_and_store(qkv.to(dtype), cos.to(dtype), sin.to(dtype), kv, slots, **how)  # type: ignore[arg-type]
+        args = RopeAndStoreArgs(cos.to(dtype), sin.to(dtype), slots, num_heads=H, eps=1e-5)
+        q = ops.rope_and_store(qkv.to(dtype), kv, None, args)
         return q.double(), kv.k_SKD.double(), kv.v_SKD.double()
 
     for got, want in zip(run(CPU, torch.float32), run(MEANT, torch.float64), strict=True):
@@ -131,7 +131,7 @@ def test_attention_of_guesses(
 )
 def test_what_does_not_fit_is_left_to_torch(rows: list[RowSpan], window: int | None) -> None:
     kv = KvCache(*torch.zeros(2, 80, 1, 2))
-    attention = CPU.attention(rows, kv, num_heads=1, page_size=16, window=window, dtype=torch.float32)
+    attention = CPU.attention(AttentionArgs(rows, kv, 1, page_size=16, window=window, dtype=torch.float32))
     assert not isinstance(attention, CompiledAttention)
 
 
@@ -161,7 +161,7 @@ def check_attention(
 
     def run(ops: ReferenceOps, dtype: torch.dtype) -> torch.Tensor:
         kv = KvCache(k.to(dtype), v.to(dtype))
-        attention = ops.attention(rows, kv, num_heads=K * group, page_size=16, window=window, dtype=dtype)
+        attention = ops.attention(AttentionArgs(rows, kv, K * group, page_size=16, window=window, dtype=dtype))
         assert isinstance(attention, CompiledAttention) == (ops is CPU)
         return attention.attend(q.to(dtype), kv, 0.3).double()
 
@@ -178,19 +178,18 @@ def test_draws_are_those_of_the_reference() -> None:
     def choose(*values: float) -> torch.Tensor:
         return torch.tensor(values)[torch.randint(len(values), (R,), generator=draw)]
 
-    how = {
-        "temperature_R": choose(0.0, 0.3, 1.0, 2.5),
-        "top_k_R": choose(V, V, V, 5).long(),
-        "top_p_R": choose(1.0, 1.0, 0.7).double(),
-        "min_p_R": choose(0.0, 0.05, 1.0),
-        "draw_R": torch.randint(-(1 << 62), 1 << 62, (R,), generator=draw),
-    }
-    want = MEANT.sample_tokens(logits, max_top_k=5, **how)
-    assert CPU.sample_tokens(logits, max_top_k=5, **how).tolist() == want.tolist()
-    alone = [
-        CPU.sample_tokens(logits[r : r + 1], max_top_k=5, **{name: x[r : r + 1] for name, x in how.items()}).item()
-        for r in range(R)
-    ]
+    sampling = SamplingTensors(
+        temperature_R=choose(0.0, 0.3, 1.0, 2.5),
+        top_k_R=choose(V, V, V, 5).long(),
+        top_p_R=choose(1.0, 1.0, 0.7).double(),
+        min_p_R=choose(0.0, 0.05, 1.0),
+        draw_R=torch.randint(-(1 << 62), 1 << 62, (R,), generator=draw),
+        max_top_k=5,
+    )
+    want = MEANT.sample_tokens(logits, sampling)
+    assert CPU.sample_tokens(logits, sampling).tolist() == want.tolist()
+    rows = (slice(r, r + 1) for r in range(R))
+    alone = [CPU.sample_tokens(logits[row], sampling.select(row)).item() for row in rows]
     assert alone == want.tolist()
     assert len(set(want.tolist())) > 50
 
@@ -202,7 +201,7 @@ def test_other_types_are_left_to_torch() -> None:
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
 def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ops, "_PART_NUMBERS", 1)  # even the smallest is shared
+    monkeypatch.setattr(ops, "_MIN_NUMBERS", 1)  # even the smallest is shared
     before = workers.num_threads()
     workers.set_num_threads(request.param)
     yield
@@ -227,8 +226,8 @@ def test_bfloat16_is_what_float64_gives_rounded_once(T: int) -> None:
     found = []
     for ops_of, dtype in ((CPU, torch.bfloat16), (MEANT, torch.float64)):
         kv = KvCache(*torch.zeros(2, 200, 2, 16, dtype=dtype))
-        how: dict[str, Any] = {"num_heads": 2, "qk_norm_HD": None, "eps": 1e-5, "rotate_keys": True}
-        q = ops_of.rope_and_store(qkv.to(dtype), cos.to(dtype), sin.to(dtype), kv, slots, **how)
+        args = RopeAndStoreArgs(cos.to(dtype), sin.to(dtype), slots, num_heads=2, eps=1e-5)
+        q = ops_of.rope_and_store(qkv.to(dtype), kv, None, args)
         found.append((q.double(), kv.k_SKD.double(), kv.v_SKD.double()))
     for got, meant in zip(*found, strict=True):
         torch.testing.assert_close(got, meant, **once)

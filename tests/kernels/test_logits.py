@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.kernels import apply_penalties, apply_token_bitmask
+from ramiform.kernels import PenaltyTensors, apply_penalties, apply_token_bitmask
 
 
 @given(vocab=st.integers(1, 100), data=st.data())
@@ -27,12 +27,14 @@ def test_penalties_touch_the_listed_tokens_only() -> None:
     logits_RV = torch.tensor([[2.0, -2.0, 1.0, 0.5], [3.0, 3.0, 3.0, 3.0]])
     got = apply_penalties(
         logits_RV,
-        rows_N=torch.tensor([0, 0, 1]),
-        tokens_N=torch.tensor([0, 1, 2]),
-        counts_N=torch.tensor([0.0, 3.0, 2.0]),
-        repetition_N=torch.tensor([2.0, 2.0, 1.0]),
-        frequency_N=torch.tensor([0.5, 0.5, 0.25]),
-        presence_N=torch.tensor([0.1, 0.1, 1.0]),
+        PenaltyTensors(
+            rows_N=torch.tensor([0, 0, 1]),
+            tokens_N=torch.tensor([0, 1, 2]),
+            counts_N=torch.tensor([0.0, 3.0, 2.0]),
+            repetition_N=torch.tensor([2.0, 2.0, 1.0]),
+            frequency_N=torch.tensor([0.5, 0.5, 0.25]),
+            presence_N=torch.tensor([0.1, 0.1, 1.0]),
+        ),
     )
     want = [[2.0 / 2, -2.0 * 2 - 0.5 * 3 - 0.1, 1.0, 0.5], [3.0, 3.0, 3.0 - 0.25 * 2 - 1.0, 3.0]]
     torch.testing.assert_close(got, torch.tensor(want))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ramiform.kernels import draw_tokens, sampling_weights, token_logprobs
+from ramiform.kernels import SamplingTensors, draw_tokens, sampling_weights, token_logprobs
 from ramiform.runtime.scheduler.sampling_inputs import random_bits, splitmix64
 
 
@@ -31,6 +31,18 @@ def naive_weights(logits: np.ndarray, temperature: float, top_k: int, top_p: flo
     assume((np.abs(p - min_p * p.max()) > 1e-6).all() or min_p == 0)
     p[p < min_p * p.max()] = 0
     return p / p.sum()
+
+
+def filters(top_k: list[int], top_p: list[float], temperature: float = 1.0) -> SamplingTensors:
+    """Parameters of rows without min-p."""
+    num = len(top_k)
+    return SamplingTensors(
+        temperature_R=torch.full((num,), temperature),
+        top_k_R=torch.tensor(top_k),
+        top_p_R=torch.tensor(top_p, dtype=torch.float64),
+        min_p_R=torch.zeros(num),
+        draw_R=torch.zeros(num, dtype=torch.int64),
+    )
 
 
 rows = st.tuples(
@@ -57,42 +69,23 @@ def test_filters_equal_the_naive_ones_row_by_row_whatever_is_sorted_first(
         logits_RV = logits_RV.round()
         logits_RV[:, 1::3] = -np.inf
     temperature, top_k, top_p, min_p = (torch.tensor(column) for column in zip(*parameters, strict=True))
-    weights_RV = sampling_weights(
-        torch.from_numpy(logits_RV),
-        temperature_R=temperature.float(),
-        top_k_R=top_k,
-        top_p_R=top_p.double(),
-        min_p_R=min_p.float(),
-        num_candidates=min(candidates, vocab),
-    ).numpy()
+    sampling = SamplingTensors(temperature.float(), top_k, top_p.double(), min_p.float(), torch.zeros_like(top_k))
+    candidates = min(candidates, vocab)
+    weights_RV = sampling_weights(torch.from_numpy(logits_RV), sampling, num_candidates=candidates).numpy()
     for logits, weights, row in zip(logits_RV, weights_RV, parameters, strict=True):
         want = naive_weights(logits, *row)
         np.testing.assert_allclose(weights / weights.sum(), want, atol=1e-5)
 
 
 def test_equal_logits_beyond_the_candidates_are_ranked_by_id() -> None:
-    weights_RV = sampling_weights(
-        torch.zeros(2, 40),
-        temperature_R=torch.ones(2),
-        top_k_R=torch.tensor([3, 40]),
-        top_p_R=torch.tensor([1.0, 0.24], dtype=torch.float64),
-        min_p_R=torch.zeros(2),
-        num_candidates=12,
-    )
+    weights_RV = sampling_weights(torch.zeros(2, 40), filters([3, 40], [1.0, 0.24]), num_candidates=12)
     assert [torch.nonzero(row).flatten().tolist() for row in weights_RV] == [list(range(3)), list(range(10))]
 
 
 def test_top_p_is_a_share_of_what_top_k_beyond_the_candidates_left() -> None:
     # Token t weighs 2 ** -t. Top-k leaves 1.75: two tokens hold 1.5, which is 0.8 of it but not 0.9.
     logits_RV = -torch.arange(9) * torch.tensor(2.0).log()
-    weights_RV = sampling_weights(
-        logits_RV.expand(2, 9),
-        temperature_R=torch.ones(2),
-        top_k_R=torch.tensor([3, 3]),
-        top_p_R=torch.tensor([0.8, 0.9], dtype=torch.float64),
-        min_p_R=torch.zeros(2),
-        num_candidates=2,
-    )
+    weights_RV = sampling_weights(logits_RV.expand(2, 9), filters([3, 3], [0.8, 0.9]), num_candidates=2)
     assert [torch.nonzero(row).flatten().tolist() for row in weights_RV] == [[0, 1], [0, 1, 2]]
 
 
@@ -128,13 +121,7 @@ def test_seeded_draws_give_the_softmax_distribution() -> None:
     logits = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.1])
     num = 20_000
     draws = torch.tensor([random_bits(seed, 17) for seed in range(num)])
-    weights = sampling_weights(
-        logits.expand(num, 5),
-        temperature_R=torch.full((num,), 0.7),
-        top_k_R=torch.full((num,), 5),
-        top_p_R=torch.ones(num, dtype=torch.float64),
-        min_p_R=torch.zeros(num),
-    )
+    weights = sampling_weights(logits.expand(num, 5), filters([5] * num, [1.0] * num, temperature=0.7))
     counts = torch.bincount(draw_tokens(weights, draws), minlength=5).double()
     expected = num * (logits.double() / 0.7).softmax(-1)
     chi_square = float(((counts - expected) ** 2 / expected).sum())

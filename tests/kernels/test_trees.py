@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform.kernels import (
+    AttentionArgs,
     KvCache,
     RowSpan,
     attention_layout,
@@ -72,7 +73,8 @@ def test_a_node_sees_what_it_would_see_at_the_end_of_its_path(
             want.append(attend(q_NHD[place : place + 1], [span], alone, window))
     got = attend(torch.cat(queries), spans, kv, window)
     torch.testing.assert_close(got, torch.cat(want), atol=1e-5, rtol=1e-4)
-    loops = for_device(CPU).attention(spans, kv, num_heads=4, page_size=PAGE_SIZE, window=window, dtype=torch.float32)
+    args = AttentionArgs(spans, kv, 4, page_size=PAGE_SIZE, window=window, dtype=torch.float32)
+    loops = for_device(CPU).attention(args)
     torch.testing.assert_close(loops.attend(torch.cat(queries), kv, 0.3), torch.cat(want), atol=1e-5, rtol=1e-4)
 
 

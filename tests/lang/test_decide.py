@@ -110,7 +110,7 @@ def test_thoughts_of_typed_results_and_samples_are_told_apart_too(frontend: Any)
 def test_an_unknown_model_type_and_a_constrained_gen_are_refused() -> None:
     with pytest.raises(RequestError, match="model_type must be one of"):
         separate_reasoning(gen("x"), model_type="nobody")
-    with pytest.raises(RequestError, match="no thoughts to separate"):
+    with pytest.raises(RequestError, match="without a constraint"):
         run(lambda s: s.__iadd__(separate_reasoning(gen("x", regex="a"), "qwen3")))
 
 

@@ -164,7 +164,7 @@ def test_forks_of_forks_compose() -> None:
     [
         (lambda s: s.fork(0), "positive number of branches"),
         (lambda s: s.fork("2"), "positive number of branches"),
-        (lambda s: s.fork(2).join("somehow"), "join knows"),
+        (lambda s: s.fork(2).join("somehow"), "mode must be"),
         (lambda s: s.fork(2).__iadd__(["a"]), "1 expressions for 2 branches"),
         (lambda s: s.fork(2).__iadd__(3), "cannot append"),
         (lambda s: s.fork(2).__setitem__(0, s), "cannot be replaced"),

@@ -157,7 +157,7 @@ def no_choices(s: ProgramState) -> None:
         (undefined, 's["z"]', "no variable 'z'; there are: 'x'"),
         (twice, "max_tokens=3", "'x' is generated again"),
         (bad_regex, "(a|b", "regex '(a|b': missing )"),
-        (bad_schema, "json_schema", "is no JSON"),
+        (bad_schema, "json_schema", "is not JSON"),
         (bad_grammar, "gen(", "the grammar is empty"),
         (open_role, "assistant_begin", "the assistant message is never ended"),
     ],

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform import RequestError, gen
-from ramiform.lang.lowering import NO_DEFAULTS, gen_operation
+from ramiform.lang.lowering import gen_operation
 from ramiform.lang.result_types import json_schema_text, of_dtype, of_schema
 from ramiform.lang.tools import ToolSet
 from ramiform.runtime.core.grammar_cache import GrammarCache
@@ -162,7 +162,7 @@ def wait(seconds: int | None) -> None: ...
 
 def test_a_type_is_closed_unless_the_program_asks_for_more() -> None:
     for asked, others in ((None, False), ("closed", False), ("schema", True)):
-        operation, _ = gen_operation(gen("x", schema=Point, additional_properties=asked), NO_DEFAULTS, False)
+        operation, _ = gen_operation(gen("x", schema=Point, additional_properties=asked), {}, False)
         constraint = operation.sampling.constraint
         assert constraint is not None
         matcher = runtime_grammars().get(constraint).result().matcher()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform import RequestError, select
-from ramiform.lang.expr import GenExpr
-from ramiform.lang.lowering import NO_DEFAULTS, RUN_NAMES, defaults_of, gen_operation, select_operation
-from ramiform.lang.primitives import gen as make_gen
+from ramiform import RequestError, gen, select
+from ramiform.lang.expr import GEN_NAMES, RUN_ARGUMENTS, GenExpr
+from ramiform.lang.lowering import defaults_of, gen_operation, select_operation
 from ramiform.runtime.protocol import session
-from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
+from ramiform.runtime.protocol.sampling import PARAMETERS, Constraint, LogprobParams, SamplingParams
 
 # For each argument of gen: two values, and what the runtime is asked for each.
 ARGUMENTS: dict[str, list[tuple[Any, str, Any]]] = {
@@ -36,15 +36,21 @@ ARGUMENTS: dict[str, list[tuple[Any, str, Any]]] = {
 }
 
 
+def gen_expr(*args: Any, **kwargs: Any) -> GenExpr:
+    expr = gen(*args, **kwargs)
+    assert isinstance(expr, GenExpr)
+    return expr
+
+
 @given(
     own=st.sets(st.sampled_from(sorted(ARGUMENTS))),
     run=st.sets(st.sampled_from(sorted(ARGUMENTS))),
     which=st.integers(0, 1),
 )
 def test_gen_overrides_run_overrides_the_default(own: set[str], run: set[str], which: int) -> None:
-    gen = GenExpr(**{name: ARGUMENTS[name][which][0] for name in own})
+    expr = gen_expr(**{name: ARGUMENTS[name][which][0] for name in own})
     defaults = defaults_of({name: ARGUMENTS[name][1 - which][0] for name in run})
-    sampling = gen_operation(gen, defaults, stream=False)[0].sampling
+    sampling = gen_operation(expr, defaults, stream=False)[0].sampling
     for name, cases in ARGUMENTS.items():
         field = cases[0][1]
         expected = getattr(SamplingParams(), field)
@@ -55,17 +61,19 @@ def test_gen_overrides_run_overrides_the_default(own: set[str], run: set[str], w
         assert getattr(sampling, field) == expected, name
 
 
-def test_every_argument_of_gen_is_covered() -> None:
-    constraints = {"dtype", "regex", "json_schema", "grammar", "schema", "tools", "tool_errors", "tool_result"}
-    constraints |= {"additional_properties"}
-    logprobs = {"return_logprob", "logprob_start_len", "top_logprobs_num"}
-    others = {"name", "n", "return_text_in_logprobs", "reasoning"}
-    assert {field.name for field in dataclasses.fields(GenExpr)} == constraints | logprobs | others | set(ARGUMENTS)
+def test_the_signature_of_gen_has_every_sampling_parameter_of_the_table() -> None:
+    named = {row.name_in("gen") for row in PARAMETERS.values()} - {None}
+    signature = inspect.signature(gen).parameters
+    assert named == set(GEN_NAMES.values()) == set(ARGUMENTS)
+    assert set(RUN_ARGUMENTS.values()) <= set(signature)
+    assert all(signature[name].default is None for name in RUN_ARGUMENTS.values())
 
 
-def test_run_takes_sampling_arguments_by_both_names() -> None:
-    assert defaults_of({"max_new_tokens": 5}) == defaults_of({"max_tokens": 5}) == GenExpr(max_tokens=5)
-    assert {"max_new_tokens", "temperature", "stop", "n"} <= set(RUN_NAMES)
+def test_run_takes_every_sampling_argument_by_gen_s_name_and_the_parameter_s() -> None:
+    for row in PARAMETERS.values():
+        if (name := row.name_in("gen")) is not None:
+            assert defaults_of({row.name: 5}) == defaults_of({name: 5}) == {name: 5}
+    assert {"n", "return_logprob", "logprob_start_len", "top_logprobs_num"} <= set(RUN_ARGUMENTS)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +88,14 @@ def test_run_takes_sampling_arguments_by_both_names() -> None:
     ids=str,
 )
 def test_a_constraint_survives_beside_other_arguments(arguments: dict[str, Any], constraint: Constraint) -> None:
-    gen = make_gen("x", temperature=0.3, stop="z", **arguments)
-    sampling = gen_operation(gen, defaults_of({"top_p": 0.5}), stream=False)[0].sampling
+    expr = gen_expr("x", temperature=0.3, stop="z", **arguments)
+    sampling = gen_operation(expr, defaults_of({"top_p": 0.5}), stream=False)[0].sampling
     assert sampling.constraint == constraint
     assert (sampling.temperature, sampling.stop, sampling.top_p) == (0.3, ("z",), 0.5)
 
 
 def test_a_typed_gen_takes_a_stop_of_its_own_too() -> None:
-    sampling = gen_operation(GenExpr(dtype=int, stop="."), NO_DEFAULTS, stream=False)[0].sampling
+    sampling = gen_operation(gen_expr(dtype=int, stop="."), {}, stream=False)[0].sampling
     assert sampling.stop == (".", "\n")
     assert sampling.constraint is not None
 
@@ -107,8 +115,8 @@ def test_a_typed_gen_takes_a_stop_of_its_own_too() -> None:
     ],
 )
 def test_log_probabilities_are_asked_for(arguments: dict[str, Any], expected: LogprobParams | None) -> None:
-    assert gen_operation(GenExpr(**arguments), NO_DEFAULTS, stream=False)[0].logprobs == expected
-    assert gen_operation(GenExpr(), defaults_of(arguments), stream=False)[0].logprobs == expected
+    assert gen_operation(gen_expr(**arguments), {}, stream=False)[0].logprobs == expected
+    assert gen_operation(gen_expr(), defaults_of(arguments), stream=False)[0].logprobs == expected
 
 
 @pytest.mark.parametrize(
@@ -137,14 +145,14 @@ def test_log_probabilities_are_asked_for(arguments: dict[str, Any], expected: Lo
 )
 def test_a_bad_argument_is_named(arguments: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        gen_operation(GenExpr(**arguments), NO_DEFAULTS, stream=False)
+        gen_operation(gen_expr(**arguments), {}, stream=False)
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("seed", ["a", True, 1.5])
 def test_a_bad_seed_of_a_select_is_named(seed: Any) -> None:
     with pytest.raises(RequestError) as caught:
-        select_operation(dataclasses.replace(select("x", ["a", "b"]), seed=seed), NO_DEFAULTS)
+        select_operation(dataclasses.replace(select("x", ["a", "b"]), seed=seed), {})
     assert caught.value.param == "seed"
 
 

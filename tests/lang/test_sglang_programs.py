@@ -63,7 +63,7 @@ def test_the_function_of_a_program_is_its_func() -> None:
 )
 def test_what_no_model_reads_is_refused_where_it_is_written(write: object) -> None:
     assert callable(write)
-    with pytest.raises(RequestError, match=r"anything but text.*'cat"):
+    with pytest.raises(RequestError, match=r"text only.*'cat"):
         write()
 
 

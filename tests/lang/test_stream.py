@@ -160,7 +160,7 @@ def test_meta_data_come_with_the_last_piece(frontend: Any) -> None:
     async def main() -> list[Any]:
         state = story.run(stream=True)
         pairs = [pair async for pair in state.text_async_iter("tale", return_meta_data=True)]
-        with pytest.raises(RequestError, match="name it"):
+        with pytest.raises(RequestError, match="needs var_name"):
             await anext(state.text_async_iter(return_meta_data=True))
         return pairs
 

@@ -93,7 +93,7 @@ torch.set_num_threads(1)  # threads that wait for each other on a busy machine c
 
 
 def make_judge(name: str) -> PreTrainedModel:
-    """A random model in which every parameter matters: transformers starts norms at 1 and biases at 0."""
+    """Make a random model in which every parameter matters: transformers starts norms at 1 and biases at 0."""
     torch.manual_seed(len(name))
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).eval()
     with torch.no_grad():
@@ -105,7 +105,7 @@ def make_judge(name: str) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of the checkpoint of that name, made on first use."""
+    """Directories of the checkpoints by name, made on first use."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -119,7 +119,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def judge() -> Callable[[str], PreTrainedModel]:
-    """The same model by transformers, fresh: its dynamic rope remembers the longest sequence it saw."""
+    """A fresh transformers model of the same weights: its dynamic rope remembers the longest sequence it has seen."""
     return make_judge
 
 

@@ -1,4 +1,4 @@
-"""GGUF files of models, as llama.cpp's converter would write them, by `gguf`'s own writer."""
+"""GGUF files of models, written with `gguf`'s writer as llama.cpp's converter does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_gguf(
     change: Callable[[Any], None] | None = None,
     store: Store | None = None,
 ) -> Path:
-    """`change` may add to what the writer is told, or say otherwise; `store` is `blocks` unless told."""
+    """Write a model. `change` may add or replace metadata; `store` chooses the block format."""
     config = model.config
     arch = ARCHITECTURES[config.architectures[0]]
     writer = gguf.GGUFWriter(path, arch)
@@ -87,7 +87,7 @@ def write_gguf(
 
 
 def add_bpe_tokenizer(writer: gguf.GGUFWriter, tokenizer_json: Path) -> None:
-    """A byte-level BPE that cuts text as gpt-2 does; begins with token 0 if asked to, ends with token 1."""
+    """Add a byte-level BPE with gpt-2's pre-tokeniser; it optionally begins with token 0, and ends with token 1."""
     tokenizer = json.loads(tokenizer_json.read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     special = {token["id"] for token in tokenizer["added_tokens"]}
@@ -108,8 +108,7 @@ def _add(writer: gguf.GGUFWriter, name: str, rows: np.ndarray, kinds: Kinds, sto
 
 
 def blocks(rows: np.ndarray, kind: Type) -> np.ndarray:
-    """The rows as they are stored; of the formats that neither `gguf` nor `k_quants` writes, random blocks of about
-    that size."""
+    """Encode rows as blocks; formats that neither `gguf` nor `k_quants` writes get random blocks of about that size."""
     for quantize in (gguf.quants.quantize, k_quants.quantize):
         with suppress(NotImplementedError):
             return quantize(rows, kind)
@@ -117,7 +116,7 @@ def blocks(rows: np.ndarray, kind: Type) -> np.ndarray:
 
 
 def random_blocks(shape: tuple[int, ...], kind: Type, seed: int) -> np.ndarray:
-    """Any bytes are numbers, but for the two half floats of a block that scale the others."""
+    """Make random blocks: any bytes are valid but the two float16 scales."""
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     draw = np.random.default_rng(seed)
     data = draw.integers(0, 256, (*shape[:-1], shape[-1] // size, num_bytes), dtype=np.uint8)
@@ -129,7 +128,7 @@ def random_blocks(shape: tuple[int, ...], kind: Type, seed: int) -> np.ndarray:
 
 
 def dequantised(model: PreTrainedModel, path: Path) -> PreTrainedModel:
-    """The model with the weights that the file holds, read by `gguf`."""
+    """Return the model with the weights of the file, read by `gguf`."""
     reader = gguf.GGUFReader(path)
     stored = {t.name: torch.tensor(gguf.quants.dequantize(t.data, t.tensor_type)) for t in reader.tensors}
     config = model.config

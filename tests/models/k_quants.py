@@ -1,7 +1,7 @@
-"""Rows of numbers as Q4_K and Q6_K blocks, which `gguf` reads but does not write; layouts as in ggml-common.h.
+"""Writers of Q4_K and Q6_K blocks, which `gguf` only reads; layouts as in ggml-common.h.
 
-Scales are the plain ones, from least to greatest of a sub-block; llama.cpp searches for better ones, so its files are
-a little nearer to the dense weights than these.
+Scales span the least to the greatest weight of a sub-block; llama.cpp searches for better ones, so its files are a
+little nearer to the dense weights.
 
 Legend: N rows, B blocks of 256 of a row, S sub-blocks of a block.
 """
@@ -18,7 +18,7 @@ SIZE = 256
 
 
 def quantize(rows: Floats, kind: Type) -> Bytes:
-    """Raises NotImplementedError for other kinds."""
+    """Encode rows. Raises NotImplementedError for other formats."""
     if kind not in (Type.Q4_K, Type.Q6_K):
         raise NotImplementedError(kind)
     blocks = rows.reshape(*rows.shape[:-1], rows.shape[-1] // SIZE, SIZE).astype(np.float32)
@@ -27,7 +27,7 @@ def quantize(rows: Floats, kind: Type) -> Bytes:
 
 
 def _q4_k(blocks: Floats) -> Bytes:
-    """Eight sub-blocks of 32, weight = scale * code - minimum, both of six bits times one half float a block."""
+    """Encode eight sub-blocks of 32: weight = scale * code - minimum, both of six bits times one float16 per block."""
     parts = blocks.reshape(*blocks.shape[:-1], 8, 32)
     minimums = np.maximum(-parts.min(-1), 0)
     scales = (np.maximum(parts.max(-1), 0) + minimums) / 15
@@ -49,7 +49,8 @@ def _q4_k(blocks: Floats) -> Bytes:
 
 
 def _q6_k(blocks: Floats) -> Bytes:
-    """Sixteen sub-blocks of 16, weight = scale * (code - 32), with eight bits of scale times one half float a block."""
+    """Encode sixteen sub-blocks of 16: weight = scale * (code - 32), eight bits of scale times one float16 per
+    block."""
     parts = blocks.reshape(*blocks.shape[:-1], 16, 16)
     scale, scales_BS = _of_bits(np.abs(parts).max(-1) / 31, 127)
     steps = (_float(scale) * scales_BS)[..., None]
@@ -63,7 +64,7 @@ def _q6_k(blocks: Floats) -> Bytes:
 
 
 def _of_bits(scales: Floats, greatest: int) -> tuple[Bytes, Bytes]:
-    """The half float of each block, as two bytes, and the sub-blocks' scales as multiples of it."""
+    """Return the float16 of each block, as two bytes, and the sub-blocks' scales as multiples of it."""
     half = (scales.max(-1, keepdims=True) / greatest).astype(np.float16)
     of_block = half.astype(np.float32)
     multiples = np.divide(scales, of_block, out=np.zeros_like(scales), where=of_block > 0)

@@ -1,4 +1,4 @@
-"""Quantised checkpoints made of dense ones, number by number in numpy: the judge of how formats are read."""
+"""Quantised checkpoints made from dense ones in numpy, number by number: the judge of reading formats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float32]
 
 
 def changed(dense: Path, out: Path, change: Callable[[str, torch.Tensor], Tensors], **config: Any) -> Path:
-    """A copy of `dense` with every linear layer's weight replaced by what `change` makes of it."""
+    """Copy `dense` with every linear layer's weight replaced by `change` of it."""
     out.mkdir()
     tensors: Tensors = {}
     for name, tensor in load_file(dense / "model.safetensors").items():
@@ -33,7 +33,7 @@ def changed(dense: Path, out: Path, change: Callable[[str, torch.Tensor], Tensor
 
 
 def naive_groups(weight: torch.Tensor, group: int = GROUP) -> tuple[NDArray[np.int64], Floats, NDArray[np.int64]]:
-    """Some codes, scales and zero points; not the best ones: the judge is of storing, not of rounding."""
+    """Make codes, scales and zero points; not optimal ones, since only storage is judged."""
     rng = np.random.default_rng(weight.shape[0])
     w = weight.numpy()
     G = w.shape[1] // group
@@ -48,7 +48,7 @@ def dequantised(codes: NDArray[np.int64], scale: Floats, zero: NDArray[np.int64]
 
 
 def words(numbers: NDArray[np.int64], order: list[int]) -> torch.Tensor:
-    """[a, b] to int32 [a, b / 8]: bits 4 i of a word hold the number order[i] of its eight."""
+    """Pack [a, b] into int32 [a, b / 8]: bits 4 i of a word hold the number order[i] of its eight."""
     rows, columns = numbers.shape
     packed = np.zeros((rows, columns // 8), dtype=np.uint32)
     for row in range(rows):

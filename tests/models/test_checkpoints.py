@@ -1,4 +1,4 @@
-"""What is accepted of a checkpoint's files, and how each defect is named."""
+"""Reading checkpoints: accepted files, and errors that name each defect."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.errors import RamiformError
 
 ChangeConfig = Callable[..., Path]
@@ -118,7 +118,7 @@ def test_a_directory_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
         ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor: .* not supported"),
     ],
 )
-def test_what_config_json_asks_in_vain_is_named(
+def test_unsupported_config_fields_are_named(
     fields: dict[str, object], message: str, change_config: ChangeConfig
 ) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json: .*" + message):

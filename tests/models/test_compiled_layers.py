@@ -1,4 +1,4 @@
-"""Steps of few tokens through compiled layers. Judge: the same checkpoint on plain torch ops, in float64."""
+"""Small steps through compiled layers. Judge: the same checkpoint on plain torch ops, in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ramiform.kernels import for_device
-from ramiform.kernels.cpu import thread_pool as workers
+from ramiform.kernels.cpu import thread_pool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.models import compiled_layers
@@ -45,7 +45,7 @@ STEPS = {
 
 
 def states(model: Decoder, step: list[Row], captures: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-    """Hidden states, captured states, and all keys and values, after the prompts and one step."""
+    """Compute hidden states, captured states, and all keys and values, after the prompts and one step."""
     memory = KvMemory(model.config, 8, device=CPU, dtype=model.dtype)
     memory.k_LSKD.zero_()
     memory.v_LSKD.zero_()
@@ -61,7 +61,7 @@ def states(model: Decoder, step: list[Row], captures: tuple[int, ...]) -> tuple[
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", ["llama3", "llama with biases", "mistral, window", "qwen2, windows"])
-def test_a_small_step_is_what_it_is_elsewhere(
+def test_a_small_step_equals_plain_ops(
     name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[bool] = []
@@ -77,28 +77,28 @@ def test_a_small_step_is_what_it_is_elsewhere(
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", ["llama3", "mistral, window"])
-def test_threads_that_share_a_step_change_no_bit_of_it(
+def test_threads_do_not_change_a_bit_of_a_step(
     name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
     alone = states(model, STEPS[step], (0, 2, 3))
     shared: list[int] = []
-    share = workers.share
+    share = thread_pool.share
     monkeypatch.setattr(compiled_layers, "share", lambda parts: shared.append(len(parts)) or share(parts))
     monkeypatch.setattr(compiled_layers, "_PART_TOKENS", 1)
     monkeypatch.setattr(compiled_layers, "_PART_WORK", 1)
-    before = workers.num_threads()
-    workers.set_num_threads(3)
+    before = thread_pool.num_threads()
+    thread_pool.set_num_threads(3)
     try:
         together = states(model, STEPS[step], (0, 2, 3))
     finally:
-        workers.set_num_threads(before)
+        thread_pool.set_num_threads(before)
     for got, want in zip(together, alone, strict=True):
         assert torch.equal(got, want)
     assert shared[-1] == len(STEPS[step])  # a part for each row, however many tokens it has
 
 
-def test_models_with_other_parts_are_left_to_their_ops(checkpoint: Callable[[str], Path]) -> None:
+def test_blocks_that_the_loops_do_not_compute_use_the_ops(checkpoint: Callable[[str], Path]) -> None:
     for name in ("qwen3", "mixtral"):
         model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
         assert CompiledLayers.of(model.parameters, 1e-5, 1.0) is None

@@ -1,4 +1,4 @@
-"""Judge: transformers, on random checkpoints of every family, in float32."""
+"""The decoder on random checkpoints of every family, in float32. Judge: transformers."""
 
 from __future__ import annotations
 

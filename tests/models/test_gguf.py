@@ -1,4 +1,5 @@
-"""Judges: the `gguf` package, which writes the files and makes their tensors dense, and `transformers`' forward."""
+"""GGUF files as models. Judges: the `gguf` package, which writes and dequantises the files, and transformers'
+forward."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.gguf.block_formats import FOUR_BIT_TYPES, read_four_bit
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.parallel.group import SingleRank
+from ramiform.runtime.models.parallel.shard import Shard
+from ramiform.runtime.models.parallel.stage import Stage
 from ramiform.runtime.models.quantised.int4 import Int4Linear
-from ramiform.runtime.parallel.group import SingleRank
-from ramiform.runtime.parallel.shard import Shard
-from ramiform.runtime.parallel.stage import Stage
 from ramiform.runtime.processes.launch import Runtime
 from ramiform.runtime.protocol.errors import RamiformError
 from ramiform.runtime.scheduler.plan import Row
@@ -98,7 +99,7 @@ def test_a_file_gives_the_logits_of_its_dequantised_tensors(name: str, kind: Typ
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_four_bits_stay_four_bits_and_give_the_logits_of_the_dequantised(name: str, kind: Type, tmp_path: Path) -> None:
+def test_four_bit_formats_stay_packed_and_give_the_dequantised_logits(name: str, kind: Type, tmp_path: Path) -> None:
     model = model_of(name)
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
     assert error_of(path, dequantised(model, path)) < 0.03  # the product rounds inputs and scales to bfloat16
@@ -146,7 +147,7 @@ def test_a_mixture_of_formats_stays_in_four_bits_where_it_can(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("kind", "most"), [(Type.Q4_K, 0.09), (Type.Q6_K, 0.022)], ids=["Q4_K", "Q6_K"])
-def test_what_the_package_reads_of_our_blocks_is_near_the_rows(kind: Type, most: float) -> None:
+def test_the_package_reads_our_blocks_as_nearly_the_rows(kind: Type, most: float) -> None:
     rows = np.random.default_rng(0).normal(size=(4, 512)).astype(np.float32)
     rows[0] = 0
     rows[1, 256:] = np.abs(rows[1, 256:])
@@ -157,7 +158,7 @@ def test_what_the_package_reads_of_our_blocks_is_near_the_rows(kind: Type, most:
 
 
 @pytest.mark.parametrize("kind", FOUR_BIT_TYPES, ids=lambda kind: kind.name)
-def test_four_bit_blocks_are_the_numbers_that_the_package_reads(kind: Type) -> None:
+def test_four_bit_blocks_equal_the_package_s_numbers(kind: Type) -> None:
     shape = (5, 512)
     if kind == Type.Q4_K:
         data = random_blocks(shape, kind, seed=1)
@@ -271,7 +272,7 @@ def test_another_architecture_is_refused_by_its_name(tmp_path: Path) -> None:
         logits(tmp_path / "model.gguf")
 
 
-def test_a_file_that_is_cut_off_or_is_something_else_is_refused(tmp_path: Path) -> None:
+def test_truncated_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path = write_gguf(model_of("llama"), tmp_path / "model.gguf", lambda _: Type.F16)
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:40], b"PK\x03\x04" + bytes(64), b""):
@@ -289,7 +290,7 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
         logits(path)
 
 
-def test_a_missing_and_a_strange_tensor_are_named(tmp_path: Path) -> None:
+def test_missing_and_unexpected_tensors_are_named(tmp_path: Path) -> None:
     model = model_of("llama")
     path = tmp_path / "model.gguf"
     write_gguf(

@@ -1,4 +1,4 @@
-"""Scales of quantised KV in checkpoints, by every name that writers give them."""
+"""Scales of quantised KV in checkpoints, under the names of all writers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from ramiform.runtime.engine import build_engine
 from ramiform.runtime.engine.kv_ranges import FILE_NAME, KvRanges, ranges_file, write_ranges
-from ramiform.runtime.models.config import read_config
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.kv_scales import read_kv_scales
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
 
 from .gguf_files import write_gguf
@@ -78,9 +78,7 @@ def test_a_checkpoint_without_scales_has_none(checkpoint: Callable[[str], Path])
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8", "int8"])
-def test_such_a_checkpoint_is_served_and_its_scales_are_used_where_they_mean_something(
-    kv_dtype: Any, broken: Path
-) -> None:
+def test_a_checkpoint_with_scales_is_served_and_quantised_kv_uses_them(kv_dtype: Any, broken: Path) -> None:
     unused = {"q_scale": 1.0, "attn.prob_scale": 1.0, "q_proj.output_scale": 1.0}
     extra = {f"model.layers.0.self_attn.{name}": torch.tensor(value) for name, value in unused.items()}
     add(broken, named(NAMES[2]) | extra)
@@ -101,20 +99,20 @@ def test_such_a_checkpoint_is_served_and_its_scales_are_used_where_they_mean_som
     ("change", "message"),
     [
         ({"model.layers.1.self_attn.k_scale": torch.tensor(0.0)}, r"layers\.1\.self_attn\.k_scale holds what is no"),
-        ({"model.layers.1.self_attn.k_scale": torch.tensor(float("nan"))}, r"holds what is no scale"),
+        ({"model.layers.1.self_attn.k_scale": torch.tensor(float("nan"))}, r"holds an invalid scale"),
         ({"model.layers.2.self_attn.v_scale": torch.ones(3)}, r"v_scale has shape \(3,\)"),
         ({"model.layers.2.self_attn.v_scale": None}, r"not v_scale of layer 2"),
     ],
     ids=["zero", "nan", "shape", "missing"],
 )
-def test_scales_that_are_none_are_named(change: dict[str, Any], message: str, broken: Path) -> None:
+def test_invalid_scales_are_named(change: dict[str, Any], message: str, broken: Path) -> None:
     tensors = named(NAMES[0]) | change
     add(broken, {name: tensor for name, tensor in tensors.items() if tensor is not None})
     with pytest.raises(CheckpointError, match=message):
         read_kv_scales(broken, read_config(broken), E4M3)
 
 
-def test_a_scheme_for_fp8_kv_is_read_over(broken: Path, change_config: Callable[..., Path]) -> None:
+def test_a_scheme_for_fp8_kv_is_accepted(broken: Path, change_config: Callable[..., Path]) -> None:
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
     scheme = {
         "quant_method": "compressed-tensors",
@@ -128,9 +126,7 @@ def test_a_scheme_for_fp8_kv_is_read_over(broken: Path, change_config: Callable[
         read_config(change_config(quantization_config=scheme))
 
 
-def test_a_model_that_is_one_file_has_its_ranges_next_to_it(
-    judge: Callable[[str], PreTrainedModel], tmp_path: Path
-) -> None:
+def test_the_ranges_of_a_gguf_file_lie_beside_it(judge: Callable[[str], PreTrainedModel], tmp_path: Path) -> None:
     model = judge("llama2")
     model.config.architectures = ["LlamaForCausalLM"]
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: GGMLQuantizationType.F32)

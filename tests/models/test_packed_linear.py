@@ -1,4 +1,4 @@
-"""Weights in oneDNN's order give the products of the weights as they came. Judge: torch's own product."""
+"""Products of weights in oneDNN's layout. Judge: torch's own product."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dense(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool = False) 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_the_product_is_that_of_the_dense_layer(
+def test_the_product_equals_the_dense_layer_s(
     dtype: torch.dtype, bias: bool, outputs: int, inputs: int, num_rows: int
 ) -> None:
     linear = dense(outputs, inputs, dtype, bias=bias)
@@ -39,7 +39,7 @@ def test_the_product_is_that_of_the_dense_layer(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.inference_mode()
-def test_rows_that_lie_apart_in_memory_are_read_as_they_are(dtype: torch.dtype) -> None:
+def test_rows_with_any_stride_are_read(dtype: torch.dtype) -> None:
     linear = dense(32, 48, dtype)
     packed = pack_linear(linear)
     x = torch.randn(9, 96, generator=torch.Generator().manual_seed(2)).to(dtype)[:, 48:]
@@ -47,12 +47,12 @@ def test_rows_that_lie_apart_in_memory_are_read_as_they_are(dtype: torch.dtype) 
 
 
 @torch.inference_mode()
-def test_a_layer_filled_in_pieces_is_the_layer_it_was_made_of() -> None:
+def test_a_layer_filled_in_pieces_equals_its_dense_layer() -> None:
     source = dense(48, 64, torch.float32, bias=True)
     packed = PackedLinear(DenseLinear(torch.empty(48, 64), torch.empty(48)))
     assert source.bias is not None
     for start, size in ((0, 32), (32, 16)):
-        for name, piece in packed.pieces(start, size).items():
+        for name, piece in packed.row_destinations(start, size).items():
             stored = source.weight if name == "weight" else source.bias
             assert piece.shape == tuple(stored[start : start + size].shape)
             piece.put(stored[start : start + size])
@@ -61,6 +61,6 @@ def test_a_layer_filled_in_pieces_is_the_layer_it_was_made_of() -> None:
     assert torch.equal(packed(torch.eye(64)), source.weight.T + source.bias)
 
 
-def test_a_type_that_onednn_does_not_multiply_stays_as_it_is() -> None:
+def test_types_that_onednn_does_not_multiply_are_not_packed() -> None:
     linear = dense(8, 8, torch.float64)
     assert pack_linear(linear) is linear

@@ -1,4 +1,5 @@
-"""Judges: packing and dequantising written out in numpy, number by number; and the `compressed-tensors` package."""
+"""Quantised linear layers. Judges: packing and dequantising written out in numpy, and the `compressed-tensors`
+package."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.models.quantised import int4_packing as nibbles
+from ramiform.runtime.models.parallel.group import SingleRank
+from ramiform.runtime.models.parallel.shard import Shard
+from ramiform.runtime.models.quantised import int4_packing
 from ramiform.runtime.models.quantised.eight_bit import EightBitLinear
 from ramiform.runtime.models.quantised.int4 import Int4Linear
 from ramiform.runtime.models.quantised.rounding import fp8_as_bfloat16, fp8_rows, int4_groups, int8_rows
 from ramiform.runtime.models.quantised.scheme import Scheme
-from ramiform.runtime.parallel.group import SingleRank
-from ramiform.runtime.parallel.shard import Shard
 from ramiform.runtime.quantize.write import write_quantised
 from ramiform.runtime.scheduler.plan import Row
 
@@ -132,9 +133,7 @@ def test_eight_bit_weights_give_the_logits_of_their_dequantised_weights(
 # In a mixture an input's rounding may choose another expert.
 @pytest.mark.parametrize("dense", ["llama", "qwen2, biases"], indirect=True)
 @pytest.mark.parametrize("kind", ["int-quantized", "float-quantized"])
-def test_a_checkpoint_with_inputs_quantised_by_token_is_that_of_its_rounded_numbers(
-    kind: str, dense: Path, tmp_path: Path
-) -> None:
+def test_inputs_quantised_by_token_give_the_logits_of_rounded_inputs(kind: str, dense: Path, tmp_path: Path) -> None:
     # As SmoothQuant's recipes write int8: what they smoothed is in the weights and norms already.
     rounded = int8_rows if kind == "int-quantized" else fp8_rows
 
@@ -157,13 +156,13 @@ def test_a_checkpoint_with_inputs_quantised_by_token_is_that_of_its_rounded_numb
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("num_tokens", [1, 5, 33])
-def test_with_quantised_inputs_a_product_is_that_of_the_rounded_numbers(kind: str, num_tokens: int) -> None:
+def test_a_product_with_quantised_inputs_equals_that_of_the_rounded_numbers(kind: str, num_tokens: int) -> None:
     torch.manual_seed(num_tokens)
     weight, x = torch.randn(48, 32), torch.randn(num_tokens, 32) * 3
     layer = EightBitLinear(
         Scheme(kind=kind, source="dense", activations=True), 48, 32, bias=False, device="cpu", dtype=torch.float32
     )
-    layer.pieces(0, 48)["weight"].put(weight)
+    layer.row_destinations(0, 48)["weight"].put(weight)
 
     def rounded(matrix: torch.Tensor) -> torch.Tensor:
         largest = {"int8": 127.0, "fp8": 448.0}[kind]
@@ -179,14 +178,14 @@ def test_with_quantised_inputs_a_product_is_that_of_the_rounded_numbers(kind: st
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4", "fp8"])
-def test_rounded_while_loading_is_near_the_dense_model_and_another(quantize: str, dense: Path) -> None:
+def test_rounding_while_loading_changes_the_logits_a_little(quantize: str, dense: Path) -> None:
     exact, ours = logits(dense), logits(dense, quantize=quantize)
     error = ((ours - exact).norm() / exact.norm()).item()
     assert 0 < error < {"int8": 0.05, "int4": 0.5, "fp8": 0.2}[quantize]
 
 
 @pytest.mark.parametrize(("quantize", "method"), [("int8", "int8"), ("int4", "int4-rtn")])
-def test_a_checkpoint_written_quantised_is_the_model_rounded_while_loading(
+def test_a_written_checkpoint_equals_rounding_while_loading(
     quantize: str, method: str, dense: Path, tmp_path: Path
 ) -> None:
     write_quantised(dense, tmp_path / "out", method)
@@ -268,7 +267,7 @@ def test_act_order_is_refused_by_the_tensor_that_has_it(dense: Path, tmp_path: P
         logits(path)
 
 
-def test_what_is_quantised_is_not_quantised_again(dense: Path, tmp_path: Path) -> None:
+def test_quantised_checkpoints_are_not_quantised_again(dense: Path, tmp_path: Path) -> None:
     write_quantised(dense, tmp_path / "out", "int8")
     with pytest.raises(CheckpointError, match=r"holds int8 weights already"):
         logits(tmp_path / "out", quantize="int4")
@@ -289,7 +288,7 @@ def test_what_is_quantised_is_not_quantised_again(dense: Path, tmp_path: Path) -
         (compressed("pack-quantized", inputs=True, **INT4), r"input_activations: with 4-bit weights .* not supported"),
     ],
 )
-def test_a_scheme_beyond_what_is_computed_is_refused_by_its_field(
+def test_unsupported_schemes_are_refused_by_field(
     change: dict[str, Any], message: str, dense: Path, tmp_path: Path
 ) -> None:
     config = compressed("int-quantized") | change
@@ -328,13 +327,13 @@ def test_every_finite_fp8_number_is_the_same_in_bfloat16() -> None:
 @pytest.mark.parametrize("num_tokens", [1, 24, 25, 70])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_weights_of_a_byte_with_dense_inputs_give_the_product_of_the_dequantised(
+def test_eight_bit_weights_give_the_product_of_the_dequantised_weights(
     kind: str, dtype: torch.dtype, num_tokens: int
 ) -> None:
     torch.manual_seed(num_tokens)
     weight, x = torch.randn(48, 32), torch.randn(num_tokens, 32).to(dtype)
     layer = EightBitLinear(Scheme(kind=kind, source="dense"), 48, 32, bias=False, device="cpu", dtype=dtype)
-    layer.pieces(0, 48)["weight"].put(weight)
+    layer.row_destinations(0, 48)["weight"].put(weight)
     codes, scale = (fp8_rows if kind == "fp8" else int8_rows)(weight)
     expected = x.double() @ (codes.double() * scale.double()).T
     error = (layer(x).double() - expected).norm() / expected.norm()
@@ -344,14 +343,14 @@ def test_weights_of_a_byte_with_dense_inputs_give_the_product_of_the_dequantised
 
 @pytest.mark.parametrize("num_tokens", [1, 31, 32, 200])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_four_bit_weights_give_the_product_of_the_dequantised(dtype: torch.dtype, num_tokens: int) -> None:
+def test_four_bit_weights_give_the_product_of_the_dequantised_weights(dtype: torch.dtype, num_tokens: int) -> None:
     torch.manual_seed(num_tokens)
     weight, x = torch.randn(144, 64), torch.randn(num_tokens, 64).to(dtype)
     scheme = Scheme(kind="int4", source="dense", group_size=GROUP)
     layer = Int4Linear(scheme, 144, 64, bias=True, group_size=GROUP, device="cpu", dtype=dtype)
     bias = torch.randn(144)
-    layer.pieces(0, 144)["weight"].put(weight)
-    layer.pieces(0, 144)["bias"].put(bias)
+    layer.row_destinations(0, 144)["weight"].put(weight)
+    layer.row_destinations(0, 144)["bias"].put(bias)
     layer.finish()
     codes, scale, zero = int4_groups(weight, GROUP)
     restored = dequantised(codes.long().numpy(), scale.numpy(), zero.long().numpy()).double()
@@ -362,10 +361,10 @@ def test_four_bit_weights_give_the_product_of_the_dequantised(dtype: torch.dtype
 
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("shape", [(16, 24), (5, 8), (8, 3)])
-def test_packing_is_that_of_the_compressed_tensors_package(dim: int, shape: tuple[int, int]) -> None:
+def test_packing_equals_the_compressed_tensors_package(dim: int, shape: tuple[int, int]) -> None:
     package = pytest.importorskip("compressed_tensors.compressors.pack_quantized")
     numbers = torch.randint(0, 16, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(dim))
     packed = package.pack_to_int32((numbers.to(torch.int8) - 8), 4, packed_dim=dim)
-    assert torch.equal(nibbles.pack(numbers, dim), packed)
-    restored = nibbles.unpack(packed, dim)[: shape[0], : shape[1]]
+    assert torch.equal(int4_packing.pack(numbers, dim), packed)
+    restored = int4_packing.unpack(packed, dim)[: shape[0], : shape[1]]
     assert torch.equal(restored, numbers)

@@ -1,8 +1,7 @@
-"""Judge: transformers with a cache whose keys and values are replaced by the nearest numbers that codes can mean,
-looked up in the table of all codes.
+"""Quantised KV. Judge: transformers with a cache whose keys and values are rounded by a table of all codes.
 
-Both compute in float64, since in float32 a sum's last bit may move a number to the code beside its own; transformers'
-norms are float32 even so, hence a comparison with the size of what quantisation changes.
+Both compute in float64, since in float32 a sum's last bit may move a number to the neighbouring code. transformers'
+norms are float32 even so, hence the comparison with the size of the quantisation's effect.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LARGEST = {torch.float8_e4m3fn: 448, torch.int8: 127}
 
 
 class Coarse(DynamicCache):
-    """Its keys and values are multiples of their heads' scales by codes."""
+    """A transformers cache whose keys and values are multiples of their heads' scales by codes."""
 
     def __init__(self, scales: KvScales, stored: torch.dtype) -> None:
         super().__init__()
@@ -58,7 +57,7 @@ FAMILIES = [name for name in NAMES if not any(part in name for part in ("dynamic
 
 @QUANTISED
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_computes_with_what_the_codes_mean(
+def test_every_family_computes_with_dequantised_kv(
     name: str, stored: torch.dtype, checkpoint: Callable[[str], Path], judge: Callable[[str], PreTrainedModel]
 ) -> None:
     model, pool, scales = load(checkpoint(name), stored)
@@ -74,7 +73,7 @@ def test_every_family_computes_with_what_the_codes_mean(
 
 
 @QUANTISED
-def test_keys_that_are_stored_unrotated_are_the_same_however_the_prompt_is_cut(
+def test_unrotated_keys_do_not_depend_on_the_chunks_of_a_prompt(
     stored: torch.dtype, checkpoint: Callable[[str], Path], judge: Callable[[str], PreTrainedModel]
 ) -> None:
     model, pool, _ = load(checkpoint("llama dynamic"), stored)

@@ -1,4 +1,4 @@
-"""Judge: the frequencies that transformers computes for the same config."""
+"""Rope frequencies. Judge: transformers, for the same config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How nodes meet: who is let in, who is refused and why, and what is heard of them. No ranks; sockets are real."""
+"""Joining of nodes: admission, refusals with their reasons, and reports. Sockets are real; there are no ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def first(keys: Path) -> CoreConfig:
 
 
 class House:
-    """Node 0, and what it hears."""
+    """Node 0, with a record of the reports it received."""
 
     def __init__(self, config: CoreConfig) -> None:
         self.heard: queue.Queue[RamiformError | str] = queue.Queue()
@@ -65,19 +65,18 @@ Come = Callable[..., NodeZeroConnection]
 
 @pytest.fixture
 def come(first: CoreConfig) -> Iterator[Come]:
-    """A node's link, joined as node `node` with these settings changed; if not reachable, with nobody listening for
-    plans any more."""
+    """Connect node `node` with some settings changed; `reachable=False`: nobody listens for plans any more."""
     made = []
 
     def join(
-        node: int, *, facts: NodeFingerprint | None = None, reachable: bool = True, **changed: Any
+        node: int, *, fingerprint: NodeFingerprint | None = None, reachable: bool = True, **changed: Any
     ) -> NodeZeroConnection:
         config = msgspec.structs.replace(first, node_rank=node, **changed)
         link = NodeZeroConnection(config)
         made.append(link)
         if not reachable:
             link.plans.unbind(link.plans.getsockopt_string(zmq.LAST_ENDPOINT))
-        assert link.join(node, facts or NodeFingerprint.of(config)) == NodeWelcome(RENDEZVOUS)
+        assert link.join(node, fingerprint or NodeFingerprint.of(config)) == NodeWelcome(RENDEZVOUS)
         return link
 
     yield join
@@ -85,7 +84,7 @@ def come(first: CoreConfig) -> Iterator[Come]:
         link.close()
 
 
-def test_all_that_join_get_the_same_messages_and_are_heard(house: House, come: Come) -> None:
+def test_all_joined_nodes_get_the_same_messages_and_report(house: House, come: Come) -> None:
     links = [come(2), come(1)]
     house.nodes.wait_joined(lambda: None)
     sent = [b"", b"plan", bytes(1 << 20)]
@@ -95,19 +94,19 @@ def test_all_that_join_get_the_same_messages_and_are_heard(house: House, come: C
         for data in sent:
             assert link.plans.poll(PATIENCE * 1000)
             assert link.plans.recv() == data
-        link.say(NodeReady())
+        link.send(NodeReady())
         assert house.heard.get(timeout=PATIENCE) == "ready"
 
 
-def test_a_node_that_fails_is_heard_before_it_is_missed(house: House, come: Come) -> None:
+def test_a_failed_node_s_report_comes_before_its_loss(house: House, come: Come) -> None:
     link = come(1)
-    link.say(NodeFailed(ErrorInfo.of(RuntimeFailed("rank 1 fell over"))))
+    link.send(NodeFailed(ErrorInfo.of(RuntimeFailed("rank 1 fell over"))))
     link.close()
     assert str(house.heard.get(timeout=PATIENCE)) == "rank 1 fell over"
     assert "node 1 (tcp://127.0.0.1:" in str(house.heard.get(timeout=PATIENCE))
 
 
-def test_a_node_that_nobody_reaches_is_missed(house: House, come: Come) -> None:
+def test_an_unreachable_node_is_reported_lost(house: House, come: Come) -> None:
     come(1, reachable=False)
     assert "node 1 (tcp://127.0.0.1:" in str(house.heard.get(timeout=PATIENCE))
 
@@ -141,12 +140,12 @@ def test_a_node_of_other_settings_is_refused_by_name(
 
 
 def test_a_node_of_another_model_or_version_is_refused(house: House, come: Come, first: CoreConfig) -> None:
-    facts = NodeFingerprint.of(first)
-    with pytest.raises(RequestError, match="the model of node 1 is another") as caught:
-        come(1, facts=msgspec.structs.replace(facts, files={"model": "0"}))
+    fingerprint = NodeFingerprint.of(first)
+    with pytest.raises(RequestError, match="the model of node 1 differs from node 0") as caught:
+        come(1, fingerprint=msgspec.structs.replace(fingerprint, files={"model": "0"}))
     assert caught.value.param == "model"
     with pytest.raises(RequestError, match=r"node 1 runs ramiform 0\.0") as caught:
-        come(1, facts=msgspec.structs.replace(facts, version="0.0"))
+        come(1, fingerprint=msgspec.structs.replace(fingerprint, version="0.0"))
     assert caught.value.param == "version"
 
 
@@ -158,7 +157,7 @@ def test_a_number_that_is_taken_or_too_high_is_refused(house: House, come: Come,
     assert caught.value.param == "node_rank"
 
 
-def test_who_shows_no_known_key_is_not_let_in(house: House, come: Come, keys: Path, tmp_path: Path) -> None:
+def test_unknown_keys_are_refused(house: House, come: Come, keys: Path, tmp_path: Path) -> None:
     stranger = tmp_path / "stranger"
     make_keys(stranger, "node")
     shutil.copy(keys / "server.key", stranger / "server.key")
@@ -167,29 +166,27 @@ def test_who_shows_no_known_key_is_not_let_in(house: House, come: Come, keys: Pa
     assert caught.value.param == "node_keys"
 
 
-def test_who_shows_no_key_at_all_is_not_heard(house: House, come: Come, first: CoreConfig) -> None:
+def test_connections_without_a_key_are_dropped(house: House, come: Come, first: CoreConfig) -> None:
     context = zmq.Context()
     plain = context.socket(zmq.DEALER)
     plain.connect(f"tcp://{first.master}")
     plain.send(msgspec.msgpack.encode(NodeFailed(ErrorInfo.of(RuntimeFailed("believe me")))))
     link = come(1)
-    link.say(NodeReady())
+    link.send(NodeReady())
     assert house.heard.get(timeout=PATIENCE) == "ready"
     assert house.heard.empty()
     context.destroy(linger=0)
 
 
-def test_messages_of_those_who_have_not_joined_and_nonsense_are_dropped(
-    house: House, come: Come, first: CoreConfig
-) -> None:
+def test_invalid_messages_and_those_of_strangers_are_dropped(house: House, come: Come, first: CoreConfig) -> None:
     link = come(1)
     other = NodeZeroConnection(msgspec.structs.replace(first, node_rank=2))
-    other.say(NodeFailed(ErrorInfo.of(RuntimeFailed("nobody knows me"))))
+    other.send(NodeFailed(ErrorInfo.of(RuntimeFailed("nobody knows me"))))
     other.control.send(b"\xff nonsense")
     other.join(2, NodeFingerprint.of(first))  # after which both have been looked at
     other.close()
     assert "node 2 (tcp" in str(house.heard.get(timeout=PATIENCE))
-    link.say(NodeReady())
+    link.send(NodeReady())
     assert house.heard.get(timeout=PATIENCE) == "ready"
 
 
@@ -238,7 +235,7 @@ def test_a_program_is_node_0(keys: Path) -> None:
     assert caught.value.param == "node_rank"
 
 
-def test_a_digest_tells_models_apart_and_not_their_folders(tmp_path: Path) -> None:
+def test_a_digest_depends_on_the_model_and_not_on_its_folder(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(SHIPPED_MODEL, copy)
     assert files_digest(copy) == files_digest(SHIPPED_MODEL)

@@ -1,5 +1,5 @@
-"""Judges: figures that others published of known models, the parameters that the loader allocates, and orderings that
-must hold whatever the constants are."""
+"""Capacity planning. Judges: published figures of known models, the parameters that the loader allocates, and orderings
+that hold for any constants."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from ramiform.cli import app
 from ramiform.runtime.engine.kv_pool import bytes_per_page
 from ramiform.runtime.models.config import ModelConfig, parse_config
+from ramiform.runtime.models.parallel.group import SingleRank
+from ramiform.runtime.models.parallel.shard import Shard
+from ramiform.runtime.models.parallel.stage import Stage
 from ramiform.runtime.models.parameters import allocate_parameters, checkpoint_destinations, num_parameters
 from ramiform.runtime.models.size import model_size
-from ramiform.runtime.parallel.group import SingleRank
-from ramiform.runtime.parallel.shard import Shard
-from ramiform.runtime.parallel.stage import Stage
 from ramiform.runtime.planner.choose import arrangements, choose
 from ramiform.runtime.planner.devices import DEVICES
 from ramiform.runtime.planner.estimate import Arrangement, Workload, estimate
@@ -129,7 +129,7 @@ def test_the_sizes_of_mixtures_are_the_published_ones() -> None:
     assert qwen.num_active == pytest.approx(3.3e9, rel=0.02)
 
 
-def test_one_token_reads_the_experts_that_it_chose_and_many_read_all() -> None:
+def test_one_token_reads_its_experts_and_many_tokens_read_all() -> None:
     size = model_size(config(MIXTRAL))
     one, two, many = (read_bytes(size, "bf16", num_tokens) for num_tokens in (1, 2, 1000))
     assert one == pytest.approx(2 * (size.num_active - size.embedding))
@@ -172,7 +172,7 @@ def test_a_stage_is_planned_with_what_its_rank_would_allocate(raw: dict[str, Any
         )
         held.append(sum(torch.Size(part.shape).numel() for part in parts.values()))
         pages.append(bytes_per_page(stage.local(model), torch.bfloat16))
-        assert stage.held(model).num_parameters == held[-1]
+        assert stage.size_of(model).num_parameters == held[-1]
     planned = estimate(model, device, Workload(prompt=1, context=160, concurrency=1), Arrangement(pp=num_stages))
     assert planned.weight_bytes == 2 * max(held)
     # Weights and activations of these models are nothing beside the memory, so what it holds is KV.
@@ -202,7 +202,7 @@ def test_stages_make_room_and_prompts_faster_and_no_token() -> None:
     assert four.prefill_seconds == pytest.approx(one.prefill_seconds * 7 / 16, rel=0.1)
 
 
-def test_only_what_the_runtime_would_cut_is_offered() -> None:
+def test_only_divisible_arrangements_are_offered() -> None:
     model = config(LLAMA_8B | {"intermediate_size": 14338, "num_key_value_heads": 8})
     assert {one.tp for one in arrangements(model, 8)} == {1, 2}
 
@@ -212,7 +212,7 @@ kinds = st.sampled_from(sorted(DEVICES))
 
 
 @given(sizes, kinds, st.integers(1, 512), st.integers(2, 4000), st.integers(1, 4000))
-def test_what_must_hold_of_any_estimate(
+def test_orderings_hold_for_any_estimate(
     raw: dict[str, Any], kind: str, concurrency: int, prompt: int, more: int
 ) -> None:
     model, device = config(raw), DEVICES[kind]
@@ -241,7 +241,7 @@ def test_what_must_hold_of_any_estimate(
     assert slower.step_seconds == pytest.approx(2 * base.step_seconds)
 
 
-def test_what_is_chosen_fits_and_meets_the_targets_with_the_fewest_devices() -> None:
+def test_the_choice_fits_and_meets_the_targets_with_the_fewest_devices() -> None:
     model, device = config(LLAMA_70B), DEVICES["h100"]
     chosen = choose(model, device, 8, WORKLOAD, max_ttft=0.5, max_itl=0.03)
     assert chosen
@@ -286,7 +286,7 @@ def test_the_command_shows_a_plan(folder: str) -> None:
         (["--gpus", "1xl4"], "no arrangement"),
     ],
 )
-def test_what_cannot_be_planned_is_said(folder: str, arguments: list[str], said: str) -> None:
+def test_invalid_arguments_are_refused(folder: str, arguments: list[str], said: str) -> None:
     shown = CliRunner().invoke(app, ["plan", folder, *arguments])
     assert shown.exit_code != 0
     assert said in shown.output + str(shown.exception)

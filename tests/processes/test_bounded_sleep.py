@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from ramiform.runtime.processes import bounded_sleep as pauses
+from ramiform.runtime.processes import bounded_sleep as bounded_sleep_module
 from ramiform.runtime.processes.bounded_sleep import STEP_SECONDS, bounded_sleep, poll_until
 
 
 def test_a_machine_that_stands_still_takes_one_step_of_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(pauses.time, "sleep", slept.append)
+    monkeypatch.setattr(bounded_sleep_module.time, "sleep", slept.append)
     bounded_sleep(1.2)
     assert sum(slept) == pytest.approx(1.2)
     assert max(slept) == STEP_SECONDS  # which is all that ends while everything stands still
@@ -25,6 +25,6 @@ def test_what_comes_true_in_time_is_seen(monkeypatch: pytest.MonkeyPatch, looks:
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(pauses.asyncio, "sleep", sleep)
+    monkeypatch.setattr(bounded_sleep_module.asyncio, "sleep", sleep)
     assert asyncio.run(poll_until(lambda: len(slept) >= looks, 5 * STEP_SECONDS)) is found
     assert slept == [STEP_SECONDS] * min(looks, 5)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import ramiform
-from ramiform.runtime.processes import parent_watchdog as lifeline
+from ramiform.runtime.processes import parent_watchdog
 from ramiform.runtime.protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 
 from .processes import SOON, children, is_alive, wait_until_dead
@@ -130,11 +130,11 @@ def test_ctrl_c_ends_serve_cleanly_also_while_the_core_starts(own_tmp: Path) -> 
 def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> None:
     config = RuntimeConfig(core=CoreConfig(), serve=ServeConfig(socket_dir=str(tmp_path / "gone")))
     with subprocess.Popen(
-        lifeline.child_command("ramiform.runtime.core.main"), stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        parent_watchdog.child_command("ramiform.runtime.core.main"), stdin=subprocess.PIPE, stderr=subprocess.PIPE
     ) as core:
         assert core.stdin is not None
         assert core.stderr is not None
-        core.stdin.write(lifeline.config_line(config))
+        core.stdin.write(parent_watchdog.config_line(config))
         core.stdin.flush()
         said = core.stderr.read().decode()  # to its end, while its standard input stays open
         assert core.wait() == 1

@@ -1,4 +1,4 @@
-"""`ramiform calibrate-kv` on the model that ships. Judge: the keys and values that transformers computes."""
+"""`ramiform calibrate-kv` on the shipped model. Judge: the keys and values that transformers computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT = "Extract as JSON: Mira Sol is 34 years old and lives in Oslo.\n" * 3
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The model that ships, without scales."""
+    """A copy of the shipped model without scales."""
     folder = tmp_path / "model"
     folder.mkdir()
     for file in SHIPPED_MODEL.iterdir():
@@ -55,7 +55,7 @@ def test_the_ranges_are_those_of_transformers_and_the_runtime_finds_them(model: 
 
 
 @pytest.mark.parametrize("text", ["", "x"])
-def test_what_cannot_be_measured_or_written_is_said(text: str, model: Path, tmp_path: Path) -> None:
+def test_unmeasurable_texts_and_unwritable_files_are_named(text: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(text)
     out = tmp_path / "no" / "folder"
     result = CliRunner().invoke(app, ["calibrate-kv", str(model), "--data", str(tmp_path / "text"), "--out", str(out)])

@@ -1,5 +1,7 @@
-"""Judges: GPTQ written as the paper derives it, one column and one inverse at a time; transformers; and plain rounding,
-than which a calibrated method must leave less error on inputs like those it has seen."""
+"""Calibrated quantisation. Judges: GPTQ as the paper derives it, transformers, and plain rounding.
+
+A calibrated method must leave less error than plain rounding on inputs like those it has seen.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from typer.testing import CliRunner
 from ramiform.cli import app
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
-from ramiform.runtime.models.quantised import int4_packing as nibbles
+from ramiform.runtime.models.quantised import int4_packing
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.quantize.awq import input_scales
 from ramiform.runtime.quantize.gptq import DAMPING, gptq
@@ -33,7 +35,7 @@ torch.set_num_threads(1)  # threads that wait for each other on a busy machine c
 
 
 def correlated(num_rows: int, num_columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight, and inputs some of which are large and all of which have to do with each other."""
+    """Make a weight, and correlated inputs of which some are large."""
     draw = torch.Generator().manual_seed(seed)
     weight = torch.randn(num_rows, num_columns, generator=draw)
     mixed = torch.randn(400, num_columns, generator=draw) @ torch.randn(num_columns, num_columns, generator=draw)
@@ -41,7 +43,7 @@ def correlated(num_rows: int, num_columns: int, seed: int) -> tuple[torch.Tensor
 
 
 def by_definition(weight: torch.Tensor, hessian: torch.Tensor) -> torch.Tensor:
-    """Optimal brain quantisation in order: equations 2 and 3, with the inverse taken anew for what is left."""
+    """Round by optimal brain quantisation, equations 2 and 3, with a new inverse for each column."""
     w = weight.double().clone()
     h = hessian.double().clone()
     h += DAMPING * h.diagonal().mean() * torch.eye(len(h), dtype=torch.float64)
@@ -61,7 +63,7 @@ def by_definition(weight: torch.Tensor, hessian: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_columns", [32, 64, 160, 256])  # less than a block of columns, and several
-def test_gptq_rounds_as_its_derivation_says(num_columns: int) -> None:
+def test_gptq_equals_its_derivation(num_columns: int) -> None:
     weight, x = correlated(24, num_columns, seed=num_columns)
     hessian = x.T @ x
     got, want = gptq(weight, hessian, GROUP).dense(), by_definition(weight, hessian)
@@ -152,14 +154,14 @@ def made(config: transformers.PretrainedConfig, path: Path) -> Path:
 
 
 def unpacked(path: Path, out: Path) -> Path:
-    """A dense checkpoint with the numbers of a packed one."""
+    """Write a dense checkpoint with the numbers of a packed one."""
     tensors = load_file(path / "model.safetensors")
     out.mkdir()
     for name in [name for name in tensors if name.endswith(".weight_packed")]:
         module = name.removesuffix(".weight_packed")
-        codes = nibbles.unpack(tensors.pop(name), 1).float()
+        codes = int4_packing.unpack(tensors.pop(name), 1).float()
         scale, zeros = tensors.pop(f"{module}.weight_scale").float(), tensors.pop(f"{module}.weight_zero_point")
-        zero = nibbles.unpack(zeros, 0)[: len(codes)].float()
+        zero = int4_packing.unpack(zeros, 0)[: len(codes)].float()
         assert tensors.pop(f"{module}.weight_shape").tolist() == list(codes.shape)
         groups = codes.view(len(codes), -1, GROUP)
         tensors[f"{module}.weight"] = ((groups - zero[..., None]) * scale[..., None]).flatten(1)
@@ -200,12 +202,12 @@ def test_a_calibrated_checkpoint_is_nearer_to_the_dense_model_than_a_rounded_one
 def test_awq_s_factors_cancel_when_nothing_is_rounded(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ramiform.runtime.quantize import calibration as calibrated
+    from ramiform.runtime.quantize import calibration
 
     kept: dict[str, torch.Tensor] = {}
 
     class Unrounded:
-        """Groups that hold the weight as it is."""
+        """Stand-in for Int4Matrix that keeps the weight unchanged."""
 
         def __init__(self, weight: torch.Tensor) -> None:
             self.weight = weight.clone()
@@ -216,10 +218,10 @@ def test_awq_s_factors_cancel_when_nothing_is_rounded(
         def rows(self, start: int, size: int) -> Unrounded:
             return Unrounded(self.weight[start : start + size])
 
-    monkeypatch.setattr(calibrated, "round_to_nearest", lambda weight, _: Unrounded(weight))
+    monkeypatch.setattr(calibration, "round_to_nearest", lambda weight, _: Unrounded(weight))
     ids = AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode(TEXT, add_special_tokens=False)[:256]
     model = load_model(dense, device=torch.device("cpu"), dtype=torch.float32)
-    for layer in calibrated.round_layers(model, [ids], "awq", GROUP):
+    for layer in calibration.round_layers(model, [ids], "awq", GROUP):
         kept |= {f"{module}.weight": groups.weight for module, groups in layer.groups.items()} | layer.dense
     tensors = load_file(dense / "model.safetensors")
     changed = {name for name, tensor in kept.items() if not torch.equal(tensor, tensors[name])}

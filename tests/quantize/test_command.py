@@ -1,4 +1,4 @@
-"""`ramiform quantize` on the model that ships, and the Runtime on what comes of it."""
+"""`ramiform quantize` on the shipped model, and serving its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer of the cache's events that knows nothing else, and what it must have understood."""
+"""A consumer of cache events that sees nothing else, and what it must then know."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ Cached = set[tuple[str, str, tuple[int, ...]]]  # tier, namespace, a prefix of w
 
 
 class Mirror:
+    """Cached prefixes, reconstructed from the events alone."""
+
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.prefixes: dict[int, tuple[str, tuple[int, ...]]] = {}  # by hash, every page ever heard of
+        self.prefixes: dict[int, tuple[str, tuple[int, ...]]] = {}  # by hash, every page ever reported
         self.held: dict[str, set[int]] = {"device": set(), "host": set()}
 
-    def hear(self, events: Iterable[CacheEvent]) -> None:
+    def apply(self, events: Iterable[CacheEvent]) -> None:
         for event in events:
             match event:
                 case Stored():
@@ -33,7 +35,7 @@ class Mirror:
     def store(self, event: Stored) -> None:
         prefix: tuple[int, ...] = ()
         if event.parent is not None:
-            assert any(event.parent in hashes for hashes in self.held.values()), "a page's parent is there"
+            assert any(event.parent in hashes for hashes in self.held.values()), "a page's parent is missing"
             prefix = self.prefixes[event.parent][1]
         assert len(event.tokens) == len(event.hashes) * self.page_size
         for at, name in enumerate(event.hashes):
@@ -48,7 +50,7 @@ class Mirror:
 
 
 def cached(cache: PrefixCache) -> Cached:
-    """What a mirror of the cache should hold."""
+    """The prefixes that a mirror of the cache should hold."""
     found = set()
     for node in cache.tree.nodes():
         way = path_from_root(node)

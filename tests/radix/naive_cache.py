@@ -1,6 +1,6 @@
-"""A naive model of the prefix cache: a dictionary of token sequences, and what every slot of both tiers holds.
+"""A naive model of the prefix cache: a dictionary of token sequences, and the content of every slot of both tiers.
 
-It drives a cache like a scheduler and an engine would, and judges every answer.
+It drives a cache as a scheduler and an engine would, and judges every answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from ramiform.radix.cache import Copy, Lease, PrefixCache
 from ramiform.radix.eviction import EvictionHeap
 from ramiform.radix.invariants import check_invariants, path_from_root
 from ramiform.radix.packed_tokens import unpack
-from ramiform.radix.strategies import StrategyName
 from ramiform.radix.tree import TreeNode, TreeRoot
 
 from .event_mirror import Mirror, cached
@@ -24,7 +23,7 @@ PAGE_SIZE = 4
 
 @dataclass(eq=False)
 class Sequence:
-    """A running sequence: what it is, and how much of it is computed."""
+    """A running sequence, and how much of it is computed."""
 
     tokens: list[int]
     namespace: str
@@ -33,7 +32,9 @@ class Sequence:
 
 
 @dataclass
-class Claim:
+class SoftPinned:
+    """A soft pin, and the number of pages that had left their tier when it was made."""
+
     namespace: str
     tokens: list[int]
     rank: int
@@ -44,7 +45,7 @@ def common(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def spelled(node: TreeNode) -> list[int]:
+def tokens_of(node: TreeNode) -> list[int]:
     return unpack(b"".join(part.run for part in path_from_root(node)))
 
 
@@ -54,14 +55,14 @@ def namespace_of(node: TreeNode) -> str:
     return root.namespace
 
 
-def goes_first(strategy: str, leaves: list[TreeNode]) -> list[TreeNode]:
-    """Those of the leaves that the strategy's own words allow to go."""
+def evicted_first(strategy: str, leaves: list[TreeNode]) -> list[TreeNode]:
+    """Leaves that the strategy may evict first, by its definition."""
     if strategy == "program":
-        unclaimed = [leaf for leaf in leaves if not leaf.claims]
-        private = [leaf for leaf in unclaimed if leaf.family is not None]
-        leaves = private or unclaimed or leaves
-        if not unclaimed:
-            seniority = {id(leaf): min((leaf.claims or {}).values()) for leaf in leaves}
+        unpinned = [leaf for leaf in leaves if not leaf.soft_pins]
+        private = [leaf for leaf in unpinned if leaf.program_id is not None]
+        leaves = private or unpinned or leaves
+        if not unpinned:
+            seniority = {id(leaf): min((leaf.soft_pins or {}).values()) for leaf in leaves}
             leaves = [leaf for leaf in leaves if seniority[id(leaf)] == max(seniority.values())]
     if strategy == "lfu":
         leaves = [leaf for leaf in leaves if leaf.num_hits == min(other.num_hits for other in leaves)]
@@ -71,33 +72,33 @@ def goes_first(strategy: str, leaves: list[TreeNode]) -> list[TreeNode]:
 
 
 class Model:
-    def __init__(self, num_pages: int, num_host_pages: int, strategy: StrategyName, enabled: bool) -> None:
+    def __init__(self, num_pages: int, num_host_pages: int, strategy: str, enabled: bool) -> None:
         self.cache = PrefixCache(
             num_pages, PAGE_SIZE, enabled, num_host_pages=num_host_pages, strategy=strategy, events=True
         )
         self.known: dict[str, list[list[int]]] = {}  # every published sequence by namespace, never forgotten
-        # What the KV of a slot stands for: the token and everything before it, whole.
+        # The KV of a slot stands for its token and everything before it.
         self.slots: dict[int, tuple[int, ...]] = {}
-        self.due: list[Copy] = []  # copies, decided but not made
+        self.due: list[Copy] = []  # copies decided but not made
         self.live: list[Sequence] = []
-        self.claims: dict[int, Claim] = {}
+        self.soft_pins: dict[int, SoftPinned] = {}
         self.mirror = Mirror(PAGE_SIZE)
         self.flushed = False
-        self.watch(self.cache.tiers.device_heap, on_host=False)
-        self.watch(self.cache.tiers.host_heap, on_host=True)
+        self.check_victims(self.cache.tiers.device_heap, on_host=False)
+        self.check_victims(self.cache.tiers.host_heap, on_host=True)
 
-    def watch(self, heap: EvictionHeap, on_host: bool) -> None:
-        """Compare each victim with a search of all leaves; those without a ticket have been looked at already."""
+    def check_victims(self, heap: EvictionHeap, on_host: bool) -> None:
+        """Compare each victim with a search of all leaves; leaves without a ticket were popped already."""
         pop: Callable[[], TreeNode | None] = heap.pop
 
-        def watched() -> TreeNode | None:
+        def checked_pop() -> TreeNode | None:
             nodes = [node for node in self.cache.tree.nodes() if node.on_host == on_host]
             leaves = [node for node in nodes if node.evictable and node.ticket is not None]
             victim = pop()
-            assert victim in goes_first(self.cache.strategy, leaves) if leaves else victim is None
+            assert victim in evicted_first(self.cache.strategy, leaves) if leaves else victim is None
             return victim
 
-        heap.pop = watched  # type: ignore[method-assign]
+        heap.pop = checked_pop  # type: ignore[method-assign]
 
     @property
     def num_lost(self) -> int:
@@ -116,12 +117,12 @@ class Model:
         return lease.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
 
     def settle(self) -> None:
-        """Make the copies that are due, in order. Nothing may be written before."""
+        """Make the copies that are due, in order. Call before anything is written."""
         self.slots = self.settled()
         self.due = []
 
     def settled(self) -> dict[int, tuple[int, ...]]:
-        """What the slots will hold once the copies are made."""
+        """Content of the slots once the copies are made."""
         self.due += self.cache.take_copies()
         slots = dict(self.slots)
         for copy in self.due:
@@ -138,7 +139,7 @@ class Model:
         more: int,
         spare: int,
         priority: int,
-        family: str | None,
+        program_id: str | None,
     ) -> Sequence | None:
         cap = len(tokens) if limit is None else min(limit, len(tokens))
         naive = max((common(tokens[:cap], other) for other in self.known.get(namespace, [])), default=0)
@@ -154,7 +155,7 @@ class Model:
             num_tokens=matched + more,
             spare=spare,
             priority=priority,
-            family=family,
+            program_id=program_id,
         )
         if lease is None:
             assert self.shape == before
@@ -196,18 +197,18 @@ class Model:
             self.cache.extend(sequence.lease, 1)
 
     def abort(self, sequence: Sequence) -> None:
-        """Nothing computed since the last commit is published."""
+        """End the sequence without publishing what was computed since the last commit."""
         self.cache.release(sequence.lease, [])
         self.live.remove(sequence)
 
-    def claim(self, sequence: Sequence, claimant: int, num_tokens: int, rank: int) -> None:
-        self.cache.claim(sequence.lease, claimant, num_tokens, rank)
+    def set_soft_pin(self, sequence: Sequence, owner: int, num_tokens: int, rank: int) -> None:
+        self.cache.set_soft_pin(sequence.lease, owner, num_tokens, rank)
         tokens = sequence.tokens[: min(num_tokens, sequence.lease.num_published)]
-        self.claims[claimant] = Claim(sequence.namespace, tokens, rank, self.num_moved)
+        self.soft_pins[owner] = SoftPinned(sequence.namespace, tokens, rank, self.num_moved)
 
-    def drop_claim(self, claimant: int) -> None:
-        self.cache.drop_claim(claimant)
-        self.claims.pop(claimant, None)
+    def drop_soft_pin(self, owner: int) -> None:
+        self.cache.drop_soft_pin(owner)
+        self.soft_pins.pop(owner, None)
 
     def flush(self) -> None:
         before = self.cache.num_cached + self.cache.num_host_cached
@@ -226,39 +227,39 @@ class Model:
     def check(self) -> None:
         check_invariants(self.cache, [sequence.lease for sequence in self.live])
         self.check_contents()
-        self.check_claims()
-        self.mirror.hear(self.cache.take_events())
+        self.check_soft_pins()
+        self.mirror.apply(self.cache.take_events())
         assert self.mirror.cached == cached(self.cache)
 
     def check_contents(self) -> None:
-        """Every page holds what its readers expect."""
+        """Check that every page holds what its readers expect."""
         slots = self.settled()
         for sequence in self.live:
             for position in range(sequence.num_computed):
                 slot = self.slot(sequence.lease, position)
                 assert slots[slot] == tuple(sequence.tokens[: position + 1])
         for node in self.cache.tree.nodes():
-            tokens = spelled(node)
+            tokens = tokens_of(node)
             before = len(tokens) - node.num_tokens
             for at in range(node.num_tokens):
                 page, offset = divmod(at, PAGE_SIZE)
                 assert slots[node.pages[page] * PAGE_SIZE + offset] == tuple(tokens[: before + at + 1])
 
-    def check_claims(self) -> None:
-        """Claims are noted where something claimed ends, and nowhere behind; unless something went, on every leaf."""
+    def check_soft_pins(self) -> None:
+        """Check that soft pins lie on a node inside their prefix and, unless pages left, on every leaf of it."""
         if self.cache.strategy != "program":
-            assert not self.cache.tiers.claims.claimants()
+            assert not self.cache.tiers.soft_pins.owners()
             return
         for node in self.cache.tree.nodes():
-            tokens = spelled(node)
-            for claimant, rank in (node.claims or {}).items():
-                claim = self.claims[claimant]
-                assert (namespace_of(node), rank) == (claim.namespace, claim.rank)
-                assert len(tokens) <= self.cache.pages_for(len(claim.tokens)) * PAGE_SIZE
-                assert common(tokens, claim.tokens) == min(len(tokens), len(claim.tokens))
+            tokens = tokens_of(node)
+            for owner, rank in (node.soft_pins or {}).items():
+                pin = self.soft_pins[owner]
+                assert (namespace_of(node), rank) == (pin.namespace, pin.rank)
+                assert len(tokens) <= self.cache.pages_for(len(pin.tokens)) * PAGE_SIZE
+                assert common(tokens, pin.tokens) == min(len(tokens), len(pin.tokens))
             if not node.evictable or len(tokens) % PAGE_SIZE:
                 continue
-            for claimant, claim in self.claims.items():
-                if claim.num_moved == self.num_moved and claim.namespace == namespace_of(node):
-                    needed = common(tokens, claim.tokens) == len(tokens)
-                    assert not needed or claimant in (node.claims or {})
+            for owner, pin in self.soft_pins.items():
+                if pin.num_moved == self.num_moved and pin.namespace == namespace_of(node):
+                    needed = common(tokens, pin.tokens) == len(tokens)
+                    assert not needed or owner in (node.soft_pins or {})

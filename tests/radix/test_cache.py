@@ -1,3 +1,5 @@
+"""The prefix cache: reuse, eviction, publication and leases."""
+
 from __future__ import annotations
 
 import random
@@ -7,7 +9,7 @@ from ramiform.radix.invariants import check_invariants
 
 
 def run(cache: PrefixCache, tokens: list[int], namespace: str = "") -> Lease:
-    """Acquire, copy and compute `tokens`, without releasing."""
+    """Acquire and copy `tokens`, without releasing."""
     lease = cache.acquire(tokens, namespace, num_tokens=len(tokens))
     assert lease is not None
     cache.take_copies()
@@ -37,13 +39,13 @@ def test_a_prefix_that_ends_inside_a_page_is_copied_not_shared() -> None:
     assert copy.source not in lease.pages
 
 
-def test_the_source_of_a_copy_may_be_had_by_whoever_comes_next() -> None:
+def test_the_source_of_a_copy_may_be_given_to_the_next_lease() -> None:
     cache = PrefixCache(4)
     store(cache, list(range(20)))
     lease = cache.acquire([*range(18), 99], num_tokens=19)
     assert lease is not None
     (copy,) = cache.take_copies()
-    # Of four pages the source is the last that can be had: what is written to it comes after the copy.
+    # Of four pages the source is the last one available: it is written after the copy.
     assert cache.extend(lease, 64)
     assert copy.source in lease.pages
 
@@ -82,7 +84,7 @@ def test_nothing_is_shared_across_namespaces() -> None:
     assert cache.match(list(range(40)), "one") == 40
 
 
-def test_what_two_sequences_computed_alike_is_kept_once() -> None:
+def test_pages_that_several_sequences_computed_are_kept_once() -> None:
     cache = PrefixCache(20)
     tokens = list(range(70))
     leases = [run(cache, tokens) for _ in range(3)]
@@ -110,7 +112,7 @@ def test_a_published_unfinished_page_gives_way_to_a_whole_one_that_came_first() 
     check_invariants(cache, [slow, fast])
 
 
-def test_an_unfinished_page_that_a_sibling_holds_as_well_goes_with_its_last_pin() -> None:
+def test_an_unfinished_page_that_a_sibling_covers_is_removed_with_its_last_pin() -> None:
     cache = PrefixCache(20)
     tokens = list(range(12))
     slow, fast = run(cache, tokens), run(cache, tokens)
@@ -122,7 +124,7 @@ def test_an_unfinished_page_that_a_sibling_holds_as_well_goes_with_its_last_pin(
     check_invariants(cache, [fast])
 
 
-def test_a_lease_that_cannot_be_had_changes_nothing() -> None:
+def test_a_lease_that_is_refused_changes_nothing() -> None:
     cache = PrefixCache(4)
     store(cache, list(range(40)))
     lease = run(cache, list(range(1000, 1032)))
@@ -151,7 +153,7 @@ def test_a_disabled_cache_shares_nothing_and_loses_nothing() -> None:
     assert (cache.num_free, cache.num_cached) == (8, 0)
 
 
-def test_forgotten_namespaces_leave_nothing_behind() -> None:
+def test_evicted_namespaces_leave_nothing_behind() -> None:
     cache = PrefixCache(4)
     for i in range(100):
         store(cache, list(range(20)), f"user {i}")
@@ -169,8 +171,8 @@ def test_the_eviction_heap_stays_as_small_as_the_tree() -> None:
     check_invariants(cache, [])
 
 
-def test_matching_costs_what_is_matched_not_what_is_cached() -> None:
-    """Counted in comparisons: token look-ups done by one match with a hundred and with ten thousand siblings."""
+def test_the_cost_of_a_match_does_not_depend_on_the_number_of_siblings() -> None:
+    """Count the token look-ups of one match among a hundred and ten thousand siblings."""
 
     class Counted(list[int]):
         reads = 0

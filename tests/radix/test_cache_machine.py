@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ramiform.radix.strategies import STRATEGIES, StrategyName
+from ramiform.radix.strategies import STRATEGIES
 
 from .naive_cache import Model, Sequence
 
@@ -19,8 +19,8 @@ continuations = st.lists(st.integers(0, 1), max_size=6) | st.integers(1, 12).map
 limits = st.none() | st.none() | st.integers(0, 40)
 namespaces = st.sampled_from(["", "", "other"])
 priorities = st.integers(-1, 2)
-families = st.sampled_from([None, "one", "two"])
-claimants = st.integers(0, 3)
+program_ids = st.sampled_from([None, "one", "two"])
+owners = st.integers(0, 3)
 live = precondition(lambda self: self.model.live)
 
 
@@ -31,7 +31,7 @@ class CacheMachine(RuleBasedStateMachine):
         strategy=st.sampled_from([*STRATEGIES, "program"]),
         enabled=st.sampled_from([True, True, True, True, False]),
     )
-    def start(self, num_pages: int, num_host_pages: int, strategy: StrategyName, enabled: bool) -> None:
+    def start(self, num_pages: int, num_host_pages: int, strategy: str, enabled: bool) -> None:
         self.model = Model(num_pages, num_host_pages, strategy, enabled)
 
     def sequence(self, which: int) -> Sequence:
@@ -44,7 +44,7 @@ class CacheMachine(RuleBasedStateMachine):
         more=st.integers(0, 9),
         spare=st.integers(0, 3),
         priority=priorities,
-        family=families,
+        program_id=program_ids,
     )
     def acquire(
         self,
@@ -54,14 +54,14 @@ class CacheMachine(RuleBasedStateMachine):
         more: int,
         spare: int,
         priority: int,
-        family: str | None,
+        program_id: str | None,
     ) -> None:
-        self.model.acquire(tokens, namespace, limit, more, spare, priority, family)
+        self.model.acquire(tokens, namespace, limit, more, spare, priority, program_id)
 
-    @rule(tokens=sequences, namespace=namespaces, priority=priorities, family=families)
-    def serve(self, tokens: list[int], namespace: str, priority: int, family: str | None) -> None:
+    @rule(tokens=sequences, namespace=namespaces, priority=priorities, program_id=program_ids)
+    def serve(self, tokens: list[int], namespace: str, priority: int, program_id: str | None) -> None:
         """A request from its beginning to its end."""
-        sequence = self.model.acquire(tokens, namespace, None, 0, 0, priority, family)
+        sequence = self.model.acquire(tokens, namespace, None, 0, 0, priority, program_id)
         if sequence is not None:
             self.model.compute(sequence, len(tokens), [])
             self.model.release(sequence)
@@ -87,13 +87,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.model.abort(self.sequence(which))
 
     @live
-    @rule(which=st.integers(0, 9), claimant=claimants, num_tokens=st.integers(0, 40), rank=st.integers(0, 3))
-    def claim(self, which: int, claimant: int, num_tokens: int, rank: int) -> None:
-        self.model.claim(self.sequence(which), claimant, num_tokens, rank)
+    @rule(which=st.integers(0, 9), owner=owners, num_tokens=st.integers(0, 40), rank=st.integers(0, 3))
+    def set_soft_pin(self, which: int, owner: int, num_tokens: int, rank: int) -> None:
+        self.model.set_soft_pin(self.sequence(which), owner, num_tokens, rank)
 
-    @rule(claimant=claimants)
-    def drop_claim(self, claimant: int) -> None:
-        self.model.drop_claim(claimant)
+    @rule(owner=owners)
+    def drop_soft_pin(self, owner: int) -> None:
+        self.model.drop_soft_pin(owner)
 
     @rule()
     @precondition(lambda self: self.model.cache.num_cached)
@@ -114,7 +114,7 @@ CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=
 TestCacheMachine = CacheMachine.TestCase
 
 
-def walk(draw: random.Random, strategy: StrategyName, num_steps: int) -> Model:
+def walk(draw: random.Random, strategy: str, num_steps: int) -> Model:
     """A busy cache that is mostly full: few different tokens, several sequences at once."""
     model = Model(draw.randrange(6, 30), draw.choice([0, 2, 6, 15, 60]), strategy, enabled=True)
     # Where most sequences begin: long runs that part late, so that nodes are long and are split.
@@ -130,9 +130,9 @@ def walk(draw: random.Random, strategy: StrategyName, num_steps: int) -> Model:
         sequence = draw.choice(model.live) if model.live else None
         if sequence is None or (chance < 0.25 and len(model.live) < most):
             limit = None if draw.random() < 0.8 else draw.randrange(40)
-            family = draw.choice([None, "one", "one", "two"])
+            program_id = draw.choice([None, "one", "one", "two"])
             model.acquire(
-                tokens(), "", limit, draw.randrange(10), draw.choice([0, 0, 1, 3]), draw.randrange(-1, 3), family
+                tokens(), "", limit, draw.randrange(10), draw.choice([0, 0, 1, 3]), draw.randrange(-1, 3), program_id
             )
         elif chance < 0.55:
             upcoming = draw.choices(range(2), k=draw.choice([0, 0, 1, 9]))
@@ -140,9 +140,9 @@ def walk(draw: random.Random, strategy: StrategyName, num_steps: int) -> Model:
             if draw.random() < 0.8:
                 model.commit(sequence)
         elif chance < 0.7:
-            model.claim(sequence, draw.randrange(5), draw.randrange(60), draw.randrange(4))
+            model.set_soft_pin(sequence, draw.randrange(5), draw.randrange(60), draw.randrange(4))
         elif chance < 0.75:
-            model.drop_claim(draw.randrange(5))
+            model.drop_soft_pin(draw.randrange(5))
         elif chance < 0.8:
             model.abort(sequence)
         elif chance < 0.805:
@@ -154,7 +154,7 @@ def walk(draw: random.Random, strategy: StrategyName, num_steps: int) -> Model:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_long_walks_agree_with_the_model(strategy: StrategyName) -> None:
+def test_long_walks_agree_with_the_model(strategy: str) -> None:
     seen = [walk(random.Random(f"{strategy} {seed}"), strategy, num_steps=120).cache.stats for seed in range(25)]
     assert all(stats.num_evicted_pages + stats.num_demoted_pages for stats in seen), "there is no pressure"
     assert sum(stats.num_promoted_pages for stats in seen) > 100

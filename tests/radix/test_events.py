@@ -1,4 +1,4 @@
-"""Events: what a router or a viewer hears."""
+"""Cache events, as routers and viewers receive them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def store(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
     cache.release(lease, tokens)
 
 
-def test_whole_pages_are_told_with_their_tokens_and_their_chain() -> None:
+def test_whole_pages_are_reported_with_their_tokens_and_their_parent() -> None:
     cache = PrefixCache(8, events=True)
     store(cache, TOKENS, "mine")
     first = page_hash(None, pack(TOKENS[:16]), "mine")
@@ -33,20 +33,20 @@ def test_whole_pages_are_told_with_their_tokens_and_their_chain() -> None:
     assert cache.take_events() == []
 
 
-def test_a_page_s_name_stands_for_all_before_it() -> None:
+def test_a_page_s_hash_stands_for_all_before_it() -> None:
     page = pack(TOKENS[:16])
-    names = [
+    hashes = [
         page_hash(None, page, ""),
         page_hash(None, page, "other"),
         page_hash(None, pack(TOKENS[1:17]), ""),
         page_hash(1, page, ""),
         page_hash(2, page, ""),
     ]
-    assert len(set(names)) == len(names)
-    assert all(0 <= name < 2**64 for name in names)
+    assert len(set(hashes)) == len(hashes)
+    assert all(0 <= value < 2**64 for value in hashes)
 
 
-def test_names_are_the_same_in_every_process() -> None:
+def test_hashes_are_the_same_in_every_process() -> None:
     code = (
         "from ramiform.radix.events import page_hash; from ramiform.radix.packed_tokens import pack;"
         "print(page_hash(page_hash(None, pack(range(16)), 'a'), pack(range(16)), 'a'))"
@@ -55,7 +55,7 @@ def test_names_are_the_same_in_every_process() -> None:
     assert int(other) == page_hash(page_hash(None, pack(range(16)), "a"), pack(range(16)), "a")
 
 
-def test_pages_are_told_to_go_down_before_they_are_told_to_be_gone() -> None:
+def test_a_demoted_page_is_stored_on_the_host_before_it_is_removed_from_the_device() -> None:
     cache = PrefixCache(2, num_host_pages=2, events=True)
     store(cache, TOKENS[:32])
     (stored,) = cache.take_events()
@@ -73,7 +73,7 @@ def test_a_flush_of_everything_is_one_event() -> None:
     assert cache.take_events() == [Cleared()]
 
 
-def test_a_flush_beside_a_pin_tells_what_goes() -> None:
+def test_a_flush_beside_a_pin_reports_what_is_removed() -> None:
     cache = PrefixCache(8, events=True)
     mirror = Mirror(16)
     lease = cache.acquire(TOKENS, num_tokens=40)
@@ -81,12 +81,12 @@ def test_a_flush_beside_a_pin_tells_what_goes() -> None:
     cache.commit(lease, TOKENS)
     store(cache, list(range(40)), "other")
     cache.flush()
-    mirror.hear(cache.take_events())
+    mirror.apply(cache.take_events())
     assert mirror.cached == cached(cache)
     assert {namespace for _, namespace, _ in mirror.cached} == {""}
 
 
-def test_nobody_listening_costs_nothing() -> None:
+def test_without_events_no_hashes_are_computed() -> None:
     cache = PrefixCache(8)
     store(cache, TOKENS)
     assert cache.take_events() == []

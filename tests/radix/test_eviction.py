@@ -1,11 +1,13 @@
-"""Who goes first, by each strategy, and what claims protect."""
+"""Order of eviction under each strategy, and the effect of soft pins."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from ramiform.radix.cache import PrefixCache
 from ramiform.radix.invariants import check_invariants
+from ramiform.radix.strategies import STRATEGIES
+from ramiform.runtime.protocol.config import EvictionName
 
 
 def prefix(name: int, num_pages: int = 3) -> list[int]:
@@ -18,16 +20,16 @@ def store(cache: PrefixCache, tokens: list[int], **user: Any) -> None:
     cache.release(lease, tokens)
 
 
-def store_claimed(cache: PrefixCache, tokens: list[int], claimant: str, num_tokens: int, rank: int = 0) -> None:
-    lease = cache.acquire(tokens, num_tokens=len(tokens), family=claimant)
+def store_soft_pinned(cache: PrefixCache, tokens: list[int], owner: str, num_tokens: int, rank: int = 0) -> None:
+    lease = cache.acquire(tokens, num_tokens=len(tokens), program_id=owner)
     assert lease is not None
     cache.commit(lease, tokens)
-    cache.claim(lease, claimant, num_tokens, rank)
+    cache.set_soft_pin(lease, owner, num_tokens, rank)
     cache.release(lease, tokens)
 
 
 def victims(cache: PrefixCache, *prefixes: list[int]) -> list[int]:
-    """The prefixes in the order in which they lose pages to a sequence that takes page by page."""
+    """The prefixes in the order in which they lose pages to a sequence that grows page by page."""
     lease = cache.acquire([], "newcomer")
     assert lease is not None
     order = []
@@ -39,6 +41,10 @@ def victims(cache: PrefixCache, *prefixes: list[int]) -> list[int]:
         order += [i for i, (before, after) in enumerate(zip(sizes, now, strict=True)) if after < before]
         sizes = now
     return [name for at, name in enumerate(order) if at == 0 or order[at - 1] != name]
+
+
+def test_the_strategies_are_the_choices_of_the_setting() -> None:
+    assert STRATEGIES.keys() == set(get_args(EvictionName))
 
 
 def test_lru_takes_what_was_not_used_for_longest() -> None:
@@ -55,51 +61,51 @@ def test_lfu_takes_what_was_hit_least_and_of_that_the_oldest() -> None:
     assert victims(cache, prefix(1), prefix(2), prefix(3)) == [1, 2, 0]
 
 
-def test_priority_takes_what_only_unimportant_requests_used() -> None:
+def test_priority_takes_what_only_requests_of_low_priority_used() -> None:
     cache = PrefixCache(9, strategy="priority")
     for name, priority in ((1, 1), (2, 5), (3, 2), (1, 9)):
         store(cache, prefix(name), priority=priority)
     assert victims(cache, prefix(1), prefix(2), prefix(3)) == [2, 1, 0]
 
 
-def test_program_takes_a_family_s_leftovers_first_and_then_what_is_shared() -> None:
+def test_program_takes_what_one_ended_program_used_first_and_then_what_is_shared() -> None:
     cache = PrefixCache(12, strategy="program")
-    store(cache, prefix(1), family="one")
-    store(cache, prefix(1), family="two")
+    store(cache, prefix(1), program_id="one")
+    store(cache, prefix(1), program_id="two")
     store(cache, prefix(2))
-    store_claimed(cache, prefix(3), "three", 48)
-    store(cache, prefix(4), family="four")
+    store_soft_pinned(cache, prefix(3), "three", 48)
+    store(cache, prefix(4), program_id="four")
     assert victims(cache, prefix(1), prefix(2), prefix(3), prefix(4)) == [3, 0, 1, 2]
 
 
-def test_what_two_families_compute_at_once_is_shared() -> None:
+def test_a_prefix_that_two_programs_compute_at_once_is_shared() -> None:
     cache = PrefixCache(9, strategy="program")
-    leases = [cache.acquire(prefix(1), num_tokens=48, family=family) for family in ("one", "two")]
+    leases = [cache.acquire(prefix(1), num_tokens=48, program_id=program_id) for program_id in ("one", "two")]
     for lease in leases:
         assert lease is not None
         cache.release(lease, prefix(1))
-    store(cache, prefix(2), family="one")
+    store(cache, prefix(2), program_id="one")
     assert victims(cache, prefix(1), prefix(2)) == [1, 0]
 
 
-def test_of_claimed_prefixes_the_most_junior_program_s_goes_first() -> None:
+def test_of_soft_pinned_prefixes_the_most_junior_program_s_goes_first() -> None:
     cache = PrefixCache(9, strategy="program")
     for name, rank in ((1, 5), (2, 9), (3, 1)):
-        store_claimed(cache, prefix(name), str(name), 48, rank)
+        store_soft_pinned(cache, prefix(name), str(name), 48, rank)
     assert victims(cache, prefix(1), prefix(2), prefix(3)) == [1, 0, 2]
 
 
-def test_a_prefix_is_as_senior_as_the_most_senior_of_its_claimants() -> None:
+def test_a_prefix_is_as_senior_as_the_most_senior_of_its_owners() -> None:
     cache = PrefixCache(6, strategy="program")
-    store_claimed(cache, prefix(1), "junior", 48, 9)
-    store_claimed(cache, prefix(1), "senior", 48, 1)
-    store_claimed(cache, prefix(2), "between", 48, 5)
+    store_soft_pinned(cache, prefix(1), "junior", 48, 9)
+    store_soft_pinned(cache, prefix(1), "senior", 48, 1)
+    store_soft_pinned(cache, prefix(2), "between", 48, 5)
     assert victims(cache, prefix(1), prefix(2)) == [1, 0]
 
 
-def test_a_claim_protects_its_prefix_up_to_the_page_it_ends_in_and_no_more() -> None:
+def test_a_soft_pin_protects_its_prefix_up_to_the_page_it_ends_in_and_no_more() -> None:
     cache = PrefixCache(9, strategy="program")
-    store_claimed(cache, prefix(1, 6), "one", 33)
+    store_soft_pinned(cache, prefix(1, 6), "one", 33)
     store(cache, prefix(2))
     lease = cache.acquire([], "newcomer")
     assert lease is not None
@@ -107,38 +113,38 @@ def test_a_claim_protects_its_prefix_up_to_the_page_it_ends_in_and_no_more() -> 
     assert (cache.match(prefix(1, 6)), cache.match(prefix(2))) == (48, 0)
 
 
-def test_a_claim_replaces_the_claimant_s_earlier_one() -> None:
+def test_a_soft_pin_replaces_the_owner_s_earlier_one() -> None:
     cache = PrefixCache(6, strategy="program")
-    store_claimed(cache, prefix(1), "one", 48)
-    store_claimed(cache, prefix(2), "one", 48)
+    store_soft_pinned(cache, prefix(1), "one", 48)
+    store_soft_pinned(cache, prefix(2), "one", 48)
     assert victims(cache, prefix(1), prefix(2)) == [0, 1]
 
 
-def test_a_dropped_claim_protects_nothing() -> None:
+def test_a_dropped_soft_pin_protects_nothing() -> None:
     cache = PrefixCache(6, strategy="program")
-    store_claimed(cache, prefix(1), "one", 48)
+    store_soft_pinned(cache, prefix(1), "one", 48)
     store(cache, prefix(2))
-    cache.drop_claim("one")
-    cache.drop_claim("nobody")
+    cache.drop_soft_pin("one")
+    cache.drop_soft_pin("nobody")
     assert victims(cache, prefix(1), prefix(2)) == [0, 1]
 
 
-def test_when_a_claimed_leaf_goes_the_rest_of_its_prefix_stays_claimed() -> None:
+def test_when_a_soft_pinned_leaf_goes_the_rest_of_its_prefix_stays_soft_pinned() -> None:
     cache = PrefixCache(9, strategy="program")
     store(cache, prefix(1))
-    store_claimed(cache, [*prefix(1), *prefix(4)], "one", 96, rank=3)
-    store_claimed(cache, prefix(2), "two", 48, rank=2)
-    # The junior's claimed pages go, all of them, before the senior's first.
+    store_soft_pinned(cache, [*prefix(1), *prefix(4)], "one", 96, rank=3)
+    store_soft_pinned(cache, prefix(2), "two", 48, rank=2)
+    # All soft-pinned pages of the junior program go before the first one of the senior's.
     assert victims(cache, [*prefix(1), *prefix(4)], prefix(2)) == [0, 1]
 
 
-def test_what_a_lease_goes_on_to_compute_is_not_covered_by_its_claim() -> None:
+def test_what_a_lease_computes_later_is_not_covered_by_its_soft_pin() -> None:
     cache = PrefixCache(9, strategy="program")
     tokens = prefix(1, 5)
-    lease = cache.acquire(tokens, num_tokens=80, family="one")
+    lease = cache.acquire(tokens, num_tokens=80, program_id="one")
     assert lease is not None
     cache.commit(lease, tokens[:40])
-    cache.claim(lease, "one", 40, 0)
+    cache.set_soft_pin(lease, "one", 40, 0)
     cache.commit(lease, tokens)
     cache.release(lease, tokens)
     store(cache, prefix(2))
@@ -148,8 +154,8 @@ def test_what_a_lease_goes_on_to_compute_is_not_covered_by_its_claim() -> None:
     check_invariants(cache, [newcomer])
 
 
-def test_strategies_that_heed_no_claims_are_not_bothered_by_them() -> None:
+def test_a_strategy_without_soft_pins_does_not_split_nodes_for_them() -> None:
     cache = PrefixCache(6)
-    store_claimed(cache, prefix(1), "one", 16)
+    store_soft_pinned(cache, prefix(1), "one", 16)
     assert cache.tree.num_nodes == 1
-    cache.drop_claim("one")
+    cache.drop_soft_pin("one")

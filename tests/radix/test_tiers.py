@@ -1,4 +1,4 @@
-"""What leaves the device goes to the host and is found there."""
+"""Pages that leave the device go to the host and are found there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def prefix(name: int, num_tokens: int) -> list[int]:
     return [name * 1000 + i for i in range(num_tokens)]
 
 
-def test_an_evicted_prefix_is_copied_down_and_a_hit_copies_up_what_it_matches() -> None:
+def test_an_evicted_prefix_is_copied_to_the_host_and_a_hit_copies_back_what_it_matches() -> None:
     cache = PrefixCache(4, num_host_pages=8)
     store(cache, prefix(1, 60))
     store(cache, prefix(2, 64))
@@ -49,7 +49,7 @@ def test_a_prefix_that_ends_inside_a_host_page_is_copied_straight_from_there() -
     assert cache.stats.num_host_hit_tokens == 5
 
 
-def test_pages_that_leave_one_by_one_are_one_node_again_on_the_host() -> None:
+def test_pages_that_are_demoted_one_by_one_become_one_node_on_the_host() -> None:
     cache = PrefixCache(8, num_host_pages=8)
     store(cache, prefix(1, 128))
     lease = cache.acquire([], "newcomer")
@@ -61,7 +61,7 @@ def test_pages_that_leave_one_by_one_are_one_node_again_on_the_host() -> None:
     assert cache.match(prefix(1, 128)) == 128
 
 
-def test_a_full_host_gives_up_what_was_unused_for_longest() -> None:
+def test_a_full_host_drops_what_was_unused_for_longest() -> None:
     cache = PrefixCache(2, num_host_pages=4)
     for name in (1, 2, 3, 4):
         store(cache, prefix(name, 32))
@@ -69,27 +69,27 @@ def test_a_full_host_gives_up_what_was_unused_for_longest() -> None:
     assert (cache.stats.num_demoted_pages, cache.stats.num_evicted_pages) == (6, 2)
 
 
-def test_the_host_keeps_what_is_claimed_rather_than_what_comes_later() -> None:
+def test_the_host_keeps_what_is_soft_pinned_rather_than_what_comes_later() -> None:
     cache = PrefixCache(2, num_host_pages=2, strategy="program")
-    claimed = prefix(1, 32)
-    lease = cache.acquire(claimed, num_tokens=32, family="one")
+    soft_pinned = prefix(1, 32)
+    lease = cache.acquire(soft_pinned, num_tokens=32, program_id="one")
     assert lease is not None
-    cache.commit(lease, claimed)
-    cache.claim(lease, "one", 32, 0)
-    cache.release(lease, claimed)
+    cache.commit(lease, soft_pinned)
+    cache.set_soft_pin(lease, "one", 32, 0)
+    cache.release(lease, soft_pinned)
     for name in (2, 3, 4):
         store(cache, prefix(name, 32))
-    assert cache.match(claimed) == 32
-    cache.drop_claim("one")
+    assert cache.match(soft_pinned) == 32
+    cache.drop_soft_pin("one")
     store(cache, prefix(5, 32))
-    assert cache.match(claimed) == 0
+    assert cache.match(soft_pinned) == 0
     assert cache.match(prefix(4, 32)) == 32
 
 
-def test_a_prefix_computed_again_takes_the_host_s_place_without_a_copy() -> None:
+def test_a_prefix_computed_again_replaces_the_host_s_without_a_copy() -> None:
     cache = PrefixCache(4, num_host_pages=4)
     tokens = prefix(1, 32)
-    again = cache.acquire(tokens, num_tokens=32)  # before anything is known
+    again = cache.acquire(tokens, num_tokens=32)  # before anything is cached
     assert again is not None
     store(cache, tokens)
     cache.release(cache_fill(cache), [])
@@ -102,7 +102,7 @@ def test_a_prefix_computed_again_takes_the_host_s_place_without_a_copy() -> None
 
 
 def cache_fill(cache: PrefixCache):  # type: ignore[no-untyped-def]
-    """A lease on every page that can be had."""
+    """A lease on every page that is available."""
     lease = cache.acquire([], "newcomer", num_tokens=16 * cache.num_available)
     assert lease is not None
     return lease

@@ -1,4 +1,4 @@
-"""Nodes are runs of pages: when they part, when they grow, and what finding one's way costs."""
+"""Radix tree nodes: when they split, grow and join, and what a look-up costs."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def decode(cache: PrefixCache, lease: Lease, tokens: list[int], num_tokens: int)
     return tokens
 
 
-def test_a_prefix_is_one_node_until_somebody_leaves_it_halfway() -> None:
+def test_a_prefix_is_one_node_until_another_sequence_diverges_inside_it() -> None:
     cache = PrefixCache(100)
     store(cache, list(range(100)))
     assert cache.tree.num_nodes == 1
     store(cache, [*range(40), 7])
-    # [0, 32) shared, [32, 100) the first one's, [32, 41) the second one's with its copy of [32, 40)
+    # [0, 32) shared, [32, 100) of the first sequence, [32, 41) of the second with its copy of [32, 40)
     assert cache.tree.num_nodes == 3
     assert sorted(len(node.pages) for node in cache.tree.nodes()) == [1, 2, 5]
 
 
-def test_looking_changes_nothing() -> None:
+def test_a_match_changes_nothing() -> None:
     cache = PrefixCache(100)
     store(cache, list(range(100)))
     assert cache.match([*range(40), 7]) == 40
@@ -57,7 +57,7 @@ def test_a_long_decode_is_one_node() -> None:
     check_invariants(cache, [lease])
 
 
-def test_what_somebody_builds_upon_does_not_grow() -> None:
+def test_a_leaf_that_another_lease_pins_does_not_grow() -> None:
     cache = PrefixCache(100)
     prompt = list(range(500, 532))
     first = cache.acquire(prompt, num_tokens=32)
@@ -73,7 +73,7 @@ def test_what_somebody_builds_upon_does_not_grow() -> None:
     check_invariants(cache, [second])
 
 
-def test_a_split_leaves_every_lease_what_it_held() -> None:
+def test_a_split_keeps_what_every_lease_pins() -> None:
     cache = PrefixCache(12)
     long = list(range(128))
     whole = cache.acquire(long, num_tokens=128)
@@ -89,7 +89,7 @@ def test_a_split_leaves_every_lease_what_it_held() -> None:
     check_invariants(cache, [])
 
 
-def test_a_split_is_undone_once_nothing_tells_the_parts_apart() -> None:
+def test_a_split_is_undone_once_both_parts_have_the_same_key() -> None:
     cache = PrefixCache(13)
     long = list(range(160))
     store(cache, long)
@@ -104,7 +104,7 @@ def test_a_split_is_undone_once_nothing_tells_the_parts_apart() -> None:
     check_invariants(cache, [filler])
 
 
-def test_parts_that_a_strategy_tells_apart_stay_apart() -> None:
+def test_parts_with_different_keys_stay_apart() -> None:
     cache = PrefixCache(13, strategy="lfu")
     long = list(range(160))
     store(cache, long)
@@ -116,7 +116,7 @@ def test_parts_that_a_strategy_tells_apart_stay_apart() -> None:
     assert [node.num_hits for node in cache.tree.nodes()] == [3, 2]
 
 
-def test_a_leaf_gives_up_as_many_pages_as_are_needed() -> None:
+def test_a_leaf_loses_only_as_many_pages_as_are_needed() -> None:
     cache = PrefixCache(10)
     long = list(range(160))
     store(cache, long)
@@ -125,7 +125,7 @@ def test_a_leaf_gives_up_as_many_pages_as_are_needed() -> None:
     assert (cache.match(long), cache.stats.num_evicted_pages) == (112, 3)
 
 
-def test_an_unfinished_page_that_a_longer_one_overtakes_goes() -> None:
+def test_an_unfinished_page_is_removed_when_a_sibling_covers_it() -> None:
     cache = PrefixCache(20)
     slow = cache.acquire([1, 2, 3, 4], num_tokens=4)
     fast = cache.acquire([1, 2], num_tokens=2)
@@ -142,7 +142,7 @@ def test_an_unfinished_page_that_a_longer_one_overtakes_goes() -> None:
 
 
 def test_finding_a_prefix_costs_what_is_matched_not_what_is_cached() -> None:
-    """Counted in bytes that are compared or hashed, in a tree of forks, small and large."""
+    """Count the bytes compared or hashed, in a small and a large tree of forks."""
     read = 0
 
     class Counted(list[int]):
@@ -187,10 +187,10 @@ def test_the_nearest_sibling_is_found_as_if_all_were_compared(num_siblings: int)
         nearest, num_shared = branch.nearest(key)
         assert num_shared == most
         assert nearest is None if not most else naive_common(key, nearest.key) == most  # type: ignore[union-attr]
-        covering = branch.covering(key)
+        covering = branch.child_covering(key)
         assert (covering is not None) == any(other.startswith(key) for other in nodes)
-        assert branch.after(key) == min((other for other in nodes if other > key), default=None)
-        assert branch.before(key) == max((other for other in nodes if other < key), default=None)
+        assert branch.first_key_after(key) == min((other for other in nodes if other > key), default=None)
+        assert branch.last_key_before(key) == max((other for other in nodes if other < key), default=None)
 
 
 def naive_common(a: bytes, b: bytes) -> int:
@@ -207,7 +207,7 @@ def test_common_tokens_are_counted_from_any_place() -> None:
         assert common_prefix_length(pack(run), pack(other), 4 * at) == naive_common(pack(run), pack(other[at:]))
 
 
-def test_tokens_that_no_vocabulary_has_are_refused() -> None:
+def test_tokens_outside_32_bits_are_refused() -> None:
     assert unpack(pack([0, 2**32 - 1])) == [0, 2**32 - 1]
     for token in (-1, 2**32):
         with pytest.raises(OverflowError):

@@ -130,7 +130,7 @@ class Runtime:
         """Returns whether something was computed."""
         num_plans, num_waited = len(self.plans), self.num_waited
         self.aborts_in_flight = aborts_in_flight
-        for answers in self.pipeline.turn():
+        for answers in self.pipeline.advance():
             self.cache.check()
             self.take(answers)
         if self.scheduler.idle:

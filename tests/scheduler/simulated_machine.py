@@ -68,7 +68,7 @@ class Decoding:
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        self.economy = SpeculationPolicy()
+        self.policy = SpeculationPolicy()
         self.slots = [self._slot() for _ in range(self.batch)]
 
     def run(self, num_tokens: int) -> Decoding:
@@ -85,16 +85,16 @@ class Decoding:
         choice = self._choice(decoding)
         chosen = {id(decoding[index]) for index in choice.chosen}
         gained = prompt = guesses = caught_up = num_drafts = 0
-        behind = False
+        catching_up = False
         context = sum(slot.context for slot in self.slots) / self.batch
         for index, slot in enumerate(self.slots):
             count, newcomer = counts.get(id(slot), 0), not slot.num_done
-            drafts = choice.steps and (choice.newcomers if newcomer else id(slot) in chosen)
+            drafts = choice.steps and (choice.include_new if newcomer else id(slot) in chosen)
             right = 0
             while right < count and self.draw.random() < self.chance:
                 right += 1
             if count and self.depth is None:
-                self.economy.observe(slot.acceptance, sum(0.8**n for n in range(1, count + 1)), count, right)
+                self.policy.observe(slot.acceptance, sum(0.8**n for n in range(1, count + 1)), count, right)
             prompt += slot.prompt - 1 if newcomer else 0
             guesses += count
             right = min(right, slot.output - slot.num_done - 1)
@@ -106,7 +106,7 @@ class Decoding:
                 slot.draft = choice.steps
                 num_drafts += 1
                 missing = slot.context - slot.followed - 1
-                behind |= missing > STEPS
+                catching_up |= missing > STEPS
                 caught_up += missing if missing > STEPS else 0
                 slot.followed = slot.context - 1
             if slot.num_done >= slot.output:
@@ -115,11 +115,13 @@ class Decoding:
         shape = StepShape(self.batch + prompt + guesses, prompt + guesses > 0, num_drafts, rounds, rounds * num_drafts)
         seconds = self.seconds(Step(shape, self.batch, context, prompt, caught_up, self.num_tokens / self.batch))
         self.now += seconds
-        guessed = bool(guesses or num_drafts)
-        self.num_guessing += guessed
+        speculated = bool(guesses or num_drafts)
+        self.num_guessing += speculated
         self.num_steps += 1
         if self.depth is None:
-            self.economy.observe_step(shape, StepWork(self.batch, prompt, gained, context, guessed, behind), seconds)
+            self.policy.observe_step(
+                shape, StepWork(self.batch, prompt, gained, context, speculated, catching_up), seconds
+            )
 
     def _counts(self, drafted: list[Slot]) -> dict[int, int]:
         if not drafted:
@@ -127,19 +129,23 @@ class Decoding:
         if self.depth is not None:
             return {id(slot): slot.draft for slot in drafted}
         chances = [
-            [self.economy.probability(slot.acceptance, -0.22 * n) for n in range(1, slot.draft + 1)] for slot in drafted
+            [self.policy.probability(slot.acceptance, -0.22 * n) for n in range(1, slot.draft + 1)] for slot in drafted
         ]
-        worth = self.economy.num_worth(self.batch, chances, 1000)
+        worth = self.policy.num_to_verify(self.batch, chances, 1000)
         return {id(slot): count for slot, count in zip(drafted, worth, strict=True)}
 
     def _choice(self, decoding: list[Slot]) -> DraftChoice:
         if self.depth is not None:
-            return DraftChoice(self.depth, tuple(range(len(decoding))), newcomers=True) if self.depth else DraftChoice()
+            return (
+                DraftChoice(self.depth, tuple(range(len(decoding))), include_new=True) if self.depth else DraftChoice()
+            )
         if not decoding:
-            choice = self.economy.drafts([DraftCandidate(Acceptance(), STEPS, 1, STEPS)], self.batch)
-            look = choice.only_to_see and self.economy.guard.prompts_measured
-            return replace(choice, chosen=(), newcomers=choice.newcomers or look)
-        return self.economy.drafts([DraftCandidate(slot.acceptance, STEPS, 1, STEPS) for slot in decoding], self.batch)
+            choice = self.policy.choose_drafts([DraftCandidate(Acceptance(), STEPS, 1, STEPS)], self.batch)
+            look = choice.is_trial and self.policy.budget.prompts_measured
+            return replace(choice, chosen=(), include_new=choice.include_new or look)
+        return self.policy.choose_drafts(
+            [DraftCandidate(slot.acceptance, STEPS, 1, STEPS) for slot in decoding], self.batch
+        )
 
 
 def linear(

@@ -33,7 +33,7 @@ def run(seed: int) -> tuple[int, int]:
 
 def test_fewer_are_retracted_in_about_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     estimated = [run(seed) for seed in range(3)]
-    monkeypatch.setattr("ramiform.runtime.scheduler.admission.peak", page_each)
+    monkeypatch.setattr("ramiform.runtime.scheduler.admission.peak_pages", page_each)
     kept_in_hand = [run(seed) for seed in range(3)]
     steps, retractions = map(sum, zip(*estimated, strict=True))
     steps_before, retractions_before = map(sum, zip(*kept_in_hand, strict=True))

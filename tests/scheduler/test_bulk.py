@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ramiform.runtime.protocol.sampling import LogprobParams
-from ramiform.runtime.scheduler import apply_result as outcome
+from ramiform.runtime.scheduler import apply_result
 
 from .harness import Runtime, generate
 from .sequential_run import assert_equal, sequential
@@ -13,7 +13,7 @@ from .sequential_run import assert_equal, sequential
 
 @pytest.fixture(autouse=True)
 def five_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome, "BULK_TOKENS", 5)
+    monkeypatch.setattr(apply_result, "BULK_TOKENS", 5)
 
 
 @pytest.mark.parametrize("logprobs", [None, LogprobParams(num_top=1, prompt_from=0)], ids=["plain", "logprobs"])

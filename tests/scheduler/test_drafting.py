@@ -10,7 +10,7 @@ import pytest
 
 from ramiform.runtime.scheduler.acceptance import Acceptance
 from ramiform.runtime.scheduler.plan import ForwardPlan
-from ramiform.runtime.scheduler.speculation_budget import AGAIN, BEGINNING, TURNS, StepWork
+from ramiform.runtime.scheduler.speculation_budget import INITIAL_SAVINGS, NUM_DEPTH_STAGES, RETRY_SAVINGS, StepWork
 from ramiform.runtime.scheduler.speculation_policy import DraftCandidate, SpeculationPolicy
 from ramiform.runtime.scheduler.step_cost import StepCost, StepShape
 
@@ -112,7 +112,7 @@ def test_what_has_not_been_seen_for_long_is_still_known() -> None:
     assert cost.seconds(shape) == pytest.approx(seconds_of(shape, 0.02, 4.0, 0.1), rel=0.2)
 
 
-def economy(token: float, drafting: float, wide: float = 0.0) -> SpeculationPolicy:
+def policy(token: float, drafting: float, wide: float = 0.0) -> SpeculationPolicy:
     """Knows its costs, and plain steps of up to eight requests."""
     made, draw = SpeculationPolicy(), random.Random(2)
     for _ in range(400):
@@ -132,7 +132,7 @@ def plain_step(made: SpeculationPolicy, num_rows: int, token: float) -> None:
 def test_as_many_guesses_are_verified_as_make_tokens_cheapest() -> None:
     chances = [[0.9, 0.8, 0.7, 0.5, 0.2, 0.1, 0.05], [0.3, 0.1]]
     for token, wide in ((0.001, 0.0), (0.05, 0.3), (0.2, 0.0), (0.2, 0.7), (1.0, 0.2)):
-        counts = economy(token, 0.1, wide).num_worth(2, chances, limit=99)
+        counts = policy(token, 0.1, wide).num_to_verify(2, chances, limit=99)
 
         def speed(first: int, second: int, token: float = token, wide: float = wide) -> float:
             gained = 2 + sum(chances[0][:first]) + sum(chances[1][:second])
@@ -140,7 +140,7 @@ def test_as_many_guesses_are_verified_as_make_tokens_cheapest() -> None:
 
         best = max(speed(first, second) for first in range(8) for second in range(3))
         assert speed(*counts) == pytest.approx(best, rel=0.03)
-    assert sum(economy(0.001, 0.1).num_worth(2, chances, limit=4)) == 4
+    assert sum(policy(0.001, 0.1).num_to_verify(2, chances, limit=4)) == 4
 
 
 def candidate(chance: float, steps: int = 7) -> DraftCandidate:
@@ -151,8 +151,8 @@ def candidate(chance: float, steps: int = 7) -> DraftCandidate:
 def test_drafts_are_as_deep_and_for_as_many_as_make_tokens_cheapest() -> None:
     for token, drafting in ((0.001, 0.3), (0.03, 1.0), (0.1, 2.0), (0.02, 30.0)):
         for chances in ((0.9,), (0.5,), (0.95, 0.9, 0.2, 0.1), (0.7,) * 8):
-            made, many = economy(token, drafting), [candidate(chance) for chance in chances]
-            choice = made.drafts(many, len(many))
+            made, many = policy(token, drafting), [candidate(chance) for chance in chances]
+            choice = made.choose_drafts(many, len(many))
 
             def speed(
                 steps: int,
@@ -167,7 +167,7 @@ def test_drafts_are_as_deep_and_for_as_many_as_make_tokens_cheapest() -> None:
             ranked = sorted(range(len(chances)), key=lambda index: -chances[index])
             plain = speed(0, ())
             best = max(speed(steps, ranked[:count]) for steps in range(1, 8) for count in range(1, len(chances) + 1))
-            if choice.steps and not choice.only_to_see:
+            if choice.steps and not choice.is_trial:
                 assert speed(choice.steps, choice.chosen) > max(plain, 0.95 * best)
             else:
                 assert best < 1.08 * plain
@@ -175,10 +175,10 @@ def test_drafts_are_as_deep_and_for_as_many_as_make_tokens_cheapest() -> None:
 
 def test_looking_again_at_what_does_not_pay_takes_a_hundredth_of_the_time() -> None:
     for drafting in (1.0, 3.0, 20.0):
-        made, extra, looks = economy(0.02, drafting), 0.0, 0
+        made, extra, looks = policy(0.02, drafting), 0.0, 0
         for _ in range(8000):
-            choice = made.drafts([candidate(0.1)], 1)
-            assert choice.only_to_see == (choice.steps > 0)
+            choice = made.choose_drafts([candidate(0.1)], 1)
+            assert choice.is_trial == (choice.steps > 0)
             plain_step(made, 1, 0.02)
             if choice.steps:
                 looks += 1
@@ -190,27 +190,27 @@ def test_looking_again_at_what_does_not_pay_takes_a_hundredth_of_the_time() -> N
                     extra += seconds - 1.02
         assert looks >= 3
         # What is known at first is little: some steps' time for that.
-        assert extra < 1.2 * (0.01 * 8000 + BEGINNING + (TURNS - 1) * AGAIN)
+        assert extra < 1.2 * (0.01 * 8000 + INITIAL_SAVINGS + (NUM_DEPTH_STAGES - 1) * RETRY_SAVINGS)
 
 
 def test_what_did_not_pay_is_had_again_once_it_does() -> None:
-    made = economy(0.02, 3.0)
+    made = policy(0.02, 3.0)
     for _ in range(500):
-        made.drafts([candidate(0.1)], 1)
+        made.choose_drafts([candidate(0.1)], 1)
         plain_step(made, 1, 0.02)
-    good = made.drafts([candidate(0.97)], 1)
+    good = made.choose_drafts([candidate(0.97)], 1)
     assert good.steps
-    assert not good.only_to_see
+    assert not good.is_trial
 
 
 def test_what_looking_took_beyond_the_expected_is_paid_for_too() -> None:
     """A draft may first have to catch up with a long sequence."""
-    made, looks = economy(0.02, 1.0), 0
+    made, looks = policy(0.02, 1.0), 0
     for _ in range(5000):
-        choice = made.drafts([candidate(0.1)], 1)
+        choice = made.choose_drafts([candidate(0.1)], 1)
         looks += choice.steps > 0
         shape = StepShape(1, False, int(choice.steps > 0), max(0, choice.steps - 1), 0)
-        work = StepWork(1, 0, 0, 0.0, guessed=choice.steps > 0, behind=choice.steps > 0)
+        work = StepWork(1, 0, 0, 0.0, speculated=choice.steps > 0, catching_up=choice.steps > 0)
         made.observe_step(shape, work, 101.0 if choice.steps else 1.02)
     assert 1 <= looks <= 3
 
@@ -219,7 +219,7 @@ def test_what_a_plain_step_costs_is_not_forgotten() -> None:
     """Guessing all the time, it would never be seen that a step without costs next to nothing."""
     made, plain = SpeculationPolicy(), 0
     for _ in range(2000):
-        guesses = made.drafts([candidate(0.7)], 1).steps > 0
+        guesses = made.choose_drafts([candidate(0.7)], 1).steps > 0
         plain += not guesses
         shape = StepShape(8, True, 1, 6, 6) if guesses else StepShape(1)
         made.observe_step(shape, StepWork(1, 0, 2 * guesses, 0.0, guesses), 9.0 if guesses else 1.0)
@@ -227,7 +227,7 @@ def test_what_a_plain_step_costs_is_not_forgotten() -> None:
 
 
 def test_a_machine_whose_speed_changes_is_followed() -> None:
-    made, draw = economy(0.02, 0.5), random.Random(4)
+    made, draw = policy(0.02, 0.5), random.Random(4)
     for _ in range(600):
         shape = any_shape(draw)
         made.cost.observe(shape, 3 * seconds_of(shape, 0.02, 0.5, 0.0))

@@ -14,11 +14,11 @@ def test_expectations_are_spread_like_the_residual_lengths_that_were_seen() -> N
     lengths = OutputLengthEstimator()
     seen = [draw.randrange(1, 100) for _ in range(3 * NUM_RECENT)]
     for length in seen:
-        lengths.ended(length)
+        lengths.record(length)
     recent = seen[-NUM_RECENT:]
     for num_tokens in (0, 20, 60):
         longer = sorted(length - num_tokens for length in recent if length > num_tokens)
-        expected = [lengths.remaining(num_tokens, 150, luck) for luck in EVENLY]
+        expected = [lengths.remaining(num_tokens, 150, quantile) for quantile in EVENLY]
         assert expected[: len(longer)] == sorted(expected[: len(longer)])
         mean = sum(longer) / len(longer)
         assert abs(sum(expected) / len(expected) - mean) < 150 * NUM_PRIOR / len(longer)
@@ -27,14 +27,14 @@ def test_expectations_are_spread_like_the_residual_lengths_that_were_seen() -> N
 
 
 def test_before_anything_was_seen_any_share_of_the_limit_is_expected() -> None:
-    assert [OutputLengthEstimator().remaining(7, 100, luck) for luck in (0.0, 0.25, 0.5)] == [0, 25, 50]
+    assert [OutputLengthEstimator().remaining(7, 100, quantile) for quantile in (0.0, 0.25, 0.5)] == [0, 25, 50]
 
 
 def test_nobody_is_expected_to_exceed_its_limit() -> None:
     lengths = OutputLengthEstimator()
     for _ in range(20):
-        lengths.ended(500)
-        lengths.retracted()
+        lengths.record(500)
+        lengths.record_retraction()
     assert lengths.remaining(3, 10, 0.5) == 10
     assert lengths.remaining(3, 0, 0.5) == 0
 
@@ -42,11 +42,11 @@ def test_nobody_is_expected_to_exceed_its_limit() -> None:
 def test_retractions_make_it_careful_and_endings_relax_it() -> None:
     lengths = OutputLengthEstimator()
     for _ in range(NUM_RECENT):
-        lengths.ended(10)
+        lengths.record(10)
     calm = lengths.remaining(0, 1000, 0.5)
-    lengths.retracted()
+    lengths.record_retraction()
     careful = lengths.remaining(0, 1000, 0.5)
     assert calm < careful <= MAX_SAFETY_FACTOR * calm + 1
     for _ in range(100):
-        lengths.ended(10)
+        lengths.record(10)
     assert lengths.remaining(0, 1000, 0.5) == calm

@@ -37,17 +37,17 @@ def request(
     )
 
 
-def view(
+def context_of(
     cached: dict[str, int] | None = None, running: list[Request] | None = None, max_running: int = 8
 ) -> QueueContext:
     known = cached or {}
     return QueueContext(lambda r: known.get(r.rid, 0), lambda r: r.rank < r.serial, running or [], max_running, 4)
 
 
-def drain(queue: WaitingQueue, sight: QueueContext) -> list[int]:
+def drain(queue: WaitingQueue, context: QueueContext) -> list[int]:
     order = []
     while queue:
-        first = queue.front(sight)[0]
+        first = queue.front(context)[0]
         queue.start(first)
         order.append(first.serial)
     return order
@@ -70,7 +70,7 @@ def test_everybody_starts_once_and_priority_precedes_everything(name: OrderName)
         queue = WaitingQueue(QUEUE_POLICIES[name])
         for each in draw.sample(waiting, 20):
             queue.add(each)
-        order = drain(queue, view({each.rid: draw.randrange(12) for each in waiting}))
+        order = drain(queue, context_of({each.rid: draw.randrange(12) for each in waiting}))
         assert sorted(order) == list(range(20))
         priorities = [waiting[serial].message.priority for serial in order]
         assert priorities == sorted(priorities, reverse=True)
@@ -85,7 +85,7 @@ def test_nobody_is_passed_more_often_than_patience_allows(name: OrderName) -> No
     num_passed = 0
     for serial in range(2, 200):
         queue.add(request(serial, [2] * 8, "old", rank=0))
-        front = queue.front(view({f"r{i}": 8 for i in range(2, 200)}))
+        front = queue.front(context_of({f"r{i}": 8 for i in range(2, 200)}))
         queue.start(front[0])
         if front[0] is unlucky:
             break
@@ -98,7 +98,7 @@ def test_the_longest_cached_prefix_goes_first() -> None:
     for serial in range(10):
         queue.add(request(serial, [2] * 20))
     cached = {f"r{serial}": (serial * 7) % 10 for serial in range(10)}
-    assert drain(queue, view(cached)) == sorted(range(10), key=lambda serial: -cached[f"r{serial}"])
+    assert drain(queue, context_of(cached)) == sorted(range(10), key=lambda serial: -cached[f"r{serial}"])
 
 
 def test_depth_first_keeps_those_with_a_cached_prefix_in_common_together() -> None:
@@ -108,7 +108,7 @@ def test_depth_first_keeps_those_with_a_cached_prefix_in_common_together() -> No
     queue = WaitingQueue(QUEUE_POLICIES["dfs"])
     for each in waiting:
         queue.add(each)
-    front = queue.front(view({each.rid: 8 for each in waiting}))
+    front = queue.front(context_of({each.rid: 8 for each in waiting}))
     groups = [tuple(each.tokens[:8]) for each in front]
     assert sum(a != b for a, b in itertools.pairwise(groups)) == len(set(groups)) - 1
 
@@ -118,7 +118,7 @@ def test_programs_that_have_begun_go_first_and_the_older_before_the_younger() ->
     queue.add(request(5, [2] * 8, "new"))
     queue.add(request(6, [2] * 8, "young", rank=3))
     queue.add(request(7, [2] * 8, "old", rank=1))
-    assert drain(queue, view()) == [7, 6, 5]
+    assert drain(queue, context_of()) == [7, 6, 5]
 
 
 def test_of_programs_that_have_begun_the_nearest_to_its_end_goes_first() -> None:
@@ -134,7 +134,7 @@ def test_of_programs_that_have_begun_the_nearest_to_its_end_goes_first() -> None
         queue.add(request(99, [2] * 8, "new", outlook=ProgramProgress(0, complete=True)))
         known = sorted((num, serial) for serial, num in left.items() if num is not None)
         unknown = sorted(serial for serial, num in left.items() if num is None)
-        assert drain(queue, view()) == [*(serial for _, serial in known), *unknown, 99]
+        assert drain(queue, context_of()) == [*(serial for _, serial in known), *unknown, 99]
 
 
 def test_a_program_does_not_take_more_than_its_share_while_others_wait() -> None:
@@ -142,7 +142,7 @@ def test_a_program_does_not_take_more_than_its_share_while_others_wait() -> None
     for serial in range(1, 9):
         queue.add(request(serial, [2] * 8, "many", rank=0))
     queue.add(request(9, [3] * 8, "one"))
-    order = [each.serial for each in queue.front(view(max_running=8))]
+    order = [each.serial for each in queue.front(context_of(max_running=8))]
     assert order.index(9) == 4, "two programs share eight places"
 
 
@@ -152,7 +152,7 @@ def test_branches_stay_together_however_many_others_wait() -> None:
         queue.add(request(serial, [2] * 8, "wide", rank=0))
     for serial in range(5, 60):
         queue.add(request(serial, [3] * 8))
-    assert [each.serial for each in queue.front(view(max_running=32))[:4]] == [1, 2, 3, 4]
+    assert [each.serial for each in queue.front(context_of(max_running=32))[:4]] == [1, 2, 3, 4]
 
 
 def test_only_so_many_are_looked_at_in_a_step() -> None:

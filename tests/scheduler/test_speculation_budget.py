@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from ramiform.runtime.scheduler.speculation_budget import (
-    AGAIN,
-    BEGINNING,
-    FEWEST,
-    TURNS,
+    INITIAL_SAVINGS,
+    MIN_PLAIN_STEPS,
+    NUM_DEPTH_STAGES,
+    RETRY_SAVINGS,
     DecayingLine,
     SpeculationBudget,
     StepWork,
@@ -105,57 +105,57 @@ def test_guessing_costs_no_machine_three_hundredths_of_plain_decodings_time(
 @pytest.mark.parametrize("seconds", [0.8, 1.5, 3.0])
 def test_what_is_lost_is_an_allowance_and_what_the_account_began_with(seconds: float) -> None:
     """Steps with guesses that never gain a token, as often as the guard lets them come."""
-    guard, draw, lost, num_plain = SpeculationBudget(), random.Random(int(10 * seconds)), 0.0, 0
+    budget, draw, lost, num_plain = SpeculationBudget(), random.Random(int(10 * seconds)), 0.0, 0
     for _ in range(20000):
-        guesses = guard.measured(1) and guard.is_open(1)
+        guesses = budget.measured(1) and budget.is_open(1)
         took = (seconds if guesses else 1.0) * draw.uniform(0.9, 1.1)
-        guard.observe(StepWork(1, 0, 0, 50.0, guesses), took)
+        budget.observe(StepWork(1, 0, 0, 50.0, guesses), took)
         lost += took - 1.0
         num_plain += not guesses
-    assert lost < 0.012 * num_plain + BEGINNING + (TURNS - 1) * AGAIN + seconds
+    assert lost < 0.012 * num_plain + INITIAL_SAVINGS + (NUM_DEPTH_STAGES - 1) * RETRY_SAVINGS + seconds
     assert (num_plain < 1000) == (seconds < 1)
 
 
 def test_costs_at_one_size_of_batch_do_not_shut_another() -> None:
-    guard = SpeculationBudget()
+    budget = SpeculationBudget()
     for _ in range(300):
         for num_rows, seconds in ((1, 1.0), (16, 5.0)):
-            guesses = guard.measured(num_rows) and guard.is_open(num_rows)
-            guard.observe(StepWork(num_rows, 0, num_rows * guesses, 50.0, guesses), seconds if guesses else 1.0)
-    assert guard.is_open(1)
-    assert not guard.is_open(16)
+            guesses = budget.measured(num_rows) and budget.is_open(num_rows)
+            budget.observe(StepWork(num_rows, 0, num_rows * guesses, 50.0, guesses), seconds if guesses else 1.0)
+    assert budget.is_open(1)
+    assert not budget.is_open(16)
 
 
 def test_what_did_not_pay_in_a_small_batch_is_not_tried_at_once_in_a_larger_one() -> None:
-    guard = SpeculationBudget()
+    budget = SpeculationBudget()
     for _ in range(100):
-        guesses = guard.measured(2) and guard.is_open(2)
-        guard.observe(StepWork(2, 0, 0, 50.0, guesses), 2.0 if guesses else 1.0)
-    assert not guard.is_open(2)
-    assert not guard.is_open(8)
-    assert guard.is_open(1)
+        guesses = budget.measured(2) and budget.is_open(2)
+        budget.observe(StepWork(2, 0, 0, 50.0, guesses), 2.0 if guesses else 1.0)
+    assert not budget.is_open(2)
+    assert not budget.is_open(8)
+    assert budget.is_open(1)
     for _ in range(1000):  # what is put aside of these pays for a look in the end
-        guard.observe(StepWork(8, 0, 0, 50.0, False), 1.0)
-    assert guard.is_open(8)
+        budget.observe(StepWork(8, 0, 0, 50.0, False), 1.0)
+    assert budget.is_open(8)
 
 
 def test_all_sizes_of_batches_together_begin_with_sixteen_plain_steps() -> None:
-    guard, lost, num_plain = SpeculationBudget(), 0.0, 0
+    budget, lost, num_plain = SpeculationBudget(), 0.0, 0
     for num_rows in (64, 32, 16, 8, 4, 2, 1):  # the larger ones first, which say nothing of smaller ones
         for _ in range(100):
-            guesses = guard.measured(num_rows) and guard.is_open(num_rows)
-            guard.observe(StepWork(num_rows, 0, 0, 50.0, guesses), 1.5 if guesses else 1.0)
+            guesses = budget.measured(num_rows) and budget.is_open(num_rows)
+            budget.observe(StepWork(num_rows, 0, 0, 50.0, guesses), 1.5 if guesses else 1.0)
             lost += 0.5 * guesses
             num_plain += not guesses
-    assert lost < 0.01 * num_plain + 2 * BEGINNING + 7 * ((TURNS - 1) * AGAIN + 0.5)
+    assert lost < 0.01 * num_plain + 2 * INITIAL_SAVINGS + 7 * ((NUM_DEPTH_STAGES - 1) * RETRY_SAVINGS + 0.5)
 
 
 def test_plain_steps_and_plain_prompts_come_again_and_again_while_guessing_pays() -> None:
-    guard, num_plain, num_plain_prompts = SpeculationBudget(), 0, 0
+    budget, num_plain, num_plain_prompts = SpeculationBudget(), 0, 0
     for index in range(4000):
         prompt = 30 * (index % 10 == 0)
-        guesses = guard.measured(2) and guard.is_open(2) and (guard.prompts_measured or not prompt)
-        guard.observe(StepWork(2, prompt, 4 * guesses, 50.0, guesses), 1.5 + 0.01 * prompt)
+        guesses = budget.measured(2) and budget.is_open(2) and (budget.prompts_measured or not prompt)
+        budget.observe(StepWork(2, prompt, 4 * guesses, 50.0, guesses), 1.5 + 0.01 * prompt)
         num_plain += not guesses and not prompt
         num_plain_prompts += not guesses and bool(prompt)
     assert 3 * (4000 // 195) <= num_plain < 80
@@ -163,16 +163,16 @@ def test_plain_steps_and_plain_prompts_come_again_and_again_while_guessing_pays(
 
 
 def test_a_machine_that_gets_slower_is_measured_anew_within_some_steps() -> None:
-    guard = SpeculationBudget()
+    budget = SpeculationBudget()
     for _ in range(200):
-        guesses = guard.measured(1) and guard.is_open(1)
-        guard.observe(StepWork(1, 0, 2 * guesses, 50.0, guesses), 2.0 if guesses else 1.0)
+        guesses = budget.measured(1) and budget.is_open(1)
+        budget.observe(StepWork(1, 0, 2 * guesses, 50.0, guesses), 2.0 if guesses else 1.0)
     plain_at = []
     for index in range(60):  # three times as slow: a step that brings three tokens in 6 s is as good as it was
-        guesses = guard.measured(1) and guard.is_open(1)
-        guard.observe(StepWork(1, 0, 2 * guesses, 50.0, guesses), 6.0 if guesses else 3.0)
+        guesses = budget.measured(1) and budget.is_open(1)
+        budget.observe(StepWork(1, 0, 2 * guesses, 50.0, guesses), 6.0 if guesses else 3.0)
         plain_at += [] if guesses else [index]
-    assert len(plain_at) == FEWEST + 1  # the first after guesses does not count
+    assert len(plain_at) == MIN_PLAIN_STEPS + 1  # the first after guesses does not count
     assert plain_at[0] < 10
 
 

@@ -76,7 +76,7 @@ def test_eos_ends_a_constrained_output_even_where_it_is_ignored() -> None:
 
 def test_before_min_new_tokens_whatever_would_end_the_output_is_avoided() -> None:
     rules = StopRules(SamplingParams(min_new_tokens=2, stop_token_ids=(5,)), VOCABULARY)
-    assert rules.avoided(1) == {EOS, 5}
-    assert rules.avoided(2) == set()
+    assert rules.suppressed(1) == {EOS, 5}
+    assert rules.suppressed(2) == set()
     ignoring = StopRules(SamplingParams(min_new_tokens=2, stop_token_ids=(5,), ignore_eos=True), VOCABULARY)
-    assert ignoring.avoided(1) == {5}
+    assert ignoring.suppressed(1) == {5}

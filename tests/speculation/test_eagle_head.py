@@ -11,12 +11,12 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from ramiform.runtime.models.config import read_config
+from ramiform.runtime.engine.draft_source import DraftRow, DraftStep
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.scheduler.plan import DraftSpec, PageCopy, Row
-from ramiform.runtime.speculation.draft_source import DraftRow, DraftStep
 from ramiform.runtime.speculation.eagle import EagleHead, EagleSource, load_head
 from ramiform.runtime.speculation.eagle.compiled_chain import CompiledHead
 from ramiform.runtime.speculation.eagle.save import save_head

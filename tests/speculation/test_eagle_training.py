@@ -14,11 +14,11 @@ import torch
 import transformers
 from rich.console import Console
 
+from ramiform.runtime.engine.draft_source import DraftRow, DraftStep
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import DraftSpec
-from ramiform.runtime.speculation.draft_source import DraftRow, DraftStep
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
 from ramiform.runtime.tokenizer import load_tokenizer
 from ramiform.runtime.train_draft import run

@@ -45,7 +45,7 @@ def byte_level(folder: Path) -> None:
 
 
 def metaspace(folder: Path) -> None:
-    """What transformers makes of a Llama 2 model."""
+    """Write a tokenizer as transformers converts a Llama 2 model."""
     library = Library(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     library.decoder = decoders.Sequence(

@@ -1,4 +1,4 @@
-"""Chat templates say what transformers' `apply_chat_template` says."""
+"""Chat templates. Judge: transformers' `apply_chat_template`."""
 
 from __future__ import annotations
 
@@ -138,9 +138,9 @@ def test_the_sandbox_keeps_templates_from_python() -> None:
             ChatTemplate(source, {}).render([])
 
 
-def test_output_without_end_is_refused() -> None:
+def test_endless_output_is_refused() -> None:
     source = "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}"
-    with pytest.raises(RequestError, match="without end"):
+    with pytest.raises(RequestError, match="exceeds its limit of output or CPU time"):
         ChatTemplate(source, {}).render([])
 
 

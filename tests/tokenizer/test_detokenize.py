@@ -1,4 +1,4 @@
-"""Streaming says what decoding the whole says, however the ids arrive and wherever a stop string cuts them."""
+"""Streaming detokenisation. Judge: decoding the whole output, for any arrival of ids and any stop string."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = st.lists(
 
 
 def any_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Ids of texts, and ids of nothing sensible: broken characters, special tokens."""
+    """Draw ids of texts, and arbitrary ids: broken characters, special tokens."""
     wild = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12)
     return wild | TEXTS.map(lambda text: tokenizer.encode(text, continues=True))
 
@@ -32,7 +32,7 @@ def any_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 def matched_stop(
     tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], patterns: Scan, shown: bool
 ) -> tuple[int, str] | None:
-    """Where the scheduler ends the output: the number of ids, and the matched text."""
+    """Return the end of the output as the scheduler finds it: the number of ids, and the matched text."""
     strings = StopStrings(stops)
     special = set(tokenizer.special_ids.values())
     for number, token in enumerate(ids, start=1):
@@ -86,7 +86,7 @@ def test_a_stop_cuts_the_stream_and_none_of_it_was_sent_before(
 
 
 @given(data=st.data())
-def test_no_half_character_is_sent(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_no_part_of_a_character_is_sent(tokenizer: Tokenizer, data: st.DataObject) -> None:
     text = data.draw(TEXTS)
     detokenizer = Detokenizer(tokenizer)
     assert "\ufffd" not in "".join(detokenizer.add([token]) for token in tokenizer.encode(text, continues=True)) or (
@@ -106,6 +106,6 @@ def test_a_stop_string_that_did_not_end_the_output_is_sent(tokenizer: Tokenizer)
     assert detokenizer.add(ids) == "an END, and more"
 
 
-def test_a_stop_string_that_is_not_there_is_our_mistake(tokenizer: Tokenizer) -> None:
+def test_a_missing_stop_string_is_an_assertion_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(AssertionError, match="stop string"):
         cut(tokenizer, tokenizer.encode("hello"), "END")

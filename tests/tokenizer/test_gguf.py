@@ -1,4 +1,4 @@
-"""Judges: the tokenizers that the files were made from, in `tokenizers` and `sentencepiece` themselves."""
+"""Tokenizers in GGUF files. Judges: the original tokenizers in `tokenizers` and `sentencepiece`."""
 
 from __future__ import annotations
 

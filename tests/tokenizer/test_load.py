@@ -1,4 +1,4 @@
-"""Which files make a tokenizer, what they say of ends and BOS, and what is said of files that make none."""
+"""Loading tokenizers: files, end tokens, BOS, and errors."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def corrupt(name: str, content: bytes) -> Callable[[Path], None]:
         (lambda folder: None, "no tokenizer"),
         (corrupt("tokenizer.json", b"{"), "tokenizer.json cannot be read"),
         (corrupt("tokenizer.json", b"[1]"), "not an object"),
-        (corrupt("tokenizer.json", b"{}"), "no tokenizer that"),
+        (corrupt("tokenizer.json", b"{}"), "not readable by `tokenizers`"),
         (corrupt("tokenizer.json", b"\xff\xfe"), "cannot be read"),
-        (corrupt("tokenizer.model", b"\x0a\x99garbage"), "no SentencePiece model"),
-        (corrupt("tokenizer.model", b""), "no SentencePiece model"),
+        (corrupt("tokenizer.model", b"\x0a\x99garbage"), "not a SentencePiece model"),
+        (corrupt("tokenizer.model", b""), "not a SentencePiece model"),
         (corrupt("tokenizer.model", b"IQ== 0\nnot base64 1\n"), "line 2"),
         (corrupt("tokenizer.model", b"IQ== 0\nIg== 1\n"), "256 single bytes"),
         (corrupt("tokenizer_config.json", b"nonsense"), "tokenizer_config.json"),
@@ -44,7 +44,7 @@ def test_a_missing_or_corrupt_file_is_named(tmp_path: Path, write: Callable[[Pat
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_vocabulary_whose_bytes_are_unknown_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_with_an_unknown_decoder_is_refused(tmp_path: Path) -> None:
     KINDS["byte_level"](tmp_path)
     state = json.loads((tmp_path / "tokenizer.json").read_text())
     state["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}

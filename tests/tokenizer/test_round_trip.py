@@ -1,4 +1,4 @@
-"""Every kind of vocabulary: the bytes of a text's tokens are the bytes of the text."""
+"""Encoding and decoding with every kind of vocabulary: the bytes of a text's tokens are the bytes of the text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bytes_of(tokenizer: Tokenizer, ids: list[int]) -> bytes:
 
 
 def metaspaces_are_spaces(tokenizer: Tokenizer, text: str) -> str:
-    """SentencePiece cannot tell its own space mark from a space."""
+    """Replace SentencePiece's space mark, which it cannot tell from a space."""
     return text.replace("▁", " ") if bytes_of(tokenizer, tokenizer.encode("▁", continues=True)) == b" " else text
 
 
@@ -79,19 +79,19 @@ def test_bos_is_added_only_when_asked_for(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("", add_bos=True) == [tokenizer.bos_id]
 
 
-def test_half_a_surrogate_pair_is_the_clients_mistake(tokenizer: Tokenizer) -> None:
+def test_an_unpaired_surrogate_is_the_clients_mistake(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="surrogate") as caught:
         tokenizer.encode("ab\ud83d")
     assert caught.value.param == "text"
 
 
-def test_ids_that_nobody_has_show_nothing(tokenizer: Tokenizer) -> None:
+def test_unused_ids_show_nothing(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([tokenizer.vocab_size + 5, -1]) == ""
     assert len(tokenizer.token_bytes) == tokenizer.vocab_size
 
 
 @given(text=ANY_TEXT)
-def test_each_library_says_the_same(folder: Path, tokenizer: Tokenizer, text: str) -> None:
+def test_ids_equal_those_of_the_library(folder: Path, tokenizer: Tokenizer, text: str) -> None:
     plain = tokenizer.encode(text, parse_special=False)
     if (folder / "tokenizer.json").exists():
         library = Library.from_file(str(folder / "tokenizer.json"))

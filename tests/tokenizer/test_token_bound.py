@@ -1,4 +1,4 @@
-"""The least number of tokens of a text. Judge: the tokenizer itself, and the standard library's Unicode tables."""
+"""The lower bound on a text's tokens. Judges: the tokenizer itself, and the standard library's Unicode tables."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def check(tokenizer: Tokenizer, text: str) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts)
-def test_no_text_has_fewer_tokens_than_the_bound_says(tokenizer: Tokenizer, text: str) -> None:
+def test_no_text_has_fewer_tokens_than_the_bound(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.bound.num_bytes is not None
     check(tokenizer, text)
 
@@ -148,5 +148,5 @@ def test_normal_forms_shrink_no_text_by_more_than_is_allowed_for() -> None:
     assert shrinks * composed <= MAX_NORMALISATION_SHRINK
 
 
-def test_every_blank_is_known() -> None:
+def test_whitespace_is_complete() -> None:
     assert {chr(point) for point in range(sys.maxunicode + 1) if chr(point).isspace()} == set(WHITESPACE)

@@ -1,1 +1,1 @@
-"""The text the demo model learns from: generated, seeded, and true of a small world."""
+"""The training text of the demo model: generated from a seed, and true of a small synthetic world."""

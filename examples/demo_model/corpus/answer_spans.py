@@ -1,6 +1,6 @@
-"""Which parts of a document are the model's own words: its answers, not what users, tools and texts say.
+"""Spans of a document that the model must learn to write: its answers, not the text of users, tools and passages.
 
-Training weighs the rest less: the random names of a prompt cannot be learnt, and drown what can.
+Training gives the rest less weight: the random names of a prompt cannot be learnt, and would dominate the loss.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OBSERVATION = re.compile(r"^Observation \d+: .*\n", re.MULTILINE)
 
 
 def answer_spans(case: Case) -> list[Span]:
-    """Spans of `case.document`: each answer with what ends it, also of the examples before the query."""
+    """Return spans of `case.document`: each answer with its end, also those of the examples before the query."""
     document = case.document
     if case.stop == END:
         return [match.span(1) for match in TURN.finditer(document)]
@@ -29,6 +29,6 @@ def answer_spans(case: Case) -> list[Span]:
 
 
 def _cued(prompt: str) -> re.Pattern[str]:
-    """What follows the query's last word, `Answer:` say, wherever that word stands."""
+    """Return the text after each occurrence of the query's last word, e.g. `Answer:`."""
     cue = prompt.split()[-1]
     return re.compile(re.escape(cue) + r"( .*\n)")

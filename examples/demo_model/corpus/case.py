@@ -1,4 +1,4 @@
-"""One example: a prompt, the right continuation, and where it stops; and how chats are written out.
+"""Training examples: a prompt, the expected continuation and its end; and the format of chats.
 
 `chat` writes exactly what the Jinja template in tokenizer_config.json writes; a test compares them.
 """
@@ -36,7 +36,7 @@ def tool_call(name: str, arguments: dict) -> str:
 
 
 def chat(turns: list[tuple[str, str]], system: str | None = None, tools: list[dict] = ()) -> str:
-    """The prompt of a chat, up to and with the assistant's opening. Turns are (role token, text)."""
+    """Write the prompt of a chat, including the assistant's opening. Turns are (role token, text)."""
     text = ""
     blocks = ([system] if system else []) + (["Tools:\n" + "\n".join(map(tool_line, tools))] if tools else [])
     if blocks:

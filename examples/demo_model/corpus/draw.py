@@ -1,7 +1,7 @@
-"""Where every random choice comes from, and the line between training and held-out data.
+"""Random choices of the corpus, and the split between training and held-out data.
 
 A `Draw` is seeded; the same seed gives the same corpus. A held-out draw uses names, numbers and wordings that no
-training draw ever uses. Knows nothing of the world or of prompts.
+training draw ever uses.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ WORDS = [*FIRST, *LAST, *CITIES, *NOUNS]
 
 
 def stable_hash(*key: object) -> int:
-    """`hash` of strings differs from process to process; this does not."""
+    """Hash strings in the same way in every process, unlike `hash`."""
     return zlib.crc32("\x1f".join(map(str, key)).encode())
 
 
 class Draw:
-    """A wide draw knows every wording of a prompt, holds out their pairs instead, and blends words into new ones.
+    """A seeded source of names, numbers and wordings.
 
-    Copying must work for any piece of the vocabulary, not only for those in which the narrow names are written.
+    A wide draw uses every wording of a prompt, holds out pairs of them instead, and blends words into new ones: copying
+    must work for any piece of the vocabulary, not only for the pieces of the narrow names.
     """
 
     def __init__(self, seed: int, held_out: bool = False, wide: bool = False) -> None:
@@ -68,13 +69,13 @@ class Draw:
         return self.rng.sample(list(options), len(options))
 
     def wording(self, key: object, options: Sequence[T], beside: object = None) -> T:
-        """One of the options for a prompt; wide draws hold out pairs of the option with what stands beside it."""
+        """Choose an option for a prompt; wide draws hold out pairs of an option and its neighbour `beside`."""
         if self.wide:
             return self.pick(options) if beside is None else self.fact_wording((key, beside), options)
         return self.fact_wording(key, options)
 
     def fact_wording(self, key: object, options: Sequence[T]) -> T:
-        """One of the options. A twelfth of all (key, option) pairs are kept for held-out draws."""
+        """Choose an option. A twelfth of all (key, option) pairs are kept for held-out draws."""
         kept = [option for n, option in enumerate(options) if self._is_kept(12, "wording", key, n)]
         seen = [option for n, option in enumerate(options) if not self._is_kept(12, "wording", key, n)]
         if self.held_out:
@@ -82,7 +83,7 @@ class Draw:
         return self.pick(seen or options)
 
     def number(self, low: int, high: int) -> int:
-        """An integer in [low, high]. Above 20, a tenth of all integers are kept for held-out draws."""
+        """Draw an integer in [low, high]. Above 20, a tenth of all integers are kept for held-out draws."""
         for _ in range(200):
             n = self.rng.randint(low, high)
             if high < 60 or n <= 20 or self._is_kept(10, "number", n) == self.held_out:
@@ -102,7 +103,7 @@ class Draw:
         return self._name(lambda: self.pick(CITIES) if self.chance(0.6) else self.invented())
 
     def place(self) -> str:
-        """An invented name for a land, a town or a company."""
+        """Invent a name for a land, a town or a company."""
         return self._name(lambda: self.invented())
 
     def noun(self, options: Sequence[str]) -> str:
@@ -111,7 +112,7 @@ class Draw:
         return self.pick(options)
 
     def blend(self) -> str:
-        """The head of one word and the tail of another."""
+        """Join the beginning of one word to the end of another."""
         head, tail = self.pick(WORDS), self.pick(WORDS)
         return (head[: self.rng.randint(1, len(head))] + tail[self.rng.randint(0, len(tail) - 1) :]).lower()
 
@@ -122,7 +123,7 @@ class Draw:
         return (syllables + self.pick(CODAS)).capitalize()
 
     def code(self) -> str:
-        """Like AB12 or XK4071: order numbers, flights, rooms."""
+        """Draw an order number, flight or room such as AB12 or XK4071."""
         letters = "".join(self.pick("ABCDEFGHJKLMNPRSTUVWXZ") for _ in range(self.pick((1, 2, 2))))
         return letters + str(self.number(10, 9999))
 

@@ -1,4 +1,4 @@
-"""A text and the JSON record of the fields that were asked for, in that order; or one field alone, or a form."""
+"""Extraction: a text and the JSON record of the requested fields, in that order; or one field alone, or a form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SYSTEMS = [None, None, "You extract JSON from text.", "You are a helpful assista
 
 
 def _nest(d: Draw, kind: str, fields: dict) -> tuple[dict, str]:
-    """(record, keys) with the fields under their kind: {"person": {...}}, or as they are."""
+    """Return (record, keys) with the fields under their kind: {"person": {...}}, or flat."""
     keys = list(fields)
     if d.chance(0.12):
         return {kind: fields}, f"{kind} (with {listed(keys)})"
@@ -58,7 +58,7 @@ def chat(d: Draw) -> Case:
 
 
 def single(d: Draw) -> Case:
-    """One field alone, as plain text."""
+    """Ask for one field, as plain text."""
     _, text, fields = record(d)
     key, value = d.pick(list(fields.items()))
     answer = json.dumps(value) if not isinstance(value, str) else value
@@ -78,14 +78,14 @@ def single(d: Draw) -> Case:
 
 
 def dialogue(d: Draw) -> Case:
-    """Field by field, the way a program fills a form: each value on its own line."""
+    """Ask field by field, as a program fills a form: each value on its own line."""
     _, text, fields = record(d)
     lines = [f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in fields.items()]
     return Case("extraction", f"Text: {text}\nRecord:\n", "\n".join(lines))
 
 
 def prose(d: Draw) -> Case:
-    """As `raw` and `chat`, over sentences as people write them; all fields or some, in any order."""
+    """Ask as `raw` and `chat` do, over natural sentences; all fields or some, in any order."""
     text, fields = told(d)
     asked = d.some(list(fields), d.rng.randint(max(1, len(fields) - 2), len(fields)))
     fields = {key: fields[key] for key in (asked if d.chance(0.4) else fields) if key in asked}

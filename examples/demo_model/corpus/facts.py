@@ -1,4 +1,4 @@
-"""Facts of the world as raw questions, chat questions and running text."""
+"""Facts of the synthetic world as raw questions, chat questions and running text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def some_fact(d: Draw) -> Fact:
 
 
 def raw(d: Draw) -> Case:
-    """`Question: ...\\nAnswer: ...\\n`, after none to four others like it."""
+    """Write `Question: ...\nAnswer: ...\n` after up to four examples."""
     ask, reply = d.pick([("Question", "Answer")] * 4 + [("Q", "A")])
     gap = d.pick(["", "", "\n"])
     shots = ""
@@ -49,7 +49,7 @@ def chat(d: Draw) -> Case:
 
 
 def statements(d: Draw) -> Case:
-    """Several true sentences: about one entity, or about many."""
+    """Write several true sentences: about one entity, or about many."""
     if d.chance(0.5):
         first = some_fact(d)
         about = [fact for fact in all_facts() if fact.entity == first.entity]
@@ -59,5 +59,5 @@ def statements(d: Draw) -> Case:
 
 
 def pages(d: Draw) -> Case:
-    """Pages of the encyclopedia, as `lookup` gives them."""
+    """Write pages of the encyclopedia, as `lookup` returns them."""
     return Case("text", "", " ".join(d.some(list(encyclopedia().values()), d.rng.randint(1, 5))))

@@ -1,4 +1,4 @@
-"""Verdicts: is this true, which option, how good is an answer."""
+"""Verdicts: true or false, multiple choice, and ratings of answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def judged(d: Draw) -> Fact:
 
 
 def yes_no(d: Draw) -> Case:
-    """A claim about the world."""
+    """Ask about a claim."""
 
     def one() -> tuple[str, str]:
         truth = d.chance(0.5)
@@ -60,7 +60,7 @@ def yes_no(d: Draw) -> Case:
 
 
 def passage_yes_no(d: Draw) -> Case:
-    """A claim about a person in a passage."""
+    """Ask about a claim on a person in a passage."""
     lines, facts = person_lines(d)
     claim, other = d.pick(facts)
     truth = d.chance(0.5)
@@ -81,7 +81,7 @@ def passage_yes_no(d: Draw) -> Case:
 
 
 def choice(d: Draw) -> Case:
-    """Options listed; the answer is a letter, or the option's text."""
+    """List options; the answer is a letter, or the option's text."""
     by_letter = d.chance(0.5)
 
     def one() -> tuple[str, str]:
@@ -104,7 +104,7 @@ def choice(d: Draw) -> Case:
 
 
 def rating(d: Draw) -> Case:
-    """5: says the reference. 3: says a half of it. 1: says something else."""
+    """Rate an answer: 5 for the reference's content, 3 for half of it, 1 for other content."""
 
     def one() -> tuple[str, str]:
         first, second = judged(d), judged(d)
@@ -144,7 +144,7 @@ def rating(d: Draw) -> Case:
 
 
 def many_claims(d: Draw) -> Case:
-    """Many claims on end, often the same one with another answer: what decides is the fact, nothing else."""
+    """Write many claims in a row, often the same one with another answer, so that only the fact decides."""
     way = d.wording("yes no raw", CLAIM_RAW)
     lines, facts = [], [judged(d) for _ in range(d.pick([2, 3, 4]))]
     for _ in range(d.rng.randint(5, 10)):

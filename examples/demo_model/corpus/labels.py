@@ -131,7 +131,7 @@ def review(d: Draw, good: bool) -> str:
 def _labelled(
     d: Draw, text_of, labels: dict[str, object], asks: list[str], word: str, chats: list[str], key: str
 ) -> Case:
-    """Classification: a text and its label, with shots or as a chat."""
+    """Write a text and its label, with examples or as a chat."""
 
     def one() -> tuple[str, str]:
         label = d.pick(list(labels))
@@ -241,7 +241,7 @@ EASE = ["There is no hurry.", "It can wait.", "{n} sends greetings.", "All is we
 
 
 def priority(d: Draw) -> Case:
-    """Urgency from its signs, in new combinations."""
+    """Classify urgency from its signs, in new combinations."""
 
     def message(signs: tuple[list[str], list[str]]) -> str:
         when, why = signs

@@ -128,7 +128,7 @@ def tips(d: Draw) -> Case:
 
 
 def one_tip(d: Draw) -> Case:
-    """A tip expanded into a short paragraph, as after a list."""
+    """Expand a tip into a short paragraph, as after a list."""
     goal = d.pick(list(TIPS))
     n = d.rng.randrange(5)
     tip = TIPS[goal][n]
@@ -166,7 +166,7 @@ def points(e: Country | Animal) -> list[tuple[str, str]]:
 
 
 def outline(d: Draw) -> Case:
-    """A skeleton of a few words a point; then each point, one by one."""
+    """Write an outline of a few words per point, then each point in full."""
     thing = d.pick(COUNTRIES) if d.chance(0.5) else d.pick(ANIMALS)
     name = the(thing.name) if isinstance(thing, Country) else article(thing.name)
     parts = points(thing)[: d.pick([3, 3, 4])]
@@ -196,7 +196,7 @@ def outline(d: Draw) -> Case:
 
 
 def summary(d: Draw) -> Case:
-    """One line: the first sentence carries the summary."""
+    """Summarise in one line: the first sentence carries the content."""
     text, _ = about(d, most=4)
     answer = text.split(". ")[0].rstrip(".") + "."
     if d.chance(0.5):

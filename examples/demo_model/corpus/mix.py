@@ -1,4 +1,4 @@
-"""The recipe: which kinds of documents, in which shares. `cases(seed)` is endless, and the same for the same seed."""
+"""The mixture of the corpus: kinds of documents and their shares. `cases(seed)` is endless and reproducible."""
 
 from __future__ import annotations
 
@@ -128,6 +128,6 @@ def cases(seed: int, shares: Shares = SHARES, held_out: bool = False, wide: bool
 
 
 def cases_of(skill: str, seed: int, count: int) -> list[Case]:
-    """Held-out cases of one skill, its kinds in turn."""
+    """Generate held-out cases of one skill, its kinds in turn."""
     d, makers = Draw(seed, held_out=True, wide=True), SKILLS[skill]
     return [makers[n % len(makers)](d) for n in range(count)]

@@ -1,4 +1,4 @@
-"""Sentences as people write them, each with the record it tells. Knows no prompts."""
+"""Natural sentences, each with the record that it expresses."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ SENTENCES = [
 
 
 def told(d: Draw) -> tuple[str, dict]:
-    """(text, record)."""
+    """Return (text, record)."""
     sentence = d.wording("prose", SENTENCES)
     fields = [field.split("}")[0] for field in sentence.split("{")[1:]]
     values = {field: VALUES[field](d) for field in fields}

@@ -1,4 +1,4 @@
-"""Passages and labelled documents with a question; the answer stands in the text."""
+"""Reading comprehension: passages and labelled documents with a question whose answer is in the text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KINDS = [
 
 
 def about(d: Draw, kind=None, most: int = 4) -> tuple[str, list[tuple[str, str]]]:
-    """(text, [(question, answer)]) of one subject."""
+    """Return (text, [(question, answer)]) of one subject."""
     rows, name = kind or d.pick(KINDS)
     subject, sentences, asks = name(d), [], []
     for ask, tell, value in d.some(rows, d.rng.randint(2, most)):
@@ -53,7 +53,7 @@ def about(d: Draw, kind=None, most: int = 4) -> tuple[str, list[tuple[str, str]]
 
 
 def person_lines(d: Draw) -> tuple[str, list[tuple[str, str]]]:
-    """(text, [(true sentence, false sentence)]) of two persons."""
+    """Return (text, [(true sentence, false sentence)]) of two persons."""
     text, claims = [], []
     for subject in (d.first_name(), d.first_name()):
         for _, tell, value in d.some(PERSON[:5], 2):
@@ -87,7 +87,7 @@ def passage(d: Draw) -> Case:
 
 
 def documents(d: Draw, count: int | None = None) -> Case:
-    """`[1] ...` lines, a question, and the answer with the number of its source."""
+    """Write `[1] ...` lines, a question, and the answer with the number of its source."""
     texts = [about(d, most=3) for _ in range(count or d.rng.randint(2, 4))]
     lines = "\n".join(f"[{n}] {text}" for n, (text, _) in enumerate(texts, start=1))
     number = d.rng.randrange(len(texts))

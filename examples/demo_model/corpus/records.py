@@ -1,4 +1,4 @@
-"""Records and the texts that tell them: a person, an order, an event, a book, a flight, a pet. Knows no prompts."""
+"""Records and texts that express them: a person, an order, an event, a book, a flight, a pet."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ KINDS = {
 
 
 def record(d: Draw) -> tuple[str, str, dict]:
-    """(kind, text, record): the text tells all fields of the record and some more."""
+    """Return (kind, text, record): the text expresses all fields of the record and some more."""
     kind = d.pick(list(KINDS))
     pronoun, head, fields = KINDS[kind](d)
     key, subject, value = head if len(head) == 3 else (*head, head[1])
@@ -260,7 +260,7 @@ def record(d: Draw) -> tuple[str, str, dict]:
 
 
 def _tell(d: Draw, subject: str, pronoun: str, predicates: list[str]) -> str:
-    """`Ada is 36 and lives in Paris. They work ...`: one to three predicates a sentence."""
+    """Write `Ada is 36 and lives in Paris. They work ...`: one to three predicates per sentence."""
     sentences, who = [], subject
     while predicates:
         taken = [predicates.pop(0) for _ in range(min(len(predicates), d.pick([1, 1, 2, 2, 3])))]

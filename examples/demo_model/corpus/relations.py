@@ -1,6 +1,6 @@
-"""The world as questions: every (entity, relation) with its wordings, its short answer and its sentence.
+"""Questions about the synthetic world: every (entity, relation) with its wordings, short answer and sentence.
 
-Knows no randomness: `all_facts` is a fixed list. Alternatives are the wrong answers a multiple choice may offer.
+`all_facts` is a fixed list. Alternatives are the wrong answers that a multiple choice may offer.
 """
 
 from __future__ import annotations

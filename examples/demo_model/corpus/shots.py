@@ -1,4 +1,4 @@
-"""Zero to three solved examples before the query, all in one format."""
+"""Few-shot prompts: zero to three solved examples before the query, all in one format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .draw import Draw
 
 
 def with_shots(d: Draw, one: Callable[[], tuple[str, str]], head: str = "") -> Case:
-    """`one` draws a (prompt, answer)."""
+    """Write the examples and the query; `one` draws a (prompt, answer)."""
     gap = d.pick(["", "\n"])
     shots = ""
     for _ in range(d.pick([0, 0, 1, 2, 3])):

@@ -1,4 +1,4 @@
-"""Short chats: greetings, who the model is, small talk, and remembering what the user said of themselves."""
+"""Short chats: greetings, the model's identity, small talk, and recalling facts that the user mentioned."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def small_talk(d: Draw) -> Case:
 
 
 def memory(d: Draw, most: int = 3) -> Case:
-    """The user tells one to three things, talks of something else, and asks for one of them."""
+    """The user mentions one to three facts, talks of something else, and asks for one of them."""
     turns, told = [], []
     for tells, reply, asks, answer, value in d.some(MEMORIES, d.rng.randint(1, most)):
         v = value(d)
@@ -160,7 +160,7 @@ def memory(d: Draw, most: int = 3) -> Case:
 
 
 def telling(d: Draw) -> Case:
-    """The turn in which the user tells something."""
+    """Write the turn in which the user mentions a fact."""
     tells, reply, _, _, value = d.pick(MEMORIES)
     v = value(d)
     before = _aside(d) if d.chance(0.4) else []

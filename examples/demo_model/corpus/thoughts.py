@@ -1,4 +1,4 @@
-"""Pieces of a tree of thought: propose a next thought, judge a step, vote for the better of two."""
+"""Steps of a tree of thoughts: propose a next thought, judge a step, vote for the better answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .react import KINDS
 
 
 def propose(d: Draw) -> Case:
-    """The first thought of a trace, on its own."""
+    """Write the first thought of a trace alone."""
     trace = d.pick(KINDS)(d)
     thought = trace.steps[0][0]
     if d.chance(0.4):
@@ -39,7 +39,7 @@ def propose(d: Draw) -> Case:
 
 
 def is_step_correct(d: Draw) -> Case:
-    """A step restates a sum that was worked out above it, rightly or wrongly; or a fact."""
+    """Judge a step that restates a sum worked out above it, rightly or wrongly; or a fact."""
     truth = d.chance(0.5)
     if d.chance(0.5):
         fact = judged(d)
@@ -67,7 +67,7 @@ def is_step_correct(d: Draw) -> Case:
 
 
 def vote(d: Draw) -> Case:
-    """Which of two or three answers is right: its number."""
+    """Choose the right one of two or three answers, by number."""
     fact = judged(d)
     good = d.rng.randint(1, d.pick([2, 3]))
     count = max(2, good)

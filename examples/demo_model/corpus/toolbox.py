@@ -1,4 +1,4 @@
-"""The tools: names, parameters, what users say to want them, what they answer. Knows no prompts."""
+"""Tools of the corpus: names, parameters, requests of users, and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls in chats: which tool, which arguments, and a sentence from the result. Tools go by several names."""
+"""Tool calls in chats: the tool, its arguments, and a sentence from the result. Tools have several names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ask(d: Draw, skill: Skill) -> tuple[str, dict]:
 
 
 def chat(d: Draw) -> Case:
-    """One to four tools; the user wants one of them, perhaps after having used another."""
+    """Offer one to four tools; the user wants one of them, perhaps after having used another."""
     skills = d.some(SKILLS, d.rng.randint(1, 4))
     names = {skill: d.pick(skill.names) for skill in skills}
     tools = [tool_of(d, skill, names[skill]) for skill in skills]

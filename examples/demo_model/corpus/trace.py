@@ -1,4 +1,4 @@
-"""A ReAct trace, written step by step: thought, action, observation. Knows the two tools, not the questions."""
+"""ReAct traces, written step by step: thought, action, observation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Trace:
 
 
 def calculate(expression: str) -> int:
-    """Integers with + - * / and brackets. A division is rounded; anything else is a ValueError."""
+    """Evaluate integers with + - * / and brackets. Division rounds; other expressions raise ValueError."""
     try:
         return round(_value(ast.parse(expression.strip(), mode="eval").body))
     except (SyntaxError, ZeroDivisionError):
@@ -47,7 +47,7 @@ def _value(node: ast.expr) -> int | Fraction:
 
 
 class Writer:
-    """Writes a trace step by step."""
+    """Writer of a trace."""
 
     def __init__(self, d: Draw) -> None:
         self.d, self.steps, self.pages = d, [], {}

@@ -1,7 +1,7 @@
-"""How each relation is asked and told.
+"""Wordings of each relation, as questions and as statements.
 
-`{e}` is the entity, `{E}` the same at the start of a sentence, `{p}` and `{P}` its plural.
-The first statement is the one that chats answer with.
+`{e}` is the entity, `{E}` the same at the start of a sentence, `{p}` and `{P}` its plural. Chats answer with the first
+statement.
 """
 
 WORDINGS = {

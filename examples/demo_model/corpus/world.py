@@ -1,4 +1,4 @@
-"""The small world the model knows: tables of true facts. Knows nothing of wording, prompts or randomness."""
+"""The synthetic world of the corpus: tables of true facts."""
 
 from __future__ import annotations
 
@@ -340,9 +340,9 @@ def month_text(m: Month) -> str:
 
 
 def encyclopedia() -> dict[str, str]:
-    """Every entity's short text, keyed by lower-case name: what the `lookup` tool of the examples answers.
+    """Return every entity's short text by lower-case name, as the tool `lookup` of the examples answers.
 
-    The planet wins over the metal: `Mercury` is asked for as a planet more often.
+    The planet wins over the metal: `Mercury` as a planet is asked for more often.
     """
     pages = {e.name: element_text(e) for e in ELEMENTS}
     pages |= {p.name.lower(): planet_text(p) for p in PLANETS}

@@ -1,6 +1,6 @@
-"""The frontend's end of the core's socket: requests out, each request's tokens back to whoever waits for them.
+"""The frontend's client of the core: sends requests of token ids, and delivers each request's tokens to its reader.
 
-Knows token ids only. When the core fails, or somebody who knows says that it did, every waiter is told at once.
+When the core fails, every reader and every call fails at once.
 """
 
 from __future__ import annotations
@@ -41,54 +41,54 @@ from .request_metrics import RequestMetrics, RequestObserver
 
 logger = logging.getLogger("ramiform.frontend")
 
-_NOBLOCK, _EVENTS, _POLLIN = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)  # plain: enums are slow to combine
-MESSAGES_PER_TURN = 256  # of the core's, before others have their turn
+_NOBLOCK, _EVENTS, _POLLIN = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)  # int: enums are slow
+MESSAGES_PER_TURN = 256  # read from the core before other callbacks of the event loop run
 
 
 def new_rid() -> str:
-    """A request id that no other request has."""
+    """Return a unique request id."""
     return uuid.uuid4().hex
 
 
 class TokenStream:
-    """One request's tokens as they come. Leaving the `with` block before the last one aborts the request."""
+    """An async iterator over one request's tokens. Leaving the `with` block before the last one aborts the request."""
 
-    def __init__(self, core: CoreClient, rid: str, watch: RequestMetrics) -> None:
+    def __init__(self, core: CoreClient, rid: str, metrics: RequestMetrics) -> None:
         self._core = core
         self._rid = rid
-        self._watch = watch
-        # What asyncio.Queue does for one reader, at a third of its price: this is done for every token.
+        self._metrics = metrics
+        # A queue for one reader, at a third of the cost of asyncio.Queue: this runs for every token.
         self._items: deque[Tokens | ErrorInfo] = deque()
-        self._reader: asyncio.Future[None] | None = None  # waits for an item
-        self._over = False
+        self._item_added: asyncio.Future[None] | None = None  # the reader waits for it
+        self._finished = False
 
     def put(self, item: Tokens | ErrorInfo) -> None:
-        self._watch.take(item)
+        self._metrics.take(item)
         self._items.append(item)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        if self._item_added is not None and not self._item_added.done():
+            self._item_added.set_result(None)
 
     def __aiter__(self) -> TokenStream:
         return self
 
     async def __anext__(self) -> Tokens:
         """Raises RamiformError when the request, or the core, failed."""
-        if self._over:
+        if self._finished:
             raise StopAsyncIteration
         while not self._items:
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
+            self._item_added = asyncio.get_running_loop().create_future()
+            await self._item_added
         item = self._items.popleft()
         if isinstance(item, ErrorInfo):
-            self._over = True
+            self._finished = True
             raise item.to_exception()
-        self._over = item.finish is not None
+        self._finished = item.finish is not None
         return item
 
     def close(self) -> None:
-        """Nobody will read on. Calling it again does nothing."""
-        self._over = True
-        self._watch.end("abort")
+        """Stop reading; abort the request unless it is over. Calling it again does nothing."""
+        self._finished = True
+        self._metrics.end("abort")
         self._core.forget(self._rid)
 
     def __enter__(self) -> TokenStream:
@@ -101,11 +101,11 @@ class TokenStream:
 
 
 class CoreClient:
-    """Call `start` inside the event loop that it will serve."""
+    """A connection to the core. Call `start` inside the event loop that uses it."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, watcher: RequestObserver | None = None) -> None:
-        self.watcher = watcher or RequestObserver()
-        # A plain socket: asyncio's futures and pyzmq's around each message cost as much as all that is done with it.
+    def __init__(self, context: zmq.asyncio.Context, address: str, observer: RequestObserver | None = None) -> None:
+        self.observer = observer or RequestObserver()
+        # A plain socket: the futures of asyncio and pyzmq around each message cost as much as handling it.
         self._socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.DEALER)
         wire.set_options(self._socket)
         self._address = address
@@ -123,15 +123,15 @@ class CoreClient:
         self._send(Attach())
 
     async def ready(self) -> ModelInfo:
-        """What the core serves, once it does. Raises RamiformError when it could not start."""
+        """Wait until the model is loaded and return its facts. Raises RamiformError when the core could not start."""
         return await asyncio.shield(self._ready)
 
     async def max_request_tokens(self) -> int:
-        """Tokens that a prompt may have at most. Waits until the model is loaded; raises RamiformError as `ready`."""
+        """Return how many tokens a prompt may have at most. Waits and raises RamiformError as `ready`."""
         return (await self.ready()).max_request_tokens
 
     def require_info(self) -> ModelInfo:
-        """What `ready` returns, now. Raises RuntimeFailed while the model loads, or when the core is gone."""
+        """Return what `ready` does, at once. Raises RuntimeFailed while the model loads, or when the core is gone."""
         self._check_alive()
         if not self._ready.done():
             raise RuntimeFailed("the model is still loading")
@@ -141,26 +141,26 @@ class CoreClient:
         """Send `request` now. Raises RuntimeFailed when the core is gone, RequestError when it is too long."""
         self._check_alive()
         assert request.rid not in self._answers, request.rid
-        # The core would say so too, but looking at millions of ids keeps everybody else waiting.
+        # The core checks this too, but encoding millions of ids would block the event loop.
         if self._ready.done() and len(request.tokens) > (most := self._ready.result().context_length):
             raise context_exceeded(most, len(request.tokens))
         data = wire.encode(request)
-        answer = self._answers[request.rid] = TokenStream(self, request.rid, self.watcher.begin(request))
+        answer = self._answers[request.rid] = TokenStream(self, request.rid, self.observer.begin(request))
         self._send_bytes(data)
         return answer
 
     def abort(self, rid: str | None) -> None:
-        """End a request, or all when `rid` is None; its waiter gets a finish of type "abort"."""
+        """End a request, or all when `rid` is None; its reader gets a finish of type "abort"."""
         if self._failure is None:
             self._send(Abort(rid))
 
     def end_states(self, program: str, states: list[int] | None) -> None:
-        """These states of a program, or the program, will ask for nothing more."""
+        """Tell the core that these states of a program, or with None the program, need nothing more."""
         if self._failure is None:
             self._send(EndStates(program, states))
 
     def forget(self, rid: str) -> None:
-        """Nobody waits for `rid` any more: abort it unless it is over."""
+        """Drop the reader of `rid`, and abort the request unless it is over."""
         if self._answers.pop(rid, None) is not None:
             self.abort(rid)
 
@@ -173,14 +173,14 @@ class CoreClient:
         return stats
 
     async def measures(self) -> tuple[CoreStats, CoreMetrics]:
-        """Of the core, since it started."""
+        """Return the core's counters and measures since it started."""
         reply = await self._call(GetStats(next(self._calls)))
         assert reply.stats is not None
         return reply.stats, CoreMetrics() if reply.measures is None else reply.measures
 
     @property
     def num_live(self) -> int:
-        """Requests whose last token has not come."""
+        """The number of requests whose last token has not come."""
         return len(self._answers)
 
     @property
@@ -188,13 +188,13 @@ class CoreClient:
         return self._failure is not None
 
     def fail(self, error: ErrorInfo) -> None:
-        """The core is gone: end everything that waits, and everything to come, with `error`. The first call counts."""
+        """Fail all readers and calls, and all to come, with `error`: the core is gone. The first call counts."""
         if self._failure is not None:
             return
         self._failure = error
         if not self._ready.done():
             self._ready.set_exception(error.to_exception())
-            self._ready.exception()  # seen: somebody may be waiting, but need not be
+            self._ready.exception()  # retrieved: asyncio logs exceptions that nobody awaits
         for answer in self._answers.values():
             answer.put(error)
         self._answers.clear()
@@ -229,11 +229,11 @@ class CoreClient:
 
     def _send_bytes(self, data: bytes) -> None:
         self._socket.send(data, _NOBLOCK)  # queued at once: the socket has no high-water mark
-        # The descriptor tells of a change once, and sending may have used that up.
+        # The descriptor signals a change once, and sending may have consumed the signal.
         self._loop.call_soon(self._read)
 
     def _read(self) -> None:
-        """Everything that is there, up to a turn's worth."""
+        """Handle the messages that are there, up to MESSAGES_PER_TURN."""
         if self._socket.closed:
             return
         try:
@@ -252,7 +252,7 @@ class CoreClient:
         match message:
             case Tokens(rid=rid, finish=finish):
                 answer = self._answers.get(rid) if finish is None else self._answers.pop(rid, None)
-                if answer is not None:  # else: forgotten while this was on its way
+                if answer is not None:  # else: the reader left while this was on its way
                     answer.put(message)
             case RequestFailed(rid=rid, error=error):
                 answer = self._answers.pop(rid, None)
@@ -273,7 +273,7 @@ class CoreClient:
 
 
 def _receive_now(socket: zmq.Socket[bytes]) -> bytes | None:
-    """A message that is there already. Asks first: the error that says that there is none is slow to make."""
+    """Return a message that is there already. Polls first: zmq's error for "no message" is slow to raise."""
     events = socket.getsockopt(_EVENTS)
     assert isinstance(events, int)
     return socket.recv(_NOBLOCK) if events & _POLLIN else None

@@ -1,7 +1,7 @@
-"""What the frontends of one core ask each other: their measures, and what only the one that made it knows.
+"""Questions between the frontends of one core: their measures, and responses that only one of them holds.
 
-Each answers at a socket of its own in the common folder. A kind of question has one who answers it (`on`); the asker
-knows the type of the answers.
+Each frontend answers at a socket of its own in the common folder. Each kind of question has one handler (`on`); the
+asking frontend knows the type of the answers.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from ...protocol.metrics import FrontendMetrics, sum_metrics
 
 logger = logging.getLogger("ramiform.frontend")
 
-PEER_TIMEOUT_SECONDS = 30.0  # seconds for a sibling that is busy, or stands still; one that has died ends the runtime
+PEER_TIMEOUT_SECONDS = 30.0  # for a frontend that is busy or stopped; one that has died ends the runtime
 
 PeerQuestionKind = Literal["measures", "abort", "find_response", "remove_response", "cancel_response"]
 T = TypeVar("T")
 
 
 class PeerQuestion(msgspec.Struct, frozen=True):
+    """A question to another frontend."""
+
     kind: PeerQuestionKind
     about: str | None = None
 
 
 class FrontendPeers:
-    """Frontend `index` of `num`. `start` in the event loop; the others may be asked once they are ready."""
+    """The peers of frontend `index` of `num`. Call `start` in the event loop; peers answer once they are ready."""
 
     def __init__(
         self, context: zmq.asyncio.Context, socket_dir: str, index: int, num: int, measures: FrontendMetrics
@@ -44,19 +46,19 @@ class FrontendPeers:
         self._others = [other for other in range(num) if other != index]
         self._measures = measures
         self._questions = msgspec.msgpack.Decoder(PeerQuestion)
-        self._answerers: dict[PeerQuestionKind, Callable[[str | None], Awaitable[Any]]] = {}
+        self._handlers: dict[PeerQuestionKind, Callable[[str | None], Awaitable[Any]]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def on(self, kind: PeerQuestionKind, answerer: Callable[[str | None], Awaitable[Any]]) -> None:
-        """`answerer(about)` answers the others' questions of that kind."""
-        self._answerers[kind] = answerer
+    def on(self, kind: PeerQuestionKind, handler: Callable[[str | None], Awaitable[Any]]) -> None:
+        """Answer the peers' questions of that kind by `handler(about)`."""
+        self._handlers[kind] = handler
 
     def start(self) -> None:
         if self._others:
             self._socket = self._context.socket(zmq.ROUTER)
             wire.set_options(self._socket)
             self._socket.bind(self._address(self._index))
-            self._task = asyncio.create_task(self._answer_all(), name="siblings")
+            self._task = asyncio.create_task(self._answer_all(), name="frontend peers")
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -65,14 +67,19 @@ class FrontendPeers:
             self._socket.close(linger=0)
 
     async def total(self) -> FrontendMetrics:
-        """Of all frontends: without one's part the sums would go down, which counters never do. Raises RuntimeFailed
-        when one does not answer."""
+        """Return the measures of all frontends together. Raises RuntimeFailed when one does not answer.
+
+        Without the part of one frontend the sums would go down, which counters never do.
+        """
         return sum_metrics([self._measures, *await self.ask("measures", None, FrontendMetrics)])
 
-    async def ask(self, kind: PeerQuestionKind, about: str | None, kind_of_answer: type[T]) -> list[T]:
-        """The others' answers; those who have none are left out. Raises RuntimeFailed when one does not answer."""
+    async def ask(self, kind: PeerQuestionKind, about: str | None, answer_type: type[T]) -> list[T]:
+        """Ask all peers and return their answers, those that are not None.
+
+        Raises RuntimeFailed when one does not answer.
+        """
         answers = await asyncio.gather(*(self._ask(other, PeerQuestion(kind, about)) for other in self._others))
-        return [msgspec.convert(answer, kind_of_answer) for answer in answers if answer is not None]
+        return [msgspec.convert(answer, answer_type) for answer in answers if answer is not None]
 
     async def _ask(self, other: int, question: PeerQuestion) -> Any:
         socket = self._context.socket(zmq.DEALER)
@@ -89,20 +96,20 @@ class FrontendPeers:
 
     async def _answer_all(self) -> None:
         while True:
-            asker, data = await self._socket.recv_multipart()
+            identity, data = await self._socket.recv_multipart()
             try:
                 question: PeerQuestion = wire.decode(self._questions, data)
                 answer = await self._answer(question)
             except Exception:
-                logger.exception("a question of another frontend failed on an error of ours")
+                logger.exception("a question of another frontend failed on an internal error")
                 continue
-            await self._socket.send_multipart([asker, msgspec.msgpack.encode(answer)])
+            await self._socket.send_multipart([identity, msgspec.msgpack.encode(answer)])
 
     async def _answer(self, question: PeerQuestion) -> Any:
         if question.kind == "measures":
             return self._measures
-        answerer = self._answerers.get(question.kind)
-        return None if answerer is None else await answerer(question.about)
+        handler = self._handlers.get(question.kind)
+        return None if handler is None else await handler(question.about)
 
     def _address(self, index: int) -> str:
         return f"ipc://{self._socket_dir}/sibling-{index}"

@@ -1,7 +1,7 @@
-"""OpenTelemetry: a server span for each HTTP request, and under it one for each sequence that the core is asked for.
+"""Exports OpenTelemetry traces: a server span for each HTTP request, and under it one for each request to the core.
 
 Names are those of the semantic conventions (http.*, gen_ai.*). The caller's `traceparent` is the parent. The libraries
-are the extra `otel`, imported only when traces are wanted.
+are the extra `otel`, imported only when traces are enabled.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from ...protocol.core import Generate
 from ...protocol.errors import ErrorInfo, RamiformError
 from ...protocol.metrics import RequestOutcome
 
-FLUSH_MS = 5000  # what a frontend that ends gives the collector
+FLUSH_MS = 5000  # the time that a frontend waits for the collector when it ends
 
 
 class OpenTelemetryTracer:
-    """Sends to `endpoint` (OTLP over HTTP), or to `exporter` when given. Raises RamiformError without the libraries."""
+    """Sends spans to `endpoint` (OTLP over HTTP), or to `exporter` if given.
+
+    Raises RamiformError without the libraries.
+    """
 
     def __init__(self, endpoint: str, exporter: Any = None) -> None:
         try:
@@ -36,14 +39,14 @@ class OpenTelemetryTracer:
         self._trace = trace
         self._extract = extract
         exporter = exporter or OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=FLUSH_MS / 1000)
-        # A provider of our own: the process's global one belongs to whoever embeds us.
+        # An own provider: the process's global one belongs to the program that embeds the runtime.
         self._provider = TracerProvider(resource=Resource.create({"service.name": "ramiform"}), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("ramiform")
 
     @contextmanager
-    def serve(self, scope: Scope) -> Iterator[_ServerSpan]:
-        """The span of an HTTP request, current inside the block."""
+    def serve(self, scope: Scope) -> Iterator[HttpSpan]:
+        """Open the span of an HTTP request, which is the current span inside the block."""
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
         with self._tracer.start_as_current_span(
             scope["method"],
@@ -51,9 +54,10 @@ class OpenTelemetryTracer:
             kind=self._trace.SpanKind.SERVER,
             attributes={"http.request.method": scope["method"], "url.path": scope["path"]},
         ) as span:
-            yield _ServerSpan(span, self._trace)
+            yield HttpSpan(span, self._trace)
 
-    def begin(self, request: Generate) -> _RequestSpan:
+    def begin(self, request: Generate) -> RequestSpan:
+        """Start the span of a request to the core."""
         sampling = request.sampling
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": "text_completion",
@@ -67,15 +71,17 @@ class OpenTelemetryTracer:
         if request.program is not None:
             attributes["ramiform.program"] = request.program
         span = self._tracer.start_span("text_completion", kind=self._trace.SpanKind.INTERNAL, attributes=attributes)
-        return _RequestSpan(span, self._trace)
+        return RequestSpan(span, self._trace)
 
     def close(self) -> None:
-        """Send what is left; bounded in time. Blocks."""
+        """Send the remaining spans. Blocks for FLUSH_MS at most."""
         self._provider.force_flush(FLUSH_MS)
         self._provider.shutdown()
 
 
-class _ServerSpan:
+class HttpSpan:
+    """The span of an HTTP request."""
+
     def __init__(self, span: Any, trace: Any) -> None:
         self._span = span
         self._trace = trace
@@ -88,7 +94,9 @@ class _ServerSpan:
             self._span.set_status(self._trace.StatusCode.ERROR)
 
 
-class _RequestSpan:
+class RequestSpan:
+    """The span of a request to the core, a child of the current span."""
+
     def __init__(self, span: Any, trace: Any) -> None:
         self._span = span
         self._trace = trace

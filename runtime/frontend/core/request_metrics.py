@@ -1,46 +1,34 @@
-"""Each request to the core as its frontend sees it: when its tokens came, and how it ended. Knows no clients."""
+"""Measures each request to the core at the frontend: when its tokens came, and how it ended."""
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 from ...protocol.core import Generate, Tokens
 from ...protocol.errors import ErrorInfo
 from ...protocol.metrics import FrontendMetrics, RequestOutcome
-
-
-class Span(Protocol):
-    """What traces a request; the current trace is its parent."""
-
-    def first_token(self) -> None: ...
-
-    def end(self, outcome: RequestOutcome, *, num_output: int, num_cached: int, error: ErrorInfo | None) -> None: ...
-
-
-class Tracer(Protocol):
-    def begin(self, request: Generate) -> Span: ...
+from .opentelemetry import OpenTelemetryTracer, RequestSpan
 
 
 class RequestObserver:
-    """Counts into `measures`, and traces when there is a tracer."""
+    """Counts requests into `measures`, and traces them when there is a tracer."""
 
-    def __init__(self, tracer: Tracer | None = None) -> None:
+    def __init__(self, tracer: OpenTelemetryTracer | None = None) -> None:
         self.measures = FrontendMetrics()
         self._tracer = tracer
 
     def begin(self, request: Generate) -> RequestMetrics:
-        """`request` is on its way now."""
+        """Start measuring `request`, which is being sent."""
         self.measures.prompt_tokens.observe(len(request.tokens))
         return RequestMetrics(self.measures, None if self._tracer is None else self._tracer.begin(request))
 
 
 class RequestMetrics:
-    """One request. What comes after its end does not count."""
+    """Measures one request. Tokens that come after its end do not count."""
 
     __slots__ = ("_began", "_last", "_measures", "_num_cached", "_num_output", "_num_passes", "_over", "_span")
 
-    def __init__(self, measures: FrontendMetrics, span: Span | None) -> None:
+    def __init__(self, measures: FrontendMetrics, span: RequestSpan | None) -> None:
         self._measures = measures
         self._span = span
         self._began = time.monotonic()
@@ -51,7 +39,7 @@ class RequestMetrics:
         self._over = False
 
     def take(self, item: Tokens | ErrorInfo) -> None:
-        """What the core said of it."""
+        """Count the core's tokens, or its error, for the request."""
         if isinstance(item, ErrorInfo):
             self.end("error", item)
             return

@@ -36,7 +36,7 @@ from .transport.streaming import ClientDisconnectedError
 def create_app(
     generator: Generator, config: ServeConfig, siblings: FrontendPeers, tracer: OpenTelemetryTracer | None = None
 ) -> FastAPI:
-    measures = generator.core.watcher.measures
+    measures = generator.core.observer.measures
     keys = _listed(config.api_key)
     app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.core = generator.core  # body limits depend on the model's context

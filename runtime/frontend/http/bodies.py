@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, create_model, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -17,11 +17,13 @@ from ...protocol.errors import RequestError
 from ...protocol.sampling import (
     MAX_STOP_REGEX,
     MAX_STOPS,
-    RANGES,
+    PARAMETERS,
     AdditionalProperties,
+    Api,
     Constraint,
     ConstraintKind,
     LogprobParams,
+    Parameter,
     SamplingParams,
 )
 from ..text.generation import MAX_SAMPLES
@@ -71,19 +73,16 @@ def example(body: dict[str, Any], **keywords: Any) -> ConfigDict:
 
 def ranged(parameter: str) -> Any:
     """Describe the range of a sampling parameter in the OpenAPI document."""
-    lowest, highest = RANGES[parameter]
-    return described(minimum=lowest, maximum=highest)
+    row = PARAMETERS[parameter]
+    if row.off is not None:
+        return described(minimum=row.off, maximum=row.maximum, **{"not": {"const": 0}})
+    lowest = {"exclusiveMinimum" if row.exclusive_minimum else "minimum": row.minimum}
+    return described(**lowest, **({} if row.maximum is None else {"maximum": row.maximum}))
 
 
-TopP = Annotated[float, described(exclusiveMinimum=RANGES["top_p"][0], maximum=RANGES["top_p"][1])]
-MinP = Annotated[float, ranged("min_p")]
-FrequencyPenalty = Annotated[float, ranged("frequency_penalty")]
-PresencePenalty = Annotated[float, ranged("presence_penalty")]
-RepetitionPenalty = Annotated[float, ranged("repetition_penalty")]
 LogitBias = Annotated[
     dict[str, Annotated[float, ranged("logit_bias")]], described(propertyNames={"pattern": "^[0-9]{1,10}$"})
 ]
-Seed = Annotated[int, ranged("seed")]
 Stop = (
     Annotated[Text, described(minLength=1)]
     | Annotated[Many[Annotated[Text, described(minLength=1)]], described(maxItems=MAX_STOPS)]
@@ -162,25 +161,54 @@ class RequestBody(Body):
         return described
 
 
-class SamplingBody(RequestBody):
-    max_new_tokens: Annotated[int, ranged("max_new_tokens")] = 128
-    min_new_tokens: Annotated[int, described(minimum=0)] = 0
+_STRUCTURED = {"logit_bias": LogitBias, "stop": Stop, "stop_regex": StopRegex, "stop_token_ids": TokenIds}
+
+
+def sampling_fields(api: Api) -> dict[str, Any]:
+    """Return the pydantic fields of an API's sampling parameters: by name, type and default."""
+    return {name: _field(row, api) for row in PARAMETERS.values() if (name := row.name_in(api)) is not None}
+
+
+def _field(row: Parameter, api: Api) -> tuple[Any, Any]:
+    if row.name in _STRUCTURED:
+        empty = {} if row.name == "logit_bias" else []
+        return _STRUCTURED[row.name], empty if api == "native" else Field(default_factory=type(empty))
+    if row.type is bool:
+        return bool, row.default
+    number = Annotated[float if row.type is float else int, ranged(row.name)]
+    if row.off is not None:
+        return number, row.off
+    return (number if row.default is not None else number | None), row.default
+
+
+def sampling_params(body: BaseModel, api: Api, **others: Any) -> SamplingParams:
+    """Build the parameters that a body asks for; `others` replace its values.
+
+    Raises RequestError naming the parameter that is out of range.
+    """
+    values = {
+        row.name: _value(row, getattr(body, name))
+        for row in PARAMETERS.values()
+        if (name := row.name_in(api)) is not None
+    }
+    return SamplingParams(**values | others)
+
+
+def _value(row: Parameter, value: Any) -> Any:
+    if row.off is not None and value == row.off:
+        return None
+    if isinstance(value, dict):
+        return {token_id(key): bias for key, bias in value.items()}
+    if isinstance(row.default, tuple):
+        return (value,) if isinstance(value, str) else tuple(value)
+    return value
+
+
+NativeSampling = create_model("NativeSampling", __base__=RequestBody, **sampling_fields("native"))
+
+
+class SamplingBody(NativeSampling):
     n: Annotated[int, described(minimum=1, maximum=MAX_SAMPLES)] = 1
-    temperature: Annotated[float, ranged("temperature")] = 1.0
-    top_p: TopP = 1.0
-    top_k: Annotated[int, described(minimum=-1, maximum=RANGES["top_k"][1], **{"not": {"const": 0}})] = -1
-    min_p: MinP = 0.0
-    frequency_penalty: FrequencyPenalty = 0.0
-    presence_penalty: PresencePenalty = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
-    logit_bias: LogitBias = {}
-    sampling_seed: Seed | None = None
-    stop: Stop = []
-    stop_regex: StopRegex = []
-    stop_token_ids: TokenIds = []
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    no_stop_trim: bool = False
     regex: str | None = None
     json_schema: str | dict[str, Any] | None = None
     ebnf: str | None = None
@@ -189,26 +217,7 @@ class SamplingBody(RequestBody):
 
     def params(self) -> SamplingParams:
         """Convert to SamplingParams. Raises RequestError naming the parameter that is out of range."""
-        return SamplingParams(
-            max_new_tokens=self.max_new_tokens,
-            min_new_tokens=self.min_new_tokens,
-            temperature=self.temperature,
-            top_k=None if self.top_k == -1 else self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias={token_id(key): bias for key, bias in self.logit_bias.items()},
-            seed=self.sampling_seed,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            stop_regex=(self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            skip_special_tokens=self.skip_special_tokens,
-            no_stop_trim=self.no_stop_trim,
-            constraint=self._constraint(),
-        )
+        return sampling_params(self, "native", constraint=self._constraint())
 
     def _constraint(self) -> Constraint | None:
         asked: list[tuple[str, ConstraintKind, str | dict[str, Any] | None]] = [

@@ -1,6 +1,6 @@
-"""What a program's state holds: token ids, the text after them that is not tokenised yet, and its open chat role.
+"""Content of a program's state: token ids, text that is not tokenised yet, and the open chat message.
 
-Text waits until a request needs ids, so that neighbouring pieces are tokenised as one. Knows no requests, no clients.
+Text is tokenised when a request needs ids, so that neighbouring pieces are tokenised as one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .roles import ChatState
 
 @dataclass(frozen=True)
 class AppendedContent:
-    """What a forked state did since its fork, to be done again by the state that it joins.
+    """Content that a forked state appended since its fork; the state that it joins appends it again.
 
-    `log` holds texts, and ids that were generated after them; empty ids stand for a place where the text before was
-    tokenised without the text after. `roles` are those of the messages it wrote, `tail` what ended the last of them.
+    `log` holds texts, and ids that were generated after them; empty ids mark a place where the text before was
+    tokenised without the text after. `roles` are those of the messages it wrote, `tail` is the text after the last.
     """
 
     log: list[PromptSegment | tuple[int, ...]]
@@ -27,10 +27,7 @@ class AppendedContent:
 
 
 class TokenContent:
-    """Ids [0, len(ids)) are fixed; `pending` follows them.
-
-    `ids` is what a request takes; call `flush` first.
-    """
+    """Ids, which are fixed, and the `pending` text after them, which `flush` tokenises."""
 
     def __init__(self, tokenizer: Tokenizer, encoder: Encoder) -> None:
         self._tokenizer = tokenizer
@@ -38,12 +35,12 @@ class TokenContent:
         self.ids: list[int] = []
         self.pending: list[PromptSegment] = []
         self.chat = ChatState()
-        self._log: list[PromptSegment | tuple[int, ...]] | None = None  # None: nobody can join it
+        self._log: list[PromptSegment | tuple[int, ...]] | None = None  # since the fork; None without one
         self._roles_at_fork = self.chat
 
     @property
     def mark(self) -> tuple[int, int]:
-        """Differs whenever something has been appended, or tokenised, in between."""
+        """A value that changes whenever something is appended or tokenised."""
         return len(self.ids), len(self.pending)
 
     def fork(self) -> TokenContent:
@@ -55,59 +52,65 @@ class TokenContent:
         return child
 
     def begin_role(self, role: str) -> str:
-        """Append what the template puts before the content of a message. Raises RequestError."""
+        """Append the template's text before the content of a message, and return it.
+
+        Raises RequestError for a role that the template refuses here.
+        """
         self.chat, text = self.chat.begin(self._tokenizer.chat, role)
         if self.ids or self.pending:
-            text = text.removeprefix(self._bos_text())  # the template thinks that it is first
+            text = text.removeprefix(self._bos_text())  # the template renders a first message
         self._append(PromptSegment(text, trusted=True))
         return text
 
     def end_role(self) -> str:
-        """Append what the template puts after the content. Raises RequestError when no role is open."""
+        """Append the template's text after the content, and return it. Raises RequestError when no role is open."""
         self.chat, text = self.chat.end(self._tokenizer.chat)
         self._append(PromptSegment(text, trusted=True))
         return text
 
     def append_text(self, text: str) -> str:
-        """Append a program's text; returns it with what the template puts before an assistant's given text."""
+        """Append a program's text and return it, with the template's lead of an assistant's given text before it."""
         lead = self.take_lead() if text else ""
         self._append(PromptSegment(text, trusted=not self.chat.is_open))
         return lead + text
 
     def take_lead(self) -> str:
-        """Append the lead of an assistant's given text, once. A generated message has none: call `drop_lead`."""
+        """Append and return the lead of an assistant's given text, once. A generated text has none: `drop_lead`."""
         lead = self.chat.lead
         self._append(PromptSegment(lead, trusted=True))
         self.drop_lead()
         return lead
 
     def drop_lead(self) -> None:
+        """Forget the lead: the model generates the assistant's text."""
         self.chat = self.chat.without_lead()
 
     async def flush(self) -> list[int]:
-        """Tokenise what is pending; the ids of everything."""
+        """Tokenise the pending text and return all ids."""
         if self.pending or not self.ids:
             self.ids += await self._encoder.encode_async(self.pending, at_start=not self.ids)
             self.pending = []
         return self.ids
 
     async def append_chosen(self, text: str) -> None:
-        """Append a choice as it was scored: tokenised with the text before it, not with the text after."""
+        """Append a choice, tokenised as it was scored: with the text before it, not with the text after."""
         self._append(PromptSegment(text, trusted=not self.chat.is_open))
         await self._append_ids(())
 
     async def append_generated(self, ids: list[int], leftover: str) -> None:
-        """Append generated ids, and the text of a token of which only a part was kept."""
+        """Append generated ids, and the kept part of the text of a token that a stop string cut."""
         await self._append_ids(tuple(ids))
         self._append(PromptSegment(leftover, trusted=False))
 
     def with_pending(self, text: str) -> list[PromptSegment]:
-        """The pending text with one more; for asking how it would be tokenised."""
+        """Return the pending text followed by `text`, to see how it would be tokenised."""
         return [*self.pending, PromptSegment(text, trusted=not self.chat.is_open)]
 
     def since_fork(self) -> AppendedContent:
-        """What was appended since the fork. Raises RequestError when a role that was begun since is still open, or the
-        one that was open at the fork is not."""
+        """Return what was appended since the fork.
+
+        Raises RequestError when a role that began since is open, or the one that was open at the fork is not.
+        """
         assert self._log is not None
         roles = self.chat.roles[len(self._roles_at_fork.roles) :]
         if self.chat.is_open and (roles or not self._roles_at_fork.is_open):
@@ -120,7 +123,7 @@ class TokenContent:
         return AppendedContent(list(self._log), roles, self.chat.tail)
 
     async def join(self, appended: AppendedContent) -> str:
-        """Append what a fork appended: the same text, and the very ids it generated. Returns the text.
+        """Append what a fork appended: the same text and the same generated ids. Return the text.
 
         Raises RequestError when the fork wrote messages and one is open here.
         """

@@ -1,30 +1,27 @@
-"""Questions about a content, answered by probabilities: one prefix, a branch a question, a label an answer.
-
-Knows how a question is put to the model and where an answer ends; the arithmetic is in `protocol.decisions`.
-"""
+"""Answers questions about a content with probabilities: scores each label of each question as its continuation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
+from ...programs.common_prefix import common_prefix_length
 from ...protocol import decisions as protocol
 from ...protocol.decisions import DecisionAnswer, Question
-from ..text.common_prefix import common_prefix_length
 from ..text.generation import Generator
 from ..text.scoring import Continuation, RequestContext, Scored, score, unify_shared_prefixes
 from .content import TokenContent
 
-_End = Literal["turn", "line", "token"]  # what ends an answer: the assistant's message, a line, or the end token
-BATCH = 256  # labels submitted at once; the core's queue is bounded
+_End = Literal["turn", "line", "token"]  # how an answer ends: with the assistant's message, the line, or an end token
+BATCH_LABELS = 256  # labels submitted at once; the core's queue is bounded
 
 
 @dataclass(frozen=True)
 class Decided:
-    """Answers in the questions' order, and the sums over all the requests that it took."""
+    """Answers in the questions' order, and token counts summed over all requests."""
 
     answers: list[DecisionAnswer]
     prompt_tokens: int
@@ -36,32 +33,30 @@ async def decide(
     content: TokenContent,
     questions: Sequence[Question],
     *,
-    program: str | None = None,
     namespace: str = "",
-    asker: Callable[[list[int], int], RequestContext] | None = None,
+    context_for: Callable[[list[int], int], RequestContext] | None = None,
 ) -> Decided:
-    """Ask every question about `content`, which is not changed, each as if it were the only one.
+    """Answer every question about `content`, which is not changed, independently of the other questions.
 
     With chat messages in the content a question is put in a user's message, the open one or a new one, and answered
     in the assistant's; otherwise it follows the text. An answer's mass is the probability of its label's tokens and of
-    the token that ends the answer, so labels may be of any length and begin with one another.
-    Raises RequestError naming the question that cannot be asked.
+    the token that ends the answer, so labels may have any length and be prefixes of each other.
+    `context_for(tokens, num_kept)` gives the context of the requests, instead of `namespace`; the content begins with
+    the first `num_kept` tokens. Raises RequestError naming the question that is invalid.
     """
     protocol.check(questions)
-    held = await content.fork().flush()  # claimed: the next request for what the state holds begins with it
+    held = await content.fork().flush()  # pinned: the state's next request begins with these tokens
     batch: list[Continuation] = []
     for question in questions:
         batch += await _continuations(generator, content, question)
-    first = (
-        RequestContext(program=program, namespace=namespace)
-        if asker is None
-        else asker(batch[0].tokens, common_prefix_length(held, batch[0].tokens))
-    )
-    others = RequestContext(program=first.program, namespace=first.namespace, outlook=first.outlook)
+    first = RequestContext(namespace=namespace)
+    if context_for is not None:
+        first = context_for(batch[0].tokens, common_prefix_length(held, batch[0].tokens))
+    others = replace(first, claims=[])
     parts = iter(batch)
     scored: list[Scored] = []
-    while some := list(islice(parts, BATCH)):
-        scored += await score(generator.core, some, others if scored else first)
+    while chunk := list(islice(parts, BATCH_LABELS)):
+        scored += await score(generator.core, chunk, others if scored else first)
     rest = iter(scored)
     answers = []
     for question in questions:
@@ -75,12 +70,12 @@ async def decide(
 
 
 async def _continuations(generator: Generator, content: TokenContent, question: Question) -> list[Continuation]:
-    """What is scored for each label of a question: its tokens and the end of the answer."""
+    """Return, for each label of a question, what is scored: its tokens and those that end the answer."""
     asked = content.fork()
     in_chat = bool(asked.chat.roles)
     separator = "\n\n" if asked.ids or asked.pending else ""
     if in_chat and asked.chat.is_open and asked.chat.roles[-1] == "assistant":
-        in_chat = False  # a text in the assistant's own hand
+        in_chat = False  # the question becomes a part of the assistant's text
     if in_chat:
         if asked.chat.is_open and asked.chat.roles[-1] == "user":
             asked.append_text(separator)
@@ -98,14 +93,14 @@ async def _continuations(generator: Generator, content: TokenContent, question: 
         space = " "
     labels = protocol.labels(question)
     end: _End = "turn" if in_chat else "token" if any("\n" in label for label in labels) else "line"
-    encoded = [await _ended(generator, asked, space + label, end) for label in labels]
+    encoded = [await _answer_ids(generator, asked, space + label, end) for label in labels]
     alone = await asked.fork().flush()
     start = common_prefix_length(alone, *encoded)
     return [Continuation(ids, start) for ids in encoded]
 
 
-async def _ended(generator: Generator, asked: TokenContent, label: str, end: _End) -> list[int]:
-    """The ids of the content with a label, to the first one that says that the answer is over."""
+async def _answer_ids(generator: Generator, asked: TokenContent, label: str, end: _End) -> list[int]:
+    """Return the ids of the content with a label, up to the first end token of the answer."""
     eos_ids = generator.tokenizer.eos_ids
     answered = asked.fork()
     answered.append_text(label)
@@ -122,7 +117,8 @@ async def _ended(generator: Generator, asked: TokenContent, label: str, end: _En
 
 
 def _first_end(ids: list[int], start: int, ends: Sequence[int]) -> int:
-    """After the first end token from `start` on; all ids when there is none. What a chat template puts behind it is
-    never the model's to write."""
-    found: Iterator[int] = (index + 1 for index in range(start, len(ids)) if ids[index] in ends)
-    return next(found, len(ids))
+    """Return the index after the first end token from `start` on, or the number of ids if there is none.
+
+    The model never writes what a chat template puts after an end token.
+    """
+    return next((index + 1 for index in range(start, len(ids)) if ids[index] in ends), len(ids))

@@ -1,7 +1,7 @@
-"""Chat roles as pieces of text around a message's content, taken from the model's own chat template.
+"""Texts around the content of chat messages, taken from the model's chat template.
 
-The template is rendered with a mark in place of each content and cut at the marks, so it never sees what a program
-or a model wrote: it cannot trim it, and nothing has to be rendered twice. Knows no tokens.
+The template is rendered with a mark in place of each content and cut at the marks. It never sees what a program or a
+model wrote, so it cannot trim that, and nothing is rendered twice.
 """
 
 from __future__ import annotations
@@ -9,28 +9,23 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
+from ...programs.common_prefix import common_prefix_length
 from ...protocol.errors import RequestError
-from ..text.common_prefix import common_prefix_length
+from ...tokenizer.chat_template import ChatTemplate
 
-_COMPLETE_ROLES = frozenset({"system", "user", "assistant"})  # whose messages end whatever comes next
+_COMPLETE_ROLES = frozenset({"system", "user", "assistant"})  # the end of their messages does not depend on the next
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-
-
-class Template(Protocol):
-    """The part of a tokenizer's chat template that is used here. Raises RequestError when it refuses the messages."""
-
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = False) -> str: ...
 
 
 @dataclass(frozen=True)
 class ChatState:
-    """The messages begun so far. A value: a forked state shares it.
+    """The roles of the messages begun so far, and the texts at their borders. Immutable: forked states share it.
 
-    `tail` is what the last `end` appended; `lead` is what the template puts between its generation prompt and a
-    content that it is given, e.g. a space or an empty thinking block: text that a program writes comes after it, text
-    that the model generates begins with it.
+    `tail` is the text that the last `end` appended. `lead` is the template's text between its generation prompt and a
+    given content, e.g. a space or an empty thinking block: a program's text comes after it, a generated text begins
+    with it.
     """
 
     roles: tuple[str, ...] = ()
@@ -38,8 +33,8 @@ class ChatState:
     tail: str = ""
     lead: str = ""
 
-    def begin(self, template: Template | None, role: str) -> tuple[ChatState, str]:
-        """Open a message: the chat after it, and the text before its content.
+    def begin(self, template: ChatTemplate | None, role: str) -> tuple[ChatState, str]:
+        """Open a message; return the chat after it, and the text before its content.
 
         Raises RequestError when a message is open, or naming a role that the template refuses here.
         """
@@ -55,17 +50,17 @@ class ChatState:
             text = prompt
             lead = before_content.removeprefix(prompt) if before_content.startswith(prompt) else ""
         elif role == "assistant":
-            # A template without generation prompts: a space before the content is the model's to generate.
+            # A template without generation prompts: the model generates the space before the content.
             text = before_content.rstrip(" ")
             lead = before_content[len(text) :]
         known = common_prefix_length(self.tail, text)
         return ChatState((*self.roles, role), is_open=True, lead=lead), text[known:]
 
-    def end(self, template: Template | None) -> tuple[ChatState, str]:
-        """Close the open message: the chat after it, and the text after its content, as if it were the last one.
+    def end(self, template: ChatTemplate | None) -> tuple[ChatState, str]:
+        """Close the open message; return the chat after it, and the text after its content as if it were the last.
 
-        Of a tool's, what is certain of that text: some templates put neighbouring results into one message. The rest
-        comes with the next message.
+        For other roles, such as a tool's, only the part of that text that does not depend on the next message: some
+        templates join neighbouring results. The rest comes with the next message.
         """
         if not self.is_open:
             raise RequestError("no role to end: none is open", param="role")
@@ -74,17 +69,17 @@ class ChatState:
             rendered = template.render(_marked(self.roles))
             tail = _after(rendered, len(self.roles) - 1) or ""
         except RequestError:
-            tail = ""  # only complete with the next message, whose begin then brings it
+            tail = ""  # known only with the next message, whose `begin` appends it
         if self.roles[-1] not in _COMPLETE_ROLES:
-            with suppress(RequestError):  # a template that takes no other there
+            with suppress(RequestError):  # a template that refuses two such messages in a row
                 tail = tail[: common_prefix_length(tail, self._before_content(template, self.roles[-1]))]
         return ChatState(self.roles, tail=tail), tail
 
     def without_lead(self) -> ChatState:
         return replace(self, lead="")
 
-    def _before_content(self, template: Template, role: str) -> str:
-        """What stands between the content of the message before and that of a new one of `role`."""
+    def _before_content(self, template: ChatTemplate, role: str) -> str:
+        """Return the text between the content of the last message and that of a new one of `role`."""
         roles = (*self.roles, role)
         refusal: RequestError | None = None
         # Some templates fold a system message into what follows it, and render nothing for it alone.
@@ -105,8 +100,8 @@ class ChatState:
             code="invalid_role",
         )
 
-    def _generation_prompt(self, template: Template) -> str | None:
-        """What the template puts after the messages so far for the model to go on, or None when it has no such."""
+    def _generation_prompt(self, template: ChatTemplate) -> str | None:
+        """Return the template's generation prompt after the messages so far, or None if it has none."""
         messages = _marked(self.roles)
         try:
             prompted = template.render(messages, add_generation_prompt=True)
@@ -118,7 +113,7 @@ class ChatState:
 
 
 def _mark(index: int) -> str:
-    return f"\ue000content {index}\ue001"  # private use: in no template, and nothing that `trim` takes
+    return f"\ue000content {index}\ue001"  # private-use characters: no template has them, and `trim` keeps them
 
 
 def _marked(roles: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -126,7 +121,7 @@ def _marked(roles: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _after(rendered: str, index: int) -> str | None:
-    """The text after the content of message `index`; all of it for -1; None when that message is not there."""
+    """Return the text after the content of message `index`, all of it for -1, or None if that message is missing."""
     if index < 0:
         return rendered
     _, mark, after = rendered.partition(_mark(index))

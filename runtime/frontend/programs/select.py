@@ -1,18 +1,13 @@
-"""Choosing: each choice scored as a continuation of a state, all at once, and the one a method prefers.
-
-Knows a state's content; the scores come from `scoring`, the arithmetic is in `protocol.choices`.
-"""
+"""Selects one of several choices: scores each as a continuation of a state, in one batch."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 
-from ...protocol import choices as methods
+from ...programs.common_prefix import common_prefix_length
+from ...protocol import choices
 from ...protocol.errors import RequestError
-from ...protocol.sampling import TokenLogprob
 from ...protocol.session import Choice, Select
-from ..text.common_prefix import common_prefix_length
 from ..text.generation import Generator
 from ..text.scoring import Continuation, RequestContext, score, unify_shared_prefixes
 from .content import TokenContent
@@ -25,13 +20,13 @@ async def select(
     content: TokenContent,
     op: Select,
     *,
-    asker: Callable[[list[int], int], RequestContext] | None = None,
+    context_for: Callable[[list[int], int], RequestContext],
 ) -> Choice:
-    """The choice that `op` makes as the continuation of `content`, which is not changed. `asker` says on whose behalf,
-    given a prompt of which the state will keep the first so many tokens.
+    """Score the choices of `op` as continuations of `content`, which is not changed, and decide.
 
-    A choice's tokens are those after the longest run that the text alone and the text with each choice have in
-    common, so that a token which spans the seam counts in full. Raises RequestError.
+    `context_for(tokens, num_kept)` gives the context of the requests; the state keeps the first `num_kept` tokens.
+    A choice's tokens are those after the longest common prefix of the text alone and the text with each choice, so a
+    token that spans the boundary counts in full. Raises RequestError for invalid choices or temperature.
     """
     _check(op)
     encoder, bos_id = generator.encoder, generator.tokenizer.bos_id
@@ -51,20 +46,13 @@ async def select(
     if by_context:
         prefix = [] if bos_id is None else [bos_id]
         batch += [Continuation(prefix + ids[start:], len(prefix)) for ids in prompts]
-    scored = await score(generator.core, batch, RequestContext() if asker is None else asker(prompts[0], start))
+    scored = await score(generator.core, batch, context_for(prompts[0], start))
     logprobs = unify_shared_prefixes([part.logprobs for part in scored[: len(prompts)]])
     unconditional = unify_shared_prefixes([part.logprobs for part in scored[len(prompts) :]]) if by_context else None
-
-    scores = methods.scores(op.method, _values(logprobs), _values(unconditional or []))
-    seed = secrets.randbits(63) if op.seed is None else op.seed
-    index = methods.decide(scores, op.temperature, seed)
-    return Choice(
-        index=index,
-        text=op.choices[index],
-        scores=scores,
-        normalized_prompt_logprobs=methods.token_length_normalized(_values(logprobs)),
-        token_logprobs=logprobs,
-        unconditional_logprobs=unconditional,
+    return choices.choose(
+        op,
+        logprobs,
+        unconditional,
         prompt_tokens=sum(part.prompt_tokens for part in scored),
         cached_tokens=sum(part.cached_tokens for part in scored),
     )
@@ -73,8 +61,4 @@ async def select(
 def _check(op: Select) -> None:
     if not 1 <= len(op.choices) <= MAX_CHOICES or not all(op.choices):
         raise RequestError(f"choices must be 1 to {MAX_CHOICES} non-empty strings", param="choices")
-    methods.decide([0.0], op.temperature)  # raises for a bad temperature, before anything is computed
-
-
-def _values(choices: list[list[TokenLogprob]]) -> list[list[float]]:
-    return [[token.logprob for token in choice] for choice in choices]
+    choices.decide([0.0], op.temperature)  # raises for a bad temperature, before anything is computed

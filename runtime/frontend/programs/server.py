@@ -1,6 +1,6 @@
-"""Where programs connect: a ROUTER socket, one session per client, and clients that are gone or silent forgotten.
+"""Serves programs over ZMQ: a ROUTER socket with one `ProgramInterpreter` per client, and CURVE keys over TCP.
 
-Whatever arrives is answered or dropped; nothing that a client sends ends the service.
+Every message is answered or dropped; no message ends the server. Clients that are gone or silent lose their states.
 """
 
 from __future__ import annotations
@@ -9,22 +9,24 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import zmq
 import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
 
+from ...programs.interpreter import ProgramInterpreter
+from ...programs.running_program import StateProgress
 from ...protocol import wire
 from ...protocol.errors import BusyError, ErrorInfo, RamiformError, RequestError, RuntimeFailed
-from ...protocol.keys import ServerKeys
+from ...protocol.keys import ServerKeys, server_keys
 from ...protocol.session import (
     AnswerBatch,
-    Append,
     Bye,
     Call,
-    Close,
     Delta,
     Done,
     Failed,
@@ -33,44 +35,67 @@ from ...protocol.session import (
     Hello,
     Lost,
     Malformed,
-    Open,
     Ping,
-    Play,
     Reply,
-    Supply,
     ToFrontend,
     Welcome,
 )
-from ...protocol.transport import secure_server_socket
+from ...protocol.transport import check_bind, secure_server_socket
 from ...protocol.version import __version__
 from ..text.generation import Generator
-from .session import Session
+from .content import TokenContent
+from .executor import TokenExecutor
 
 logger = logging.getLogger("ramiform.frontend")
 
-DISCONNECT_SETTLE_SECONDS = 0.05  # seconds after a disconnection is told until the socket behaves accordingly
-CLIENT_SILENCE_SECONDS = 15.0  # seconds after which a client that says nothing loses its states
+MAX_STATES = 100_000  # per client
+DISCONNECT_SETTLE_SECONDS = 0.05  # from the event of a disconnection until sending to that client fails
+CLIENT_SILENCE_SECONDS = 15.0  # a client that sends nothing for so long loses its states
 
-
-_BATCHED_ANSWERS = (
-    Done,
-    Delta,
-    Failed,
-)  # answers to operations: what comes of one turn of the event loop goes together
+_BATCHED_ANSWERS = (Done, Delta, Failed)  # those of one turn of the event loop are sent as one message
 
 
 class _Client:
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.last_heard = time.monotonic()
+    """A connected program: its interpreter, which runs once per turn of the event loop."""
+
+    def __init__(self, name: str, generator: Generator, send: Callable[[Done | Failed | Delta | Lost], None]) -> None:
+        self.last_received = time.monotonic()
+        self._name = name
+        self._generator = generator
+        self._loop = asyncio.get_running_loop()
+        self._will_run = False
+        self.interpreter = ProgramInterpreter(
+            send, self._open_executor, self._loop.call_later, states_ended=self._end_states, max_states=MAX_STATES
+        )
+
+    def run_soon(self) -> None:
+        """Play the states after the messages that have arrived already: one of them may close what another opened."""
+        if not self._will_run:
+            self._will_run = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._will_run = False
+        self.interpreter.run()
+
+    def _open_executor(self, state: StateProgress) -> TokenExecutor:
+        content = TokenContent(self._generator.tokenizer, self._generator.encoder)
+        return TokenExecutor(self._generator, state, self._program_name(state.program.number), content)
+
+    def _end_states(self, program: int, states: list[int] | None) -> None:
+        self._generator.core.end_states(self._program_name(program), states)
+
+    def _program_name(self, program: int) -> str:
+        """The program's name for the core, where programs of all clients meet."""
+        return f"{self._name}:{program}"
 
 
 class ProgramServer:
-    """Serves from `start` to `stop`, on the event loop that `start` is called in.
+    """Serves programs from `start` to `stop`, on the event loop that `start` is called in.
 
-    `others` are addresses of services like this one. Once they answer (`share`), new clients are sent on to them in
-    turn: a client stays where it is welcomed, and its states with it. With `keys` it answers whom the context's
-    authenticator lets in.
+    `others` are the addresses of the other frontends' servers. Once they answer (`share`), new clients are sent to them
+    in turn; a client and its states stay where it is welcomed. With `keys` only clients that the context's
+    authenticator accepts are served.
     """
 
     def __init__(
@@ -86,22 +111,22 @@ class ProgramServer:
         wire.set_options(self._socket)
         if keys is not None:
             secure_server_socket(self._socket, keys)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to who is gone is an error: so we learn of it
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone fails, which shows it
         self._monitor = self._socket.get_monitor_socket(zmq.Event.DISCONNECTED)
         self._address = address
         self._generator = generator
         self._core = generator.core
         self._decoder = msgspec.msgpack.Decoder(ToFrontend)
         self._clients: dict[bytes, _Client] = {}
-        self._outgoing: dict[bytes, list[Done | Delta | Failed]] = {}  # to be sent before this turn is over
+        self._outgoing: dict[bytes, list[Done | Delta | Failed]] = {}  # sent at the end of this turn of the loop
         self._tasks: list[asyncio.Task[None]] = []
         self._others = others
         self._sharing = asyncio.Event()
         if not others:
             self._sharing.set()
-        self._turns = itertools.cycle([None, *others])
+        self._next_server = itertools.cycle([None, *others])
         self._closing = False
-        self._questions: set[asyncio.Task[None]] = set()  # asked outside any state, being answered
+        self._call_tasks: set[asyncio.Task[None]] = set()  # calls outside any state, being answered
 
     @property
     def num_clients(self) -> int:
@@ -109,58 +134,58 @@ class ProgramServer:
 
     @property
     def address(self) -> str:
-        """Where it is bound, the port included that the system chose."""
+        """The address it is bound to, with the port that the system chose."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def start(self) -> None:
-        """Raises RamiformError when the address cannot be had."""
+        """Bind the address. Raises RamiformError when that fails."""
         try:
             self._socket.bind(self._address)
         except zmq.ZMQError as error:
             raise RamiformError(f"programs cannot be served at {self._address}: {error}") from None
         self._tasks = [
-            asyncio.create_task(self._receive(), name="service"),
+            asyncio.create_task(self._receive(), name="program server"),
             asyncio.create_task(self._forget_regularly(), name="forget silent clients"),
             asyncio.create_task(self._forget_disconnected(), name="forget clients that are gone"),
         ]
 
     def share(self) -> None:
-        """The others answer."""
+        """Begin to send new clients to the other servers, which answer now."""
         self._sharing.set()
 
-    def close_door(self) -> None:
-        """Welcome nobody any more."""
+    def stop_accepting(self) -> None:
+        """Refuse new clients."""
         self._closing = True
 
     async def stop(self, error: ErrorInfo) -> None:
-        """Tell every client that this is the end, and why."""
-        for task in (*self._tasks, *self._questions):
+        """Send `error` to every client and close the socket."""
+        for task in (*self._tasks, *self._call_tasks):
             task.cancel()
-        for identity, client in list(self._clients.items()):  # one that is gone is forgotten meanwhile
-            client.session.close_all()
+        for identity, client in list(self._clients.items()):  # sending forgets a client that is gone
+            client.interpreter.close_all()
             self._send(identity, Fatal(error))
         self._flush()
         self._clients.clear()
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        # Lingers: what was said last must not be lost. Bounded, for clients that no longer listen.
+        # Lingers, so that the errors arrive; bounded, for clients that no longer read.
         self._socket.close(linger=500)
 
     def forget_silent(self, now: float) -> None:
-        """Close the states of clients not heard of for SILENCE seconds. `now` is on the monotonic clock."""
+        """Close the states of clients silent for CLIENT_SILENCE_SECONDS. `now` is on the monotonic clock."""
         for identity, client in list(self._clients.items()):
-            if now - client.last_heard > CLIENT_SILENCE_SECONDS and (states := self._forget(identity)):
+            if now - client.last_received > CLIENT_SILENCE_SECONDS and (states := self._forget(identity)):
                 logger.warning("a client fell silent; its %d states are closed", len(states))
                 silent = RuntimeFailed(
                     f"the program was not heard of for {CLIENT_SILENCE_SECONDS:g} s; its states are closed"
                 )
-                self._send(identity, Lost(states, ErrorInfo.of(silent)))  # should it be alive, it waits for answers
+                self._send(identity, Lost(states, ErrorInfo.of(silent)))  # if it is alive, it waits for answers
 
     def _forget(self, identity: bytes) -> tuple[int, ...]:
-        """The states that it had."""
+        """Close a client; return the numbers of its states."""
         self._outgoing.pop(identity, None)
         client = self._clients.pop(identity, None)
-        return () if client is None else client.session.close_all()
+        return () if client is None else client.interpreter.close_all()
 
     async def _forget_regularly(self) -> None:
         interval = CLIENT_SILENCE_SECONDS / 5
@@ -169,24 +194,24 @@ class ProgramServer:
             await asyncio.sleep(interval)
             now = time.monotonic()
             for client in self._clients.values():
-                client.last_heard += now - before - interval  # we were late: what they said may not be read yet
+                client.last_received += now - before - interval  # this process was late: messages may be unread
             self.forget_silent(now)
 
     async def _forget_disconnected(self) -> None:
-        """The socket tells that somebody has gone, not who: whom nothing can be sent to."""
+        """Forget clients that are gone. The monitor does not name them: sending to them fails."""
         while True:
             await self._monitor.recv_multipart()
-            told = True
-            while told:
+            notified = True
+            while notified:
                 await asyncio.sleep(DISCONNECT_SETTLE_SECONDS)
                 for identity in list(self._clients):
                     self._send(identity, AnswerBatch([]))
-                # What was told meanwhile has not settled: once more for all of it. Taken one at a time it would pile
-                # up, and a full monitor stops the thread that moves everybody's messages.
-                told = False
+                # Disconnections during the pause have not settled: wait once more for all of them. Read one at a time
+                # their events would pile up, and a full monitor blocks the thread that moves all messages.
+                notified = False
                 while await self._monitor.poll(0):
                     await self._monitor.recv_multipart()
-                    told = True
+                    notified = True
 
     async def _receive(self) -> None:
         while True:
@@ -196,7 +221,7 @@ class ProgramServer:
             except (RequestError, BusyError) as error:
                 self._send(identity, Malformed(ErrorInfo.of(error)))
             except Exception as error:
-                logger.exception("a message failed on an error of ours")
+                logger.exception("a message failed on an internal error")
                 self._send(identity, Malformed(ErrorInfo.of(error)))
 
     def _decode(self, frames: list[bytes]) -> ToFrontend:
@@ -211,35 +236,26 @@ class ProgramServer:
             self._forget(identity)
             return
         if client is None:
-            client = self._clients[identity] = _Client(
-                Session(identity.hex(), self._generator, partial(self._send, identity))
-            )
-        client.last_heard = time.monotonic()
+            client = self._clients[identity] = _Client(identity.hex(), self._generator, partial(self._send, identity))
+        client.last_received = time.monotonic()
         match message:
             case Hello(version=version):
-                self._ask(identity, self._welcome(version))
+                self._send_later(identity, self._welcome(version))
             case Call():
-                self._ask(identity, self._answer(message))
-            case Play():
-                client.session.play(message)
-            case Supply():
-                client.session.supply(message)
-            case Open():
-                client.session.open(message)
-            case Append():
-                client.session.append(message)
-            case Close():
-                client.session.close(message)
+                self._send_later(identity, self._answer(message))
             case Ping():
-                pass  # heard: that was all it said
+                pass  # it only resets the client's silence
+            case _:
+                client.run_soon()
+                client.interpreter.receive(message)
 
-    def _ask(self, identity: bytes, question: Coroutine[None, None, FromFrontend]) -> None:
-        async def answer() -> None:
-            self._send(identity, await question)
+    def _send_later(self, identity: bytes, answer: Coroutine[None, None, FromFrontend]) -> None:
+        async def send() -> None:
+            self._send(identity, await answer)
 
-        task = asyncio.create_task(answer())
-        self._questions.add(task)
-        task.add_done_callback(self._questions.discard)
+        task = asyncio.create_task(send())
+        self._call_tasks.add(task)
+        task.add_done_callback(self._call_tasks.discard)
 
     async def _welcome(self, version: str) -> FromFrontend:
         if version != __version__:
@@ -252,7 +268,7 @@ class ProgramServer:
         try:
             info = await self._core.ready()
             await self._sharing.wait()
-            return Welcome(info, move_to=next(self._turns))
+            return Welcome(info, move_to=next(self._next_server))
         except RamiformError as error:
             return Fatal(ErrorInfo.of(error))
 
@@ -302,3 +318,34 @@ class ProgramServer:
         if sent.done() and (error := sent.exception()) is not None:
             assert isinstance(error, zmq.ZMQError), error
             self._forget(identity)
+
+
+class RemoteProgramServer:
+    """Serves programs of other machines: a `ProgramServer` at a TCP address, for clients whose public keys are known.
+
+    Raises RequestError for an invalid address or key file, before anything is bound.
+    """
+
+    def __init__(self, context: zmq.asyncio.Context, bind: str, keys: str | None, generator: Generator) -> None:
+        check_bind(bind, keys)
+        assert keys is not None
+        self._keys = server_keys(Path(keys))
+        self._authenticator = AsyncioAuthenticator(context, log=logging.getLogger("ramiform.keys"))
+        self._authenticator.configure_curve_callback("*", credentials_provider=self)
+        self.server = ProgramServer(context, bind, generator, keys=self._keys)
+
+    def start(self) -> None:
+        """Bind the address. Raises RamiformError when that fails."""
+        self._authenticator.start()
+        self.server.start()
+
+    async def stop(self, error: ErrorInfo) -> None:
+        await self.server.stop(error)
+        self._authenticator.stop()
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Return True if the client with this public key is known. The authenticator calls it."""
+        name = self._keys.programs.get(key)
+        if name is None:
+            logger.warning("a program with an unknown key was refused: %s", key.decode())
+        return name is not None

@@ -1,4 +1,4 @@
-"""Embeddings of prompts: what the model's final hidden states are, pooled. Knows token ids and the core."""
+"""Computes embeddings of prompts: the model's final hidden states, pooled by the core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_TOKENS = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
 
 @dataclass(frozen=True)
 class Embedded:
-    """`values`: float32."""
+    """An embedding, as float32 values, and the number of tokens of its prompt."""
 
     values: array.array[float]
     prompt_tokens: int
@@ -28,7 +28,10 @@ class Embedded:
 async def embed(
     core: CoreClient, prompts: Sequence[list[int]], pooling: Pooling, *, namespace: str = "", priority: int = 0
 ) -> list[Embedded]:
-    """All prompts' embeddings, submitted together. Raises RamiformError when one fails; the others are then aborted."""
+    """Embed prompts, given as token ids and submitted together.
+
+    Raises RamiformError and aborts the others when one fails.
+    """
     with ExitStack() as stack:
         answers = [
             stack.enter_context(
@@ -49,7 +52,7 @@ async def embed(
 
 
 def l2_normalised(values: array.array[float]) -> array.array[float]:
-    """Of length 1; all zeros stay."""
+    """Scale a vector to length 1; a zero vector stays zero."""
     length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
     return array.array("f", (value / length for value in values))
 

@@ -1,7 +1,4 @@
-"""Text to token ids with trust: what a chat template says may name special tokens, what is said inside it may not.
-
-Knows the tokenizer; nothing of states or requests.
-"""
+"""Encodes prompts: text of a chat template may name special tokens, text inside its messages may not."""
 
 from __future__ import annotations
 
@@ -15,14 +12,17 @@ from ...protocol.errors import RequestError, context_exceeded
 from ...tokenizer.interface import Tokenizer
 from .offload import CancellationToken, offload
 
-LONG_TEXT = 1 << 16  # characters, or tokens, above which the work on them would be felt by others on the event loop
-USUAL_BYTES_PER_TOKEN = 8  # of text to a token: a text that has more of them to each token that fits is counted first
+LONG_TEXT = 1 << 16  # characters, or tokens; work on more of them would block the event loop for too long
+USUAL_BYTES_PER_TOKEN = 8  # a text with more bytes than this for each token that fits is counted before it is encoded
 T = TypeVar("T")
 
 
 class TokenLimit(NamedTuple):
-    """The most tokens that a text may have, and the parameter that an error names. `num_completion`: tokens asked for
-    besides, which an error mentions. `route`: the limit is that of a route, not that of the model."""
+    """The most tokens that a text may have, and the parameter that an error names.
+
+    `num_completion`: the completion tokens asked for, which an error mentions. `route`: the limit belongs to a route,
+    not to the model.
+    """
 
     most: int
     param: str
@@ -38,12 +38,17 @@ class TokenLimit(NamedTuple):
 
 
 class PromptSegment(NamedTuple):
+    """A part of a prompt. In a trusted part the name of a special token means that token."""
+
     text: str
-    trusted: bool  # whether a special token's name in it means that token
+    trusted: bool
 
 
 class Encoder:
-    """`most_tokens` waits until the model is loaded, for how many tokens a prompt may have; None: any number."""
+    """Encodes text by a tokenizer.
+
+    `most_tokens` waits until the model is loaded and returns how many tokens a prompt may have; None: any number.
+    """
 
     def __init__(self, tokenizer: Tokenizer, most_tokens: Callable[[], Awaitable[int]] | None = None) -> None:
         self._tokenizer = tokenizer
@@ -61,21 +66,21 @@ class Encoder:
         bound: TokenLimit | None = None,
         cancellation: CancellationToken | None = None,
     ) -> list[int]:
-        """The ids of adjacent texts. `at_start`: nothing precedes them, so that BOS comes first where the tokenizer
-        wants one and the text did not bring it, unless `with_bos` is false.
+        """Return the ids of adjacent texts.
 
-        As long as no untrusted text takes part in a special token's name, these are the ids of the whole text;
-        otherwise each stretch of equal trust is tokenised by itself. Raises RequestError for a text that cannot have as
-        few tokens as `bound` says, before it is tokenised, or as soon as too many are counted.
+        `at_start`: nothing precedes them, so BOS comes first if the tokenizer adds one and the text does not begin with
+        it, unless `with_bos` is false. If no untrusted text takes part in a special token's name, these are the ids of
+        the joined text; otherwise each run of equal trust is tokenised by itself. Raises RequestError for a text with
+        more tokens than `bound`, before it is tokenised or as soon as too many are counted.
         """
-        stretches = _stretches(segments)
+        runs = _merge_segments(segments)
         if bound is not None:
-            self.check_length([text for text, _ in stretches], bound)
-            self._check_count(stretches, bound, cancellation or CancellationToken())
-        if self._is_harmless(stretches):
-            stretches = [PromptSegment("".join(text for text, _ in stretches), trusted=True)]
+            self.check_length([text for text, _ in runs], bound)
+            self._check_count(runs, bound, cancellation or CancellationToken())
+        if self._is_safe_to_join(runs):
+            runs = [PromptSegment("".join(text for text, _ in runs), trusted=True)]
         ids: list[int] = []
-        for text, trusted in stretches:
+        for text, trusted in runs:
             ids += self._tokenizer.encode(text, parse_special=trusted, continues=not at_start or bool(ids))
         bos = self._tokenizer.bos_id
         if at_start and with_bos and self._tokenizer.adds_bos and bos is not None and ids[:1] != [bos]:
@@ -85,7 +90,7 @@ class Encoder:
         return ids
 
     def check_length(self, texts: Sequence[str], bound: TokenLimit) -> None:
-        """Raise RequestError for adjacent texts that are too long to have as few tokens as `bound` says."""
+        """Raise RequestError if adjacent texts are so long that they must have more tokens than `bound`."""
         if sum(map(len, texts)) <= bound.most:
             return
         if (least := self._tokenizer.bound.least_tokens(texts)) > bound.most:
@@ -100,13 +105,12 @@ class Encoder:
         param: str = "prompt",
         bound: TokenLimit | None = None,
     ) -> list[int]:
-        """The ids of adjacent texts, without keeping anybody else waiting.
+        """Return the ids of adjacent texts, without blocking the event loop.
 
-        Raises RequestError for more tokens than `bound` says, by default for more than a prompt may have; it then names
-        `param`.
+        Raises RequestError for more tokens than `bound`, by default than a prompt may have; it then names `param`.
         """
         most = bound or await self.prompt_bound(param)
-        return await _aside(
+        return await _offload_if_long(
             sum(len(text) for text, _ in segments),
             lambda cancellation: self.encode(
                 segments, at_start=at_start, with_bos=with_bos, bound=most, cancellation=cancellation
@@ -116,49 +120,51 @@ class Encoder:
     async def encode_prompt(
         self, prompt: str, *, with_bos: bool = True, param: str = "prompt", bound: TokenLimit | None = None
     ) -> list[int]:
-        """The ids of a client's whole prompt, in which special tokens may be named. Raises RequestError as
-        `encode_aside` does."""
+        """Return the ids of a client's whole prompt, in which special tokens may be named.
+
+        Raises RequestError as `encode_async` does.
+        """
         segments = [PromptSegment(prompt, trusted=True)]
         return await self.encode_async(segments, at_start=True, with_bos=with_bos, param=param, bound=bound)
 
     async def prompt_bound(self, param: str, num_completion: int | None = None) -> TokenLimit | None:
-        """As many tokens as a prompt may have. None: any number."""
+        """Return the limit of a prompt's tokens; None: no limit."""
         if self._most_tokens is None:
             return None
         return TokenLimit(await self._most_tokens(), param, num_completion or 0)
 
     async def decode_async(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids that a client gave; nobody else waits for it."""
-        return await _aside(len(ids), lambda _: self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        """Return the text of ids that a client sent, without blocking the event loop."""
+        return await _offload_if_long(
+            len(ids), lambda _: self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        )
 
-    def _check_count(
-        self, stretches: Sequence[PromptSegment], bound: TokenLimit, cancellation: CancellationToken
-    ) -> None:
-        """Raise RequestError when a text that is longer than usual has too many tokens, counted piece by piece.
+    def _check_count(self, runs: Sequence[PromptSegment], bound: TokenLimit, cancellation: CancellationToken) -> None:
+        """Raise RequestError when an unusually long text has too many tokens, counted piece by piece.
 
-        At the ends of a piece the tokens may be others than those of the whole text, so that half of them count.
+        At the ends of a piece the tokens may differ from those of the whole text, so only half of them count.
         """
-        if sum(len(text) for text, _ in stretches) <= max(LONG_TEXT, bound.most * USUAL_BYTES_PER_TOKEN):
+        if sum(len(text) for text, _ in runs) <= max(LONG_TEXT, bound.most * USUAL_BYTES_PER_TOKEN):
             return
         counted = 0
-        for text, trusted in stretches:
+        for text, trusted in runs:
             for start in range(0, len(text), LONG_TEXT):
                 cancellation.check()
                 piece = text[start : start + LONG_TEXT]
-                if self._tokenizer.bound.strips:  # blanks beside a token that takes them count for nothing
+                if self._tokenizer.bound.strips:  # a token may take the blanks beside it
                     piece = piece.strip()
                 counted += len(self._tokenizer.encode(piece, parse_special=trusted, continues=True))
                 if counted > 2 * bound.most:
                     raise bound.error(counted // 2, at_least=True)
         cancellation.check()
 
-    def _is_harmless(self, stretches: Sequence[PromptSegment]) -> bool:
-        if self._special is None or all(trusted for _, trusted in stretches):
+    def _is_safe_to_join(self, runs: Sequence[PromptSegment]) -> bool:
+        if self._special is None or all(trusted for _, trusted in runs):
             return True
-        text = "".join(text for text, _ in stretches)
+        text = "".join(text for text, _ in runs)
         matches = [match.span(1) for match in self._special.finditer(text)]
         start = 0
-        for part, trusted in stretches:
+        for part, trusted in runs:
             end = start + len(part)
             if not trusted and any(first < end and last > start for first, last in matches):
                 return False
@@ -166,14 +172,14 @@ class Encoder:
         return True
 
 
-async def _aside(size: int, work: Callable[[CancellationToken], T]) -> T:
-    """What is long is done in a thread; of thousands of short ones, nobody else waits for more than one."""
+async def _offload_if_long(size: int, work: Callable[[CancellationToken], T]) -> T:
+    """Run long work in a thread. Short work yields to the event loop first, so thousands of texts do not block it."""
     await asyncio.sleep(0)
     return work(CancellationToken()) if size <= LONG_TEXT else await offload(work)
 
 
-def _stretches(segments: Iterable[PromptSegment]) -> list[PromptSegment]:
-    """Neighbours of equal trust joined."""
+def _merge_segments(segments: Iterable[PromptSegment]) -> list[PromptSegment]:
+    """Join neighbours of equal trust."""
     written = (segment for segment in segments if segment.text)
     return [
         PromptSegment("".join(text for text, _ in group), trusted)

@@ -1,7 +1,4 @@
-"""Text from prompts: what program sessions and HTTP requests share. Tokens come from the core, text is made here.
-
-Knows no clients; a prompt is token ids.
-"""
+"""Generates text for prompts of token ids: submits requests to the core and detokenizes its tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ MAX_SAMPLES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What to continue, and how. A seed that is not given is drawn. Of several samples the first claims."""
+    """Token ids to continue, and how. A missing seed is drawn. The first of several samples carries the soft pins."""
 
     tokens: list[int]
     sampling: SamplingParams
@@ -40,7 +37,7 @@ class Prompt:
     program: str | None = None
     claims: list[SoftPin] = field(default_factory=list)
     outlook: ProgramProgress | None = None
-    in_bulk: bool = False  # nobody reads along: pieces may be long
+    in_bulk: bool = False  # nobody reads the stream: pieces may be long
 
 
 class Piece(NamedTuple):
@@ -53,8 +50,10 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedSample:
-    """A finished output: the sequence without its stop, all ids that the model put out, and the text that the kept
-    ids lack because a stop string cut a token."""
+    """A finished output: the sequence without its stop, and all ids that the model generated.
+
+    `leftover` is text that the kept ids lack because a stop string cut a token.
+    """
 
     sequence: Sequence
     output_ids: list[int]
@@ -62,14 +61,14 @@ class FinishedSample:
 
 
 class SampleStream:
-    """One output being generated: iterate for its pieces, or go straight to its `result`."""
+    """One output that is being generated: iterate over its pieces, or await its `result`."""
 
     def __init__(self, generator: Generator, prompt: Prompt, patterns: Search) -> None:
-        self.output_ids: list[int] = []  # so far, with the stop token
+        self.output_ids: list[int] = []  # so far, including the stop token
         self.num_cached = 0
         self.logprobs: list[TokenLogprob] | None = None if prompt.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
-        self.generated: FinishedSample | None = None  # until the last piece
+        self.generated: FinishedSample | None = None  # None until the last piece
         self._num_prompt = len(prompt.tokens)
         self._tokenizer = generator.tokenizer
         self._sampling = prompt.sampling
@@ -100,7 +99,7 @@ class SampleStream:
         )
 
     async def result(self) -> FinishedSample:
-        """Wait for the end. Raises RamiformError when the request failed."""
+        """Wait for the end and return the output. Raises RamiformError when the request failed."""
         async for _ in self:
             pass
         assert self.generated is not None
@@ -113,11 +112,11 @@ class SampleStream:
         return self._take(await anext(self._answer))
 
     def close(self) -> None:
-        """Nobody reads on: abort the request unless it is over."""
+        """Abort the request unless it is over."""
         self._answer.close()
 
     def abort(self) -> None:
-        """End it early; its reader gets what there is, with a finish of type "abort"."""
+        """End the output early; its reader gets the text so far, with a finish of type "abort"."""
         self._core.abort(self._rid)
 
     def _take(self, tokens: Tokens) -> Piece:
@@ -129,7 +128,7 @@ class SampleStream:
             self.prompt_logprobs = tokens.prompt_logprobs
         if tokens.finish is None:
             text = self._detokenizer.add(tokens.ids)
-            # While a part of their text is held back, none more.
+            # While a part of their text is held back, no further ids are given.
             num_ids = self._num_ids_given if self._detokenizer.holds_back else len(self.output_ids)
         else:
             text, num_ids, leftover = self._end(tokens.ids, tokens.finish)
@@ -141,7 +140,7 @@ class SampleStream:
         return Piece(text, self.output_ids[start:num_ids], logprobs)
 
     def _end(self, ids: list[int], finish: Finish) -> tuple[str, int, str]:
-        """The rest of the text, how many ids are kept, and what of the text is not theirs."""
+        """Return the rest of the text, the number of kept ids, and the text that these ids lack."""
         match finish.matched:
             case str(stop) if not self._sampling.no_stop_trim:
                 skip = self._sampling.skip_special_tokens
@@ -173,7 +172,7 @@ class SampleStream:
 
 
 class SampleStreams:
-    """Several outputs of one prompt. Leaving the `with` block aborts those that still run."""
+    """The outputs of one prompt. Leaving the `with` block aborts those that still run."""
 
     def __init__(self, samples: list[SampleStream]) -> None:
         self._samples = samples
@@ -198,7 +197,7 @@ class SampleStreams:
 
 
 class Generator:
-    """Turns prompts into running samples."""
+    """Starts samples of prompts."""
 
     def __init__(self, core: CoreClient, tokenizer: Tokenizer) -> None:
         self.core = core
@@ -206,7 +205,10 @@ class Generator:
         self.encoder = Encoder(tokenizer, core.max_request_tokens)
 
     def start(self, prompt: Prompt, n: int = 1) -> SampleStreams:
-        """Submit `n` samples together; sample i is drawn with seed + i. Raises RequestError, RuntimeFailed."""
+        """Submit `n` samples together; sample i has seed + i.
+
+        Raises RequestError for an invalid prompt, RuntimeFailed when the core is gone.
+        """
         if not 1 <= n <= MAX_SAMPLES:
             raise RequestError(f"n must be between 1 and {MAX_SAMPLES}, got {n}", param="n")
         seed = secrets.randbits(63) if prompt.sampling.seed is None else prompt.sampling.seed

@@ -1,7 +1,4 @@
-"""Long work in worker threads, beside the event loop: it stops soon after its caller is cancelled.
-
-Knows nothing of what the work is.
-"""
+"""Runs long work in worker threads, so that it does not block the event loop; it ends soon after its caller does."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ T = TypeVar("T")
 
 
 class WorkCancelledError(Exception):
-    """Nobody waits for the work any more."""
+    """The caller of the work was cancelled."""
 
 
 class CancellationToken:
-    """Tells work that nobody waits for it any more."""
+    """Tells work in a thread that its caller was cancelled."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -33,16 +30,16 @@ class CancellationToken:
         self._event.set()
 
     def check(self) -> None:
-        """Raise WorkCancelledError once it is cancelled. Call it between the steps of long work."""
+        """Raise WorkCancelledError once the token is cancelled. Call it between the steps of long work."""
         if self._event.is_set():
             raise WorkCancelledError
 
 
 async def offload(work: Callable[[CancellationToken], T]) -> T:
-    """The result of `work`, which runs in a thread.
+    """Run `work` in a thread and return its result.
 
-    When the caller is cancelled, the work is told, and the caller goes on only after the work has ended: until then
-    the request that asked for it still counts as running.
+    When the caller is cancelled, so is the token, and the caller goes on only after the work has ended: until then its
+    request still counts as running.
     """
     cancellation = CancellationToken()
     running = asyncio.get_running_loop().run_in_executor(None, work, cancellation)
@@ -55,17 +52,17 @@ async def offload(work: Callable[[CancellationToken], T]) -> T:
                 await asyncio.wait({running})
             except asyncio.CancelledError:
                 continue
-        running.exception()  # read, so that nobody is told of an error that no one waits for
+        running.exception()  # read, so that asyncio does not log it as never retrieved
         raise
 
 
 async def offload_if_large(work: Callable[[CancellationToken], T], *about: object) -> T:
-    """The result of `work`, which runs in a thread when the values that it is about are large."""
+    """Run `work` and return its result; in a thread if the values in `about` are large."""
     return await offload(work) if is_large(*about) else work(CancellationToken())
 
 
 async def cooperative_iter(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items; after every few of them other tasks of the event loop have their turn."""
+    """Iterate over items, yielding to the event loop after every few of them."""
     for number, item in enumerate(items, start=1):
         yield item
         if number % _PER_TURN == 0:

@@ -1,7 +1,4 @@
-"""Log-probabilities of given continuations: many prompts in one batch, so that the scheduler shares what they share.
-
-Knows token ids and the core; nothing of choices or questions.
-"""
+"""Scores given continuations: log-probabilities of many prompts in one batch, which share their common prefixes."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _SCORE_ONLY = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
 
 @dataclass(frozen=True)
 class Continuation:
-    """Tokens [start, end) of a prompt are to be scored."""
+    """A prompt whose tokens from `start` on are scored."""
 
     tokens: list[int]
     start: int
@@ -28,7 +25,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """On whose behalf: what rides on the requests. The first of a batch carries the claims."""
+    """Data of the requester that travels with requests. The first request of a batch carries the soft pins."""
 
     program: str | None = None
     namespace: str = ""
@@ -43,8 +40,8 @@ class Scored:
     cached_tokens: int
 
 
-async def score(core: CoreClient, batch: Sequence[Continuation], asker: RequestContext) -> list[Scored]:
-    """Score a batch, submitted together. Raises RamiformError when one of them fails; the others are then aborted."""
+async def score(core: CoreClient, batch: Sequence[Continuation], context: RequestContext) -> list[Scored]:
+    """Score a batch of requests, submitted together. Raises RamiformError and aborts the others when one fails."""
     with ExitStack() as stack:
         answers = [
             stack.enter_context(
@@ -54,10 +51,10 @@ async def score(core: CoreClient, batch: Sequence[Continuation], asker: RequestC
                         tokens=each.tokens,
                         sampling=_SCORE_ONLY,
                         logprobs=LogprobParams(prompt_from=each.start),
-                        namespace=asker.namespace,
-                        program=asker.program,
-                        claims=[] if index else asker.claims,
-                        outlook=asker.outlook,
+                        namespace=context.namespace,
+                        program=context.program,
+                        claims=[] if index else context.claims,
+                        outlook=context.outlook,
                     )
                 )
             )
@@ -67,17 +64,20 @@ async def score(core: CoreClient, batch: Sequence[Continuation], asker: RequestC
 
 
 def unify_shared_prefixes(choices: list[list[TokenLogprob]]) -> list[list[TokenLogprob]]:
-    """One value for each shared prefix: forwards of different shapes round differently, which would decide a tie."""
+    """Give each token of a shared prefix one value.
+
+    Forwards of different shapes round differently, which would decide ties.
+    """
     first: dict[tuple[int, int], tuple[int, TokenLogprob]] = {}  # (node, token) -> (node after it, its value)
-    agreed = []
+    unified = []
     for choice in choices:
         node = 0
         values = []
         for token in choice:
             node, value = first.setdefault((node, token.id), (len(first) + 1, token))
             values.append(value)
-        agreed.append(values)
-    return agreed
+        unified.append(values)
+    return unified
 
 
 async def _read(answer: TokenStream, asked: Continuation) -> Scored:

@@ -1,1 +1,1 @@
-"""GGUF files: metadata, tensor names, block formats."""
+"""GGUF files: format, configuration, tensor names and weights."""

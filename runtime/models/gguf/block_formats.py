@@ -1,15 +1,14 @@
-"""GGUF's ways of storing numbers: which are kept in 4 bits here, and how each is read. Knows blocks of bytes; knows no
-layer.
+"""GGUF's block formats: reading them as dense tensors, or as 4-bit codes where a linear layer keeps them.
 
-A row is a sequence of blocks, each with its own scale. `gguf.quants` makes any of them dense. Q4_0, Q4_1 and Q4_K,
-whose weights are code * scale + offset in groups of 32, can stay in 4 bits: their layouts are ggml-common.h's.
+A row is a sequence of blocks, each with its own scale. `gguf.quants` dequantises all formats. Q4_0, Q4_1 and Q4_K,
+whose weights are code * scale + offset in groups of 32, can stay in 4 bits: their layouts are those of ggml-common.h.
 
 Legend: N rows, C columns, G groups of a row's C, B blocks of a row, S sub-blocks of a Q4_K block.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import gguf
 import numpy as np
@@ -17,11 +16,9 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
+from ..config import ModelConfig
+from .file import GgufFile
 from .tensor_names import tensor_name
-
-if TYPE_CHECKING:
-    from ..config import ModelConfig
-    from .file import GgufFile
 
 Bytes = NDArray[np.uint8]
 FOUR_BIT_TYPES = (Type.Q4_0, Type.Q4_1, Type.Q4_K)
@@ -30,7 +27,7 @@ READABLE_TYPES = (*_PLAIN, *FOUR_BIT_TYPES, Type.Q5_0, Type.Q5_1, Type.Q8_0, Typ
 
 
 class FourBitBlocks(NamedTuple):
-    """weight = (codes - 8) * scales + bases, with scales and bases by group."""
+    """4-bit weights: weight = (code - 8) * scale + base, with scale and base by group."""
 
     codes_NC: torch.Tensor  # uint8 in [0, 16)
     scales_NG: torch.Tensor
@@ -38,14 +35,14 @@ class FourBitBlocks(NamedTuple):
 
 
 def dequantise(data: NDArray[np.generic], kind: Type) -> torch.Tensor:
-    """float32, or float16 as it is stored."""
+    """Return the dense tensor: float16 when it is stored so, else float32."""
     if kind == Type.F16:
         return torch.from_numpy(np.array(data))
     return torch.from_numpy(np.array(gguf.quants.dequantize(data, kind)))
 
 
 def read_four_bit(data_NB: Bytes, kind: Type) -> FourBitBlocks:
-    """Of rows of blocks, as they are in the file."""
+    """Read rows of 4-bit blocks."""
     read = {Type.Q4_0: _q4_0, Type.Q4_1: _q4_1, Type.Q4_K: _q4_k}[kind]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     N = len(data_NB)
@@ -54,7 +51,7 @@ def read_four_bit(data_NB: Bytes, kind: Type) -> FourBitBlocks:
     return FourBitBlocks(*(torch.from_numpy(part.reshape(N, -1)) for part in (codes, scales, offsets + 8 * scales)))
 
 
-# Each gives codes, scales and offsets, with weight = code * scale + offset.
+# Readers of formats: codes, scales and offsets, with weight = code * scale + offset.
 def _q4_0(blocks: Bytes) -> tuple[NDArray[np.generic], ...]:
     scale = _as_float16(blocks[..., :2])
     return _unpack_nibbles(blocks[..., 2:]), scale, -8 * scale
@@ -65,8 +62,11 @@ def _q4_1(blocks: Bytes) -> tuple[NDArray[np.generic], ...]:
 
 
 def _q4_k(blocks: Bytes) -> tuple[NDArray[np.generic], ...]:
-    """Eight sub-blocks of 32, with six bits each of scale and of minimum: those of the first four in the low bits of
-    bytes 0-3 and 4-7; of the last four, the low bits in bytes 8-11 and the high two above the first four's."""
+    """Read eight sub-blocks of 32 weights, which have a scale and a minimum of six bits each.
+
+    Those of the first four are in the low bits of bytes 0-3 and 4-7. The last four have their low bits in bytes 8-11
+    and their high two above those of the first four.
+    """
     scale, minimum = _as_float16(blocks[..., :2]), _as_float16(blocks[..., 2:4])
     low, middle, high = np.split(blocks[..., 4:16], 3, axis=-1)
     scales_BS = np.concatenate([low & 63, (high & 15) | (low >> 6 << 4)], axis=-1)
@@ -76,7 +76,7 @@ def _q4_k(blocks: Bytes) -> tuple[NDArray[np.generic], ...]:
 
 
 def _unpack_nibbles(packed: Bytes) -> Bytes:
-    """All low nibbles, then all high ones."""
+    """Return all low nibbles, then all high ones."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
@@ -85,8 +85,10 @@ def _as_float16(two_bytes: Bytes) -> NDArray[np.float32]:
 
 
 def four_bit_modules(file: GgufFile, config: ModelConfig) -> tuple[list[str], list[str]]:
-    """The modules of the layers' products that stay in 4 bits, and the others. Products that are one here stay only
-    when all their parts can; outputs must be a multiple of 16."""
+    """Split the layers' linear modules into those that stay in 4 bits and the others.
+
+    Modules that are one product here stay in 4 bits only together. Outputs must be a multiple of 16.
+    """
     four, others = [], []
     for modules in fused_modules(config):
         tensors = [file.tensors.get(tensor_name(f"{module}.weight", config, file.architecture)) for module in modules]
@@ -96,7 +98,7 @@ def four_bit_modules(file: GgufFile, config: ModelConfig) -> tuple[list[str], li
 
 
 def fused_modules(config: ModelConfig) -> list[tuple[str, ...]]:
-    """Hugging Face's names of the layers' linear modules, those together that are one product here."""
+    """List the Hugging Face names of the layers' linear modules; those that are one product here together."""
     found: list[tuple[str, ...]] = []
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}"

@@ -1,18 +1,16 @@
-"""From a GGUF file's metadata to a ModelConfig: by way of the fields that a config.json would have."""
+"""The ModelConfig of a GGUF file: its metadata are mapped to the fields of a config.json."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..config import ModelConfig, parse_config
 from ..errors import CheckpointError
 from ..quantised.scheme import Quantisation, Scheme
 from ..rope_config import RopeConfig
 from .block_formats import four_bit_modules
 from .file import GgufFile
-
-if TYPE_CHECKING:
-    from ..config import ModelConfig
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -35,13 +33,12 @@ _COUNTS = {
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
 ROPE_FACTORS = "rope_freqs.weight"
-GROUP_SIZE = 32  # of the formats that are kept in 4 bits
+GROUP_SIZE = 32  # of the 4-bit formats
 
 
 def read_gguf_config(file: GgufFile) -> ModelConfig:
-    """Raises CheckpointError when the architecture or one of its settings is none that is computed here."""
-    from ..config import parse_config
-
+    """Make the ModelConfig of `file`. Raises CheckpointError for an architecture or setting that is not computed
+    here."""
     path = file.path
     config = parse_config(_to_config_json(file), path)
     if ROPE_FACTORS in file.tensors:
@@ -73,7 +70,7 @@ def _to_config_json(file: GgufFile) -> dict[str, Any]:
         raise CheckpointError(file.path, "the tensor token_embd.weight is missing")
     raw |= {
         "architectures": ["MixtralForCausalLM" if is_mixtral else _ARCHITECTURES[file.architecture]],
-        # Rows of the embedding: there may be more than tokens have names.
+        # Rows of the embedding, which may be more than the vocabulary's tokens.
         "vocab_size": int(file.tensors["token_embd.weight"].shape[1]),
         "head_dim": file.value("{arch}.attention.key_length", default=file.value("{arch}.rope.dimension_count")),
         "attention_bias": any(f"blk.0.attn_{name}.bias" in file.tensors for name in ("q", "output")),
@@ -81,7 +78,7 @@ def _to_config_json(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "num_experts": num_experts or None,
-        # Where the file does not say: Qwen3's reference implementation normalises, Qwen2's does not.
+        # Default: Qwen3's reference implementation normalises, Qwen2's does not.
         "norm_topk_prob": file.value("{arch}.expert_weights_norm", default=file.architecture == "qwen3moe"),
         "rope_parameters": _rope(file),
     }

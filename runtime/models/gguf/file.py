@@ -1,6 +1,4 @@
-"""A GGUF file: its metadata as Python values and its tensors by name. Knows the format through the `gguf` package;
-knows nothing of models and tokenizers.
-"""
+"""A GGUF file: its metadata as Python values and its tensors by name, read by the `gguf` package."""
 
 from __future__ import annotations
 
@@ -17,6 +15,8 @@ GGUF_SUFFIX = ".gguf"
 
 
 class GgufFile:
+    """An open GGUF file."""
+
     def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
         self.path = path
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -24,22 +24,25 @@ class GgufFile:
         self.architecture = str(self.value("general.architecture", default=""))
 
     def value(self, key: str, default: Any = None) -> Any:
-        """A number, text, truth value or list of them; `default` when there is no such key. "{arch}" stands for the
-        architecture's name."""
+        """Return the value of a metadata key, or `default`. "{arch}" in the key stands for the architecture's name."""
         field = self._fields.get(key.replace("{arch}", self.architecture) if "{" in key else key)
         return default if field is None else field.contents()
 
 
 def is_gguf(path: Path) -> bool:
+    """Return True when the path has the suffix of a GGUF file."""
     return path.suffix == GGUF_SUFFIX
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Raises RamiformError when the `gguf` package is not installed, or `path` cannot be read as such a file."""
+    """Open the GGUF file `path`.
+
+    Raises RamiformError when the `gguf` package is not installed or the file is not readable.
+    """
     return _open(path, path.stat().st_mtime_ns)
 
 
-@lru_cache(maxsize=1)  # a core asks for its config, its weights and its tokenizer, one after the other
+@lru_cache(maxsize=1)  # config, weights and tokenizer are read one after the other
 def _open(path: Path, changed: int) -> GgufFile:
     try:
         import gguf

@@ -1,21 +1,22 @@
-"""Which tensor of a GGUF file holds what a Hugging Face checkpoint has by some name. Opens no files."""
+"""Names of a GGUF file's tensors for the tensor names of a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING
 
 import gguf
 
-if TYPE_CHECKING:
-    from ..config import ModelConfig
+from ..config import ModelConfig
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def tensor_name(name: str, config: ModelConfig, architecture: str) -> str:
-    """The name there. Experts share a tensor: see `expert_of`. Raises KeyError when the architecture has no such."""
+    """Return the GGUF name of a Hugging Face tensor. Experts share a tensor, see `expert_index`.
+
+    Raises KeyError when the architecture has no such tensor.
+    """
     found = _names(architecture, config.num_layers).get_name(_EXPERT.sub(".experts.", name), (".weight", ".bias"))
     if found is None:
         raise KeyError(name)
@@ -23,7 +24,7 @@ def tensor_name(name: str, config: ModelConfig, architecture: str) -> str:
 
 
 def expert_index(name: str) -> int | None:
-    """Which part of the tensor it is."""
+    """Return the expert's index in the shared tensor; None for other tensors."""
     match = _EXPERT.search(name)
     return None if match is None else int(match[1])
 

@@ -1,4 +1,4 @@
-"""Fills a decoder's parameters from a GGUF file. Knows names, blocks and the order of Llama's rows."""
+"""Loading a decoder's weights from a GGUF file."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def load_gguf_weights(
     on_progress: Progress | None = None,
     ignored: IsIgnored = refuse_all,
 ) -> None:
-    """Fill every destination. Tensors without one are an error, but those whose names in the file are `ignored`.
+    """Fill all destinations. Tensors without a destination are an error, except those that `ignored` accepts by name.
 
-    Raises CheckpointError, naming the tensor, when one is missing, unexpected, of another shape, or stored in a way
-    that is not read."""
+    Raises CheckpointError, naming the tensor, when one is missing, unexpected, of another shape or in an unknown
+    format.
+    """
     file = open_gguf(path)
     total = sum(int(tensor.n_bytes) for tensor in file.tensors.values())
     used: set[str] = set()
@@ -57,7 +58,7 @@ def load_gguf_weights(
 def _read(
     file: GgufFile, stored: str, name: str, last: str, config: ModelConfig, destination: Destination
 ) -> torch.Tensor:
-    """As the destination wants it. Raises ValueError saying what is wrong with the tensor."""
+    """Read a tensor in the form of its destination. Raises ValueError, naming the defect of the tensor."""
     tensor = file.tensors[stored]
     kind = tensor.tensor_type
     if kind not in READABLE_TYPES:
@@ -86,5 +87,6 @@ def _num_rope_heads(name: str, config: ModelConfig) -> int | None:
 
 
 def _unpermute_rope_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Llama's files pair neighbouring rows of a head for the rotary embedding; here row i goes with i + D / 2."""
+    """Reorder the rows of query and key heads: Llama's GGUF files pair neighbours for rope, here row i pairs with i + D
+    / 2."""
     return rows.view(num_heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

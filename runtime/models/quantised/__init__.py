@@ -1,1 +1,1 @@
-"""Linear layers of few bits: how numbers are rounded, stored and multiplied, and which checkpoints hold them."""
+"""Quantised linear layers: rounding, storage, products, and the checkpoint formats that hold them."""

@@ -1,7 +1,7 @@
-"""What config.json's `quantization_config` says, as a Quantisation. Knows the formats' fields; opens no weights.
+"""The Quantisation that config.json's `quantization_config` describes.
 
-The formats: compressed-tensors (its `float-quantized`, `int-quantized`, `naive-quantized` and `pack-quantized`), AWQ's
-`gemm` and GPTQ's first version. What a field asks for beyond what is computed here is refused by its name and value.
+Formats: compressed-tensors (`float-quantized`, `int-quantized`, `naive-quantized` and `pack-quantized`), AWQ's `gemm`
+and GPTQ's first version. Settings that are not computed here are refused by name and value.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from .rounding import GROUP_SIZES
 from .scheme import Quantisation, Scheme
 
 _GROUP_SIZES = (256, *GROUP_SIZES)
-_LAYERS_ONLY = ("lm_head",)  # ignored by every writer; here it is never quantised
+_LAYERS_ONLY = ("lm_head",)  # every writer lists it; here the head is never quantised
 
 
 def parse_quantisation(fields: ConfigFields) -> Quantisation | None:
-    """None for a dense checkpoint. Raises CheckpointError, naming the field."""
+    """Read the quantisation; None for a dense checkpoint. Raises CheckpointError, naming the field."""
     if not fields.raw:
         return None
     method = fields.one_of("quant_method", ("compressed-tensors", "awq", "gptq"), default="compressed-tensors")
@@ -110,7 +110,7 @@ def _compressed_tensors(fields: ConfigFields) -> Quantisation:
 
 
 def _kv_cache(scheme: ConfigFields) -> None:
-    """Says that there are scales for FP8 KV. Whether KV is quantised is decided when serving."""
+    """Check the announced FP8 KV scales. The setting `kv_dtype` decides if KV is quantised."""
     if scheme.raw:
         scheme.one_of("type", ("float",), default="int")
         _equal(scheme, "num_bits", 8)
@@ -119,7 +119,7 @@ def _kv_cache(scheme: ConfigFields) -> None:
 
 
 def _activations(inputs: ConfigFields, kind: str) -> bool:
-    """Whether inputs are quantised, by token as they come; what needs scales from calibration is refused."""
+    """Return True when inputs are quantised, by token as they come. Scales from calibration are refused."""
     if not inputs.raw:
         return False
     inputs.one_of("type", (kind,), default="int")

@@ -1,4 +1,4 @@
-"""Linear layers whose weights take a byte each, with a scale per row: int8 and FP8, with inputs quantised or not.
+"""Linear layers with 8-bit weights, int8 or FP8, with a scale per row, and inputs quantised or not.
 
 Legend: T tokens, N outputs, C inputs.
 """
@@ -12,12 +12,12 @@ from ..linear import Destination, bias_destination, total_bytes
 from .rounding import FP8, fp8_as_bfloat16, fp8_rows, int8_rows
 from .scheme import Scheme
 
-_MIN_INT_MM_ROWS = 17  # fewer are refused by CUDA's int8 product
-_MOST_PACK_ROWS = 24  # above it torch's int8 product on CPUs is slower than making the weights dense
+_MIN_INT_MM_ROWS = 17  # CUDA's int8 product refuses fewer
+_MAX_PACK_ROWS = 24  # above it torch's int8 product on CPUs is slower than dequantising
 
 
 class EightBitLinear:
-    """`codes_NC` are int8 or float8 e4m3; row n of the weight is `codes_NC[n] * scale_N[n]`."""
+    """A linear layer of int8 or float8 e4m3 codes; row n of the weight is `codes_NC[n] * scale_N[n]`."""
 
     def __init__(
         self, scheme: Scheme, outputs: int, inputs: int, bias: bool, *, device: torch.device | str, dtype: torch.dtype
@@ -34,10 +34,10 @@ class EightBitLinear:
         return y if self.bias_N is None else y + self.bias_N
 
     def _weight_only(self, x: torch.Tensor) -> torch.Tensor:
-        # torch's own product is fast on CPUs in bfloat16 alone; in float32 making the weights dense is faster.
+        # torch's int8 product is fast on CPUs in bfloat16 only; in float32 dequantising is faster.
         on_cpu = x.device.type == "cpu"
         int8 = self.codes_NC.dtype == torch.int8
-        if int8 and on_cpu and x.dtype == torch.bfloat16 and len(x) <= _MOST_PACK_ROWS:
+        if int8 and on_cpu and x.dtype == torch.bfloat16 and len(x) <= _MAX_PACK_ROWS:
             y = torch._weight_int8pack_mm(x, self.codes_NC, self.scale_N.to(x.dtype))
         else:
             codes_NC = self.codes_NC if int8 or not on_cpu else fp8_as_bfloat16(self.codes_NC)
@@ -47,8 +47,8 @@ class EightBitLinear:
     def _fp8_product(self, x: torch.Tensor) -> torch.Tensor:
         x_TC, scale_T1 = fp8_rows(x)
         if x.device.type == "cpu":
-            # CPUs multiply no FP8, and torch's stand-in is ten times as slow. The products are exact in either type;
-            # sums of them may leave the range of float16.
+            # CPUs have no FP8 products, and torch's emulation is ten times slower. Products are exact in either type;
+            # their sums may overflow float16.
             wide = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
             y = F.linear(fp8_as_bfloat16(x_TC).to(wide), fp8_as_bfloat16(self.codes_NC).to(wide))
             return (y.float() * scale_T1 * self.scale_N).to(x.dtype)
@@ -57,7 +57,7 @@ class EightBitLinear:
             self.codes_NC.t(),
             scale_a=scale_T1,
             scale_b=self.scale_N[None],
-            out_dtype=torch.bfloat16,  # scales by row write no other
+            out_dtype=torch.bfloat16,  # the only type with scales by row
         )
         return y.to(x.dtype)
 
@@ -69,7 +69,7 @@ class EightBitLinear:
         y = torch._int_mm(x_TC, self.codes_NC.t())[:T]
         return (y.float() * scale_T1 * self.scale_N).to(x.dtype)
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         codes, scale = self.codes_NC[start : start + size], self.scale_N[start : start + size]
         pieces = bias_destination(self.bias_N, start, size)
         if self.scheme.source == "dense":
@@ -83,7 +83,7 @@ class EightBitLinear:
             return {"weight": Destination(tuple(codes.shape), put), **pieces}
 
         def put_scale(stored: torch.Tensor) -> None:
-            scale.copy_(stored.reshape(-1))  # one for all rows is broadcast
+            scale.copy_(stored.reshape(-1))  # a scale of the whole tensor is broadcast
 
         return {
             "weight": Destination(tuple(codes.shape), codes.copy_, (codes.dtype,)),
@@ -97,7 +97,7 @@ class EightBitLinear:
         }
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: codes and scales are ready."""
 
     @property
     def nbytes(self) -> int:

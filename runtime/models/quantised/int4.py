@@ -12,20 +12,20 @@ import torch.nn.functional as F
 
 from ....kernels.cpu import int4
 from ..linear import Destination, bias_destination, total_bytes
-from . import int4_packing as nibbles
+from . import int4_packing
 from .rounding import int4_groups
 from .scheme import Scheme
 
 _INT32 = (torch.int32,)
-_TURNED = {"outputs": 1, "inputs": 0}  # stored with inputs first
+_TRANSPOSED = {"outputs": 1, "inputs": 0}  # the stored axes are inputs, outputs
 _ACT_ORDER = "groups inputs that are not neighbours (act-order), which is not supported"
 
 
 class Int4Linear:
-    """weight[n, c] = (code[n, c] - zero[n, g]) * scale[n, g], with codes and zero points in [0, 16).
+    """4-bit linear layer: weight[n, c] = (code[n, c] - zero[n, g]) * scale[n, g], codes and zero points in [0, 16).
 
-    Codes take their final place at once, two to a byte, low nibble first; on a CPU, `finish` turns them, layer by
-    layer and in place, into the order of torch's product.
+    Codes are stored at once in place, two to a byte, low nibble first. On a CPU `finish` reorders them, in place, into
+    the order of torch's product.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Int4Linear:
         self.scheme = scheme
         self.group_size = group_size
         self.codes_NC2 = torch.empty((outputs, inputs // 2), device=device, dtype=torch.uint8)
-        # torch's product on CPUs is fast in bfloat16 alone: in float32 it is 50 times as slow.
+        # torch's product on CPUs is fast in bfloat16 only: in float32 it is 50 times slower.
         groups_dtype = torch.bfloat16 if torch.device(device).type == "cpu" else dtype
         # Scale s and the weight of code 8, (8 - zero) * s, as torch's product wants them.
         self.groups_GN2 = torch.empty((inputs // group_size, outputs, 2), device=device, dtype=groups_dtype)
@@ -60,15 +60,15 @@ class Int4Linear:
         return y if self.bias_N is None else y + self.bias_N
 
     def finish(self) -> None:
-        if self.scheme.source != "gguf":  # whose groups say that of code 8 themselves, and need be no whole steps
+        if self.scheme.source != "gguf":  # GGUF stores the weight of code 8 itself; its zero points are no integers
             self.groups_GN2[..., 1] = (8 - self.zeros_NG.t().float()) * self.groups_GN2[..., 0].float()
         if self.codes_NC2.device.type == "cpu":
             codes = _two_to_one(self.codes_NC2).to(torch.int32)
             self.codes_NC2.copy_(torch._convert_weight_to_int4pack_for_cpu(codes, 1))
-            int4.is_supported()  # compiled now, not in a step
+            int4.is_supported()  # compile now, not in the first step
 
     def _dequantised(self) -> torch.Tensor:
-        """[N, C], of codes in their stored order."""
+        """Return the dense weight [N, C] of codes in their stored order."""
         codes = _two_to_one(self.codes_NC2).to(self.groups_GN2.dtype) - 8
         scale_NG, base_NG = self.groups_GN2.permute(2, 1, 0)
         groups = codes.view(len(codes), -1, self.group_size)
@@ -78,7 +78,7 @@ class Int4Linear:
     def nbytes(self) -> int:
         return total_bytes(self.codes_NC2, self.groups_GN2, self.bias_N)
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
         rows = slice(start, start + size)
         C, G = 2 * self.codes_NC2.shape[1], len(self.groups_GN2)
         zeros_NG, scale_NG = self.zeros_NG[rows], self.groups_GN2[:, rows, 0].t()
@@ -106,41 +106,46 @@ class Int4Linear:
                 }
             case "compressed-tensors":
                 pieces = {
-                    "weight_packed": Destination((size, C // 8), lambda w: put_codes(nibbles.unpack(w, 1)), _INT32),
+                    "weight_packed": Destination(
+                        (size, C // 8), lambda w: put_codes(int4_packing.unpack(w, 1)), _INT32
+                    ),
                     "weight_scale": Destination((size, G), scale_NG.copy_),
-                    # Of the whole layer, of which this may be a slice.
+                    # The stored shape is the whole layer's; this may be a slice.
                     "weight_shape": Destination(
                         (2,), _multiple_of([size, C]), (torch.int64, torch.int32), outputs=None, inputs=None
                     ),
                 }
                 if self.scheme.zero_points:
                     pieces["weight_zero_point"] = Destination(
-                        (-(-size // 8), G), lambda w: zeros_NG.copy_(nibbles.unpack(w, 0)[:size]), _INT32
+                        (-(-size // 8), G), lambda w: zeros_NG.copy_(int4_packing.unpack(w, 0)[:size]), _INT32
                     )
             case "gptq":
                 pieces = {
                     "qweight": Destination(
-                        (C // 8, size), lambda w: put_codes(nibbles.unpack(w, 0).t()), _INT32, **_TURNED
+                        (C // 8, size), lambda w: put_codes(int4_packing.unpack(w, 0).t()), _INT32, **_TRANSPOSED
                     ),
-                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TURNED),
-                    # Stored less one, modulo 16: a habit of the format's first writer that became the format.
+                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TRANSPOSED),
+                    # The format stores zero points minus one, modulo 16.
                     "qzeros": Destination(
                         (G, size // 8),
-                        lambda z: zeros_NG.copy_((nibbles.unpack(z, 1).t() + 1) & 15),
+                        lambda z: zeros_NG.copy_((int4_packing.unpack(z, 1).t() + 1) & 15),
                         _INT32,
-                        **_TURNED,
+                        **_TRANSPOSED,
                     ),
                     "g_idx": Destination((C,), _expect_groups(neighbours), _INT32, outputs=None, inputs=0),
                 }
             case "awq":
-                order = nibbles.AWQ_ORDER
+                order = int4_packing.AWQ_ORDER
                 pieces = {
                     "qweight": Destination(
-                        (C, size // 8), lambda w: put_codes(nibbles.unpack(w, 1, order).t()), _INT32, **_TURNED
+                        (C, size // 8), lambda w: put_codes(int4_packing.unpack(w, 1, order).t()), _INT32, **_TRANSPOSED
                     ),
-                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TURNED),
+                    "scales": Destination((G, size), lambda s: scale_NG.copy_(s.t()), **_TRANSPOSED),
                     "qzeros": Destination(
-                        (G, size // 8), lambda z: zeros_NG.copy_(nibbles.unpack(z, 1, order).t()), _INT32, **_TURNED
+                        (G, size // 8),
+                        lambda z: zeros_NG.copy_(int4_packing.unpack(z, 1, order).t()),
+                        _INT32,
+                        **_TRANSPOSED,
                     ),
                 }
         return {**pieces, **bias}
@@ -159,13 +164,13 @@ def _two_to_one(codes_NC2: torch.Tensor) -> torch.Tensor:
 def _multiple_of(sizes: list[int]) -> Callable[[torch.Tensor], None]:
     def check(stored: torch.Tensor) -> None:
         if any(whole <= 0 or whole % size for whole, size in zip(stored.tolist(), sizes, strict=True)):
-            raise ValueError(f"says {stored.tolist()}, which are no multiples of {sizes}")
+            raise ValueError(f"holds {stored.tolist()}, which are not multiples of {sizes}")
 
     return check
 
 
 def _expect_groups(neighbours: list[int]) -> Callable[[torch.Tensor], None]:
-    """Counted from the first, which of a slice is not 0."""
+    """Make a check that input groups are neighbours. Groups count from the first one, which is not 0 in a slice."""
 
     def check(stored: torch.Tensor) -> None:
         if (stored - stored[0]).tolist() != neighbours:

@@ -1,4 +1,4 @@
-"""Eight 4-bit numbers in an int32: the orders in which checkpoints pack them. Knows no layer and no scale."""
+"""Eight 4-bit numbers in an int32, in the orders of checkpoint formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the i-th number is that many nibbles fro
 
 
 def unpack(packed: torch.Tensor, dim: int, order: tuple[int, ...] = IN_ORDER) -> torch.Tensor:
-    """uint8 in [0, 16) of int32, eight times as long in dimension `dim` (0 or 1) of two."""
+    """Unpack int32 to uint8 in [0, 16): eight times as long in dimension `dim` (0 or 1) of two."""
     shifts = torch.tensor([4 * place for place in order], dtype=torch.int32, device=packed.device)
     if dim == 0:
         return unpack(packed.t(), 1, order).t()
@@ -18,7 +18,7 @@ def unpack(packed: torch.Tensor, dim: int, order: tuple[int, ...] = IN_ORDER) ->
 
 
 def pack(numbers: torch.Tensor, dim: int) -> torch.Tensor:
-    """The inverse of `unpack`, in order. A last int32 that is not full is filled up with zeros."""
+    """Pack in order, the inverse of `unpack`. A last int32 that is not full is padded with zeros."""
     if dim == 0:
         return pack(numbers.t(), 1).t().contiguous()
     rows, columns = numbers.shape

@@ -1,4 +1,4 @@
-"""From dense weights to few bits, rounding each to nearest. Knows rows and groups; knows no layer and no file.
+"""Rounding dense weights to 8 or 4 bits, to nearest.
 
 Legend: N rows (outputs), C columns (inputs), G groups of a row.
 """
@@ -10,38 +10,41 @@ import torch
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 _SIGN = -0x8000  # of an int16
-GROUP_SIZES = (128, 64, 32)  # that the int4 product takes, the cheapest first
+GROUP_SIZES = (128, 64, 32)  # supported by the int4 product, the smallest overhead first
 
 
 def int8_rows(weight_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Symmetric: int8 [N, C] and float32 scales [N, 1], so that weight = codes * scale; a row's largest is +-127."""
+    """Round symmetrically to int8 [N, C] and float32 scales [N, 1]: weight = codes * scale; a row's largest is
+    +-127."""
     weight_NC = weight_NC.float()
     scale_N1 = _nonzero(weight_NC.abs().amax(1, keepdim=True) / 127)
     return (weight_NC / scale_N1).round_().clamp_(-127, 127).to(torch.int8), scale_N1
 
 
 def fp8_rows(weight_NC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float8 e4m3 [N, C] and float32 scales [N, 1], so that weight = codes * scale; a row's largest is +-448."""
+    """Round to float8 e4m3 [N, C] and float32 scales [N, 1]: weight = codes * scale; a row's largest is +-448."""
     weight_NC = weight_NC.float()
     scale_N1 = _nonzero(weight_NC.abs().amax(1, keepdim=True) / FP8_MAX)
     return (weight_NC / scale_N1).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scale_N1
 
 
 def fp8_as_bfloat16(codes: torch.Tensor) -> torch.Tensor:
-    """The same finite numbers, a dozen times as fast as `codes.to(torch.bfloat16)` on a CPU.
+    """Convert finite e4m3 numbers, a dozen times as fast as `codes.to(torch.bfloat16)` on a CPU.
 
     e4m3's bits, with three of mantissa, are put where bfloat16 has its exponent's low four and its mantissa's high
-    three; the two exponents' biases, 7 and 127, then differ by a factor that a product exactly makes good, subnormal
-    numbers included.
+    three. The two exponents' biases, 7 and 127, then differ by a factor that one product makes good exactly, also for
+    subnormals.
     """
-    bits = codes.view(torch.int8).to(torch.int16)  # the sign is extended into the bits that are to become 0
+    bits = codes.view(torch.int8).to(torch.int16)  # sign extension fills bits that are cleared below
     return bits.bitwise_left_shift_(4).bitwise_and_(_SIGN | 0x7F0).view(torch.bfloat16).mul_(2.0**120)
 
 
 def int4_groups(weight_NC: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Asymmetric: uint8 codes [N, C] in [0, 16), scales [N, G] that bfloat16 holds, as float32,
-    and uint8 zero points [N, G] in [0, 16), so
-    that weight = (code - zero) * scale. A group's range is widened to hold 0, which is represented exactly."""
+    """Round asymmetrically: uint8 codes [N, C], scales [N, G] and uint8 zero points [N, G]; codes and zeros in [0, 16).
+
+    weight = (code - zero) * scale. Scales are float32 values that bfloat16 holds. A group's range is widened to hold 0,
+    which is represented exactly.
+    """
     N, C = weight_NC.shape
     groups = weight_NC.float().view(N, C // group_size, group_size)
     low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
@@ -52,10 +55,10 @@ def int4_groups(weight_NC: torch.Tensor, group_size: int) -> tuple[torch.Tensor,
 
 
 def int4_group_size(*nums_inputs: int) -> int | None:
-    """The one group size for rows of all these lengths; None when int4 cannot hold them."""
+    """Return the largest group size that divides rows of all these lengths; None when there is none."""
     return next((size for size in GROUP_SIZES if all(count % size == 0 for count in nums_inputs)), None)
 
 
 def _nonzero(scale: torch.Tensor) -> torch.Tensor:
-    # Zeros are zeros at any scale, and a scale too small for its stored type would come back as 0 or inf.
+    # A zero row may have any scale; a scale too small for its stored type would become 0 or inf.
     return scale.clamp_(min=1e-7)

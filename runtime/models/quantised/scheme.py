@@ -1,4 +1,4 @@
-"""How a layer's weights are quantised, as data."""
+"""Quantisation schemes of linear layers, as data."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """`int8` and `fp8` have a scale per row, or one per stored tensor; `int4` a scale and a zero point per group."""
+    """Weight format of a layer: `int8` and `fp8` have a scale per row or stored tensor, `int4` scale and zero point per
+    group."""
 
     kind: WeightKind
-    source: WeightSource  # what the files hold; dense: rounded while loading
-    group_size: int | None = None  # of int4; None: no size divides all rows
+    source: WeightSource  # format of the files; dense: rounded while loading
+    group_size: int | None = None  # int4 only; None: no size divides all rows
     activations: bool = False  # inputs are quantised too, with a scale per token
     per_tensor: bool = False  # one stored scale for all rows
     zero_points: bool = False  # stored; int4 of compressed-tensors only, AWQ and GPTQ always store them
@@ -24,13 +25,13 @@ class Scheme:
 
 @dataclass(frozen=True)
 class Quantisation:
-    """The scheme of a decoder's linear layers, but for those that `ignored` names: dense ones."""
+    """The scheme of a decoder's linear layers; the modules that `ignored` names stay dense."""
 
     scheme: Scheme
     ignored: tuple[str, ...] = ()  # names of modules; "re:" begins a pattern
 
     def scheme_of(self, module: str) -> Scheme | None:
-        """Of the module with that Hugging Face name; None: dense."""
+        """Return the scheme of the module with that Hugging Face name; None when it is dense."""
         return None if any(self._names(entry, module) for entry in self.ignored) else self.scheme
 
     def _names(self, entry: str, module: str) -> bool:
@@ -40,7 +41,7 @@ class Quantisation:
 
 
 def quantise_while_loading(kind: WeightKind, group_size: int | None) -> Quantisation:
-    """Every linear layer of a dense checkpoint, rounded as it is read; `group_size` is int4's."""
+    """Return the quantisation of a dense checkpoint whose linear layers are rounded while they are read."""
     return Quantisation(
         Scheme(
             kind=kind,

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ....kernels import RopeAndStoreArgs
+from ...engine.draft_source import DraftRow, DraftStep
 from ...engine.kv_pool import PAGE_SIZE
 from ...scheduler.plan import DraftSpec, PageCopy, Row
-from ..draft_source import DraftRow, DraftStep
-from ..skipped_rows import SkippedRows
-from ..slot_ledger import SlotLedger
+from ..slot_ledger import SkippedRows, SlotLedger
 from ..tree import DraftTree
 from .compiled_chain import CompiledHead
 from .draft_memory import DraftMemory
@@ -50,7 +50,7 @@ class EagleSource:
         self._slots: list[int] = []  # of the steps that are not stored yet, as the next two
         self._tokens: list[int] = []
         self._captured: list[torch.Tensor] = []
-        self._passed = SkippedRows()
+        self._passed = SkippedRows(PAGE_SIZE)
 
     @property
     def captures(self) -> tuple[int, ...]:
@@ -141,16 +141,9 @@ class EagleSource:
                 self._tensor(column[start : start + _CATCH_UP_TOKENS]) for column in (ids, before, places, own)
             )
             qkv_NND, _ = head.heads(ids_N, memory.feature_SE.index_select(0, before_N))
-            head.serving_ops.rope_and_store(
-                qkv_NND,
-                *head.rope.angles(places_N, places_N),
-                memory.kv,
-                slots_N,
-                num_heads=head.config.num_heads,
-                qk_norm_HD=None,
-                eps=0.0,
-                rotate_keys=True,
-            )
+            angles = head.rope.angles(places_N, places_N)
+            args = RopeAndStoreArgs(*angles, slots_N, num_heads=head.config.num_heads, eps=0.0)
+            head.serving_ops.rope_and_store(qkv_NND, memory.kv, None, args)
         self._ledger.note_computed(own)
 
     def _compiled_chain(self, slots: _Slots, token: int, want: DraftSpec) -> DraftTree:

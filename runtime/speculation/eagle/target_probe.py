@@ -16,7 +16,7 @@ _TOLERANCE = 2**-6  # more than rounding to bfloat16 changes, far less than anot
 
 def probe(target: Decoder) -> tuple[float, ...]:
     """The first numbers of the final norm and of the last token's embedding."""
-    numbers = torch.cat((target.parameters.norm_E[:_NUM_EACH], target.parameters.embedding_VE[-1, :_NUM_EACH]))
+    numbers = torch.cat((target.parameters.norm.weight_E[:_NUM_EACH], target.parameters.embedding_VE[-1, :_NUM_EACH]))
     return tuple(round(value, 6) for value in numbers.float().tolist())
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ....kernels import KvCache, Ops
+from ....kernels import KvCache, Ops, RopeAndStoreArgs
 
 
 class TreeAttention:
@@ -72,17 +72,10 @@ class TreeAttention:
         """[B * width, H * D] of the tokens or nodes that were announced, row by row. Takes their heads of queries, keys
         and values, and their angles."""
         (B, length), end, D = self._slots_BL.shape, self._end, qkv_NND.shape[-1]
-        q_NHD = self._ops.rope_and_store(
-            qkv_NND,
-            cos_N1D,
-            sin_N1D,
-            self._kv,
-            self._slots_BL[:, self._start : end].flatten().contiguous(),
-            num_heads=qkv_NND.shape[1] - 2 * self._num_kv_heads,
-            qk_norm_HD=None,
-            eps=0.0,
-            rotate_keys=True,
-        )
+        slots_N = self._slots_BL[:, self._start : end].flatten().contiguous()
+        num_heads = qkv_NND.shape[1] - 2 * self._num_kv_heads
+        args = RopeAndStoreArgs(cos_N1D, sin_N1D, slots_N, num_heads, eps=0.0)
+        q_NHD = self._ops.rope_and_store(qkv_NND, self._kv, None, args)
         k, v = (
             part.view(B, length, self._num_kv_heads, D)[:, :end].transpose(1, 2)
             for part in (self._kv.k_SKD, self._kv.v_SKD)

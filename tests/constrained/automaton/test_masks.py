@@ -1,4 +1,4 @@
-"""Masks, steps, ends and forced bytes, judged by the list of all texts of a finite language."""
+"""Masks, accepted tokens, ends and forced bytes, compared with the list of all texts of a finite language."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOCABULARIES = st.lists(
 
 
 def spelled(text: bytes, tokens: list[bytes]) -> bool:
-    """Whether the text is a concatenation of tokens."""
+    """Return True if the text is a concatenation of tokens."""
     ways = [True] + [False] * len(text)
     for end in range(1, len(text) + 1):
         ways[end] = any(text[:end].endswith(token) and ways[end - len(token)] for token in tokens)
@@ -29,10 +29,10 @@ def spelled(text: bytes, tokens: list[bytes]) -> bool:
 
 
 @given(words=WORDS, seed=st.integers(0, 2**32), pieces=VOCABULARIES | st.none())
-def test_a_token_is_allowed_when_some_text_goes_on_with_it(
+def test_a_token_is_allowed_if_some_text_continues_with_it(
     words: list[str], seed: int, pieces: list[bytes | None] | None
 ) -> None:
-    """Also in vocabularies that cannot spell everything: never into a dead end."""
+    """Vocabularies that cannot spell every text are included: no token leads into a dead end."""
     tokens = TOKENS if pieces is None else [*pieces, None]
     eos = EOS if pieces is None else len(pieces)
     vocabulary = Vocabulary.from_tokens(tokens, [eos])
@@ -112,7 +112,7 @@ def test_special_and_unknown_tokens_are_never_accepted() -> None:
 
 
 def _begins_text(token: bytes) -> bool:
-    """Whether some UTF-8 text begins so, judged by completing the last character."""
+    """Return True if the token is a prefix of some UTF-8 text: its last character can be completed."""
     ends = [b"", b"\x80", b"\xbf", b"\x9f", *(bytes([a, b]) for a in (0x80, 0x90, 0xA0, 0x8F, 0x9F) for b in (0x80,))]
     ends += [bytes([a, 0x80, 0x80]) for a in (0x80, 0x90, 0xA0)]
     for end in ends:
@@ -131,7 +131,7 @@ def test_many_ends_of_sequence_are_allowed_together() -> None:
     assert matcher.accept(2)
 
 
-def test_masks_are_written_over_whatever_was_there_and_shared_by_outputs() -> None:
+def test_masks_overwrite_the_buffer_and_are_shared_by_outputs() -> None:
     grammar = compile_constraint(Regex("a+"), shared_vocabulary())
     first, second = grammar.matcher(), grammar.matcher()
     out = np.full(-(-len(TOKENS) // 32), -1, np.int32)
@@ -168,7 +168,7 @@ def test_a_large_vocabulary_is_walked_as_a_naive_loop_would() -> None:
     assert sample(grammar, rng, vocabulary)
 
 
-def test_the_package_imports_light() -> None:
+def test_importing_the_package_imports_neither_torch_nor_numba() -> None:
     code = (
         "import sys, ramiform.constrained; sys.exit(any(m in sys.modules for m in ('torch', 'numba', 'transformers')))"
     )

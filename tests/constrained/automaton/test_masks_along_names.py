@@ -1,4 +1,4 @@
-"""Masks inside names and given texts, where any other text may come too, judged by the steps of every token."""
+"""Masks inside names and given texts that other texts may replace, compared with accepting every token in turn."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ GIVEN: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("order", ["any", "schema"])
 @pytest.mark.parametrize("name", GIVEN)
-def test_along_names_a_token_is_in_the_mask_exactly_when_its_step_may_be(name: str, order: PropertyOrder) -> None:
+def test_along_names_a_token_is_in_the_mask_exactly_if_it_is_accepted(name: str, order: PropertyOrder) -> None:
     schema, texts = GIVEN[name]
     grammar = compile_constraint(JsonSchema(schema), VOCABULARY, whitespace="any", order=order)
     for text in texts:
@@ -81,7 +81,7 @@ def test_along_names_a_token_is_in_the_mask_exactly_when_its_step_may_be(name: s
 
 
 def _stepped(matcher: Matcher) -> list[int]:
-    """The tokens that are accepted."""
+    """Return the tokens that are accepted."""
     found = []
     for token in range(len(PIECES)):
         if matcher.accept(token):

@@ -1,4 +1,4 @@
-"""The backend outlines: what it allows is valid, what it cannot express is refused by name, and it never hangs."""
+"""The backend outlines: its outputs are valid, unsupported keywords are refused by name, and it never hangs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def object_of(schema: Any) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_what_a_schema_asks_is_enforced_or_refused_with_its_place(schema: Any, pointer: str) -> None:
+def test_a_keyword_is_enforced_or_refused_with_its_pointer(schema: Any, pointer: str) -> None:
     with pytest.raises(GrammarError, match="outlines") as raised:
         compiled(JsonSchema(schema, CLOSED))
     assert raised.value.pointer == pointer
@@ -119,7 +119,7 @@ def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 
 
 def walked(rng: random.Random, matcher: OutputMatcher) -> str | None:
-    """A random text of the grammar; None for one that has become too long."""
+    """Return a random text of the grammar; None if it grows too long."""
     mask = np.zeros(shared_vocabulary().num_words, np.int32)
     data = bytearray()
     while len(data) < 2000:
@@ -136,7 +136,7 @@ def walked(rng: random.Random, matcher: OutputMatcher) -> str | None:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_whatever_it_writes_is_valid(seed: int) -> None:
+def test_every_output_is_valid(seed: int) -> None:
     rng = random.Random(seed)
     schema = random_schema(rng)
     try:
@@ -172,7 +172,7 @@ def test_whatever_it_writes_is_valid(seed: int) -> None:
     ],
     ids=str,
 )
-def test_it_can_write(constraint: Constraint, text: str) -> None:
+def test_valid_values_are_accepted(constraint: Constraint, text: str) -> None:
     assert accepts(constraint, text)
 
 
@@ -180,7 +180,7 @@ def test_it_can_write(constraint: Constraint, text: str) -> None:
     ("pattern", "text"),
     [(r"\d+", "٣"), (r"\w", "é"), (r"\s", "\xa0"), ("[a&&b]", "&&"), ("a|b", "ab"), ("^a|b$", "ab")],
 )
-def test_a_pattern_means_what_python_says(pattern: str, text: str) -> None:
+def test_a_pattern_means_what_it_means_in_python(pattern: str, text: str) -> None:
     assert not accepts(Regex(pattern), text)
 
 
@@ -206,12 +206,12 @@ def test_a_pattern_means_what_python_says(pattern: str, text: str) -> None:
     ],
     ids=lambda constraint: str(constraint)[:60],
 )
-def test_what_would_take_for_ever_is_refused(constraint: Constraint) -> None:
+def test_an_exponential_pattern_is_refused(constraint: Constraint) -> None:
     with pytest.raises(GrammarError, match="outlines"):
         compiled(constraint)
 
 
-def test_an_index_that_would_not_fit_into_memory_is_refused() -> None:
+def test_an_index_that_exceeds_memory_is_refused() -> None:
     words = [bytes([a, b, c]) for a in range(97, 123) for b in range(97, 123) for c in range(97, 123)]
     tokens = [bytes([n]) for n in range(256)] + words + [None]
     compile_one = backend("outlines", Vocabulary.from_tokens(tokens, [len(tokens) - 1]))

@@ -1,4 +1,4 @@
-"""Characters as bytes, judged by Python's own codecs over the whole of Unicode's seams."""
+"""Decoders of characters, compared with Python's codecs at the boundaries of Unicode's ranges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ramiform.constrained.regex.alphabet import NO_CLASS, Alphabet, alphabet_of,
 from ramiform.constrained.regex.byte_decoder import ByteDecoder, Encoding, byte_decoder
 from ramiform.constrained.regex.charset import CharSet, charset, complement
 
-SEAMS = [
+BOUNDARIES = [
     0,
     0x1F,
     0x20,
@@ -30,13 +30,13 @@ SEAMS = [
     0xFFFF,
     0x10000,
 ]
-SEAMS += [0x103FF, 0x10400, 0x1F642, 0xFFFFF, 0x100000, 0x10FFFF]
-CODES = st.sampled_from(SEAMS) | st.integers(0, 0x10FFFF)
+BOUNDARIES += [0x103FF, 0x10400, 0x1F642, 0xFFFFF, 0x100000, 0x10FFFF]
+CODES = st.sampled_from(BOUNDARIES) | st.integers(0, 0x10FFFF)
 SETS = st.lists(st.tuples(CODES, CODES).map(lambda pair: (min(pair), max(pair))), max_size=4).map(charset)
 
 
 def class_read(read: ByteDecoder, data: bytes) -> int | None:
-    """The class of the character that the bytes are; None when they are none."""
+    """Return the class of the character that the bytes encode; None if they encode none."""
     state = 0
     for position, byte in enumerate(data):
         state = int(read.table[state, read.class_of[byte]])
@@ -61,7 +61,7 @@ def spellings(code: int) -> dict[Encoding, list[bytes]]:
 @given(sets=st.lists(SETS, max_size=3), code=CODES)
 @example(sets=[((0, 0x10FFFF),)], code=0xE000)
 @example(sets=[((0x10000, 0x10001), (0x10003, 0x10400))], code=0x10002)
-def test_every_character_is_read_as_its_class(sets: list[CharSet], code: int) -> None:
+def test_every_character_is_decoded_to_its_class(sets: list[CharSet], code: int) -> None:
     alphabet, classes = alphabet_of(tuple(sets))
     if 0xD800 <= code <= 0xDFFF:
         assert alphabet.class_of(code) == NO_CLASS
@@ -76,7 +76,7 @@ def test_every_character_is_read_as_its_class(sets: list[CharSet], code: int) ->
 
 
 @given(data=st.binary(max_size=6) | st.text(st.sampled_from('\\u"/bdDf8C0'), max_size=12).map(str.encode))
-def test_nothing_else_is_a_character(data: bytes) -> None:
+def test_other_bytes_decode_to_no_character(data: bytes) -> None:
     alphabet = Alphabet((0, 0xD800, 0xE000), (0, NO_CLASS, 0))
     try:
         is_character = len(data.decode()) == 1
@@ -96,7 +96,7 @@ def test_nothing_else_is_a_character(data: bytes) -> None:
 
 
 @given(a=SETS, b=SETS, code=CODES)
-def test_alphabets_tell_what_either_tells(a: CharSet, b: CharSet, code: int) -> None:
+def test_a_common_alphabet_refines_both(a: CharSet, b: CharSet, code: int) -> None:
     first, second = alphabet_of((a,))[0], alphabet_of((b,))[0]
     both, from_first, from_second = common_alphabet(first, second)
     label = both.class_of(code)

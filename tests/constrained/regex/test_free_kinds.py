@@ -1,4 +1,4 @@
-"""Kinds of bytes that are said to lead on from a state are tried: every text of them, as long as it may be."""
+"""Byte kinds that keep a state alive, checked with every text of them up to the stated length."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ PATTERNS = [
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_every_text_of_the_kinds_leads_on(pattern: str) -> None:
+def test_every_text_of_the_kinds_stays_alive(pattern: str) -> None:
     dfa = pattern_dfa(pattern)
     free, lengths = free_kinds(dfa)
     for state in range(START, dfa.num_states):
         data = [byte for byte in range(256) if KIND[byte] < NUM_KINDS and free[state] >> KIND[byte] & 1]
         assert not free[state] >> NUM_KINDS
-        come_to = {state}
+        reached = {state}
         for _ in range(min(int(lengths[state]), dfa.num_states) if data else 0):
-            come_to = {int(dfa.table[source, dfa.class_of[byte]]) for source in come_to for byte in data}
-            assert DEAD not in come_to
+            reached = {int(dfa.table[source, dfa.class_of[byte]]) for source in reached for byte in data}
+            assert DEAD not in reached
 
 
-def test_what_a_pattern_takes_is_found() -> None:
+def test_the_kinds_that_a_pattern_repeats_are_found() -> None:
     free, lengths = free_kinds(pattern_dfa("^[a-z]{5,40}$"))
     letters = {int(KIND[byte]) for byte in b"abcdefghijklmnopqrstuvwxyz"}
     assert {kind for kind in range(NUM_KINDS) if free[START] >> kind & 1} == letters
@@ -43,7 +43,7 @@ def test_what_a_pattern_takes_is_found() -> None:
 
 
 @pytest.mark.parametrize("most", [3, 7, 40])
-def test_a_branch_of_tokens_is_let_in_only_as_far_as_lengths_allow(most: int) -> None:
+def test_a_branch_of_the_trie_is_accepted_only_up_to_the_allowed_length(most: int) -> None:
     words = [b"a" * length for length in range(1, 30)] + [b"ab" * length for length in range(1, 15)]
     tokens: list[bytes | None] = [b'"', *words, b"1", b"a1", b'a"', None]
     vocabulary = Vocabulary.from_tokens(tokens, [len(tokens) - 1])

@@ -1,4 +1,4 @@
-"""Products of automata and the states that lead to an end, beside the plainest way to work them out."""
+"""Products of automata, and live states, compared with naive constructions."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from ramiform.constrained import Vocabulary
 from ramiform.constrained.errors import GrammarError
+from ramiform.constrained.regex import dfa_kernel
 from ramiform.constrained.regex.pair_product import Lives, pair_product
-from ramiform.constrained.regex import dfa_kernel as product_kernel
-from ramiform.constrained.schema.string_parts import StringPart
-from ramiform.constrained.schema.string_regions import MANY, has_many_texts
+from ramiform.constrained.schema.string_parts import MAX_TEXTS, StringPart, has_many_texts
 
 Table = NDArray[np.int32]  # [S, C]
 
 
 @st.composite
 def tables(draw: st.DrawFn, num_classes: int) -> Table:
-    """Of automata with a dead state 0."""
+    """Draw the table of an automaton whose state 0 is dead."""
     size = draw(st.integers(2, 9))
     table = draw(arrays(np.int32, (size, num_classes), elements=st.integers(0, size - 1)))
     table[0] = 0
@@ -29,7 +27,7 @@ def tables(draw: st.DrawFn, num_classes: int) -> Table:
 
 
 def naive_product(a: Table, b: Table, lives: Lives) -> dict[tuple[int, int], list[tuple[int, int] | None]]:
-    """Each pair that is come to, and its followers."""
+    """Return the successors of each reachable pair."""
     found: dict[tuple[int, int], list[tuple[int, int] | None]] = {}
     todo = [(1, 1)]
     while todo:
@@ -46,7 +44,7 @@ def naive_product(a: Table, b: Table, lives: Lives) -> dict[tuple[int, int], lis
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), lives=st.sampled_from(["both", "first", "either"]))
-def test_a_product_has_the_pairs_that_are_come_to_and_their_followers(data: st.DataObject, lives: Lives) -> None:
+def test_a_product_has_the_reachable_pairs_and_their_successors(data: st.DataObject, lives: Lives) -> None:
     num_classes = data.draw(st.integers(1, 4))
     a, b = data.draw(tables(num_classes)), data.draw(tables(num_classes))
     table, pairs = pair_product(a, b, lives, lambda _: None)
@@ -57,14 +55,14 @@ def test_a_product_has_the_pairs_that_are_come_to_and_their_followers(data: st.D
     assert got == naive_product(a, b, lives)
 
 
-def test_a_product_that_grows_is_found_as_a_whole() -> None:
+def test_a_product_that_outgrows_its_arrays_is_complete() -> None:
     a = np.array([[0]] + [[1 + state % 97] for state in range(1, 98)], np.int32)
     b = np.array([[0]] + [[1 + state % 101] for state in range(1, 102)], np.int32)
     table, pairs = pair_product(a, b, "both", lambda _: None)
     assert len(table) == len(pairs) == 1 + 97 * 101
 
 
-def test_who_checks_a_product_can_end_it() -> None:
+def test_the_check_can_stop_a_product() -> None:
     chain = np.array([[0]] + [[1 + state % 5003] for state in range(1, 5004)], np.int32)
     other = np.array([[0]] + [[1 + state % 4999] for state in range(1, 5000)], np.int32)
 
@@ -78,26 +76,23 @@ def test_who_checks_a_product_can_end_it() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_alive_are_the_states_from_which_an_end_can_be_reached(data: st.DataObject) -> None:
+def test_live_states_are_those_that_reach_an_accepting_one(data: st.DataObject) -> None:
     table = data.draw(tables(3))
     ends = data.draw(arrays(np.bool_, len(table)))
     reach = np.eye(len(table), dtype=np.bool_)
     for _ in table:
         reach |= reach[table].any(axis=1)
-    assert product_kernel.alive(table, ends).tolist() == (reach @ ends).tolist()
+    assert dfa_kernel.alive(table, ends).tolist() == (reach @ ends).tolist()
 
 
-def test_loops_are_compiled_once_whatever_arrays_they_are_given() -> None:
-    if not hasattr(product_kernel.extend, "signatures"):
-        pytest.skip("numba is not installed")
-    Vocabulary.from_tokens([b"a", b"b"], [0])
+def test_loops_are_compiled_once_for_any_memory_layout() -> None:
     table = np.asfortranarray(np.array([[0, 0], [2, 1], [1, 0]], np.int32))
     pair_product(table, table[:, ::-1], "first", lambda _: None)
-    assert len(product_kernel.extend.signatures) == 1
-    assert len(product_kernel.enter.signatures) == 1
+    assert len(dfa_kernel.extend.signatures) == 1
+    assert len(dfa_kernel.enter.signatures) == 1
 
 
 @pytest.mark.parametrize(("pattern", "many"), [("^[ab]{6}$", False), ("^[ab]{7}$", True), ("^x*$", True)])
-def test_many_texts_are_more_than_so_many(pattern: str, many: bool) -> None:
-    assert MANY == 64
+def test_more_than_64_texts_are_many(pattern: str, many: bool) -> None:
+    assert MAX_TEXTS == 64
     assert has_many_texts(StringPart(patterns=frozenset([pattern]))) is many

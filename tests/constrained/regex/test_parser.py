@@ -1,4 +1,4 @@
-"""Patterns mean what the standard library's `re` says, in both directions, or are refused where they go wrong."""
+"""Patterns match exactly what `re` matches, or are refused with the position of the error."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TEXTS = st.text(st.sampled_from("aabbcA_1 .-\n\\é東🙂{]^") | st.characters(e
 @example(pattern="(?:a|^)(?:b|c)*", texts=["b", "ab", "", "aa"])
 @example(pattern=r"(?:(?=.*b)a|(?!ab)a)*b?", texts=["ab", "aab", "a", "aa", "aaab"])
 @example(pattern=r"(?!.*\bb\b).*(?<!a)", texts=["ab b", "ab", "abb", "b", ""])
-def test_a_text_matches_when_re_says_so(pattern: str, texts: list[str]) -> None:
+def test_a_text_matches_exactly_if_re_matches_it(pattern: str, texts: list[str]) -> None:
     try:
         judge = re.compile(pattern, re.ASCII)
     except re.error:
@@ -102,7 +102,7 @@ def test_a_schemas_pattern_is_searched_for(pattern: str, texts: list[str]) -> No
         ("^[\\p{L}\\d]+$", ["é1"], ["-"]),
     ],
 )
-def test_what_only_ecma_262_writes(pattern: str, accepted: list[str], refused: list[str]) -> None:
+def test_syntax_of_ecma_262_alone(pattern: str, accepted: list[str], refused: list[str]) -> None:
     # An inline flag stands first: `^(?i)` is a group for neither dialect, so it is moved here.
     found = pattern_chars("(?i)" + pattern.replace("(?i)", "") if "(?i)" in pattern else pattern)
     assert all(found.accepts(text) for text in accepted)
@@ -124,13 +124,13 @@ def test_flags_are_those_of_re(pattern: str, flags: str, text: str) -> None:
 
 
 @given(text=st.text(max_size=3), category=st.sampled_from(["L", "Lu", "N", "Nd", "P", "S", "Zs", "C", "Cn", "M"]))
-def test_a_category_is_unicodedatas(text: str, category: str) -> None:
+def test_a_category_is_that_of_unicodedata(text: str, category: str) -> None:
     found = char_dfa(parse_regex(rf"\p{{{category}}}*"), CompileBudget())
     assert found.accepts(text) == all(unicodedata.category(character).startswith(category) for character in text)
 
 
 @given(a=PATTERNS, b=PATTERNS, texts=st.lists(TEXTS, min_size=3, max_size=8))
-def test_languages_are_an_algebra(a: str, b: str, texts: list[str]) -> None:
+def test_languages_form_a_boolean_algebra(a: str, b: str, texts: list[str]) -> None:
     first, second = (char_dfa(parse_regex(pattern), CompileBudget()) for pattern in (a, b))
     both, either = first.intersect(second), first.union(second)
     neither, only = either.complement(), first.minus(second)
@@ -154,7 +154,7 @@ SIMPLE = st.recursive(
 
 
 def by_interegular(pattern: str) -> CharDfa:
-    """What interegular, which compiles patterns in another way, makes of it, as an automaton of ours."""
+    """Compile a pattern with interegular, and convert its automaton to a CharDfa."""
     fsm = interegular.parse_pattern(pattern).to_fsm().reduce()
     keys = sorted(fsm.alphabet.by_transition)
     letters = {key: [c for c in fsm.alphabet.by_transition[key] if isinstance(c, str)] for key in keys}
@@ -179,7 +179,7 @@ def by_interegular(pattern: str) -> CharDfa:
 @example(pattern=r"(?:\d{1,3}\.){3}\d{1,3}")
 @example(pattern="[A-Z]{2}(?:-?[^a-c]){0,3}|é.")
 def test_interegular_makes_the_same_language(pattern: str) -> None:
-    """A proof, not a sample: nothing is in one and not in the other."""
+    """A proof, not a sample: both differences of the languages are empty."""
     ours, theirs = char_dfa(parse_regex(pattern), CompileBudget()), by_interegular(pattern)
     assert ours.minus(theirs).witness() is None
     assert theirs.minus(ours).witness() is None
@@ -196,24 +196,24 @@ def test_interegular_makes_the_same_language(pattern: str) -> None:
         ("a(?i)b", 1, "group"),
         ("(?>a)", 0, "group"),
         ("(?(1)a)", 0, "group"),
-        ("a)", 1, "closes nothing"),
+        ("a)", 1, "unmatched )"),
         ("a(b", 1, "never closed"),
         ("[ab", 0, "never closed"),
-        ("[b-a]", 1, "wrong way round"),
+        ("[b-a]", 1, "first character is after"),
         (r"[\d-z]", 1, "range between"),
-        ("a{3,2}", 0, "wrong way round"),
-        ("*a", 0, "repeat of nothing"),
-        ("a**", 2, "repeat of a repeat"),
+        ("a{3,2}", 0, "minimum exceeds"),
+        ("*a", 0, "without anything to repeat"),
+        ("a**", 2, "directly after a repeat"),
         ("a++", 2, "possessive"),
         ("^*", 0, "anchor"),
         ("(?=a)*", 0, "anchor"),
-        ("a\\", 1, "escapes nothing"),
+        ("a\\", 1, "end of the pattern"),
         (r"\x4", 0, "code point"),
         (r"\y", 0, "not supported"),
         ("(" * 70 + ")" * 70, 60, "nested"),
     ],
 )
-def test_what_is_not_supported_is_refused_with_a_caret(pattern: str, position: int, reason: str) -> None:
+def test_unsupported_syntax_is_refused_with_a_caret(pattern: str, position: int, reason: str) -> None:
     with pytest.raises(GrammarError) as caught:
         regex_dfa(pattern)
     assert caught.value.position == position
@@ -239,7 +239,7 @@ def test_a_hostile_pattern_ends_in_an_error_or_a_small_automaton(pattern: str) -
 @pytest.mark.parametrize(
     "pattern", [r"^(?:\w*\b)*$", "(x+x+)+y", "(((a*)*)*)*b", "(a|aa)+$", "(x|" * 40 + "y" + ")" * 40]
 )
-def test_what_is_slow_for_others_is_a_small_automaton(pattern: str) -> None:
+def test_a_pattern_that_backtracks_in_other_engines_is_a_small_automaton(pattern: str) -> None:
     assert regex_dfa(pattern).num_states < 10
 
 

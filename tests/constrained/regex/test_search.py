@@ -1,4 +1,7 @@
-"""Judge: `re.fullmatch` of every part of the whole text. Classes such as `\\w` are ASCII, as in constraints."""
+"""Streaming search, compared with `re.fullmatch` of every part of the whole text.
+
+Classes such as `\\w` are ASCII, as in constraints.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ PIECES = st.lists(
 
 
 def matches_of(patterns: list[str], text: bytes, first: int) -> list[tuple[int, int]]:
-    """(end, start) of all that lie in `text` from `first` on."""
+    """Return (end, start) of all matches that lie in `text` from `first` on."""
     found = []
     for start in range(first, len(text)):
         for end in range(start + 1, len(text) + 1):
@@ -39,7 +42,7 @@ def matches_of(patterns: list[str], text: bytes, first: int) -> list[tuple[int, 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(patterns=st.lists(PATTERNS, min_size=1, max_size=3), pieces=PIECES, data=st.data())
-def test_the_first_match_is_found_in_the_piece_in_which_it_ends(
+def test_the_first_match_is_found_in_the_chunk_in_which_it_ends(
     patterns: list[str], pieces: list[bytes], data: st.DataObject
 ) -> None:
     scan = search(tuple(patterns)).scan()
@@ -62,7 +65,7 @@ def test_the_first_match_is_found_in_the_piece_in_which_it_ends(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(patterns=st.lists(PATTERNS, min_size=1, max_size=2), pieces=PIECES, rest=st.text("abcé東\n", max_size=4))
-def test_what_is_not_open_is_no_part_of_a_match_that_is_still_to_come(
+def test_bytes_that_are_not_pending_belong_to_no_later_match(
     patterns: list[str], pieces: list[bytes], rest: str
 ) -> None:
     scan = search(tuple(patterns)).scan()
@@ -74,7 +77,7 @@ def test_what_is_not_open_is_no_part_of_a_match_that_is_still_to_come(
             assert start >= len(text) - scan.num_pending
 
 
-def test_text_that_can_begin_no_match_is_not_open() -> None:
+def test_text_that_can_begin_no_match_is_not_pending() -> None:
     scan = search(("END[0-9]+x",)).scan()
     scan.feed(b"an END12")
     assert scan.num_pending == len(b"END12")
@@ -93,10 +96,10 @@ def test_text_that_can_begin_no_match_is_not_open() -> None:
         ("(?<=a)b", "anchor"),
         (r"(a)\1", "position 3"),
         ("a(b", "position 1"),
-        (r"[^\s\S]", "no text at all"),
+        (r"[^\s\S]", "matches no text"),
     ],
 )
-def test_what_has_no_meaning_in_a_stream_is_refused_with_its_pattern(pattern: str, message: str) -> None:
+def test_a_pattern_without_meaning_in_a_stream_is_refused(pattern: str, message: str) -> None:
     with pytest.raises(GrammarError, match=message) as caught:
         search(("fine", pattern))
     assert repr(pattern) in str(caught.value)
@@ -120,13 +123,13 @@ def test_a_hostile_pattern_is_refused(pattern: str) -> None:
         search((pattern,))
 
 
-def test_patterns_share_one_allowance() -> None:
+def test_patterns_share_one_limit_of_states() -> None:
     search(("[a-z]{1,600}X",))
     with pytest.raises(GrammarError, match="patterns need more than 1000 states"):
         search(("[a-z]{1,600}X", "[a-z]{1,600}Y"))
 
 
-def test_a_pattern_that_python_s_re_takes_forever_for_is_found_at_once() -> None:
+def test_a_pattern_that_backtracks_exponentially_in_re_is_found_at_once() -> None:
     text = b"x" * 20_000
     scan = search(("(x+x+)+y",)).scan()
     assert scan.feed(text) is None

@@ -255,7 +255,7 @@ def test_a_schema_that_nobody_holds_is_freed() -> None:
     automaton = Automaton()
     start = schema_start(schema, "any", "any", automaton, SchemaOptions())
     assert automaton.edges_of(automaton.number(start))
-    gone = weakref.ref(start.world)
+    gone = weakref.ref(start.compiler)
     del automaton, start
     gc.collect()
     assert gone() is None

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from jsonschema import FormatChecker
 
 from ramiform.constrained.regex.byte_dfa import byte_dfa
-from ramiform.constrained.regex.char_dfa import START, CharDfa
+from ramiform.constrained.regex.char_dfa import CharDfa
+from ramiform.constrained.regex.dfa import START
 from ramiform.constrained.schema.formats import PATTERNS
 from ramiform.constrained.schema.string_dfas import format_chars
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, StructuralTag, compile_constraint
-from ramiform.constrained.schema.number_states import AFTER
+from ramiform.constrained.schema.value_states import NUMBER_END
 from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, shared_vocabulary
 
 WEATHER = {
@@ -196,7 +196,7 @@ def test_thinking_then_calls() -> None:
 @pytest.mark.parametrize("end", ["</n>", "x", "!", "]", " ", "1", ""])
 def test_a_number_ends_before_its_end_string_or_is_refused(end: str) -> None:
     spec = {"structures": [{"begin": "<n>", "schema": {"type": "number"}, "end": end}], "triggers": ["<n>"]}
-    if end[:1].encode() and end.encode()[0] in AFTER:
+    if end[:1].encode() and end.encode()[0] in NUMBER_END:
         grammar = compile_constraint(StructuralTag(spec), shared_vocabulary())
         assert accepts(grammar, f"<n>-1.5{end} and <n>2{end}".encode())
         assert not accepts(grammar, b"<n>1")

@@ -10,10 +10,10 @@ import torch
 import transformers
 
 from ramiform.kernels import for_device
+from ramiform.runtime.engine.draft_source import DraftRow, DraftStep
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.scheduler.plan import DraftSpec
-from ramiform.runtime.speculation.draft_source import DraftRow, DraftStep
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
 from ramiform.runtime.speculation.eagle.save import save_head
 from ramiform.runtime.speculation.eagle.target_probe import probe

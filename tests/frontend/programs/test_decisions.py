@@ -152,7 +152,7 @@ def test_in_a_chat_a_question_is_the_users_and_the_answer_the_assistants() -> No
     run(main())
 
 
-def test_asking_changes_nothing_of_the_state() -> None:
+def test_decide_does_not_change_the_state() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -169,7 +169,7 @@ def test_asking_changes_nothing_of_the_state() -> None:
 
 
 def test_many_questions_are_asked_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BATCH", 3)
+    monkeypatch.setattr(module, "BATCH_LABELS", 3)
 
     async def main() -> None:
         async with house() as built:
@@ -193,7 +193,7 @@ def test_many_questions_are_asked_in_bounded_batches(monkeypatch: pytest.MonkeyP
         ([rate("a", "")], "questions[0].levels"),
     ],
 )
-def test_what_cannot_be_asked_is_named(questions: list[Question], param: str) -> None:
+def test_an_invalid_question_is_named(questions: list[Question], param: str) -> None:
     async def main() -> None:
         async with house() as built:
             with pytest.raises(RequestError) as caught:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ramiform.runtime.frontend.programs import running_program as programs
+from ramiform.runtime.frontend.programs import server
+from ramiform.runtime.programs.interpreter import ProgramInterpreter
 from ramiform.runtime.protocol.core import ProgramProgress
 from ramiform.runtime.protocol.errors import ErrorInfo
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
@@ -40,7 +41,7 @@ def encode(text: str) -> list[int]:
 
 
 class Timer:
-    """In the place of the event loop's: the time is over when the test says so."""
+    """Replaces the event loop's timer; the test calls `expire`."""
 
     def __init__(self) -> None:
         self.seconds: float | None = None
@@ -57,7 +58,11 @@ class Timer:
 @pytest.fixture
 def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
     timer = Timer()
-    monkeypatch.setattr(programs, "asyncio", SimpleNamespace(get_running_loop=lambda: timer))
+
+    def make(send: Any, open_executor: Any, call_later: Any, **options: Any) -> ProgramInterpreter:
+        return ProgramInterpreter(send, open_executor, timer.call_later, **options)
+
+    monkeypatch.setattr(server, "ProgramInterpreter", make)
     return timer
 
 
@@ -66,7 +71,7 @@ async def answered(built: House) -> None:
     await built.frontend._generator.core.stats()
 
 
-def test_a_played_program_is_answered_as_if_said_piece_by_piece() -> None:
+def test_a_program_in_one_message_is_answered_as_one_sent_in_pieces() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -88,7 +93,7 @@ def test_a_played_program_is_answered_as_if_said_piece_by_piece() -> None:
     run(main())
 
 
-def test_requests_tell_how_much_of_their_program_is_still_to_come() -> None:
+def test_requests_carry_the_progress_of_their_program() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -114,7 +119,7 @@ def test_requests_tell_how_much_of_their_program_is_still_to_come() -> None:
     run(main())
 
 
-def test_a_complete_program_claims_nothing_that_it_will_not_ask_for_again() -> None:
+def test_a_complete_program_pins_no_prefix_that_it_will_not_reuse() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -186,7 +191,7 @@ def test_a_choice_that_the_client_makes_is_tokenised_as_it_was_scored() -> None:
     run(main())
 
 
-def test_a_state_that_is_closed_while_it_asks_keeps_nobody_waiting() -> None:
+def test_a_join_of_a_state_that_is_closed_at_an_ask_fails() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -210,8 +215,8 @@ def test_closing_a_program_closes_all_its_states_and_frees_what_they_run() -> No
             await built.core.until(lambda: len(built.core.requests) == 4)
             await client.send(Close((), (7,)))
             await built.core.until(lambda: len(built.core.aborted) == 3)
-            [session] = [one.session for one in built.frontend._service._clients.values()]
-            assert session.num_states == 1
+            [interpreter] = [one.interpreter for one in built.frontend._program_server._clients.values()]
+            assert interpreter.num_states == 1
             assert [ended.states for ended in built.core.ended] == [None]
 
     run(main())
@@ -294,7 +299,7 @@ def test_branches_spend_one_budget_together() -> None:
     run(main())
 
 
-def test_texts_of_the_tokens_that_log_probabilities_name_come_when_asked_for() -> None:
+def test_token_texts_of_log_probabilities_are_returned_on_request() -> None:
     async def main() -> None:
         async with house(says(" fine.")) as built:
             client = built.client()

@@ -71,7 +71,7 @@ def test_a_client_of_another_version_is_sent_away() -> None:
     run(main())
 
 
-def test_a_core_that_cannot_start_is_told_to_who_waits_for_it() -> None:
+def test_a_core_that_cannot_start_fails_the_waiting_clients() -> None:
     async def main() -> None:
         async with house(ready=False) as built:
             built.core.failure = RequestError("no such checkpoint", param="model")
@@ -101,7 +101,7 @@ def test_questions_are_answered() -> None:
     run(main())
 
 
-def test_garbage_is_answered_and_harms_nobody() -> None:
+def test_invalid_messages_are_answered_and_other_clients_go_on() -> None:
     # One house for all examples: what one left behind would show in the next.
     loop = asyncio.new_event_loop()
     context = house()
@@ -165,7 +165,7 @@ def test_an_out_of_range_parameter_is_named() -> None:
     run(main())
 
 
-def test_a_message_beyond_the_limit_ends_the_connection_not_the_service() -> None:
+def test_a_message_beyond_the_limit_ends_the_connection_not_the_server() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -185,14 +185,14 @@ def test_a_client_that_is_gone_leaves_nothing_running(way: str) -> None:
                 await client.append(state, Text("a"), Gen(sampling=SAMPLING))
             await client.answers(2)
             await built.core.until(lambda: len(built.core.requests) == 2)
-            service = built.frontend._service
+            service = built.frontend._program_server
             if way == "bye":
                 await client.send(Bye())
             else:
-                [heard] = [one.last_heard for one in service._clients.values()]
-                service.forget_silent(heard + CLIENT_SILENCE_SECONDS)
+                [received] = [one.last_received for one in service._clients.values()]
+                service.forget_silent(received + CLIENT_SILENCE_SECONDS)
                 assert service.num_clients == 1
-                service.forget_silent(heard + CLIENT_SILENCE_SECONDS + 1)
+                service.forget_silent(received + CLIENT_SILENCE_SECONDS + 1)
             await built.core.until(lambda: len(built.core.aborted) == 2)
             assert service.num_clients == 0
             if way == "silence":  # it may be alive, and wait
@@ -223,7 +223,7 @@ def test_an_answer_too_long_for_the_wire_fails_its_operation_alone(monkeypatch: 
     run(main())
 
 
-def test_a_client_that_says_something_is_not_silent() -> None:
+def test_any_message_resets_the_silence_of_a_client() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -232,7 +232,7 @@ def test_a_client_that_says_something_is_not_silent() -> None:
             before = time.monotonic()
             await client.send(Ping(), Call(1, "info"))
             await client.receive()
-            built.frontend._service.forget_silent(before + CLIENT_SILENCE_SECONDS)
+            built.frontend._program_server.forget_silent(before + CLIENT_SILENCE_SECONDS)
             assert isinstance((await client.play(1, Sync()))[0], Done)
 
     run(main())
@@ -246,8 +246,8 @@ def test_a_client_without_states_may_be_silent() -> None:
             await client.play(1, Sync())
             await client.send(Close((1,)), Call(1, "info"))
             assert isinstance(await client.receive(), Reply)
-            built.frontend._service.forget_silent(time.monotonic() + CLIENT_SILENCE_SECONDS + 1)
-            assert built.frontend._service.num_clients == 0
+            built.frontend._program_server.forget_silent(time.monotonic() + CLIENT_SILENCE_SECONDS + 1)
+            assert built.frontend._program_server.num_clients == 0
             await client.open(2)
             await client.send(Append(2, 0, [Sync()]))
             assert isinstance(await client.receive(), Done)
@@ -275,7 +275,7 @@ def test_a_core_that_dies_fails_everything_at_once() -> None:
     run(main())
 
 
-def test_at_the_end_every_client_hears_why() -> None:
+def test_at_the_end_every_client_gets_the_reason() -> None:
     async def main() -> None:
         async with house(lambda request: None) as built:
             waiting, idle = built.client(), built.client()
@@ -296,14 +296,14 @@ def test_at_the_end_every_client_hears_why() -> None:
     run(main())
 
 
-def test_clients_that_are_gone_at_the_end_keep_nobody_from_hearing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_end_the_other_clients_are_notified_though_some_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with house() as built:
             clients = [built.client() for _ in range(3)]
             for client in clients:
                 await client.send(Hello(__version__))
                 assert isinstance(await client.receive(), Welcome)
-            service = built.frontend._service
+            service = built.frontend._program_server
             send = service._socket.send_multipart
             gone = list(service._clients)[:2]
 
@@ -332,7 +332,7 @@ def test_a_client_whose_connection_ends_loses_its_states_at_once_and_others_keep
             await built.core.until(lambda: len(built.core.requests) == 2)
             gone.socket.close(linger=0)  # as a killed process does; no Bye
             await built.core.until(lambda: len(built.core.aborted) == 1)  # long before it would count as silent
-            assert built.frontend._service.num_clients == 1
+            assert built.frontend._program_server.num_clients == 1
             await other.append(1, Sync())
             await built.core.until(lambda: len(built.core.aborted) == 1)
 

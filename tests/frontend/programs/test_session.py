@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ramiform.runtime.frontend.programs import session as session_module
+from ramiform.runtime.frontend.programs import server
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.errors import ErrorInfo
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
@@ -429,7 +429,7 @@ def test_with_its_last_state_all_of_a_program_ends() -> None:
 
 
 def test_a_client_has_a_bounded_number_of_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "MAX_STATES", 3)
+    monkeypatch.setattr(server, "MAX_STATES", 3)
 
     async def main() -> None:
         async with house() as built:

@@ -1,4 +1,4 @@
-"""What the frontend tells the core of prefixes to come. Judge: what the states are asked for afterwards."""
+"""Soft pins that the frontend sends to the core. Judge: the requests that the states make afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prefix_length() -> int:
     return length(PREFIX)
 
 
-def test_a_state_claims_all_that_it_holds_after_each_generation() -> None:
+def test_a_state_pins_all_its_tokens_after_each_generation() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -35,7 +35,7 @@ def test_a_state_claims_all_that_it_holds_after_each_generation() -> None:
     run(main())
 
 
-def test_of_several_samples_only_the_one_that_goes_on_is_claimed() -> None:
+def test_only_the_first_of_several_samples_is_pinned() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -46,7 +46,7 @@ def test_of_several_samples_only_the_one_that_goes_on_is_claimed() -> None:
     run(main())
 
 
-def test_a_fork_that_generates_first_claims_its_parents_prefix() -> None:
+def test_a_fork_that_generates_first_pins_its_parents_prefix() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -68,7 +68,7 @@ def test_a_fork_that_generates_first_claims_its_parents_prefix() -> None:
     run(main())
 
 
-def test_forks_of_forks_claim_for_every_ancestor_that_still_stands_there() -> None:
+def test_forks_of_forks_pin_for_every_ancestor_that_has_not_moved_on() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -84,7 +84,7 @@ def test_forks_of_forks_claim_for_every_ancestor_that_still_stands_there() -> No
     run(main())
 
 
-def test_an_ancestor_that_is_closed_or_has_moved_on_claims_nothing() -> None:
+def test_an_ancestor_that_is_closed_or_has_moved_on_is_not_pinned() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -102,7 +102,7 @@ def test_an_ancestor_that_is_closed_or_has_moved_on_claims_nothing() -> None:
     run(main())
 
 
-def test_a_select_claims_what_comes_before_the_choices() -> None:
+def test_a_select_pins_the_text_before_the_choices() -> None:
     async def main() -> None:
         async with house() as built:
             client = built.client()
@@ -116,7 +116,7 @@ def test_a_select_claims_what_comes_before_the_choices() -> None:
     run(main())
 
 
-def test_the_core_is_told_when_states_and_programs_end() -> None:
+def test_the_core_is_notified_when_states_and_programs_end() -> None:
     async def main() -> None:
         async with house(says(" x")) as built:
             client = built.client()
@@ -134,7 +134,7 @@ def test_the_core_is_told_when_states_and_programs_end() -> None:
             await built.core.until(lambda: len(built.core.ended) == 2)
             assert built.core.ended == [EndStates(program, [1]), EndStates(program, None)]
             # A client that goes takes its programs along.
-            built.frontend._service.forget_silent(float("inf"))
+            built.frontend._program_server.forget_silent(float("inf"))
             await built.core.until(lambda: len(built.core.ended) == 3)
             assert built.core.ended[2] == EndStates(other, None)  # type: ignore[arg-type]
 

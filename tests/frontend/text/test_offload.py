@@ -1,4 +1,4 @@
-"""Work beside the event loop: who waits for it, and how it ends."""
+"""Work in threads beside the event loop: how its callers wait, and how it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_caller_gets_the_result_or_the_error() -> None:
     run(main())
 
 
-def test_cancelled_work_is_told_and_its_caller_goes_on_after_its_end() -> None:
+def test_cancelled_work_is_notified_and_its_caller_goes_on_after_its_end() -> None:
     entered, may_go_on = threading.Event(), threading.Event()
     seen: list[str] = []
 
@@ -60,7 +60,7 @@ def test_cancelled_work_is_told_and_its_caller_goes_on_after_its_end() -> None:
     run(main())
 
 
-def test_work_that_nobody_cancelled_goes_on() -> None:
+def test_work_without_cancellation_goes_on() -> None:
     CancellationToken().check()
     cancelled = CancellationToken()
     cancelled.cancel()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ramiform.kernels.kv_cache import KvCache
+from ramiform.kernels import KvCache, RopeAndStoreArgs, SamplingTensors
 from ramiform.kernels.triton import experts, layers, logits, sampling, store
 from ramiform.kernels.triton import launch_configs as tables
 from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
@@ -62,7 +62,8 @@ def attention() -> Iterator[tuple[str, Launch]]:
             slots, norm = torch.zeros(4, dtype=torch.int64), torch.empty(heads + kv_heads, head_dim)
             for qk_norm in (None, norm) if first and dtype == torch.bfloat16 else (None,):
                 with recorded() as launches:
-                    store.rope_and_store(qkv, angles, angles, kv, slots, heads, qk_norm, 1e-6)
+                    args = RopeAndStoreArgs(angles, angles, slots, heads, eps=1e-6)
+                    store.rope_and_store(qkv, kv, qk_norm, args)
                 yield from ((f"{name}{'-norm' * (qk_norm is not None)}", launch) for launch in launches)
 
 
@@ -97,15 +98,8 @@ def others() -> Iterator[tuple[str, Launch]]:
         with recorded() as launches:
             logits.apply_token_bitmask(logits_RV, torch.empty(4, -(-vocab_size // 32), dtype=torch.int32))
             for max_top_k in (0, 50):
-                sampling.sample_tokens(
-                    logits_RV,
-                    temperature_R=ones_R,
-                    top_k_R=ones_R.long(),
-                    top_p_R=ones_R.double(),
-                    min_p_R=ones_R,
-                    draw_R=ones_R.long(),
-                    max_top_k=max_top_k,
-                )
+                columns = ones_R, ones_R.long(), ones_R.double(), ones_R, ones_R.long()
+                sampling.sample_tokens(logits_RV, SamplingTensors(*columns, max_top_k))
             sampling.logprobs(logits_RV, ones_R.long())
         yield from ((f"V{vocab_size}", launch) for launch in launches)
 

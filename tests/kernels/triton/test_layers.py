@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramiform.kernels.kv_cache import KvCache
+from ramiform.kernels import KvCache, RopeAndStoreArgs
 from ramiform.kernels.reference import layers as reference
 from ramiform.kernels.reference.logits import apply_token_bitmask
 from ramiform.kernels.triton import layers, logits, store
@@ -60,7 +60,7 @@ def test_a_token_passes_where_its_bit_is_set(vocab_size: int, device: torch.devi
 def test_keys_are_rotated_and_stored_and_queries_rotated(dtype: torch.dtype, device: torch.device) -> None:
     qkv, cos, sin, slots = _projected(dtype, device)
     k, v = torch.zeros(2, 64, 2, 48, device=device, dtype=dtype)
-    q = store.rope_and_store(qkv, cos, sin, KvCache(k, v), slots, 6)
+    q = store.rope_and_store(qkv, KvCache(k, v), None, RopeAndStoreArgs(cos, sin, slots, num_heads=6, eps=0.0))
     turned = reference.apply_rope(qkv[:, :8], cos, sin)
     near(q, turned[:, :6])
     near(k[slots], turned[:, 6:])
@@ -75,7 +75,8 @@ def test_what_is_stored_in_eight_bits_is_the_nearest_there_is(stored: torch.dtyp
     qkv, cos, sin, slots = _projected(torch.float32, device)
     k, v = torch.zeros(2, 64, 2, 48, device=device).to(stored)
     scale_K = torch.tensor([0.005, 0.03], device=device)  # the first is too small for some
-    store.rope_and_store(qkv, cos, sin, KvCache(k, v, scale_K, scale_K), slots, 6)
+    args = RopeAndStoreArgs(cos, sin, slots, num_heads=6, eps=0.0)
+    store.rope_and_store(qkv, KvCache(k, v, scale_K, scale_K), None, args)
     largest = 127 if stored == torch.int8 else 448
     for cache, meant in [(k, reference.apply_rope(qkv[:, :8], cos, sin)[:, 6:]), (v, qkv[:, 8:])]:
         scaled = (meant / scale_K[:, None]).clamp(-largest, largest)

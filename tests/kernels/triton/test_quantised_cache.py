@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ramiform.kernels import KvCache, RowSpan, attention_layout, paged_attention, store_kv
+from ramiform.kernels import KvCache, RopeAndStoreArgs, RowSpan, attention_layout, paged_attention, store_kv
 from ramiform.kernels.reference.layers import apply_rope
 from ramiform.kernels.triton import store
 from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
@@ -43,7 +43,7 @@ def test_both_store_the_same_codes(stored: torch.dtype, dtype: torch.dtype, devi
     ours, theirs = empty(stored, device), empty(stored, device)
     scale_K = torch.tensor([0.03125, 0.015625], device=device)
     ours, theirs = (KvCache(kv.k_SKD, kv.v_SKD, scale_K, scale_K) for kv in (ours, theirs))
-    store.rope_and_store(qkv, cos, sin, ours, slots, H)
+    store.rope_and_store(qkv, ours, None, RopeAndStoreArgs(cos, sin, slots, H, eps=0.0))
     store_kv(apply_rope(qkv[:, H : H + K], cos, sin), qkv[:, H + K :], theirs, slots)
     assert torch.equal(ours.k_SKD.view(torch.int8), theirs.k_SKD.view(torch.int8))
     assert torch.equal(ours.v_SKD.view(torch.int8), theirs.v_SKD.view(torch.int8))

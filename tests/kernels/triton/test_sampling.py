@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ramiform.kernels import SamplingTensors
 from ramiform.kernels.reference import sampling as reference
 from ramiform.kernels.triton.sampling import logprobs, sample_tokens
 
@@ -41,18 +42,10 @@ def test_the_winner_is_that_of_the_race_among_what_the_filters_leave(
     top_p_R = torch.full((R,), top_p, dtype=torch.float64, device=device)
     min_p_R = torch.full((R,), min_p, device=device)
     draw_R = torch.randint(-(2**63), 2**63 - 1, (R,), device=device)
-    got_R = sample_tokens(
-        logits_RV,
-        temperature_R=temperature_R,
-        top_k_R=top_k_R,
-        top_p_R=top_p_R,
-        min_p_R=min_p_R,
-        draw_R=draw_R,
-        max_top_k=0 if top_k is None or top_p == 1 else top_k,
-    )
-    weights_RV = reference.sampling_weights(
-        logits_RV, temperature_R=temperature_R.clamp_min(1e-38), top_k_R=top_k_R, top_p_R=top_p_R, min_p_R=min_p_R
-    )
+    max_top_k = 0 if top_k is None or top_p == 1 else top_k
+    sampling = SamplingTensors(temperature_R, top_k_R, top_p_R, min_p_R, draw_R, max_top_k)
+    got_R = sample_tokens(logits_RV, sampling)
+    weights_RV = reference.sampling_weights(logits_RV, sampling._replace(temperature_R=temperature_R.clamp_min(1e-38)))
     drawn_R = reference.draw_tokens(weights_RV, draw_R)
     assert got_R.tolist() == torch.where(temperature_R == 0, logits_RV.argmax(-1), drawn_R).tolist()
 

@@ -132,7 +132,7 @@ def test_what_the_runtime_refuses_names_the_programs_line(
     def body(s: ProgramState) -> None:
         s += "x" + gen("x", **options)
 
-    with pytest.raises(RequestError, match=f"(?s)test_backends_http.py:.*{message}"):
+    with pytest.raises(RequestError, match=f"(?s)test_http_runtime.py:.*{message}"):
         body.run(backend=over_http)
 
 
@@ -165,7 +165,7 @@ def test_where_nothing_listens_a_program_fails() -> None:
         s += "x" + gen("x")
 
     backend = HttpRuntime("http://127.0.0.1:9")
-    with pytest.raises(RuntimeFailed, match=r"test_backends_http.py:.*nothing listens"):
+    with pytest.raises(RuntimeFailed, match=r"test_http_runtime.py:.*nothing listens"):
         body.run(backend=backend)
     backend.close()
     with pytest.raises(RequestError, match="not an HTTP address"):
@@ -176,7 +176,7 @@ def test_what_another_call_makes_it_forget_meanwhile_is_still_known(
     over_http: HttpRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only so many texts are remembered, and calls have threads of their own."""
-    monkeypatch.setattr("ramiform.lang.backends.http_runtime.MAX_REMEMBERED", 1)
+    monkeypatch.setattr("ramiform.lang.backends.http_runtime.MAX_CACHED_TEXTS", 1)
     post = over_http._http.post
 
     def post_while_another_asks(path: str, body: Any, call: ModelCall) -> Any:

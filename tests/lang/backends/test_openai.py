@@ -1,4 +1,4 @@
-"""Programs on a small endpoint that speaks OpenAI's API over real sockets, and keeps what it was asked."""
+"""Programs on a small endpoint that speaks OpenAI's API over real sockets, and keeps the bodies that it received."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ CLOSED = SCHEMA | {"additionalProperties": False}
         ("vllm", True, {"ignore_eos": True, "stop_token_ids": [3]}, {"ignore_eos": True, "stop_token_ids": [3]}),
     ],
 )
-def test_what_a_program_asks_is_sent(
+def test_the_parameters_of_a_program_are_sent(
     endpoint: Endpoint, connect: Any, dialect: Any, in_chat: bool, options: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     def body(s: ProgramState) -> None:
@@ -276,7 +276,7 @@ def test_what_the_endpoint_cannot_do_is_refused_and_never_dropped(
     def body(s: ProgramState) -> None:
         s += "Hi" + expr
 
-    with pytest.raises(RequestError, match=r"test_backends_openai\.py:") as caught:
+    with pytest.raises(RequestError, match=r"test_openai\.py:") as caught:
         run(connect(), body)
     assert (caught.value.param, caught.value.code) == (param, "unsupported")
     assert endpoint.bodies == []
@@ -371,7 +371,7 @@ def test_only_what_would_have_been_generated_is_taken(endpoint: Endpoint, connec
     assert state.text() == plain.text()
 
 
-def test_branches_do_not_share_what_was_foretold(endpoint: Endpoint, connect: Any) -> None:
+def test_branches_do_not_share_speculated_text(endpoint: Endpoint, connect: Any) -> None:
     endpoint.model = follow
 
     def body(s: ProgramState) -> None:
@@ -410,7 +410,7 @@ def test_a_chat_message_in_parts_needs_one_call(endpoint: Endpoint, connect: Any
         (200, "nonsense", RuntimeFailed, "nonsense"),
     ],
 )
-def test_what_the_endpoint_says_is_raised_with_the_programs_line(
+def test_errors_of_the_endpoint_are_raised_with_the_programs_line(
     endpoint: Endpoint, connect: Any, status: int, answer: Any, kind: type[Exception], message: str
 ) -> None:
     endpoint.failure = (status, answer)
@@ -418,7 +418,7 @@ def test_what_the_endpoint_says_is_raised_with_the_programs_line(
     def body(s: ProgramState) -> None:
         s += "Hi" + gen("x")
 
-    with pytest.raises(kind, match=rf"test_backends_openai\.py:.*{message}"):
+    with pytest.raises(kind, match=rf"test_openai\.py:.*{message}"):
         run(connect(), body)
 
 

@@ -70,31 +70,31 @@ def test_samples_stops_choices_and_questions() -> None:
     assert state.text() == "xoneba"
 
 
-class Heard:
-    """A listener that keeps what it hears."""
+class RecordingListener:
+    """A listener that keeps its messages."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.done = threading.Event()
 
     def receive(self, message: Any) -> None:
-        self.heard.append(message)
+        self.received.append(message)
         if not isinstance(message, session.Delta):
             self.done.set()
 
     def fail(self, error: Any) -> None:
-        self.heard.append(error)
+        self.received.append(error)
         self.done.set()
 
 
 def test_a_streamed_answer_comes_in_its_pieces_up_to_the_stop() -> None:
     channel = Scripted([["He", "llo", "wor!ld", "never"]]).connection()
-    listener = Heard()
+    listener = RecordingListener()
     state = channel.attach(listener)
     channel.send(session.Open(state, 1))
     channel.send(session.Append(state, 0, [session.Gen(sampling=SamplingParams(stop=("!",)), stream=True)]))
     assert listener.done.wait(30)
-    *deltas, done = listener.heard
+    *deltas, done = listener.received
     assert [delta.text for delta in deltas] == ["He", "llo", "wor"]
     assert done.text == "Hellowor"
     channel.close()
@@ -137,12 +137,12 @@ def test_tools_are_called_with_what_is_answered() -> None:
         ([ValueError("odd")], "ValueError: odd"),
     ],
 )
-def test_what_goes_wrong_is_raised_with_the_programs_line(answers: Any, message: str) -> None:
+def test_errors_are_raised_with_the_programs_line(answers: Any, message: str) -> None:
     def body(s: ProgramState) -> None:
         s += "x" + gen("x")
         s += gen("y")
 
-    with pytest.raises(RequestError, match=f"test_backends_scripted.py:.*{message}"):
+    with pytest.raises(RequestError, match=f"test_scripted.py:.*{message}"):
         run(body, answers)
 
 
@@ -198,7 +198,7 @@ def test_compiled_async_and_batches_run_too() -> None:
     assert asyncio.run(read.arun(backend=backend)).ret_value == "7"
 
 
-def test_nothing_is_kept_of_states_that_nobody_holds() -> None:
+def test_states_without_references_are_forgotten() -> None:
     backend = Scripted(lambda prompt: "a")
 
     def body(s: ProgramState) -> None:
@@ -211,12 +211,11 @@ def test_nothing_is_kept_of_states_that_nobody_holds() -> None:
     gc.collect()
     channel = backend.connection()
     channel.close()
-    assert not channel._player._states
-    assert not channel._player._programs
+    assert channel._interpreter.num_states == channel._interpreter.num_programs == 0
     assert not channel._listeners
 
 
-def test_after_its_end_a_backend_says_so() -> None:
+def test_a_closed_backend_raises_runtime_failed() -> None:
     backend = Scripted(lambda prompt: "a")
 
     def body(s: ProgramState) -> None:
@@ -232,13 +231,13 @@ def test_after_its_end_a_backend_says_so() -> None:
 
 def test_operations_on_a_state_that_is_gone_are_answered() -> None:
     channel = Scripted([]).connection()
-    listener = Heard()
+    listener = RecordingListener()
     state = channel.attach(listener)
     channel.send(session.Open(state, 1))
     channel.send(session.Close((), (1,)))
     channel.send(session.Append(state, 0, [session.Sync()]))
     assert listener.done.wait(30)
-    [failed] = listener.heard
+    [failed] = listener.received
     assert (failed.op, failed.error.code) == (0, "bad_state")
     channel.close()
 

@@ -5,28 +5,13 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError, context_exceeded
 from ....protocol.sampling import Constraint, SamplingParams
 from ...text.generation import MAX_SAMPLES
-from ..bodies import (
-    Body,
-    FrequencyPenalty,
-    LogitBias,
-    MinP,
-    PresencePenalty,
-    Priority,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    StopRegex,
-    Text,
-    TokenIds,
-    TopP,
-    token_id,
-)
+from ..bodies import Body, Priority, Text, sampling_fields, sampling_params
 from ..errors import NotFoundError
 from ..peer_fields import PEER_FIELDS
 from .constraints import ConstraintFields
@@ -38,28 +23,18 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] = False
 
 
-class GenerationFields(ConstraintFields):
+OpenAISampling = create_model("OpenAISampling", __base__=ConstraintFields, **sampling_fields("openai"))
+
+
+class GenerationFields(OpenAISampling):
     model: Text | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: TopP = 1.0
     top_k: Annotated[int, Field(ge=-1)] = -1
-    min_p: MinP = 0.0
-    frequency_penalty: FrequencyPenalty = 0.0
-    presence_penalty: PresencePenalty = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
-    logit_bias: LogitBias = Field(default_factory=dict)
-    seed: Seed | None = None
-    stop: Stop = Field(default_factory=list)
-    stop_regex: StopRegex = Field(default_factory=list)
-    stop_token_ids: TokenIds = Field(default_factory=list)
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    ignore_eos: bool = False
     include_stop_str_in_output: bool = False
-    no_stop_trim: bool = False
-    skip_special_tokens: bool = True
     priority: Priority = 0
     cache_salt: Text = ""
     # Accepted without effect on the answer.
@@ -87,23 +62,12 @@ class GenerationFields(ConstraintFields):
         """Convert to SamplingParams, with a seed. Raises RequestError naming the parameter that is out of range."""
         if self.min_tokens > max_tokens:
             raise RequestError(f"min_tokens is {self.min_tokens}, the most is {max_tokens}", param="min_tokens")
-        return SamplingParams(
+        return sampling_params(
+            self,
+            "openai",
             max_new_tokens=max_tokens,
-            min_new_tokens=self.min_tokens,
-            temperature=self.temperature,
             top_k=self.top_k if self.top_k > 0 else None,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias={token_id(key): bias for key, bias in self.logit_bias.items()},
             seed=secrets.randbits(62) if self.seed is None else self.seed,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            stop_regex=(self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            skip_special_tokens=self.skip_special_tokens,
             no_stop_trim=self.no_stop_trim or self.include_stop_str_in_output,
             constraint=constraint,
         )

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ....programs.common_prefix import common_prefix_length
 from ....protocol.errors import RequestError
-from ...text.common_prefix import common_prefix_length
 from ...text.generation import Generator
 from ...text.scoring import Continuation, RequestContext, Scored, score
 from ..bodies import Many, RequestBody, Text, TokenIds, described, example

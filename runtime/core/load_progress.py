@@ -1,4 +1,4 @@
-"""Shows how far loading is: a bar on a terminal, silence elsewhere (the log has the time it took)."""
+"""Progress of loading a model: a bar on a terminal. Elsewhere only the log has the time it took."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ OnProgress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 @contextmanager
 def show_load_progress(name: str) -> Iterator[OnProgress]:
+    """Show a progress bar for the block, which calls the yielded function with bytes done and bytes in all."""
     start = time.monotonic()
     columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:

@@ -1,31 +1,25 @@
-"""Plays constrained requests on a scheduler and an engine in one process, and keeps what came of each.
+"""Runs requests on a scheduler and an engine in this process, and collects their outputs.
 
-Knows no schema and no judge. A request enters when another has ended, so that no more than `at_once` grammars are held.
+A request enters when another has ended, so that at most `at_once` grammars are held.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
 from ramiform.runtime.engine import Engine
-from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.protocol.core import CoreReply, FromCore, Generate, RequestFailed
 from ramiform.runtime.scheduler.scheduler import Scheduler
 
-COMPILE_POLL = 0.001  # seconds between looks while nothing but grammars is under way
+COMPILE_POLL = 0.001  # seconds between looks while all requests wait for their grammars
 
 
 @dataclass
 class Output:
-    """What a request got. `finish` is None when it failed, and `error` says why."""
+    """Output of a request. `finish` is None if it failed, and `error` says why."""
 
     ids: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -34,16 +28,16 @@ class Output:
 
 @dataclass
 class Cost:
-    """Of a whole play. A forward computes one step of all requests that run."""
+    """Cost of a whole run. A forward computes one step of all running requests."""
 
     seconds: float = 0.0
     num_forwards: int = 0
 
 
 def play(
-    engine: Engine, scheduler: Scheduler, requests: Iterable[Generate], at_once: int
+    engine: Engine, scheduler: Scheduler, requests: Iterable[Generate], at_once: int | None = None
 ) -> tuple[dict[str, Output], Cost]:
-    """All of the requests, by rid, at most `at_once` of them at a time."""
+    """Run the requests, at most `at_once` of them at a time (None: all). Returns the outputs by rid, and the cost."""
     outputs: dict[str, Output] = {}
     cost = Cost()
     waiting = iter(requests)
@@ -57,7 +51,7 @@ def play(
             num_live -= _add(outputs, answer)
 
     while num_live or not exhausted:
-        while num_live < at_once and not exhausted:
+        while not exhausted and (at_once is None or num_live < at_once):
             request = next(waiting, None)
             if request is None:
                 exhausted = True
@@ -77,7 +71,7 @@ def play(
 
 
 def _add(outputs: dict[str, Output], answer: Any) -> bool:
-    """Whether the request has ended."""
+    """Add an answer to its output; return True if the request has ended."""
     output = outputs[answer.rid]
     if isinstance(answer, RequestFailed):
         output.error = answer.error.message
@@ -86,23 +80,3 @@ def _add(outputs: dict[str, Output], answer: Any) -> bool:
     if answer.finish is not None:
         output.finish = answer.finish.type
     return answer.finish is not None
-
-
-def random_checkpoint(folder: Path, context_length: int = 2048, seed: int = 0) -> Path:
-    """A tiny model that knows nothing, with the shipped tokenizer: what it writes, it writes because it must."""
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=2048,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=context_length,
-        tie_word_embeddings=False,
-        eos_token_id=[1, 7],
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(SHIPPED_MODEL / name, folder)
-    return folder

@@ -1,7 +1,14 @@
-"""Linear layers of which a rank holds some slices, as one linear layer each. Knows nothing of what a slice's weights
-are made of: any kind of layer may be cut, as its `Destination`s say which of their axes follow its outputs and inputs.
+"""Layers of which a rank holds slices: linear layers, MLPs, mixtures of experts, embedding and head.
 
-Legend: T tokens.
+Any kind of linear layer may be cut: its `Destination`s name the axes that follow its outputs and inputs. An MLP's
+slices are computed separately from first to last product, so that no operation between the two depends on the number of
+slices: on a CPU, the end of a vector is computed by other instructions than its middle. Every expert of a mixture is
+cut as a dense MLP is, so that all ranks have the same work for any choice of experts.
+
+The vocabulary's slices are multiples of 16 rows, so that they begin at aligned addresses. All slices have the same
+number of rows: rows behind the vocabulary's end are zero, and their logits are dropped.
+
+Legend: T tokens, O outputs, E hidden size, V vocabulary, R vocabulary rows of this rank, N ranks.
 """
 
 from __future__ import annotations
@@ -13,63 +20,21 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ...kernels import Ops
-from ..models.linear import DenseLinear, Destination, Linear, bias_destination, total_bytes
-from ..models.mixture import MixtureMlp
-from ..models.mlp import DenseMlp
+from ....kernels import Ops
+from ..linear import DenseLinear, Destination, Linear, bias_destination, total_bytes
+from ..mixture import MixtureMlp
+from ..mlp import DenseMlp
 from .group import Group, tree_sum
 from .shard import Shard
 
 _ROW_ALIGNMENT = 16  # rows
 
 
-class VocabParallelEmbedding:
-    def __init__(self, group: Group, vocab_size: int) -> None:
-        shard = group.shard
-        self._group = group
-        self._vocab_size = vocab_size
-        self._per_slice = -(-vocab_size // (shard.num_slices * _ROW_ALIGNMENT)) * _ROW_ALIGNMENT
-        self.num_rows = len(shard.slices) * self._per_slice
-        self._first = shard.slices.start * self._per_slice
-
-    def destination(self, table_RE: torch.Tensor) -> Destination:
-        """For a stored [V, E]."""
-        stop = min(self._first + self.num_rows, self._vocab_size)
-        rows = slice(min(self._first, stop), stop)
-
-        def put(stored: torch.Tensor) -> None:
-            table_RE[: len(stored)].copy_(stored)
-            table_RE[len(stored) :].zero_()
-
-        return Destination((self._vocab_size, table_RE.shape[1]), put, part=(rows, slice(None)))
-
-    def embed(self, ids_T: torch.Tensor, table_RE: torch.Tensor) -> torch.Tensor:
-        """[T, E]. Each token's row is on one rank; the others add zeros."""
-        if self._group.shard.size == 1:
-            return F.embedding(ids_T, table_RE)
-        own_T = ids_T - self._first
-        others_T = (own_T < 0) | (own_T >= self.num_rows)
-        x_TE = F.embedding(own_T.masked_fill(others_T, 0), table_RE)
-        return self._group.sum(x_TE.masked_fill(others_T[:, None], 0))
-
-    def parts(self, table_RE: torch.Tensor) -> list[DenseLinear]:
-        """The head's products, a slice's each."""
-        return [DenseLinear(slice_RE) for slice_RE in table_RE.split(self._per_slice)]
-
-    def head(self, parts: Sequence[Linear]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """From hidden states [O, E] to logits [O, V], the same on every rank."""
-
-        def logits(hidden_OE: torch.Tensor) -> torch.Tensor:
-            own_OR = torch.cat([part(hidden_OE) for part in parts], dim=1)
-            logits_NOR = self._group.gather(own_OR)
-            return logits_NOR.transpose(0, 1).flatten(1)[:, : self._vocab_size]
-
-        return logits
-
-
 class OutputSection(NamedTuple):
-    """Rows of the whole layer that belong together, as those of all queries do: cut into `num_pieces` equal pieces,
-    no more than there are slices. With fewer, neighbouring slices hold the same piece."""
+    """Rows of a layer that are cut together, such as those of all queries, into `num_pieces` equal pieces.
+
+    There are at most as many pieces as slices. With fewer, neighbouring slices hold the same piece.
+    """
 
     rows: int
     num_pieces: int
@@ -80,12 +45,12 @@ class OutputSection(NamedTuple):
         return self.rows // self.num_pieces
 
     def piece(self, index: int, shard: Shard) -> int:
-        """Which piece the slice `index` holds."""
+        """Return the index of the piece that the slice `index` holds."""
         return index * self.num_pieces // shard.num_slices
 
 
 class ColumnParallelLinear:
-    """Cut along the outputs: what comes out is this rank's part, sections in order."""
+    """A linear layer cut along its outputs. Its output is this rank's part, sections in order."""
 
     def __init__(self, shard: Shard, sections: Sequence[OutputSection], slices: Sequence[Linear]) -> None:
         """`slices` are this rank's, unfilled; each has a piece of every section."""
@@ -100,7 +65,7 @@ class ColumnParallelLinear:
         columns = [linear(x).split(self._sizes, dim=1) for linear in self.slices]
         outputs: list[torch.Tensor] = []
         for number, section in enumerate(self._sections):
-            # Slices that hold the same piece have computed the same.
+            # Slices with the same piece have computed the same columns.
             pieces = {section.piece(index, self._shard): column[number] for index, column in self._numbered(columns)}
             outputs += pieces.values()
         return torch.cat(outputs, dim=1)
@@ -108,11 +73,11 @@ class ColumnParallelLinear:
     def _numbered(self, columns: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, Sequence[torch.Tensor]]]:
         return list(zip(self._shard.slices, columns, strict=True))
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
-        """Of the whole layer's rows."""
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        """Return the destinations of rows of the whole layer."""
         number, own_start = self._find(start, size)
         section = self._sections[number]
-        slices = [linear.pieces(own_start, self._sizes[number]) for linear in self.slices]
+        slices = [linear.row_destinations(own_start, self._sizes[number]) for linear in self.slices]
         places = [section.piece(index, self._shard) for index in self._shard.slices]
         return {
             name: merged_destination(
@@ -122,7 +87,7 @@ class ColumnParallelLinear:
         }
 
     def _find(self, start: int, size: int) -> tuple[int, int]:
-        """The number of the section that begins at row `start`, and where a slice's part of it begins."""
+        """Find the section that begins at row `start`: its number, and where a slice's part of it begins."""
         whole = own = 0
         for number, section in enumerate(self._sections):
             if whole == start:
@@ -142,11 +107,13 @@ class ColumnParallelLinear:
 
 
 class RowParallelLinear:
-    """Cut along the inputs, of which this rank's part comes in: the slices' products are partial sums, which all ranks
-    add up. The bias is added once, after that."""
+    """A linear layer cut along its inputs: the slices' products are partial sums, which the ranks add up.
+
+    The input is this rank's part. The bias is added once, to the sum.
+    """
 
     def __init__(self, group: Group, inputs: int, bias: torch.Tensor | None, slices: Sequence[Linear]) -> None:
-        """`inputs` are the whole layer's; `slices` this rank's, unfilled and without a bias."""
+        """`inputs` are the whole layer's; `slices` are this rank's, unfilled and without a bias."""
         self._group = group
         self._bias = bias
         self._size = inputs // group.shard.num_slices
@@ -155,19 +122,19 @@ class RowParallelLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if len(self.slices) == 1:
             return self.total([self.slices[0](x)])
-        # A slice's inputs lie as they would if they were alone: their strides must not choose another product.
+        # Contiguous as on a rank of its own: other strides could select another product.
         parts = [part.contiguous() for part in x.split(self._size, dim=1)]
         return self.total([linear(part) for linear, part in zip(self.slices, parts, strict=True)])
 
     def total(self, products: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What the layer gives when its slices give `products`."""
-        y = self._group.sum(tree_sum(products))
+        """Add up the slices' `products` over all ranks, and add the bias."""
+        y = self._group.all_reduce(tree_sum(products))
         return y if self._bias is None else y + self._bias
 
-    def pieces(self, start: int, size: int) -> dict[str, Destination]:
-        """Of the whole layer's rows."""
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        """Return the destinations of rows of the whole layer."""
         shard = self._group.shard
-        slices = [linear.pieces(start, size) for linear in self.slices]
+        slices = [linear.row_destinations(start, size) for linear in self.slices]
         pieces = {
             name: merged_destination(
                 [own[name] for own in slices], slices[0][name].inputs, list(shard.slices), shard.num_slices
@@ -188,8 +155,11 @@ class RowParallelLinear:
 def merged_destination(
     destinations: Sequence[Destination], axis: int | None, places: Sequence[int], num_pieces: int
 ) -> Destination:
-    """One destination for a stored tensor that is cut along `axis` into `num_pieces`, of which piece `places[i]` goes
-    to `destinations[i]`: only the stretch from the first to the last is read. Without an axis each gets it all."""
+    """Merge destinations into one for a stored tensor that is cut along `axis` into `num_pieces`.
+
+    Piece `places[i]` goes to `destinations[i]`; only the stretch from the first to the last is read. Without an axis
+    each destination gets the whole tensor.
+    """
     first = destinations[0]
     if axis is None:
 
@@ -212,14 +182,14 @@ def merged_destination(
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelMlp(DenseMlp):
-    """The sizes are those of the whole."""
+    """A dense MLP in slices. The sizes are those of the whole."""
 
     gate_up: ColumnParallelLinear
     down: RowParallelLinear
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
         slices = zip(self.gate_up.slices, self.down.slices, strict=True)
-        return [down(ops.silu_and_mul(gate_up(x_TE))) for gate_up, down in slices]
+        return [down(self.activate(gate_up(x_TE), ops)) for gate_up, down in slices]
 
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
         return self.down.total(parts_TE)
@@ -227,7 +197,7 @@ class TensorParallelMlp(DenseMlp):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParallelMixture(MixtureMlp):
-    """The router is whole on every rank."""
+    """A mixture of experts in slices. The router is whole on every rank."""
 
     group: Group
 
@@ -240,4 +210,50 @@ class TensorParallelMixture(MixtureMlp):
         )
 
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
-        return self.group.sum(tree_sum(parts_TE))
+        return self.group.all_reduce(tree_sum(parts_TE))
+
+
+class VocabParallelEmbedding:
+    """The vocabulary's rows of this rank, for the embedding and the head."""
+
+    def __init__(self, group: Group, vocab_size: int) -> None:
+        shard = group.shard
+        self._group = group
+        self._vocab_size = vocab_size
+        self._per_slice = -(-vocab_size // (shard.num_slices * _ROW_ALIGNMENT)) * _ROW_ALIGNMENT
+        self.num_rows = len(shard.slices) * self._per_slice
+        self._first = shard.slices.start * self._per_slice
+
+    def destination(self, table_RE: torch.Tensor) -> Destination:
+        """Return the destination of a stored table [V, E]."""
+        stop = min(self._first + self.num_rows, self._vocab_size)
+        rows = slice(min(self._first, stop), stop)
+
+        def put(stored: torch.Tensor) -> None:
+            table_RE[: len(stored)].copy_(stored)
+            table_RE[len(stored) :].zero_()
+
+        return Destination((self._vocab_size, table_RE.shape[1]), put, part=(rows, slice(None)))
+
+    def embed(self, ids_T: torch.Tensor, table_RE: torch.Tensor) -> torch.Tensor:
+        """Look up [T, E]. Each token's row is on one rank; the others add zeros."""
+        if self._group.shard.size == 1:
+            return F.embedding(ids_T, table_RE)
+        own_T = ids_T - self._first
+        others_T = (own_T < 0) | (own_T >= self.num_rows)
+        x_TE = F.embedding(own_T.masked_fill(others_T, 0), table_RE)
+        return self._group.all_reduce(x_TE.masked_fill(others_T[:, None], 0))
+
+    def parts(self, table_RE: torch.Tensor) -> list[DenseLinear]:
+        """Split the head's weight by slice."""
+        return [DenseLinear(slice_RE) for slice_RE in table_RE.split(self._per_slice)]
+
+    def head(self, parts: Sequence[Linear]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Make the product from hidden states [O, E] to logits [O, V], which are the same on every rank."""
+
+        def logits(hidden_OE: torch.Tensor) -> torch.Tensor:
+            own_OR = torch.cat([part(hidden_OE) for part in parts], dim=1)
+            logits_NOR = self._group.all_gather(own_OR)
+            return logits_NOR.transpose(0, 1).flatten(1)[:, : self._vocab_size]
+
+        return logits

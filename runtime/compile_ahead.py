@@ -1,8 +1,8 @@
-"""The compiled loops, before anybody waits for them: when a runtime starts, or when its image is built, by
+"""Compiles all numba loops ahead of their first use: when a runtime starts, or when its image is built, by
 
     python -m ramiform.runtime.processes.compile_ahead
 
-The first start after an install compiles them for seconds; later ones find them on disk (`ramiform.loops`).
+The first start after an install takes seconds; later ones load them from disk (`ramiform.loops`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.console import Console
 
 logger = logging.getLogger("ramiform.core")
 
-LOOP_MODULES = (  # that have loops of known signatures: importing them compiles those
+LOOP_MODULES = (  # importing these compiles their loops of known signatures
     "kernels.cpu.attention",
     "kernels.cpu.layers",
     "kernels.cpu.matmul",
@@ -32,7 +32,7 @@ LOOP_MODULES = (  # that have loops of known signatures: importing them compiles
 
 
 def compile_loops() -> None:
-    """Returns when every loop is ready to be called."""
+    """Import every module with compiled loops. Returns when every loop can be called."""
     with _announced():
         for name in LOOP_MODULES:
             import_module(f"...{name}", __package__)
@@ -40,38 +40,38 @@ def compile_loops() -> None:
 
 @contextmanager
 def _announced() -> Iterator[None]:
-    """Says so, on a terminal or in the log, if something is compiled and not only read."""
+    """Announce a compilation, on a terminal or in the log, if anything is compiled and not only loaded."""
     start = time.monotonic()
-    with ExitStack() as shown:
+    with ExitStack() as stack:
 
-        def on_first() -> None:
+        def announce() -> None:
             message = "compiling loops for this processor, once: up to half a minute"
             if sys.stderr.isatty():
-                shown.enter_context(Console(stderr=True).status(message))
+                stack.enter_context(Console(stderr=True).status(message))
             else:
                 logger.info(message)
 
-        listener = _FirstCompilation(on_first)
+        listener = _FirstCompilation(announce)
         with event.install_listener("numba:compile", listener):
             yield
-    if listener.heard:
+    if listener.compiling:
         logger.info("compiled loops in %.1f s", time.monotonic() - start)
 
 
 class _FirstCompilation(event.Listener):  # type: ignore[misc]  # numba has no types
-    """Calls `told` when numba begins to compile."""
+    """Calls `on_compile` when numba first compiles."""
 
-    def __init__(self, told: Any) -> None:
-        self._told = told
-        self.heard = False
+    def __init__(self, on_compile: Any) -> None:
+        self._on_compile = on_compile
+        self.compiling = False
 
     def on_start(self, event: event.Event) -> None:
-        if not self.heard:
-            self.heard = True
-            self._told()
+        if not self.compiling:
+            self.compiling = True
+            self._on_compile()
 
     def on_end(self, event: event.Event) -> None:
-        """Nothing: more may follow."""
+        """Ignored: more compilations may follow."""
 
 
 if __name__ == "__main__":

@@ -1,50 +1,51 @@
-"""Which part of a model a rank holds, as a value. Knows sizes; knows no tensors, processes or devices.
+"""Shards: a rank's slices of heads, MLP columns and vocabulary rows.
 
-A model is cut into `num_slices` equal slices: a slice has some of the heads, of the MLPs' inner columns and of the
-vocabulary's rows. A rank holds neighbouring slices. When there are as many slices as ranks, that is the tensor
-parallelism of Megatron-LM (Shoeybi et al. 2019, section 3). When their number does not depend on the number of ranks,
-neither do the numbers that come out: every product has the same shape wherever it runs, and the slices' partial sums
-are added in the same order (`group.tree_sum`).
+A model is cut into `num_slices` equal slices, and a rank holds neighbouring ones. With as many slices as ranks that is
+the tensor parallelism of Megatron-LM (Shoeybi et al. 2019, section 3). When the number of slices does not depend on the
+number of ranks, neither do the results: every product has the same shape on any rank, and partial sums are added in the
+same order (`group.tree_sum`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..models.config import ModelConfig
-from ..protocol.errors import RequestError
+from ...protocol.errors import RequestError
+from ..config import ModelConfig
 
-CANONICAL_SLICE_COUNTS = (8, 4, 2, 1)  # numbers of slices that do not depend on the number of ranks, the best first
+CANONICAL_SLICE_COUNTS = (8, 4, 2, 1)  # of ordered shards, the best first
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
+    """One rank's part of every layer."""
+
     rank: int = 0
     size: int = 1  # ranks
     num_slices: int = 1  # of the whole model; `size` divides it
-    ordered: bool = False  # the number of slices does not depend on that of ranks, nor do the bits of any sum
+    ordered: bool = False  # slices and the bits of sums do not depend on the number of ranks
 
     @property
     def slices(self) -> range:
-        """Those of this rank."""
+        """Slices of this rank."""
         each = self.num_slices // self.size
         return range(self.rank * each, (self.rank + 1) * each)
 
     def heads(self, config: ModelConfig) -> int:
-        """Query heads of this rank."""
+        """Number of query heads of this rank."""
         return config.num_heads // self.size
 
     def kv_heads(self, config: ModelConfig) -> int:
-        """Key/value heads of this rank. Where they are fewer than ranks, several ranks hold the same one."""
+        """Number of key/value heads of this rank. With fewer heads than ranks, several ranks hold the same one."""
         return max(1, config.num_kv_heads // self.size)
 
     def kv_part(self, config: ModelConfig) -> slice:
-        """Which of the model's key/value heads those are."""
+        """Range of this rank's key/value heads among the model's."""
         start, count = self.rank * config.num_kv_heads // self.size, self.kv_heads(config)
         return slice(start, start + count)
 
     def heads_of_slices(self, config: ModelConfig) -> list[tuple[slice, slice]]:
-        """Of each slice of this rank, which of the rank's query heads and of its key/value heads it has."""
+        """Ranges of query heads and of key/value heads of each slice, within this rank's."""
         num_heads, num_kv = config.num_heads // self.num_slices, max(1, config.num_kv_heads // self.num_slices)
         first = self.kv_part(config).start
         found = []
@@ -54,14 +55,14 @@ class Shard:
         return found
 
     def local(self, config: ModelConfig) -> ModelConfig:
-        """The config with the heads that this rank computes; what is whole on every rank is unchanged."""
+        """Return the config with the heads of this rank; whatever is whole on every rank is unchanged."""
         return replace(config, num_heads=self.heads(config), num_kv_heads=self.kv_heads(config))
 
 
 def shard_of(config: ModelConfig, *, rank: int, size: int, ordered: bool) -> Shard:
-    """The share of rank `rank` of `size`. `ordered`: into slices whose number does not depend on `size`.
+    """Return the shard of rank `rank` of `size`. `ordered` cuts into slices whose number does not depend on `size`.
 
-    Raises RequestError, naming tp, when the model cannot be divided so.
+    Raises RequestError, naming tp, when the model cannot be divided.
     """
     problem = why_indivisible(config, size)
     if problem is not None:
@@ -72,27 +73,29 @@ def shard_of(config: ModelConfig, *, rank: int, size: int, ordered: bool) -> Sha
     if num_slices % size:
         raise RequestError(
             f"tp {size} does not fit deterministic: the model is computed in {num_slices} slices, "
-            "which the ranks must share evenly",
+            "which the ranks must divide evenly",
             param="tp",
         )
     return Shard(rank, size, num_slices, ordered=True)
 
 
 def why_indivisible(config: ModelConfig, count: int) -> str | None:
-    """What about the model cannot be cut into `count` equal slices; None when it can."""
+    """Return the reason why the model cannot be cut into `count` equal slices; None when it can."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
     if heads % count:
-        return f"num_attention_heads {heads} is no multiple of it"
+        return f"num_attention_heads {heads} is not divisible by it"
     if kv_heads % count and count % kv_heads:
         return f"num_key_value_heads {kv_heads} is neither a multiple nor a divisor of it"
+    if config.qk_norm == "all heads" and count > 1:
+        return "its queries are normalised over all heads, which one rank must hold"
     for name, size in mlp_sizes(config).items():
         if size % count:
-            return f"{name} {size} is no multiple of it"
+            return f"{name} {size} is not divisible by it"
     return None
 
 
 def mlp_sizes(config: ModelConfig) -> dict[str, int]:
-    """The inner sizes of the MLPs that the model has, by what they are called in messages."""
+    """Return the inner sizes of the model's MLPs, by their names in messages."""
     experts = config.experts
     sizes = {}
     if experts is None or not all(experts.layers):

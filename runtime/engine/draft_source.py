@@ -25,7 +25,7 @@ from typing import Protocol
 import torch
 
 from ..scheduler.plan import DraftSpec, PageCopy, Row
-from .tree import DraftTree
+from ..speculation.tree import DraftTree
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How much sequences have in common."""
+"""Common prefixes of sequences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import takewhile
 
 
 def common_prefix_length(first: Sequence[object], *others: Sequence[object]) -> int:
-    """How many leading items all of them share."""
+    """Return how many leading items all sequences share."""
     return sum(
         1 for _ in takewhile(lambda items: items.count(items[0]) == len(items), zip(first, *others, strict=False))
     )

@@ -1,9 +1,8 @@
-"""Which layers of a model a rank holds, as a value. Knows sizes; knows no tensors, processes or devices.
+"""Pipeline stages: the layers of a rank, and how steps are cut into micro-batches.
 
-Pipeline parallelism (Huang et al. 2019, GPipe, section 2.2): neighbouring layers make a stage, and what a stage
-computes of a token is what the next one begins with. The first stage has both ends of the model, the embedding and what
-makes logits of the last layer's output: so rank 0, which decides, has all it decides by, and weights that the two ends
-share are held once (docs/decisions/0012).
+Neighbouring layers make a stage; a stage's output is the next one's input (Huang et al. 2019, GPipe, section 2.2). The
+first stage also has embedding, final norm and head: rank 0, which samples, has all it needs, and tied weights are held
+once (docs/decisions/0012).
 """
 
 from __future__ import annotations
@@ -11,35 +10,37 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from ..models.config import ModelConfig
-from ..models.size import ModelSize, model_size
-from ..protocol.errors import RequestError
+from ...protocol.errors import RequestError
+from ..config import ModelConfig
+from ..size import ModelSize, model_size
 
-# Tokens that are worth a micro-batch of their own, by kind of device. Fewer take a stage as long as many do, since it
-# reads its weights for them; then it is best to go through the stages once.
+# Least tokens of a micro-batch, by kind of device. Fewer take a stage as long as many, since it reads its weights for
+# them; then one pass through the stages is best.
 MIN_MICRO_BATCH_TOKENS = {"cpu": 16, "cuda": 256}
 
-_LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")  # in names of safetensors, and of GGUF
+_LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")  # in names of safetensors and of GGUF
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
+    """One stage of `size`."""
+
     index: int = 0
     size: int = 1  # stages
 
     @property
     def has_ends(self) -> bool:
-        """Embedding, final norm and head."""
+        """True when this stage has embedding, final norm and head."""
         return self.index == 0
 
     def layers(self, config: ModelConfig) -> range:
-        """Those of the whole model's that are computed here."""
+        """Return the range of the model's layers in this stage."""
         counts = layer_counts(config, self.size)
         first = sum(counts[: self.index])
         return range(first, first + counts[self.index])
 
     def local(self, config: ModelConfig) -> ModelConfig:
-        """The whole model's config with this stage's layers only."""
+        """Return the model's config with this stage's layers only."""
         layers = self.layers(config)
         own = slice(layers.start, layers.stop)
         experts = config.experts
@@ -47,12 +48,12 @@ class Stage:
             experts = replace(experts, layers=experts.layers[own])
         return replace(config, num_layers=len(layers), windows=config.windows[own], experts=experts)
 
-    def held(self, config: ModelConfig) -> ModelSize:
-        """What of the whole model is here."""
+    def size_of(self, config: ModelConfig) -> ModelSize:
+        """Count the parameters of this stage."""
         return model_size(self.local(config), has_ends=self.has_ends)
 
-    def lacks(self, name: str, config: ModelConfig) -> bool:
-        """Whether the tensor `name` of a checkpoint is another stage's, which will say whether it is a right one."""
+    def is_foreign(self, name: str, config: ModelConfig) -> bool:
+        """Return True when the checkpoint tensor `name` belongs to another stage, which checks its name."""
         found = _LAYER.match(name)
         if found is None:
             return not self.has_ends
@@ -61,7 +62,7 @@ class Stage:
 
 
 def stage_of(config: ModelConfig, *, index: int, size: int) -> Stage:
-    """Raises RequestError, naming pp, when there are more stages than layers."""
+    """Return stage `index` of `size`. Raises RequestError, naming pp, when there are more stages than layers."""
     if size > config.num_layers:
         raise RequestError(
             f"pp {size} does not fit the model: it has {config.num_layers} layers, and every stage needs one",
@@ -71,12 +72,15 @@ def stage_of(config: ModelConfig, *, index: int, size: int) -> Stage:
 
 
 def layer_counts(config: ModelConfig, size: int) -> list[int]:
-    """Of each stage, so that the most that one holds is the least: the first has the model's ends besides. What layers
-    are left over when the others share theirs go to the earlier of them."""
+    """Return the number of layers of each stage, so that the largest stage is as small as possible.
+
+    The first stage has the model's ends besides. Layers that do not divide evenly go to the earlier of the other
+    stages.
+    """
     if size == 1:
         return [config.num_layers]
     whole, num_layers = model_size(config), config.num_layers
-    layer = whole.linear / num_layers  # on average: a mixture's may differ
+    layer = whole.linear / num_layers  # on average: layers with a mixture differ from dense ones
 
     def most(first: int) -> float:
         return max(whole.ends + first * layer, -(-(num_layers - first) // (size - 1)) * layer)
@@ -87,6 +91,6 @@ def layer_counts(config: ModelConfig, size: int) -> list[int]:
 
 
 def num_micro_batches(num_tokens: int, size: int, *, least: int) -> int:
-    """Into how many parts `size` stages cut a step of so many tokens: as many as there are stages, unless they had
-    fewer than `least` tokens each."""
+    """Return the number of parts that `size` stages cut a step into: `size`, unless parts had fewer than `least`
+    tokens."""
     return max(1, min(size, num_tokens // least))

@@ -1,0 +1,126 @@
+"""Interface of the schema compiler, and schema nodes: subschemas as atoms of goals.
+
+A goal is a formula over nodes: what one value must satisfy. The compiler specialises goals by the type of the value.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+from ..automaton.automaton import ControlState
+from ..constraint import SchemaOptions
+from ..errors import GrammarError
+from .document import Document, Location
+from .formula import And, Formula, Truths, conj
+
+VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
+
+
+class SchemaCompiler(ABC):
+    """Compiles one schema lazily: goals to formulas over parts, and formulas to automaton states.
+
+    `cache` holds results by keys that begin with the name of their kind. `num_assumptions` counts how often a goal was
+    assumed unsatisfiable while its own satisfiability was being decided: a negative result that relied on one holds
+    only for that search. `refused` collects the errors of combinations that are left out because they are too complex.
+    """
+
+    def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
+        self.document = document
+        self.spaces = {"compact": 0, "bounded": 1, "any": 2}[whitespace]
+        self.closes_objects = options.additional_properties == "closed"
+        self.integers_as_digits = options.integers == "digits"
+        self.schema_order = order == "schema"
+        self.cache: dict[Hashable, Any] = {}
+        self.num_assumptions = 0
+        self.refused: list[GrammarError] = []
+
+    @abstractmethod
+    def goal(self, location: Location, *, generated: bool = False) -> Formula:
+        """Return the goal of a subschema.
+
+        `generated`: values are written by the schema, so `SchemaOptions` apply. Otherwise the schema is a condition.
+        """
+
+    @abstractmethod
+    def goal_of(self, schema: dict[str, Any]) -> Formula:
+        """Return the goal of a schema that is not part of the document."""
+
+    @abstractmethod
+    def formula_at(self, location: Location) -> Formula:
+        """Return the formula of a subschema over `KeywordSet`s and `LiteralValues`."""
+
+    @abstractmethod
+    def typed(self, goal: Formula, kind: str) -> Formula:
+        """Return a goal as a formula over the parts of one of `VALUE_TYPES`, with conjunctions joined."""
+
+    @abstractmethod
+    def join_parts(self, parts: list[Any], kind: str) -> Formula:
+        """Return the conjunction of parts of one type as one part, or False if no value satisfies it."""
+
+    @abstractmethod
+    def satisfiable(self, goal: Formula) -> bool:
+        """Return False only if no value satisfies the goal, True also if that is unknown."""
+
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """True while no satisfiability search is running."""
+
+    @abstractmethod
+    def structure_start(
+        self, kind: str, formulas: tuple[Formula, ...], result: Callable[[Truths], int]
+    ) -> ControlState | None:
+        """Return the state after the opening bracket of an object or array, or None if there is no such value.
+
+        The first formula must hold; the value ends with the result code of the truths of the others.
+        """
+
+    def keep_alive(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Keep a derived schema for the compiler's lifetime, because schemas are identified by `id`."""
+        self.cache["kept", id(schema)] = schema
+        return schema
+
+
+class SchemaNode:
+    """A subschema as an atom of goals, compared by identity. `formula` and `typed` cache its expansions."""
+
+    __slots__ = ("formula", "location", "typed")
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self.formula: Formula | None = None
+        self.typed: dict[str, Formula] = {}
+
+
+class GeneratedNode(SchemaNode):
+    """A node whose value is generated under the compiler's `SchemaOptions`.
+
+    It has several `parts` where a member gets schemas from several places: an object is closed against the members that
+    all of them list.
+    """
+
+    __slots__ = ("compiler", "parts")
+
+    def __init__(self, compiler: SchemaCompiler, location: Location, parts: tuple[GeneratedNode, ...] = ()) -> None:
+        super().__init__(location)
+        self.compiler = compiler
+        self.parts = parts or (self,)
+
+
+def joined_goal(goals: Iterable[Formula]) -> Formula:
+    """Return the conjunction of the goals of one value, with its generated nodes merged into one."""
+    goal = conj(goals)
+    if not isinstance(goal, And):
+        return goal
+    generated = [part for part in goal.parts if isinstance(part, GeneratedNode)]
+    if len(generated) < 2:
+        return goal
+    compiler = generated[0].compiler
+    parts = tuple(dict.fromkeys(part for node in generated for part in node.parts))
+    key = ("joint", frozenset(parts))
+    joint = compiler.cache.get(key)
+    if joint is None:
+        joint = compiler.cache[key] = GeneratedNode(compiler, parts[0].location, parts)
+    return conj([joint, *(part for part in goal.parts if not isinstance(part, GeneratedNode))])

@@ -1,0 +1,95 @@
+"""Arguments of the device ops that take more than four, one value per op, built once per step.
+
+To add an argument, add a field here and use it in the op sets that need it. NamedTuples are built in a third of the
+time of a frozen dataclass.
+
+Legend: T tokens of the step, R rows, P pages of the longest row, B rows of a group, L keys of a row, H query heads,
+K key/value heads, D head size, V vocabulary, N penalised (row, token) pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from .kv_cache import KvCache
+
+# Rotations of keys that are stored unrotated: (positions [B, L], sequence lengths [B, 1]) -> cos, sin [B, L, 1, D].
+KeyRope = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+class RowSpan(NamedTuple):
+    """One row: `num_tokens` queries, whose KV has the places [first_position, first_position + num_tokens) of its page
+    table.
+
+    A place is a position, except for the last `len(tree)` queries, the nodes of a draft tree: node i is the child of
+    node `tree[i]`, or of the last query before the tree when that is -1. A node sees what that query sees, its
+    ancestors and itself. Its position is the query's plus its depth in the tree. Parents come before their children.
+    """
+
+    first_position: int
+    num_tokens: int
+    pages: np.ndarray  # int64
+    tree: Sequence[int] = ()
+
+
+class AttentionArgs(NamedTuple):
+    """Arguments of `Ops.attention`."""
+
+    rows: Sequence[RowSpan]  # their tokens are concatenated in order
+    kv: KvCache  # of any layer: shapes, dtypes and device are those of all
+    num_heads: int  # H
+    page_size: int  # slots
+    window: int | None  # position i sees the positions (i - window, i]; None: all up to i
+    dtype: torch.dtype  # of the queries
+    key_rope: KeyRope | None = None  # rotates keys when they are read; None: they are stored rotated
+
+
+class DecodeAttentionArgs(NamedTuple):
+    """Arguments of `Ops.decode_attention`: rows of one token each, given by tensors on the device."""
+
+    page_table_RP: torch.Tensor  # int32
+    num_keys_R: torch.Tensor  # int32, the row's own token included; 0: the row is padding, its output is zeros
+    kv: KvCache  # of any layer
+    page_size: int  # slots
+    window: int | None
+
+
+class RopeAndStoreArgs(NamedTuple):
+    """Arguments of `Ops.rope_and_store` that all layers of a step share."""
+
+    cos_T1D: torch.Tensor
+    sin_T1D: torch.Tensor  # the first half is negated already, as `apply_rope` takes it
+    slots_T: torch.Tensor  # int64, where each token's key and value go; -1 (Triton only): nowhere
+    num_heads: int  # H
+    eps: float  # of the norms of queries and keys
+    rotate_keys: bool = True  # False: keys are stored unrotated
+
+
+class SamplingTensors(NamedTuple):
+    """Sampling parameters of the rows, as tensors on the device. Filters act in the order of the fields."""
+
+    temperature_R: torch.Tensor  # float32; 0: the likeliest token
+    top_k_R: torch.Tensor  # int64; V or more: no filter
+    top_p_R: torch.Tensor  # float64; 1: no filter
+    min_p_R: torch.Tensor  # float32; 0: no filter
+    draw_R: torch.Tensor  # int64, the seed of the row's draw
+    max_top_k: int = 0  # the largest top_k below V of a row whose top_p is below 1; 0: there is none
+
+    def select(self, rows: slice | torch.Tensor) -> SamplingTensors:
+        """Parameters of some rows, given by a slice, indices or a bool mask."""
+        return SamplingTensors(*(values_R[rows] for values_R in self[:-1]), max_top_k=self.max_top_k)
+
+
+class PenaltyTensors(NamedTuple):
+    """Penalised (row, token) pairs, all distinct, as tensors on the device. Strengths are float32."""
+
+    rows_N: torch.Tensor  # int64
+    tokens_N: torch.Tensor  # int64
+    counts_N: torch.Tensor  # float32, how often the row's output holds the token
+    repetition_N: torch.Tensor
+    frequency_N: torch.Tensor
+    presence_N: torch.Tensor

@@ -1,0 +1,91 @@
+"""Executes a program state's operations on its text: a transcript that grows, and calls of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...runtime.programs.executor import OnDelta, OperationResult, PendingResult
+from ...runtime.programs.running_program import StateProgress
+from ...runtime.protocol import session
+from ...runtime.protocol.decisions import DecisionAnswer, Question
+from .calls import ModelCalls
+from .model import Model, ModelCall, ModelOutput
+from .transcript import Transcript, TranscriptPart
+
+
+class TranscriptExecutor:
+    """A `StateExecutor` on a `Transcript`, for any model. The model is called by `calls`."""
+
+    def __init__(self, model: Model, calls: ModelCalls, state: StateProgress, transcript: Transcript) -> None:
+        self._model = model
+        self._calls = calls
+        self._state = state
+        self._transcript = self._start = transcript
+
+    def append_text(self, text: str) -> str:
+        self._transcript = self._transcript.add_text(text)
+        return text
+
+    def begin_role(self, role: str) -> str:
+        text = self._model.begin_role(role)
+        self._transcript = self._transcript.begin(role, text)
+        return text
+
+    def end_role(self) -> str:
+        text = self._model.end_role(self._transcript.open_role or "")
+        self._transcript = self._transcript.end(text)
+        return text
+
+    def supply(self, text: str, *, chosen: bool) -> OperationResult:
+        return OperationResult(self.append_text(text))
+
+    def generate(self, gen: session.Gen, on_delta: OnDelta) -> PendingResult:
+        transcript = self._transcript
+
+        def call(model_call: ModelCall) -> ModelOutput:
+            return self._model.generate(transcript, gen, on_text, model_call)
+
+        def on_text(text: str) -> None:
+            if gen.stream and gen.n == 1:
+                self._calls.post(lambda: on_delta(text, [], None))
+
+        def finish(output: ModelOutput) -> OperationResult:
+            self._state.program.spend(sum(sequence.completion_tokens for sequence in output.sequences))
+            self._transcript = transcript.add_generated(output.parts, output.speculated)
+            return OperationResult("".join(part.text for part in output.parts), sequences=output.sequences)
+
+        return self._calls.begin(call, finish)
+
+    def select(self, select: session.Select) -> PendingResult:
+        transcript = self._transcript
+
+        def finish(choice: session.Choice) -> OperationResult:
+            if select.append:
+                self._transcript = transcript.add_text(choice.text)
+            return OperationResult(choice.text if select.append else "", choice=choice)
+
+        return self._calls.begin(lambda call: self._model.select(transcript, select, call), finish)
+
+    def decide(self, questions: tuple[Question, ...]) -> PendingResult:
+        transcript = self._transcript
+
+        def finish(answers: list[DecisionAnswer]) -> OperationResult:
+            return OperationResult("", answers=answers)
+
+        return self._calls.begin(lambda call: self._model.decide(transcript, questions, call), finish)
+
+    def fork(self, children: Sequence[StateProgress]) -> list[TranscriptExecutor]:
+        return [TranscriptExecutor(self._model, self._calls, child, self._transcript.fork()) for child in children]
+
+    def since_fork(self) -> tuple[TranscriptPart, ...]:
+        return self._transcript.since(self._start)
+
+    def join(self, appended: Sequence[tuple[TranscriptPart, ...]]) -> OperationResult:
+        transcript = self._transcript
+        for parts in appended:
+            transcript = transcript.join(parts)
+        self._transcript = transcript
+        return OperationResult("".join(part.text for parts in appended for part in parts))
+
+    def generation_ended(self) -> None:
+        """Nothing is kept for generations to come."""

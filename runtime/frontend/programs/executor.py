@@ -1,0 +1,187 @@
+"""Executes a program state's operations on token ids: exact prefix reuse, and generation through the core."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ...programs.executor import OnDelta, OperationResult, PendingResult
+from ...programs.running_program import StateProgress
+from ...protocol import session
+from ...protocol.core import ProgramProgress, SoftPin
+from ...protocol.decisions import Question
+from ...protocol.errors import ErrorInfo, RamiformError
+from ..text.generation import FinishedSample, Generator, Prompt, SampleStream
+from ..text.scoring import RequestContext
+from .content import AppendedContent, TokenContent
+from .decisions import decide
+from .select import select
+from .soft_pins import Ancestor
+
+logger = logging.getLogger("ramiform.frontend")
+
+
+class TokenExecutor:
+    """A `StateExecutor` on a state's `TokenContent`. Operations that ask the core run as tasks of the event loop.
+
+    `program` is the program's name for the core; `ancestors` are the states whose soft pins ride on the first request.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        state: StateProgress,
+        program: str,
+        content: TokenContent,
+        ancestors: tuple[Ancestor, ...] = (),
+    ) -> None:
+        self._generator = generator
+        self._state = state
+        self._program = program
+        self._content = content
+        self._ancestors = ancestors
+        self._is_pinned = False
+
+    def append_text(self, text: str) -> str:
+        return self._content.append_text(text)
+
+    def begin_role(self, role: str) -> str:
+        return self._content.begin_role(role)
+
+    def end_role(self) -> str:
+        return self._content.end_role()
+
+    def supply(self, text: str, *, chosen: bool) -> OperationResult | PendingResult:
+        if chosen:
+            return self._start(partial(self._append_chosen, text))
+        return OperationResult(self._content.append_text(text))
+
+    def generate(self, gen: session.Gen, on_delta: OnDelta) -> PendingResult:
+        return self._start(partial(self._generate, gen, on_delta))
+
+    def select(self, select: session.Select) -> PendingResult:
+        return self._start(partial(self._select, select))
+
+    def decide(self, questions: tuple[Question, ...]) -> PendingResult:
+        return self._start(partial(self._decide, questions))
+
+    def fork(self, children: Sequence[StateProgress]) -> list[TokenExecutor]:
+        ancestors = (*self._ancestors, Ancestor.of(self._state, self._content))
+        return [
+            TokenExecutor(self._generator, child, self._program, self._content.fork(), ancestors) for child in children
+        ]
+
+    def since_fork(self) -> AppendedContent:
+        return self._content.since_fork()
+
+    def join(self, appended: Sequence[AppendedContent]) -> PendingResult:
+        return self._start(partial(self._join, appended))
+
+    def generation_ended(self) -> None:
+        """Release the state's pin once it needs no more generations."""
+        if self._is_pinned and self._state.finished and not self._state.closed:  # else: whoever closed it says so
+            self._is_pinned = False
+            self._generator.core.end_states(self._program, [self._state.number])
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, OperationResult]]) -> PendingResult:
+        async def run() -> None:
+            result: OperationResult | ErrorInfo
+            try:
+                result = await work()
+            except Exception as error:
+                if not isinstance(error, RamiformError):
+                    logger.exception("an operation failed on an internal error")
+                result = ErrorInfo.of(error)
+            pending.resolve(result)
+
+        task = asyncio.create_task(run(), name=f"state {self._state.number}")
+        pending = PendingResult(task.cancel)
+        return pending
+
+    async def _append_chosen(self, text: str) -> OperationResult:
+        await self._content.append_chosen(text)
+        return OperationResult(text)
+
+    async def _generate(self, gen: session.Gen, on_delta: OnDelta) -> OperationResult:
+        self._content.drop_lead()
+        tokens = await self._content.flush()
+        context = self._request_context(tokens, None)
+        prompt = Prompt(
+            tokens=tokens,
+            sampling=gen.sampling,
+            logprobs=gen.logprobs,
+            program=context.program,
+            claims=context.claims,
+            outlook=context.outlook,
+            in_bulk=not gen.stream and not self._state.program.has_token_budget,  # which is spent token by token
+        )
+        with self._generator.start(prompt, gen.n) as samples:
+            finished = [
+                await self._read(sample, on_delta if gen.stream and index == 0 else None)
+                for index, sample in enumerate(samples)
+            ]
+        first = finished[0]
+        await self._content.append_generated(first.sequence.ids, first.leftover)
+        sequences = [sample.sequence for sample in finished]
+        if gen.token_texts:
+            sequences = [self._with_token_texts(sequence) for sequence in sequences]
+        return OperationResult(first.sequence.text, sequences=sequences)
+
+    async def _read(self, sample: SampleStream, on_delta: OnDelta | None) -> FinishedSample:
+        num_counted = 0
+        async for piece in sample:
+            self._state.program.spend(len(sample.output_ids) - num_counted)
+            num_counted = len(sample.output_ids)
+            if on_delta is not None:
+                on_delta(piece.text, piece.ids, piece.logprobs)
+        assert sample.generated is not None
+        return sample.generated
+
+    def _with_token_texts(self, sequence: session.Sequence) -> session.Sequence:
+        entries = [entry for entry in (*(sequence.logprobs or ()), *(sequence.prompt_logprobs or ())) if entry]
+        ids = {entry.id for entry in entries} | {token for entry in entries for _, token in entry.top}
+        texts = {token: self._generator.tokenizer.decode([token], skip_special_tokens=False) for token in ids}
+        return msgspec.structs.replace(sequence, token_texts=texts)
+
+    async def _select(self, op: session.Select) -> OperationResult:
+        lead = self._content.take_lead()
+        choice = await select(self._generator, self._content, op, context_for=self._request_context)
+        if not op.append:
+            return OperationResult(lead, choice=choice)
+        await self._content.append_chosen(choice.text)
+        return OperationResult(lead + choice.text, choice=choice)
+
+    async def _decide(self, questions: tuple[Question, ...]) -> OperationResult:
+        decided = await decide(self._generator, self._content, questions, context_for=self._request_context)
+        return OperationResult("", answers=decided.answers)
+
+    async def _join(self, appended: Sequence[AppendedContent]) -> OperationResult:
+        return OperationResult("".join([await self._content.join(each) for each in appended]))
+
+    def _request_context(self, tokens: list[int], num_kept: int | None) -> RequestContext:
+        """Return the context of a request for `tokens`, of which the state keeps the first `num_kept`.
+
+        None: it keeps all tokens and the output.
+        """
+        program = self._state.program
+        return RequestContext(
+            program=self._program,
+            claims=self._soft_pins(tokens, num_kept),
+            outlook=ProgramProgress(program.num_generations - 1, self._state.width, program.complete),
+        )
+
+    def _soft_pins(self, tokens: list[int], num_kept: int | None) -> list[SoftPin]:
+        if self._state.closed:
+            return []
+        token_bytes = self._generator.tokenizer.token_bytes
+        pins = [pin for ancestor in self._ancestors if (pin := ancestor.soft_pin(tokens, token_bytes)) is not None]
+        self._ancestors = ()
+        if self._state.finished:
+            return pins  # its last request: nothing of it is needed again
+        self._is_pinned = True
+        return [*pins, SoftPin(self._state.number, num_kept)]

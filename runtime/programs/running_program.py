@@ -1,0 +1,114 @@
+"""Running programs and their states: the generations still to come, and what is left of a program's budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from ..protocol.errors import ErrorInfo, RequestError
+from ..protocol.sampling import SamplingParams
+from ..protocol.session import Budget, Gen, Sequence
+
+
+class Timer(Protocol):
+    """asyncio.TimerHandle or threading.Timer."""
+
+    def cancel(self) -> None: ...
+
+
+CallLater = Callable[[float, Callable[[], None]], Timer]  # call a function, on the interpreter's thread, after seconds
+
+
+class RunningProgram:
+    """`abort(program, error)` is called once, when the budget is spent: it must end every state of the program."""
+
+    def __init__(
+        self,
+        number: int,
+        budget: Budget | None,
+        abort: Callable[[RunningProgram, ErrorInfo], None],
+        call_later: CallLater,
+    ) -> None:
+        self.number = number  # the client's
+        self.states: set[int] = set()
+        self.num_generations = 0  # asked for by its states and not ended
+        self.complete = False  # nothing more will be asked for
+        self._budget = budget or Budget()
+        self._tokens_left = self._budget.tokens
+        self._abort = abort
+        self._timer: Timer | None = None
+        if self._budget.seconds is not None:
+            self._timer = call_later(self._budget.seconds, self._expire)
+
+    @property
+    def has_token_budget(self) -> bool:
+        return self._tokens_left is not None
+
+    def end(self) -> None:
+        """Stop the timer: the program has no states any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def limit(self, gen: Gen) -> Gen:
+        """Return `gen` with no more tokens than are left for each of its samples.
+
+        Aborts the program and raises RequestError when none are left.
+        """
+        if self._tokens_left is None or gen.n * gen.sampling.max_new_tokens <= self._tokens_left:
+            return gen
+        most = self._tokens_left // gen.n
+        if most <= 0:
+            raise self._exhaust()
+        least = min(gen.sampling.min_new_tokens, most)
+        sampling: SamplingParams = msgspec.structs.replace(gen.sampling, max_new_tokens=most, min_new_tokens=least)
+        return msgspec.structs.replace(gen, sampling=sampling)
+
+    def spend(self, num_tokens: int) -> None:
+        """Deduct tokens. Aborts the program and raises RequestError when that is more than is left."""
+        if self._tokens_left is None:
+            return
+        self._tokens_left -= num_tokens
+        if self._tokens_left < 0:
+            raise self._exhaust()
+
+    def check_uncut(self, gen: Gen, limited: Gen, sequences: list[Sequence]) -> None:
+        """Abort the program and raise RequestError when the budget, and not `gen` itself, ended one of `sequences`."""
+        most = limited.sampling.max_new_tokens
+        if most < gen.sampling.max_new_tokens and any(
+            sequence.finish.type == "length" and sequence.completion_tokens >= most for sequence in sequences
+        ):
+            raise self._exhaust()
+
+    def _exhaust(self) -> RequestError:
+        error = RequestError(
+            f"the program has spent its budget of {self._budget.tokens} generated tokens (max_total_tokens)",
+            param="max_total_tokens",
+            code="token_budget_exceeded",
+        )
+        self._abort(self, ErrorInfo.of(error))
+        return error
+
+    def _expire(self) -> None:
+        error = RequestError(
+            f"the program did not end within its {self._budget.seconds:g} s (timeout)", param="timeout", code="timeout"
+        )
+        self._abort(self, ErrorInfo.of(error))
+
+
+@dataclass(eq=False)
+class StateProgress:
+    """Facts of a state that its executor reads: which state it is, and how much of it is still to come."""
+
+    number: int  # the client's
+    program: RunningProgram
+    width: int = 1  # how many states were forked together with this one
+    num_generations: int = 0  # asked for and not begun
+    closed: bool = False  # by the client: nobody reads its answers
+
+    @property
+    def finished(self) -> bool:
+        """True once the state needs no more generations."""
+        return self.closed or (self.program.complete and not self.num_generations)

@@ -1,0 +1,321 @@
+"""Interprets one program state: plays its operations in order, each as soon as what it needs is there."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..protocol.errors import ErrorInfo, RamiformError, RequestError
+from ..protocol.sampling import TokenLogprob
+from ..protocol.session import Ask, Decide, Delta, Done, Failed, Gen, RoleBegin, RoleEnd, Select, Sync, Text
+from .executor import OperationResult, PendingResult, StateExecutor
+from .running_program import RunningProgram, StateProgress
+
+logger = logging.getLogger("ramiform.programs")
+
+
+@dataclass(frozen=True)
+class ForkStep:
+    """Begin `children` with the content as it is at this point."""
+
+    children: tuple[StateInterpreter, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class JoinStep:
+    """Append what each child reports to have appended. A report is None until it is there."""
+
+    parent: StateInterpreter
+    reports: list[Any]  # ErrorInfo, or what `StateExecutor.since_fork` returns
+
+    @property
+    def ready(self) -> bool:
+        """True once every report is there, or one before the first missing report is an error."""
+        for report in self.reports:
+            if report is None or isinstance(report, ErrorInfo):
+                return report is not None
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class ReportStep:
+    """Report to a join what was appended since the fork, up to this point. The client gets no answer."""
+
+    join: JoinStep
+    index: int
+
+    def report(self, appended: Any) -> None:
+        self.join.reports[self.index] = appended
+        self.join.parent.wake()
+
+
+# An ErrorInfo as a step is an operation that was wrong from the start.
+Step = Text | RoleBegin | RoleEnd | Gen | Select | Ask | Decide | Sync | ForkStep | JoinStep | ReportStep | ErrorInfo
+_GENERATION = Gen | Select | Decide  # operations that ask the model
+
+
+class RunQueue:
+    """States that can go on. The states that a step wakes are played before the state that woke them goes on."""
+
+    def __init__(self) -> None:
+        self._woken: list[StateInterpreter] = []
+        self._running = False
+
+    def add(self, state: StateInterpreter) -> None:
+        self._woken.append(state)
+
+    def run(self) -> None:
+        """Play until no state can go on. A call from within `run` does nothing."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            stack = self._take()  # a stack and no recursion: forks of forks may be deep
+            while stack:
+                if not stack[-1].play_next():
+                    stack.pop()
+                stack += self._take()
+        finally:
+            self._running = False
+
+    def _take(self) -> list[StateInterpreter]:
+        """The states woken since the last call, the first one last."""
+        woken, self._woken = self._woken, []
+        woken.reverse()
+        return woken
+
+
+class StateInterpreter:
+    """Plays steps once it has an executor. Every operation is answered once, by Done or Failed, through `send`."""
+
+    def __init__(
+        self,
+        number: int,
+        program: RunningProgram,
+        parent: StateInterpreter | None,
+        queue: RunQueue,
+        send: Callable[[Done | Failed | Delta], None],
+    ) -> None:
+        self.progress = StateProgress(number, program)
+        self.parent = parent
+        self.next_op = 0
+        self._queue = queue
+        self._send = send
+        self._executor: StateExecutor | None = None  # None until the fork that it comes from is played
+        self._failure: ErrorInfo | None = None
+        self._steps: deque[tuple[int, Step]] = deque()
+        self._playing: tuple[int, Step, PendingResult] | None = None
+        self._supplies: dict[int, str | ErrorInfo | None] = {}  # of every Ask that is not played; None: not there yet
+
+    @property
+    def number(self) -> int:
+        return self.progress.number
+
+    @property
+    def program(self) -> RunningProgram:
+        return self.progress.program
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing is left to play."""
+        return not self._steps and self._playing is None
+
+    def wake(self) -> None:
+        """Let the queue play this state."""
+        self._queue.add(self)
+
+    def begin(self, executor: StateExecutor) -> None:
+        self._executor = executor
+        self.wake()
+
+    def fail(self, error: ErrorInfo) -> None:
+        """Answer every step, and those to come, with `error`."""
+        self._failure = error
+        self.wake()
+
+    def add(self, step: Step) -> None:
+        """Add the next operation."""
+        self._add(self.next_op, step)
+        self.next_op += 1
+
+    def add_report(self, join: JoinStep, index: int) -> None:
+        """Report to `join` once all steps added so far are played."""
+        self._add(-1, ReportStep(join, index))
+
+    def supply(self, op: int, supplied: str | ErrorInfo) -> None:
+        """Give an Ask what it waits for. The first supply counts; one for an operation that is no Ask is dropped."""
+        if op in self._supplies and self._supplies[op] is None:
+            self._supplies[op] = supplied
+            self.wake()
+
+    def close(self) -> None:
+        """Answer no more. Play only what other states still wait for: this state's forks, and reports to joins."""
+        self._send = _discard
+        self.progress.closed = True
+        while self._steps and not isinstance(self._steps[-1][1], ForkStep | ReportStep):
+            step = self._steps.pop()[1]
+            if isinstance(step, _GENERATION):
+                self.progress.num_generations -= 1
+            self._generation_ended(step)
+        for op in self._supplies:
+            self.supply(op, self._closed_error())  # nobody else will
+        if not self._steps:
+            self.abort()
+
+    def abort(self) -> None:
+        """Answer no more and play no more. States that wait for this one fail."""
+        self._send = _discard
+        self.progress.closed = True
+        self._failure = error = self._closed_error()
+        if self._playing is not None:
+            _, step, pending = self._playing
+            self._playing = None
+            pending.cancel()
+            self._generation_ended(step)
+        while self._steps:
+            op, step = self._next()
+            self._refuse(op, step, error)
+            self._generation_ended(step)
+
+    def play_next(self) -> bool:
+        """Play the next step if it can be played; return True if it was."""
+        if self._playing is not None or not self._steps:
+            return False
+        if self._failure is not None:
+            op, step = self._next()
+            self._refuse(op, step, self._failure)
+            self._generation_ended(step)
+            return True
+        if self._executor is None or not self._is_ready(*self._steps[0]):
+            return False
+        op, step = self._next()
+        try:
+            result = self._play(self._executor, op, step)
+        except Exception as error:
+            if not isinstance(error, RamiformError):
+                logger.exception("an operation failed on an internal error")
+            self._finish(op, step, ErrorInfo.of(error))
+        else:
+            if isinstance(result, PendingResult):
+                self._playing = op, step, result
+                result.then(self._resolve)
+            else:
+                self._finish(op, step, result)
+        return True
+
+    def _add(self, op: int, step: Step) -> None:
+        self._steps.append((op, step))
+        if isinstance(step, _GENERATION):
+            self.progress.num_generations += 1
+            self.program.num_generations += 1
+        elif isinstance(step, Ask):
+            self._supplies[op] = None
+
+    def _next(self) -> tuple[int, Step]:
+        op, step = self._steps.popleft()
+        if isinstance(step, _GENERATION):
+            self.progress.num_generations -= 1
+        return op, step
+
+    def _generation_ended(self, step: Step) -> None:
+        if isinstance(step, _GENERATION):
+            self.program.num_generations -= 1
+            if self._executor is not None:
+                self._executor.generation_ended()
+
+    def _is_ready(self, op: int, step: Step) -> bool:
+        match step:
+            case Ask():
+                return self._supplies[op] is not None
+            case JoinStep():
+                return step.ready
+            case _:
+                return True
+
+    def _play(self, executor: StateExecutor, op: int, step: Step) -> OperationResult | PendingResult | None:
+        """Play a step. None: its answer is nobody's."""
+        match step:
+            case Text(text=text):
+                return OperationResult(executor.append_text(text))
+            case RoleBegin(role=role):
+                return OperationResult(executor.begin_role(role))
+            case RoleEnd():
+                return OperationResult(executor.end_role())
+            case Gen():
+                self._limited = self.program.limit(step)
+                return executor.generate(self._limited, partial(self._send_delta, op))
+            case Select():
+                return executor.select(step)
+            case Decide(questions=questions):
+                return executor.decide(questions)
+            case Ask(chosen=chosen):
+                supplied = self._supplies.pop(op)
+                if isinstance(supplied, ErrorInfo):
+                    raise supplied.to_exception()
+                assert supplied is not None
+                return executor.supply(supplied, chosen=chosen)
+            case Sync():
+                return OperationResult("")
+            case ForkStep(children=children):
+                for child in children:
+                    child.progress.width = len(children)
+                for child, own in zip(children, executor.fork([c.progress for c in children]), strict=True):
+                    child.begin(own)
+                return OperationResult("")
+            case JoinStep(reports=reports):
+                for report in reports:
+                    if isinstance(report, ErrorInfo):
+                        raise report.to_exception()
+                return executor.join(reports)
+            case ReportStep():
+                step.report(executor.since_fork())
+                return None
+            case ErrorInfo():
+                raise step.to_exception()
+
+    def _resolve(self, result: OperationResult | ErrorInfo) -> None:
+        """Go on with the result of the step that was pending."""
+        assert self._playing is not None
+        op, step, _ = self._playing
+        self._playing = None
+        if isinstance(step, Gen) and isinstance(result, OperationResult):
+            try:
+                self.program.check_uncut(step, self._limited, result.sequences or [])
+            except RequestError as error:
+                result = ErrorInfo.of(error)
+        self._finish(op, step, result)
+        self.wake()
+        self._queue.run()
+
+    def _finish(self, op: int, step: Step, result: OperationResult | ErrorInfo | None) -> None:
+        match result:
+            case OperationResult(text=text, sequences=sequences, choice=choice, answers=answers):
+                self._send(Done(self.number, op, text, sequences, choice, answers))
+            case ErrorInfo():
+                self._failure = result
+                self._refuse(op, step, result)
+        self._generation_ended(step)
+
+    def _refuse(self, op: int, step: Step, error: ErrorInfo) -> None:
+        match step:
+            case ReportStep():
+                step.report(error)
+                return
+            case ForkStep(children=children):
+                for child in children:
+                    child.fail(error)
+        self._send(Failed(self.number, op, error))
+
+    def _send_delta(self, op: int, text: str, ids: list[int], logprobs: list[TokenLogprob] | None) -> None:
+        self._send(Delta(self.number, op, text, ids, logprobs))
+
+    def _closed_error(self) -> ErrorInfo:
+        return ErrorInfo.of(RequestError(f"state {self.number} was closed", code="state_closed"))
+
+
+def _discard(answer: Done | Failed | Delta) -> None:
+    """Send nothing: the state is closed."""
