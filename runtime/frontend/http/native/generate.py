@@ -22,10 +22,9 @@ from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
 from ..errors import name_prompt_field
 from ..middleware.auth import require_admin
-from ..openapi import STREAM_RESPONSES
 from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
-from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
+from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 
 LogprobEntry = list[Any]  # [log-probability, token id, text or null]
 
