@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test check-install pins lint format bench demo-model gpu-check clean
+.PHONY: demo test-fast test test-all check-install pins lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -19,7 +19,7 @@ endif
 # One stamp per set of extras.
 $(VENV)/.base: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -e .
-	$(BIN)/python -P -m ramiform.runtime.processes.compile_ahead  # else the first start would
+	$(BIN)/python -P -m ramiform.runtime.compile_ahead  # else the first start would
 	@touch $@
 
 $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
@@ -40,8 +40,17 @@ $(VENV)/.node: tests/serving/node/package.json tests/serving/node/package-lock.j
 demo: $(VENV)/.base  ## an agent that uses tools, on the model that ships
 	$(BIN)/ramiform run examples/agents/react.py
 
-test: $(VENV)/.test $(VENV)/.clients $(VENV)/.node  ## all tests but those of check-install; those that need a GPU skip without one
-	$(BIN)/pytest --rootdir=tests -n 2 --dist loadscope $(PYTEST_ARGS)
+TEST_ENVIRONMENTS := $(VENV)/.test $(VENV)/.clients $(VENV)/.node
+PYTEST := $(BIN)/pytest --rootdir=tests -n 2 --dist worksteal
+
+test-fast: $(VENV)/.test  ## while writing: two minutes; what takes seconds is left out
+	$(PYTEST) -m "not slow and not exhaustive and not install" $(PYTEST_ARGS)
+
+test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: six minutes on two quiet cores
+	$(PYTEST) -m "not exhaustive and not install" $(PYTEST_ARGS)
+
+test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
+	$(PYTEST) $(PYTEST_ARGS)
 
 check-install: $(VENV)/.dev  ## resolve the pins from the package index for every platform; run a wheel in a clean environment
 	$(BIN)/pytest --rootdir=tests -m install $(PYTEST_ARGS) tests/install

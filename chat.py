@@ -149,7 +149,7 @@ class Chat:
             raise CommandError(f"/{name} wants a number, not {argument!r}") from None
 
     def _answer(self, question: str) -> None:
-        """Send the question and show the answer as it streams. An answer stopped with Ctrl-C is kept as far as it came."""
+        """Send the question and show the answer as it streams. Ctrl-C stops the answer and keeps its text so far."""
         turns = self.conversation.turns
         turns.append({"role": "user", "content": question})
         parts: list[str] = []

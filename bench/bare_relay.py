@@ -1,9 +1,9 @@
-"""The least that a token of a lone stream costs: a process that waits, takes a message from ZMQ, writes it to TCP.
+"""Lower bound of the cost of a streamed token: a process that waits, takes a message from ZMQ and writes it to TCP.
 
     with BareRelay() as relay:
         relay.run(100, gap)
 
-No event loop and nothing done with the message: what is left is the system's, and ZMQ's. Knows no HTTP.
+It has no event loop and leaves the message as it is, so its cost is that of the system and of ZMQ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EVENT = b"x" * 330  # bytes of a chunk of /v1/completions
 
 
 def relay(address: str, port: int) -> None:
-    """Until the connection to `port` ends: every message at `address` to it."""
+    """Forward every message at `address` to the connection at `port`, until an empty message."""
     messages = zmq.Context().socket(zmq.DEALER)
     messages.connect(address)
     with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -40,7 +40,7 @@ def relay(address: str, port: int) -> None:
 
 
 class BareRelay:
-    """The process, between a ROUTER socket and a TCP connection of ours."""
+    """The relaying process, with a ROUTER socket and a TCP connection of this process at its ends."""
 
     def __enter__(self) -> BareRelay:
         self._directory = tempfile.TemporaryDirectory()
@@ -59,7 +59,7 @@ class BareRelay:
         return self._process.pid
 
     def run(self, num: int, gap: float) -> None:
-        """`num` events, `gap` seconds from one to the next, each read before the next leaves."""
+        """Send `num` events, `gap` seconds apart, and read each before the next is sent."""
         for _ in range(num):
             self._messages.send_multipart([self._peer, EVENT])
             missing = len(EVENT)

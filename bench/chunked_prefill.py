@@ -1,4 +1,4 @@
-"""How long prompts disturb running streams: the time between their tokens with prompts in chunks, and at once.
+"""Disturbance of running streams by long prompts: the time between tokens with prompts in chunks, and at once.
 
     python -P bench/chunked_prefill.py [MODEL] [--budgets 128,512,2048] [--json FILE]
 
@@ -27,7 +27,7 @@ from ramiform.bench.serving import closed_loop, percentiles, send
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What one measurement asks for."""
+    """Load of one measurement."""
 
     num_streams: int
     num_prompts: int

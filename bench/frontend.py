@@ -1,4 +1,4 @@
-"""What the frontend costs: processor time per request and per streamed token, and whether many streams lose anything.
+"""Cost of the frontend: processor time per request and per streamed token; and completeness of many streams.
 
     python -P bench/frontend.py [--frontends 2] [--out bench/results/serving_MACHINE_DATE.md]
     python -P bench/frontend.py --url http://127.0.0.1:8000 --model NAME   # another server, OpenAI routes only
@@ -46,7 +46,7 @@ class Figures:
 
 
 class Processors:
-    """The processor time of some processes, in seconds."""
+    """Processor time of several processes, in seconds."""
 
     def __init__(self, pids: list[int]) -> None:
         self._clocks = [(~pid << 3) | 2 for pid in pids]  # as clock_getcpuclockid(3) makes them
@@ -67,7 +67,7 @@ def frontend_pids(runtime: ramiform.Runtime) -> list[int]:
 
 
 def num_steps(url: str) -> float:
-    """Forwards since the core started."""
+    """Return the number of forwards since the core started."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith("ramiform_steps_total"))
 
@@ -77,7 +77,7 @@ def text_of(draw: random.Random, num_words: int) -> str:
 
 
 async def one_token_requests(url: str, route: str, bodies: list[dict[str, Any]], concurrency: int) -> float:
-    """Seconds for all of them."""
+    """Return the seconds for all requests."""
     queue = iter(bodies)
 
     async def worker() -> None:

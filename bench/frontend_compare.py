@@ -44,13 +44,13 @@ class Server:
 
     @property
     def processor_seconds(self) -> float:
-        """Of the process that serves HTTP; the core is another."""
+        """Processor time of the process that serves HTTP, without the core."""
         return time.clock_gettime((~self.pid << 3) | 2)  # as clock_getcpuclockid(3) makes it
 
 
 @contextmanager
 def serving(checkout: Path, folder: Path) -> Iterator[Server]:
-    """The runtime of a checkout, under the name that its own imports have."""
+    """Serve the runtime of a checkout, as the package `ramiform`."""
     folder.mkdir()
     (folder / "ramiform").symlink_to(checkout.resolve())
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -70,7 +70,7 @@ def serving(checkout: Path, folder: Path) -> Iterator[Server]:
 
 
 def _model(process: subprocess.Popen[bytes], url: str) -> str:
-    """Its name, once it is served."""
+    """Wait until the server answers, and return the name of its model."""
     while process.poll() is None:
         try:
             answer = httpx.get(f"{url}/v1/models")
@@ -84,7 +84,7 @@ def _model(process: subprocess.Popen[bytes], url: str) -> str:
 
 
 def load(server: Server, route: str, streamed: bool, num: int, num_tokens: int) -> tuple[float, float]:
-    """Microseconds of the frontend's processor a token, requests included, and tokens a second."""
+    """Return the frontend's processor microseconds per token, requests included, and tokens per second."""
 
     async def one(index: int) -> None:
         body: dict[str, Any] = {"model": server.model, "max_tokens": num_tokens, "temperature": 0, "ignore_eos": True}

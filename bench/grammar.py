@@ -1,4 +1,4 @@
-"""Grammar engines side by side: MaskBench's schemas and instances through ours, llguidance, xgrammar and outlines-core.
+"""Grammar engines side by side: MaskBench's schemas and instances on the native engine, llguidance, xgrammar, outlines.
 
     python -P bench/grammar.py FOLDER [--tokenizer FILE] [--engines native,llguidance,xgrammar,xgrammar-any]
     python -P bench/grammar.py FOLDER --engines native --quick --list-failures

@@ -1,8 +1,8 @@
-"""What the grammar bench asks: schemas with valid and invalid instances, and how an instance is written.
+"""Cases of the grammar bench: schemas with valid and invalid instances, and their spellings.
 
 MaskBench and the JSON-Schema-Test-Suite (split into one file a schema) have the same files: an object with `schema` and
 `tests`, each with `data` and `valid`. MaskBench's own runner writes an instance as `json.dumps(data,
-ensure_ascii=False)`, with a space after `,` and `:`; so does "any" here. Knows no engine.
+ensure_ascii=False)`, with a space after `,` and `:`; so does "any" here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SEPARATORS: dict[Whitespace, tuple[str, str]] = {"any": (", ", ": "), "compact":
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """A JSON value, and whether it is valid under the schema it comes with."""
+    """A JSON value, and its validity under the schema of its case."""
 
     data: Any
     valid: bool
 
     def text(self, whitespace: Whitespace, spelling: Spelling = "raw") -> str:
-        """Raises ValueError when the value has no such text: half a surrogate pair cannot stand raw in UTF-8."""
+        """Write the value. Raises ValueError if it has no such text: an unpaired surrogate has no UTF-8 encoding."""
         written = json.dumps(self.data, separators=SEPARATORS[whitespace], ensure_ascii=spelling == "escaped")
         written.encode()
         return written
@@ -41,7 +41,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def load_cases(folder: Path, only: str = "", sample: int | None = None, seed: int = 0) -> list[Case]:
-    """The cases in a folder's *.json files whose names contain `only`, sorted by name, or a sample of them."""
+    """Load the cases in a folder's *.json files whose names contain `only`, sorted by name, or a sample of them."""
     paths = sorted(path for path in folder.glob("*.json") if only in path.name)
     if sample is not None and sample < len(paths):
         paths = sorted(random.Random(seed).sample(paths, sample))

@@ -1,5 +1,6 @@
-"""Where the time of our masks goes: what is remembered, which states were made, what is left for walks, for collections
-of garbage; of all masks, and of the slowest in a hundred and in a thousand.
+"""Breakdown of the time of masks: cached masks, computed states, walks and garbage collection.
+
+The tables are for all masks, and for the slowest in a hundred and in a thousand.
 
     python -P bench/grammar_causes.py FOLDER [--tokenizer FILE] [--sample 200]
 
@@ -30,7 +31,7 @@ clock = time.thread_time_ns
 
 
 class Mask(msgspec.Struct):
-    """One mask, in microseconds: altogether, what states were made by which kind of them, and in collections."""
+    """Microseconds of one mask: in total, for each state that was computed, and in garbage collection."""
 
     whole: float = 0.0
     made: list[tuple[str, float]] = []
@@ -39,12 +40,12 @@ class Mask(msgspec.Struct):
 
     @property
     def walked(self) -> float:
-        """The walk, and what is around it."""
+        """Time of the walk and of the calls around it."""
         return self.whole - sum(took for _, took in self.made)
 
 
 class Recorder:
-    """Takes the time of what a mask does, while it is done."""
+    """Measures the parts of masks by wrapping the functions that compute them."""
 
     def __init__(self) -> None:
         self.now = Mask()
@@ -70,7 +71,7 @@ class Recorder:
                 return function(automaton, number, *arguments)
             finally:
                 self._depth -= 1
-                if self._depth == 0:  # states made on the way to others are theirs
+                if self._depth == 0:  # nested states count for the outer one
                     value = automaton._values[number]
                     name = f"{type(value).__name__} {getattr(value, 'phase', '')}".strip()
                     self.now.made.append((name, (clock() - first) / 1000))
@@ -120,7 +121,7 @@ def main(folder: CasesFolder, tokenizer: TokenizerFile = TEKKEN, sample: Sample 
 
 
 def _shares(title: str, masks: list[Mask]) -> str:
-    """A table of one set of masks."""
+    """Format the table of a set of masks."""
     whole = sum(mask.whole for mask in masks)
     rows: dict[str, list[float]] = defaultdict(list)
     for mask in masks:

@@ -1,6 +1,6 @@
-"""The engines that the grammar bench can run, behind one face. A peer is imported when asked for.
+"""Engines of the grammar bench behind one interface. A peer is imported on first use.
 
-What is compared is what a server calls: compile a schema's text, then for each token fill an int32 bitmask and advance.
+Compared are the calls of a server: compile a schema's text, then for each token fill an int32 bitmask and advance.
 Every engine gets the same bytes for the same ids, one thread, and no memory of schemas it has seen, as far as its
 interface lets us say so.
 """
@@ -21,13 +21,15 @@ from ramiform.bench.grammar_tokens import Tokens
 
 
 class Refused(Exception):
-    """The engine says that it cannot enforce the schema, and why."""
+    """The engine cannot enforce the schema."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """One output. `mask` fills the engine's `bits`; `advance` is False when the token may not come; `accepting` where
-    the engine is asked without a mask."""
+    """State of one output.
+
+    `mask` fills the engine's `bits`. `advance` returns False if the token is refused. `accepting` is asked without a
+    mask."""
 
     mask: Callable[[], object]
     advance: Callable[[int], bool]
@@ -36,7 +38,7 @@ class Session:
 
 
 class Engine(Protocol):
-    """`compile` gives what starts sessions; raises Refused."""
+    """An engine. `compile` returns the function that starts a session; it raises Refused."""
 
     bits: NDArray[np.int32]
 
@@ -44,8 +46,10 @@ class Engine(Protocol):
 
 
 class Native:
-    """Ours. `order="schema"` steers to the schema's order of properties, as the peers do. `closed` is the server's
-    reading: objects that list members have no others, and integers are digits."""
+    """The native engine.
+
+    `order="schema"` enforces the schema's order of properties, as the peers do. `closed` uses the server's options:
+    objects that list members have no others, and integers are digits."""
 
     def __init__(self, tokens: Tokens, order: str, *, closed: bool = False) -> None:
         from ramiform.constrained import Vocabulary
@@ -71,7 +75,7 @@ class Native:
 
 
 class Llguidance:
-    """`lenient` ignores the keywords that it cannot enforce."""
+    """llguidance. `lenient` ignores the keywords that it cannot enforce."""
 
     def __init__(self, tokens: Tokens, lenient: bool) -> None:
         from llguidance import LLTokenizer, TokenizerWrapper
@@ -109,7 +113,7 @@ class Llguidance:
 
 
 class _Wrapped:
-    """What llguidance wants of a tokenizer."""
+    """The tokenizer interface that llguidance requires."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.eos_token_id = tokens.eos
@@ -126,7 +130,10 @@ class _Wrapped:
 
 
 class Xgrammar:
-    """`strict`, its default, closes objects and fixes whitespace; otherwise the schema means what the standard says."""
+    """xgrammar.
+
+    `strict`, its default, closes objects and fixes whitespace; without it schemas have their standard meaning.
+    """
 
     def __init__(self, tokens: Tokens, strict: bool) -> None:
         import xgrammar
@@ -167,7 +174,7 @@ class Xgrammar:
 
 
 class Outlines:
-    """One regular expression a schema, every state times every token."""
+    """outlines-core: a regular expression per schema, and a table of every state and token."""
 
     def __init__(self, tokens: Tokens) -> None:
         from outlines_core import Vocabulary
@@ -208,7 +215,7 @@ class Outlines:
 
 @dataclass(frozen=True)
 class Kind:
-    """An engine by the name that the command line gives it."""
+    """An engine that the command line names."""
 
     make: Callable[[Tokens], Engine]
     package: str

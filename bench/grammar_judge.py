@@ -19,7 +19,7 @@ _ROOMY = decimal.Context(prec=5000, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN
 
 
 def verdict(schema: Any, text: str) -> Verdict:
-    """What `jsonschema` says of a JSON text under the schema, in the draft that the schema names or in 2020-12."""
+    """Validate a JSON text with `jsonschema`, in the draft that the schema names, or in 2020-12."""
     try:
         value = json.loads(text, parse_float=Decimal, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -35,7 +35,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct):
-    """Of one engine on one case. Times in microseconds; `forced` of `total` tokens of the valid instances."""
+    """Result of one engine on one case. Times are in microseconds; `forced` of `total` tokens of valid instances."""
 
     case: str
     engine: str
@@ -68,7 +68,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 def clock_cost() -> float:
-    """Microseconds between two readings of the clock."""
+    """Return the microseconds between two readings of the clock."""
     gaps = []
     for _ in range(2000):
         first = time.thread_time_ns()
@@ -85,7 +85,7 @@ class Measurer:
         self._clock = clock_cost()
 
     def run(self, name: str, case: Case) -> Result:
-        """Never raises what an engine raises: that is a crash, with its reason."""
+        """Run a case. An exception of the engine is recorded as a crash, with its reason."""
         result = Result(case.name, name, masks=[], advances=[], failures=[])
         try:
             start = self._compile(case.schema, result)
@@ -115,7 +115,7 @@ class Measurer:
     def _judge(
         self, start: Callable[[], Session], number: int, instance: Instance, spelling: Spelling, result: Result
     ) -> None:
-        """Token by token to the end; where an instance is refused, the rest of it is not asked."""
+        """Feed an instance token by token, until it is refused or ends."""
         try:
             text = instance.text(self._options.whitespace, spelling)
         except ValueError:
@@ -144,8 +144,9 @@ class Measurer:
             result.failures.append(Failure(kind, number, length, shown, spelling))
 
     def _timed_step(self, session: Session, token: int, result: Result) -> tuple[bool, bool]:
-        """Whether the mask allows the token, and whether the step does. A peer is not asked for a step that its mask
-        forbids: some end up in an error then."""
+        """Return if the mask allows the token, and if the step accepts it.
+
+        A peer is given no token that its mask refuses: some enter an error state."""
         clock = time.thread_time_ns
         first = clock()
         session.mask()
@@ -171,7 +172,7 @@ class Measurer:
         return bool(self._bits[token >> 3] >> (token & 7) & 1)
 
     def _count_forced(self, start: Callable[[], Session], instance: Instance, result: Result) -> None:
-        """How many tokens need no sampling: those that lie in the bytes that the engine says must come."""
+        """Count the tokens that need no sampling: those inside the bytes that the engine returns as forced."""
         session = start()
         if session.forced is None:
             return

@@ -1,4 +1,4 @@
-"""Processes that measure: each holds the engines, does one case with one engine at a time, and may be lost.
+"""Pool of measuring processes: each holds the engines, runs one case with one engine at a time, and may crash.
 
 An engine that takes longer than the limit, or takes its process down, loses that case and nothing else.
 """
@@ -43,7 +43,7 @@ WARM_UP = Case(
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What a process is started with."""
+    """Arguments of a measuring process."""
 
     tokenizer: str
     engines: list[str]
@@ -80,7 +80,7 @@ def measure(cases: Sequence[Case], setup: Setup, num_processes: int) -> Iterator
 
 
 class _Worker:
-    """The near end of a process: at most one task at a time."""
+    """A measuring process, seen from its parent: at most one task at a time."""
 
     connection: Connection
     _process: BaseProcess
@@ -105,7 +105,7 @@ class _Worker:
         self.connection.send_bytes(msgspec.json.encode(task))
 
     def poll(self) -> Result | None:
-        """A result, also the one of a task whose process is lost."""
+        """Return a result if there is one, also for a task whose process was lost."""
         try:
             if self.connection.poll():
                 message = self.connection.recv_bytes()
@@ -137,7 +137,7 @@ class _Worker:
 
 
 def _serve(connection: Connection, message: bytes) -> None:
-    """The far end."""
+    """Run tasks in the measuring process."""
     setup = msgspec.json.decode(message, type=Setup)
     _silence()
     resource.setrlimit(resource.RLIMIT_AS, (setup.memory << 30, setup.memory << 30))
@@ -147,7 +147,7 @@ def _serve(connection: Connection, message: bytes) -> None:
         measurers[name] = Measurer(KINDS[name].make(tokens), tokens, setup.options)
         for _ in range(2):
             measurers[name].run(name, WARM_UP)
-    # What lives as long as the process is looked through for garbage no more, as in a server that has started.
+    # Freeze long-lived objects, as a server does after its start.
     gc.collect()
     gc.freeze()
     connection.send_bytes(b"ready")
@@ -160,6 +160,6 @@ def _serve(connection: Connection, message: bytes) -> None:
 
 
 def _silence() -> None:
-    """Python's errors are still shown; what engines write themselves, a line a keyword, is not."""
+    """Discard what engines write to standard error; Python's own errors are still shown."""
     sys.stderr = os.fdopen(os.dup(2), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -25,7 +25,7 @@ NUM_REASONS = 25
 
 
 def report(heading: Sequence[str], by_engine: Mapping[str, Sequence[Result]]) -> str:
-    """Everything that was measured."""
+    """Format the whole report."""
     parts = ["\n\n".join(heading), coverage(by_engine)]
     if any(result.masks for results in by_engine.values() for result in results):
         parts += [times(by_engine)]
@@ -34,7 +34,7 @@ def report(heading: Sequence[str], by_engine: Mapping[str, Sequence[Result]]) ->
 
 
 def coverage(by_engine: Mapping[str, Sequence[Result]]) -> str:
-    """Schemas by what became of them. `over` and `under` count schemas: one may be both."""
+    """Count schemas by outcome. `over` and `under` count schemas: one may be both."""
     rows = []
     for name, results in by_engine.items():
         outcomes = Counter(result.outcome for result in results)
@@ -58,8 +58,9 @@ def coverage(by_engine: Mapping[str, Sequence[Result]]) -> str:
 
 
 def times(by_engine: Mapping[str, Sequence[Result]]) -> str:
-    """CPU microseconds, of the schemas that an engine compiled; then of those that all of them pass, since an engine
-    that refuses what is dear looks cheap."""
+    """Tabulate CPU microseconds of the schemas that an engine compiled, and of those that all engines pass.
+
+    Without the second table an engine that refuses expensive schemas would look cheap."""
     passing = [{result.case for result in results if result.passes} for results in by_engine.values()]
     common = set.intersection(*passing)
     parts = [_times(by_engine, "CPU us")]
@@ -88,7 +89,7 @@ def compiled_values(results: Iterable[Result], what: str) -> NDArray[np.float64]
 
 
 def slowest(results: Sequence[Result], count: int) -> str:
-    """The schemas with the dearest masks, and those with the dearest way to the first."""
+    """List the schemas with the slowest masks, and those with the slowest first mask."""
     compiled = [result for result in results if result.outcome == "compiled"]
     parts = []
     for what, key in (("mask", lambda r: max(r.masks, default=0.0)), ("first mask", lambda r: r.first_mask)):
@@ -107,7 +108,7 @@ def slowest(results: Sequence[Result], count: int) -> str:
 
 
 def reasons(engine: str, results: Sequence[Result]) -> str:
-    """Why schemas were not compiled, alike reasons together, the frequent first."""
+    """Count the reasons for which schemas were not compiled, the most frequent first."""
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for result in results:
@@ -125,7 +126,7 @@ def reasons(engine: str, results: Sequence[Result]) -> str:
 
 
 def _alike(reason: str) -> str:
-    """Without what differs from schema to schema: pointers, quoted texts, numbers."""
+    """Strip pointers, quoted texts and numbers, which differ from schema to schema."""
     reason = reason.split("\n")[0]
     reason = re.sub(r"\(at [^)]*\)", "", reason)
     reason = re.sub(r"'[^']{25,}'|\"[^\"]{25,}\"", "…", reason)
@@ -133,7 +134,7 @@ def _alike(reason: str) -> str:
 
 
 def failures_text(cases: Mapping[str, Case], results: Sequence[Result]) -> str:
-    """For every schema that does not pass: what is wrong, and the first instance that shows it."""
+    """List the schemas that do not pass, each with its error and first failing instance."""
     lines = []
     groups: dict[str, list[str]] = defaultdict(list)
     for result in results:

@@ -1,4 +1,4 @@
-"""Is every output of a model that knows nothing valid? Random weights, temperature 1, a schema each, judged.
+"""Validity of the outputs of random weights under schemas: temperature 1, one schema per request, judged by jsonschema.
 
     python -P bench/grammar_runtime.py FOLDER [--sample N] [--max-tokens 256] [--only NAME]
 
@@ -40,7 +40,7 @@ CLOSING = frozenset(b'"]}')
 
 @dataclass(frozen=True)
 class Judged:
-    """A schema's output and its fate: a verdict, "length", "refused" before it began or "stopped" on its way."""
+    """Output of a schema, and its outcome: a verdict, "length", "refused" before the start, or "stopped" during it."""
 
     name: str
     outcome: str
@@ -69,7 +69,7 @@ def outcome_of(case: Case, output: Output, text: str) -> str:
 def run(
     cases: Sequence[Case], checkpoint: Path, favour: float, max_tokens: int, at_once: int
 ) -> tuple[list[Judged], dict[str, Any]]:
-    """All cases' outputs, judged, and the run's figures. `favour` is added to the logits of tokens that close."""
+    """Run all cases; return the judged outputs and the figures. `favour` is added to the logits of closing tokens."""
     tokenizer = load_tokenizer(checkpoint)
     data = tokenizer.token_bytes
     closing = [token for token, text in enumerate(data) if text and CLOSING.issuperset(text)]

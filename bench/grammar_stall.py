@@ -1,4 +1,4 @@
-"""What a running stream feels while others' hostile constraints compile in the same process.
+"""Delays of a running stream while expensive constraints compile in the same process.
 
     python -P bench/grammar_stall.py [--seconds 6] [--name 2core-cpu_202611]
 
@@ -48,8 +48,7 @@ SETTINGS = [Setting(is_hostile, interval) for is_hostile in (False, True) for in
 
 @dataclass
 class Found:
-    """Milliseconds from step to step, those that each hostile constraint's answer took, and the mean processor time of
-    a step's thread in each run."""
+    """Milliseconds between steps, and of each expensive constraint; mean processor time of a step in each run."""
 
     gaps: list[float] = field(default_factory=list)
     answers: list[float] = field(default_factory=list)
@@ -62,7 +61,7 @@ class Found:
 
 
 def hostile() -> Iterator[Constraint]:
-    """Different ones without an end, as what is known already costs nothing."""
+    """Yield ever new constraints, because known ones are cached."""
     for number in count():
         yield Constraint("regex", f"(a|b)*a(a|b){{{18 + number % 3}}}{number}")
         yield Constraint("regex", f"(?=.*a.{{12}}b)(?=.*c.{{12}}d)(?=.*{number}).*")
@@ -85,7 +84,7 @@ class Stream:
         self._num_live = 0
 
     def step(self) -> None:
-        """As the core's loop takes it: plan, forward, commit."""
+        """Run one step as the core does: plan, forward, commit."""
         scheduler = self._core.scheduler
         if not self._num_live:
             sampling = SamplingParams(max_new_tokens=400, temperature=0, ignore_eos=True, seed=0)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import tiktoken
 
-from ramiform.runtime.tokenizer.base import BaseTokenizer
 from ramiform.runtime.tokenizer.hf import HFTokenizer
+from ramiform.runtime.tokenizer.interface import Tokenizer
 from ramiform.runtime.tokenizer.sentencepiece_model import SentencePieceTokenizer
 from ramiform.runtime.tokenizer.tokenizer_config import TokenizerConfig, read_tokenizer_config
 
@@ -58,7 +58,7 @@ def _facts(path: Path) -> TokenizerConfig:
     return read_tokenizer_config(path.parent)
 
 
-def _library(path: Path, tokenizer: BaseTokenizer) -> Tokens:
+def _library(path: Path, tokenizer: Tokenizer) -> Tokens:
     if not tokenizer.eos_ids:
         raise ValueError(f"{path} names no end of sequence")
     return Tokens(

@@ -1,4 +1,4 @@
-"""What jump-forward saves: constrained outputs with and without it, interleaved, on one engine.
+"""Savings of jump-forward: constrained outputs with and without it, interleaved, on one engine.
 
     python -P bench/jump.py [MODEL] [--repeat N] [--json FILE]
 
@@ -93,7 +93,7 @@ def tasks() -> list[Task]:
 
 
 class Compiled:
-    """Grammars that are there already, in an order of properties."""
+    """Grammars compiled beforehand, in an order of properties."""
 
     def __init__(self, vocabulary: Vocabulary, order: PropertyOrder) -> None:
         self._grammars = {
@@ -108,12 +108,12 @@ class Compiled:
         return future
 
     def release(self, constraint: Constraint, future: Future[Any]) -> None:
-        """It is there."""
+        """Do nothing: the grammars are kept."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one play. A request's forwards are the steps that computed it: without jumps, one for each token."""
+    """Figures of one run. Without jumps a request takes one forward per token."""
 
     num_tokens: int
     num_forced: int

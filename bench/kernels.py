@@ -92,7 +92,7 @@ class Shape:
         return lambda: chunk_attention(self.q_THD, self.kv, self.rows, tiles, self.out_THD, D**-0.5)
 
     def torch_attention(self) -> Callable[[], object]:
-        """The same work by torch, on keys that lie in order: what paging costs comes on top for it."""
+        """torch's attention on contiguous keys, which saves it the cost of paging."""
         q = self.q_THD.view(self.num_rows, self.num_queries, H, D).transpose(1, 2)
         k, v = (
             x.to(torch.bfloat16)[: self.num_rows * self.num_keys]

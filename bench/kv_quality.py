@@ -1,5 +1,6 @@
-"""What keys and values in few bits cost and give on the model that ships: perplexity, right answers, agreement with the
-unquantised cache, memory and speed.
+"""Quality and cost of a quantised KV cache on the shipped model.
+
+It measures perplexity, right answers, agreement with the unquantised cache, memory and speed.
 
     python -P bench/kv_quality.py [--cases N] [--documents N] [--repeat N] [--out FILE]
 

@@ -1,4 +1,4 @@
-"""What the language costs, and what it saves: overhead per operation, programs per second, round trips, tokens.
+"""Cost and savings of the language: overhead per operation, programs per second, round trips, tokens.
 
     python -P bench/lang.py [MODEL] [--tiny] [--json FILE]
 
@@ -106,7 +106,7 @@ def interview(s: ProgramState, name: str) -> None:
 
 
 def over_http(url: str, names: Sequence[str]) -> tuple[float, int, int, int]:
-    """The same programs by a client that resends the text at each call: seconds, tokens sent and prefilled, calls."""
+    """Run the programs with a client that resends the text; return seconds, tokens sent and prefilled, calls."""
     sent = prefilled = calls = 0
     with httpx.Client(timeout=600) as client:
 
@@ -131,7 +131,7 @@ def over_http(url: str, names: Sequence[str]) -> tuple[float, int, int, int]:
 
 
 def over_wire(run: Callable[[], Sequence[ProgramState]]) -> tuple[float, int, int, int]:
-    """The same figures of programs in the language. Sent is what a program has appended, once."""
+    """Run programs of the language; return the figures of `over_http`. Appended tokens count as sent once."""
     start = time.perf_counter()
     states = run()
     seconds = time.perf_counter() - start
@@ -166,7 +166,7 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def median(repeat: int, run: Callable[[], float]) -> float:
-    """Of `repeat` runs after one that warms up."""
+    """Return the median of `repeat` runs after one that warms up."""
     run()
     gc.collect()
     return statistics.median(run() for _ in range(repeat))

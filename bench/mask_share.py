@@ -1,4 +1,4 @@
-"""What part of a step masks take, and whether one call for the whole batch would take less than a call for each row.
+"""Share of masks in the time of a step; one call for the whole batch compared with a call per row.
 
     python -P bench/mask_share.py [--repeat N] [--tokenizer FILE]
 
@@ -37,7 +37,7 @@ OBJECT = {
 
 
 def places(vocabulary: Vocabulary, ids: Sequence[int]) -> list[Matcher]:
-    """A matcher before each of the tokens."""
+    """Return a matcher before each of the tokens."""
     grammar = compile_constraint(JsonSchema(PERSON), vocabulary)
     matchers = []
     for place in range(len(ids)):
@@ -67,7 +67,7 @@ def at_once(rows: list[Matcher], out: np.ndarray[Any, np.dtype[np.int32]]) -> fl
 
 
 def measure(vocabulary: Vocabulary, ids: Sequence[int], batch: int, repeat: int) -> tuple[float, float, float]:
-    """Seconds of a step's masks: row by row on the first pass, row by row later, and at once later."""
+    """Return the seconds of a step's masks: row by row on the first pass, row by row later, and at once later."""
     size = len(vocabulary)
     out = np.zeros((batch, -(-size // 32)), np.int32)
     places(vocabulary, ids)  # what is the vocabulary's alone is made once

@@ -1,6 +1,6 @@
-"""What a clairvoyant cache would hit: bounds that no schedule and no eviction can beat, from the requests of a run.
+"""Upper bounds of cache hits, over all schedules and evictions, computed from the requests of a run.
 
-Knows sequences of token ids, and which requests ran when; nothing of pages, leases or programs.
+The bounds are over single tokens, without pages or leases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Trie:
 
 
 def optimal_hits(requests: Iterable[Asked]) -> int:
-    """Prompt tokens that can be hit at most, with endless memory and in whatever order the requests run.
+    """Return the maximum of prompt tokens that can be hit, with endless memory and in any order of requests.
 
     Token by token: somebody has to compute each one, all others may hit it. The last token of a prompt is computed in
     any case, for its logits, and an output is; whoever has one of these as part of a longer prompt may hit it.
@@ -46,7 +46,7 @@ def optimal_hits(requests: Iterable[Asked]) -> int:
 
 
 def bounded_hits(events: Sequence[Event], num_slots: int) -> int:
-    """What no eviction can exceed with room for `num_slots` tokens, when the requests run as in `events`.
+    """Return an upper bound of hits with room for `num_slots` tokens, if the requests run as in `events`.
 
     Belady's MIN (A study of replacement algorithms for a virtual-storage computer, 1966) over single tokens: what is
     hit again soonest is kept. A bound and not a policy, since three things are granted: a token may be kept without

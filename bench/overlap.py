@@ -1,4 +1,4 @@
-"""What one plan in flight saves: the same requests with steps one after the other and one ahead, interleaved.
+"""Savings of one plan in flight: equal requests with steps in turn and one step ahead, interleaved.
 
     python -P bench/overlap.py [MODEL] [--device simulated|cuda] [--repeat N] [--out FILE]
 
@@ -52,7 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Clock:
-    """Seconds: what this thread has computed, and what it was to wait."""
+    """Simulated clock: processor time of this thread, plus the waiting time."""
 
     def __init__(self) -> None:
         self._waited = 0.0
@@ -129,7 +129,7 @@ def _completed(row: Row, own: Any) -> Row:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one batch. `idle` is the share of the time in which the device had nothing to do, where that is known."""
+    """Figures of one batch. `idle` is the share of the time without work for the device, NaN if unknown."""
 
     seconds: float
     num_tokens: int

@@ -72,7 +72,7 @@ def llama_server(binary: Path, model: Path, port: int) -> Launch:
 
 
 def _output(*command: str) -> str:
-    """What it prints, wherever it prints it; the last words of a whole answer."""
+    """Run a command; return its output and errors together."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
     return done.stdout.strip()
 
@@ -86,7 +86,7 @@ class Engine:
 
     @property
     def model(self) -> str:
-        """The name that requests have to give."""
+        """Name of the model in requests."""
         answer: Any = httpx.get(f"{self.url}/v1/models", timeout=60).raise_for_status().json()
         return str(answer["data"][0]["id"])
 
@@ -94,7 +94,7 @@ class Engine:
         return [self._process, *self._process.children(recursive=True)]
 
     def cpu_seconds(self) -> float:
-        """Of all its processes so far."""
+        """Processor seconds of all its processes so far."""
         return sum(times.user + times.system for times in (process.cpu_times() for process in self._processes()))
 
     def memory(self) -> int:
@@ -146,7 +146,7 @@ def _answers(url: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Its children are remembered first: a server that has to be killed leaves them behind."""
+    """Stop a server and its children, which would survive if it had to be killed."""
     family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.terminate()
     try:

@@ -35,7 +35,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run took. `cpu_seconds` are of all the engine's processes; `whole` is False if it was given up."""
+    """Cost of one run. `cpu_seconds` are of all the engine's processes; `whole` is False if it was given up."""
 
     scenario: Scenario
     seconds: float
@@ -61,7 +61,7 @@ class Run:
 
 
 def scenarios(*, small: bool) -> list[Scenario]:
-    """Of the large model fewer tokens, since it takes seconds for what the small one does in tens of milliseconds."""
+    """Return the scenarios; those of the large model have fewer tokens, because it is a hundred times as slow."""
     return [
         Scenario("single stream", 1, 32, 128 if small else 32),
         Scenario("batch 8", 8, 32, 64 if small else 24),
@@ -74,7 +74,7 @@ def scenarios(*, small: bool) -> list[Scenario]:
 
 
 def prompts(scenario: Scenario, vocab_size: int, seed: int) -> list[list[int]]:
-    """New ones for each seed, so that no cache knows them; the same for each engine."""
+    """Draw prompts: new ones for each seed, so that no cache has them; the same for each engine."""
     draw = random.Random(f"{scenario.name} {seed}")
     ids = range(RESERVED, vocab_size)
     shared = draw.choices(ids, k=scenario.num_shared)

@@ -1,4 +1,4 @@
-"""How much of what agents ask is reused: six workloads with the cache on, off, and as a clairvoyant would have it.
+"""Prefix reuse of six agent workloads: with the cache on, off, and against the optimum.
 
     python -P bench/prefix_reuse.py [MODEL] [--only runtime | --only scheduler] [--json FILE]
 

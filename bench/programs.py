@@ -1,7 +1,7 @@
-"""Programs over token ids, for benches: what is said, generated, forked and joined, and when.
+"""Programs over token ids, for benches: append, generate, fork, join and wait.
 
 A program is a series of steps on numbered states; state 0 is there from the start. `play` walks one on any host: the
-real runtime, or a scheduler without a model. Knows neither; the tokens that a Gen will give are the host's.
+real runtime, or a scheduler without a model. The host chooses the tokens that a Gen returns.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Workload:
 
 
 class Host(Protocol):
-    """Where one program runs. What takes time calls `then` when it is over, never before it returns."""
+    """Host of one program. Operations that take time call `then` when they are over, never before they return."""
 
     def say(self, state: int, tokens: Sequence[int]) -> None: ...
 
@@ -151,7 +151,7 @@ def play_all(workload: Workload, open_host: Callable[[int], Host]) -> None:
 
 
 class States:
-    """What a program's states hold, for hosts to build on."""
+    """Token ids of a program's states; base class of hosts."""
 
     def __init__(self, start: Sequence[int] = ()) -> None:
         self.ids: dict[int, list[int]] = {0: list(start)}

@@ -1,6 +1,7 @@
-"""What few bits cost and give: right answers and perplexity on the model that ships, rounded while loading and as
-checkpoints of every format that is read; bytes and speed there and, rounded while loading, on a bigger model of random
-weights.
+"""Quality and cost of quantised weights on the shipped model: right answers, perplexity, bytes and speed.
+
+The weights are rounded while loading, and read from checkpoints of every supported format. Bytes and speed are also
+measured on a bigger model of random weights.
 
     python -P bench/quantization.py [--cases N] [--repeat N] [--also NAME=PATH] [--out FILE]
     python -P bench/quantization.py --cases 0        # bytes and speeds: a few minutes

@@ -1,4 +1,4 @@
-"""The model that ships in the formats of checkpoints in few bits, each as its tools write it.
+"""The shipped model in the formats of quantised checkpoints, each as its tools write it.
 
 Four bits in AutoAWQ's and GPTQ's layouts hold what `ramiform quantize --method awq` and `gptq` find on a text of the
 training's kind. GGUF files are mixed as llama.cpp mixes them; their k-quants are rounded more plainly than there
@@ -76,7 +76,7 @@ def _shuffled(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _repacked(out: Path, method: Method, stored: Callable[..., Tensors], **config: Any) -> Path:
-    """What `ramiform quantize` writes, in another layout."""
+    """Convert the checkpoint that `ramiform quantize` writes to another layout."""
     ours = out.with_name(f"{out.name} ours")
     write_quantised(SHIPPED_MODEL, ours, method, text=_calibration())
     tensors = load_file(ours / WEIGHTS)

@@ -59,7 +59,7 @@ def answers(core: LoadedCore, num_cases: int) -> Answers:
 
 @dataclass(frozen=True)
 class Change:
-    """From the dense model's answers to another's, over the same cases."""
+    """Difference between the dense model's answers and another's, over the same cases."""
 
     lost: int  # right there, wrong here
     won: int

@@ -134,7 +134,7 @@ CACHES: dict[str, Callable[[int], Served]] = {"ramiform": Ramiform, "flat blocks
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """What `fill` yields is stored first, then `batches` are timed; each cache has room for `capacity` tokens."""
+    """A workload: `fill` is stored first, then `batches` are timed, in caches of `capacity` tokens."""
 
     name: str
     capacity: int

@@ -94,8 +94,8 @@ class Program(States):
         self._player.connection.send(Append(self._numbers[state], first, [operation]))
 
 
-class _Ear:
-    """Hears of one state, on the connection's thread, and notes when."""
+class _StateListener:
+    """Receives the messages of one state on the connection's thread, with their times."""
 
     def __init__(self, queue: SimpleQueue[Event]) -> None:
         self._queue = queue
@@ -133,9 +133,9 @@ class Player:
         return Run(self._requests, time.perf_counter() - self._began)
 
     def attach(self) -> int:
-        ear = _Ear(self._events)
-        ear.state = self.connection.attach(ear)
-        return ear.state
+        listener = _StateListener(self._events)
+        listener.state = self.connection.attach(listener)
+        return listener.state
 
     def expect(self, state: int, prompt: list[int], then: Callable[[list[int]], None]) -> None:
         request = Asked(prompt, time.perf_counter() - self._began)

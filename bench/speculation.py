@@ -97,14 +97,14 @@ def bodies(kind: str, temperature: float, size: int) -> Iterator[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Cell:
-    """What the rounds of one source come to, against plain decoding's of the same rounds."""
+    """Figures of one source over all rounds, against plain decoding in the same rounds."""
 
     tau: float
     ratio: float  # of tokens a second
 
 
 def compare(own: Sequence[Round], plain: Sequence[Round]) -> Cell:
-    """Raises ValueError where the rounds do not pair up."""
+    """Compare the rounds of a source with plain decoding. Raises ValueError if they do not pair up."""
     tau = sum(r.num_tokens for r in own) / sum(r.num_passes for r in own)
     return Cell(tau, median_ratio((r.speed for r in own), (r.speed for r in plain)))
 

@@ -1,5 +1,7 @@
-"""What a draft head costs a step where it guesses nothing, and what it comes to where the economy decides: in one
-process, step by step in turn with plain decoding, in processor time, so that a busy machine can run it.
+"""Cost of a draft head per step without guesses, and its gain when the speculation policy decides.
+
+It runs in one process, step by step in turn with plain decoding, and measures processor time, so that a busy machine
+can run it.
 
     python -P bench/speculation_steps.py [--batches 1,4,16] [--kinds extraction,react,chat] [--rounds 8]
 
@@ -59,7 +61,7 @@ class Decoding:
         return sum(map(len, self.outputs.values()))
 
     def step(self) -> bool:
-        """Whether there was one."""
+        """Run one step; return False if there was none."""
         scheduler, began = self._core.scheduler, time.thread_time()
         while self._to_come and self._num_running < self._batch:
             scheduler.handle(self._to_come.pop(0), 0.0)

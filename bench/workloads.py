@@ -1,4 +1,4 @@
-"""What agents ask of a runtime: six workloads, drawn from a seed. Knows nothing of who plays them."""
+"""Six workloads of agents, drawn from a seed."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from .errors import GrammarError
 from .grammar.gbnf import gbnf_grammar
 from .grammar.lark import lark_grammar
 from .grammar.states import grammar_start
+from .regex.charset import has_surrogates
 from .regex.dfa import DEAD, START, Dfa, trimmed_dfa
 from .regex.expression import alternation, literal
 from .schema.compile import schema_start
@@ -97,7 +98,7 @@ def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> Compile
             dfa = regex_dfa(pattern)
         case Choices(values=values):
             for value in values:
-                if any(0xD800 <= ord(character) <= 0xDFFF for character in value):
+                if has_surrogates(value):
                     raise GrammarError(f"the choice {value!r} contains an unpaired surrogate")
             dfa = expression_dfa(alternation(literal(value) for value in values))
     used, single = _used_bytes(vocabulary)

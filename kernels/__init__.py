@@ -7,6 +7,7 @@ must agree with it. `for_device` returns the set of ops that an engine uses. The
 from __future__ import annotations
 
 from .arguments import (
+    SAMPLING_DTYPES,
     AttentionArgs,
     DecodeAttentionArgs,
     PenaltyTensors,
@@ -29,6 +30,7 @@ from .transfer import Deferred, to_device, to_host
 
 __all__ = [
     "QUANTISED_MAX",
+    "SAMPLING_DTYPES",
     "Attention",
     "AttentionArgs",
     "AttentionLayout",

@@ -84,6 +84,17 @@ class SamplingTensors(NamedTuple):
         return SamplingTensors(*(values_R[rows] for values_R in self[:-1]), max_top_k=self.max_top_k)
 
 
+# Fields of the plan's Sample that the tensors of SamplingTensors hold, in their order, and their dtypes.
+SAMPLING_DTYPES = {
+    "temperature": np.float32,
+    "top_k": np.int64,
+    "top_p": np.float64,
+    "min_p": np.float32,
+    "draw": np.int64,
+}
+assert [f"{name}_R" for name in SAMPLING_DTYPES] == [*SamplingTensors._fields[:-1]]
+
+
 class PenaltyTensors(NamedTuple):
     """Penalised (row, token) pairs, all distinct, as tensors on the device. Strengths are float32."""
 

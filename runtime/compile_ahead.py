@@ -1,6 +1,6 @@
 """Compiles all numba loops ahead of their first use: when a runtime starts, or when its image is built, by
 
-    python -m ramiform.runtime.processes.compile_ahead
+    python -m ramiform.runtime.compile_ahead
 
 The first start after an install takes seconds; later ones load them from disk (`ramiform.loops`).
 """
@@ -35,7 +35,7 @@ def compile_loops() -> None:
     """Import every module with compiled loops. Returns when every loop can be called."""
     with _announced():
         for name in LOOP_MODULES:
-            import_module(f"...{name}", __package__)
+            import_module(f"..{name}", __package__)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Layers of the package: who may import whom, no import circles, no device where decisions are made, a complete wheel."""
+"""Layers of the package: imports point down, no import circles, no device where decisions are made, a whole wheel."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROOT = Path(ramiform.__file__).parent
 PARTS = ("lang", "runtime", "radix", "constrained", "kernels")
 ROOT_MODULES = ("__init__", "chat", "cli", "flags", "loops")
 
-# The layers from the bottom up. A module imports only from its own layer and from lower ones. The longest prefix decides;
-# an entry may name one module. docs/architecture.md shows the same order.
+# The layers from the bottom up. A module imports only from its own layer and from lower ones. The longest prefix
+# decides; an entry may name one module. docs/architecture.md shows the same order.
 LAYERS = (
     ("loops",),
     ("radix",),
@@ -31,6 +31,7 @@ LAYERS = (
     ("constrained/peers",),
     ("constrained",),
     ("kernels",),
+    ("runtime/compile_ahead",),
     ("runtime/protocol",),
     ("runtime/programs",),
     ("lang",),
@@ -50,7 +51,7 @@ LAYERS = (
     ("runtime/frontend/http/errors", "runtime/frontend/http/scope", "runtime/frontend/http/peer_fields"),
     ("runtime/frontend/http/transport",),
     ("runtime/frontend/http/middleware",),
-    ("runtime/frontend/http/bodies",),
+    ("runtime/frontend/http/bodies", "runtime/frontend/http/openapi"),
     ("runtime/frontend/http/native", "runtime/frontend/http/openai"),
     ("runtime/frontend",),
     ("runtime/processes",),
@@ -92,9 +93,7 @@ MAX_MODULES = 25  # of a folder
 def modules() -> dict[str, Path]:
     """All modules of the package by slashed name: a folder stands for its `__init__`."""
     paths = [path for part in PARTS for path in (ROOT / part).rglob("*.py")] + [ROOT / f"{m}.py" for m in ROOT_MODULES]
-    return {
-        path.relative_to(ROOT).with_suffix("").as_posix().removesuffix("/__init__"): path for path in sorted(paths)
-    }
+    return {path.relative_to(ROOT).with_suffix("").as_posix().removesuffix("/__init__"): path for path in sorted(paths)}
 
 
 @cache

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ramiform
-from ramiform.runtime.processes.compile_ahead import LOOP_MODULES
+from ramiform.runtime.compile_ahead import LOOP_MODULES
 
 ROOT = Path(ramiform.__file__).parent
 CODE = """
@@ -122,7 +122,7 @@ def test_every_loop_is_compiled_before_a_runtime_is_ready() -> None:
 def test_loops_can_be_compiled_ahead() -> None:
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "ramiform.runtime.processes.compile_ahead"],
+            [sys.executable, "-P", "-m", "ramiform.runtime.compile_ahead"],
             capture_output=True,
             text=True,
             check=True,

@@ -1,6 +1,6 @@
-"""Names that have come in an object: read from the output's text, and the tokens that would write one of them again.
+"""Names that an object has used, read from the output's text, and the tokens that would write one of them again.
 
-Masks are remembered by states, which know nothing of the text; so these tokens are taken out afterwards.
+Masks are cached by state, which does not depend on the text, so these tokens are removed from a mask afterwards.
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 _STRINGS_AND_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:]')
-_WRITTEN_ONE_WAY = re.compile(r"[ !#-.0-\[\]-~]*")  # printable ASCII but quote, slash and backslash
+_HAS_ONE_SPELLING = re.compile(r"[ !#-.0-\[\]-~]*")  # printable ASCII but quote, slash and backslash
 
 
 class UsedNames(NamedTuple):
-    """The names of an object's members."""
+    """Names of an object's members.
+
+    `endings` are the sorted spellings without escapes, with the quote after them. `have_one_spelling`: none of the
+    names has another spelling with escapes.
+    """
 
     names: frozenset[str]
-    endings: list[bytes]  # as they are written without escapes, with the quote after them; sorted
-    are_written_one_way: bool  # none could also be written with escapes
+    endings: list[bytes]
+    have_one_spelling: bool
 
 
 _NO_NAMES = UsedNames(frozenset(), [], True)
@@ -35,9 +39,9 @@ _recent: deque[tuple[bytes, UsedNames]] = deque(maxlen=16)
 
 @lru_cache(maxsize=16)
 def used_names(text: bytes) -> UsedNames:
-    """The names in an object's text, which ends with the quote that a name begins with.
+    """Return the names in an object's text, which ends with the opening quote of a name.
 
-    An object that grows is read on from where it was.
+    Reading resumes at the end of the longest text that was read before.
     """
     known, names = max(
         ((before, names) for before, names in tuple(_recent) if text.startswith(before)),
@@ -60,7 +64,7 @@ def used_names(text: bytes) -> UsedNames:
         names = UsedNames(
             names.names | found,
             sorted(names.endings + endings),
-            names.are_written_one_way and all(map(_WRITTEN_ONE_WAY.fullmatch, found)),
+            names.have_one_spelling and all(map(_HAS_ONE_SPELLING.fullmatch, found)),
         )
     if text.endswith(b'"'):
         _recent.append((text, names))
@@ -69,37 +73,40 @@ def used_names(text: bytes) -> UsedNames:
 
 @dataclass
 class NamesInTokens:
-    """The tokens that hold a name of an output in quotes."""
+    """Tokens that contain a quoted name of the output.
+
+    `pending` are those of a string at the output's end, which may become a name. `num_read` is a number of bytes.
+    """
 
     tokens: set[int] = field(default_factory=set)
-    pending: set[int] = field(default_factory=set)  # of a string at the output's end, which may be a name
-    num_read: int = 0  # bytes of the output
+    pending: set[int] = field(default_factory=set)
+    num_read: int = 0
 
     def rollback(self, num_bytes: int) -> None:
         self.num_read = min(self.num_read, num_bytes)
 
 
 class QuotedTokens:
-    """The tokens of a vocabulary by how they begin, and those with quotes in them."""
+    """Index of a vocabulary's tokens by prefix, and by the texts that they hold in quotes."""
 
     def __init__(self, tokens: Sequence[bytes | None]) -> None:
         self._sorted = sorted((data, number) for number, data in enumerate(tokens) if data)
         self._ending = np.array([n for n, data in enumerate(tokens) if data and b'"' in data], np.int64)
         self._escaped = np.array([n for n in self._ending if b"\\" in (tokens[n] or b"")], np.int64)
-        self._whole: dict[bytes, list[int]] = {}  # by what stands between two quotes in a token
+        self._whole: dict[bytes, list[int]] = {}  # by the text between two quotes of a token
         for number, data in enumerate(tokens):
             for part in (data or b"").split(b'"')[1:-1]:
                 self._whole.setdefault(_unescaped(part), []).append(number)
         self._longest = max((len(tokens[n] or b"") for n in self._ending), default=0)
         longest = max(map(len, self._whole), default=0)
-        longest_written = 6 * longest  # with each byte as \\u0061, say
-        self._window = longest_written + 2
-        # A name, or a string at the end, which may become one. Matches may overlap: some begin at a string's end.
-        self._names = re.compile(rb'"(?=((?:[^"\\]|\\.){0,%d})"[ \t\r\n]*(:|\Z))' % longest_written)
+        longest_spelling = 6 * longest  # each byte may be escaped, as \\u0061
+        self._window = longest_spelling + 2
+        # A name, or a string at the end, which may become one. Matches may overlap and begin at a string's end.
+        self._names = re.compile(rb'"(?=((?:[^"\\]|\\.){0,%d})"[ \t\r\n]*(:|\Z))' % longest_spelling)
         self._beginning_with = lru_cache(1 << 14)(self.beginning_with)
 
     def read(self, history: bytearray, names: NamesInTokens) -> None:
-        """Add the names that have come since the last call."""
+        """Add the names that the output has got since the last call."""
         if not names.pending and b'"' not in history[names.num_read :]:
             names.num_read = len(history)
             return
@@ -112,9 +119,10 @@ class QuotedTokens:
             elif tokens is not None:
                 names.pending.update(tokens)
                 first = min(first, match.start())
-        names.num_read = min(len(history), first + self._window)  # what is pending is read again
+        names.num_read = min(len(history), first + self._window)  # pending strings are read again
 
     def beginning_with(self, text: bytes) -> list[int]:
+        """Return the tokens that begin with a text."""
         at, found = bisect_left(self._sorted, (text, -1)), []
         while at < len(self._sorted) and self._sorted[at][0].startswith(text):
             found.append(self._sorted[at][1])
@@ -129,8 +137,11 @@ class QuotedTokens:
         names: NamesInTokens,
         may_come: Callable[[int], bool],
     ) -> list[int]:
-        """Those in the mask that write a name again. `name` is what there is of one, after the text `before` of its
-        object; None elsewhere. `may_come` decides of single tokens."""
+        """Return the tokens of a mask that write a used name again.
+
+        `name` is the part of a name at the output's end, after the text `before` of its object; None outside names.
+        `may_come` decides about single tokens.
+        """
         found: list[int] = []
         if name is not None and (b"\\" in name or b'"' + name in before or not before.isascii() or b"\\" in before):
             used = used_names(before)
@@ -141,7 +152,7 @@ class QuotedTokens:
                     break
                 if len(ending) <= longest:
                     found += self._beginning_with(ending[len(name) :])
-            if not used.are_written_one_way:  # every spelling but the one above has a backslash
+            if not used.have_one_spelling:  # all other spellings have a backslash
                 others = self._ending if b"\\" in name else self._escaped
                 found += [token for token in _among(mask, others) if not may_come(token)]
         for token in names.tokens | names.pending if names.pending else names.tokens:
@@ -151,7 +162,7 @@ class QuotedTokens:
 
 
 def _unescaped(name: bytes) -> bytes:
-    """The text that JSON's string of `name` stands for; `name` itself when it is no such string."""
+    """Decode the content of a JSON string, or return it unchanged if it is not valid."""
     if b"\\" not in name:
         return name
     try:
@@ -165,7 +176,7 @@ def _among(mask: NDArray[np.int32], tokens: NDArray[np.int64]) -> list[int]:
 
 
 def without(mask: NDArray[np.int32], tokens: list[int]) -> NDArray[np.int32]:
-    """The mask without the bits of some tokens."""
+    """Return a copy of the mask without some tokens."""
     numbers = np.array(tokens, np.int64)
     cleared = mask.copy()
     np.bitwise_and.at(cleared, numbers >> 5, ~(np.uint32(1) << (numbers & 31).astype(np.uint32)).view(np.int32))

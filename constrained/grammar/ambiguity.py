@@ -1,4 +1,4 @@
-"""Finds terminals of a Lark grammar that can match the same text at the same place, with an example of each.
+"""Finds terminals of a Lark grammar that can match the same text at the same place, with examples.
 
 Lark's Earley parser and our engine follow every reading. A parser with a lexer (Lark's `parser="lalr"`) takes one: the
 terminal of higher priority, else a literal before a pattern, else one that no rule names. It may then refuse a text
@@ -22,17 +22,19 @@ from ..regex.alphabet import Alphabet, common_alphabet
 from ..regex.char_dfa import CharDfa
 from ..regex.dfa import DEAD, START
 from .cfg import Cfg
-from .lark import LarkTerminal, lark_lexemes
+from .lark import LarkTerminal, lark_terminals
 
 MAX_STEPS = 2_000_000  # for one pair: states times states times classes of characters
 MAX_CPU_SECONDS = 10.0  # for all pairs
-MAX_PLACES = 20_000
+MAX_POSITION_SETS = 20_000
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Two terminals that may stand at the same place and both match all of `example`, a shortest such text. `chosen` is
-    the one that Lark's lexer takes; None when neither priorities nor being a literal decide: they are ambiguous."""
+    """Two terminals that may stand at the same place and both match `example`, a shortest such text.
+
+    `chosen` is the terminal that Lark's lexer takes, by priority or for being a literal. None: they are ambiguous.
+    """
 
     first: str
     second: str
@@ -42,8 +44,10 @@ class Overlap:
 
 @dataclass(frozen=True)
 class TerminalReport:
+    """Overlapping pairs of terminals, and the pairs that were too large to compare or that no time was left for."""
+
     overlaps: tuple[Overlap, ...]
-    unchecked: tuple[tuple[str, str], ...]  # pairs that are too large to compare, or that no time was left for
+    unchecked: tuple[tuple[str, str], ...]
 
     @property
     def ambiguous(self) -> tuple[Overlap, ...]:
@@ -56,21 +60,23 @@ def ambiguous_terminals(text: str, start: str = "start") -> TerminalReport:
 
     Raises GrammarError for a grammar that the engine refuses.
     """
-    cfg, lexemes = lark_lexemes(text, start)
+    cfg, terminals = lark_terminals(text, start)
     pairs = sorted({pair for together in _expected_together(cfg) for pair in combinations(sorted(together), 2)})
-    alphabet = reduce(lambda found, lexeme: common_alphabet(found, lexeme.chars.alphabet)[0], lexemes, _NO_CLASSES)
+    alphabet = reduce(
+        lambda found, terminal: common_alphabet(found, terminal.chars.alphabet)[0], terminals, _NO_CLASSES
+    )
     machines: dict[int, interegular.FSM] = {}
     overlaps, unchecked = [], []
     end = time.thread_time() + MAX_CPU_SECONDS
     for pair in pairs:
-        first, second = (lexemes[number] for number in pair)
+        first, second = (terminals[number] for number in pair)
         steps = first.chars.num_states * second.chars.num_states * alphabet.num_classes
         if steps > MAX_STEPS or time.thread_time() > end:
             unchecked.append((first.name, second.name))
             continue
         for number in pair:
             if number not in machines:
-                machines[number] = _machine(lexemes[number].chars, alphabet)
+                machines[number] = _machine(terminals[number].chars, alphabet)
         if not machines[pair[0]].isdisjoint(machines[pair[1]]):
             example = first.chars.intersect(second.chars).witness()
             assert example is not None, f"interegular and we differ about {first.name} and {second.name}"
@@ -83,15 +89,17 @@ _NO_CLASSES = Alphabet((0, 0xD800, 0xE000), (0, -1, 0))
 
 def _chosen(first: LarkTerminal, second: LarkTerminal) -> str | None:
     if first.priority != second.priority:
-        return max(first, second, key=lambda lexeme: lexeme.priority).name
+        return max(first, second, key=lambda terminal: terminal.priority).name
     if first.is_literal != second.is_literal:
         return first.name if first.is_literal else second.name
     return None
 
 
 def _machine(dfa: CharDfa, alphabet: Alphabet) -> interegular.FSM:
-    """An automaton as interegular has it, its symbols the classes of `alphabet`. State 0 must not be used:
-    interegular 0.3.3 takes a return to it for a dead end."""
+    """Convert an automaton to interegular's, with the classes of `alphabet` as symbols.
+
+    State 0 is left out, because interegular 0.3.3 treats a return to it as a dead end.
+    """
     _, own, theirs = common_alphabet(dfa.alphabet, alphabet)
     table = dfa.table.tolist()
     steps = {
@@ -106,28 +114,29 @@ def _machine(dfa: CharDfa, alphabet: Alphabet) -> interegular.FSM:
 
 
 def _expected_together(cfg: Cfg) -> Iterable[frozenset[int]]:
-    """Every set of terminals that may come next at one place of a text, as a lexer that knows the parser's state sees
-    it. What follows a rule is taken to be what follows it anywhere, as in an SLR parser, so a set may be too large.
+    """Yield the sets of terminals that may come next at some place, as a lexer with the parser's state sees them.
+
+    What follows a rule is taken to be what follows it anywhere, as in an SLR parser, so a set may be too large.
 
     A position is a place in an alternative. Positions before a terminal are bits of a number; the sets of them that can
     be reached are found as by the subset construction.
     """
-    places = _Places(cfg)
-    todo, known = [places.start], {places.start}
-    budget = CompileBudget(MAX_PLACES)
+    positions = _Positions(cfg)
+    todo, known = [positions.start], {positions.start}
+    budget = CompileBudget(MAX_POSITION_SETS)
     for before in todo:
         budget.check(len(todo))
-        expected = {terminal: found for terminal, mask in places.terminals.items() if (found := before & mask)}
+        expected = {terminal: found for terminal, mask in positions.terminals.items() if (found := before & mask)}
         yield frozenset((*expected, *cfg.ignored))
         for found in expected.values():
-            after = places.after(found)
+            after = positions.after(found)
             if after not in known:
                 known.add(after)
                 todo.append(after)
 
 
-class _Places:
-    """The positions of a grammar that stand before terminals, as bits."""
+class _Positions:
+    """Positions of a grammar before terminals, as bits."""
 
     def __init__(self, cfg: Cfg) -> None:
         self._alternatives = cfg.alternatives
@@ -150,7 +159,7 @@ class _Places:
         self.start = self._closure((0, number, 0) for number in range(len(cfg.alternatives[0])))
 
     def after(self, positions: int) -> int:
-        """The positions that may come next after the terminals at `positions`."""
+        """Return the positions that may come next after the terminals at `positions`."""
         found = 0
         for bit in _bits(positions):
             if bit not in self._after:

@@ -1,47 +1,52 @@
-"""Context-free grammars over terminals that are byte automata: what the front ends for Lark and GBNF produce.
-
-Knows no syntax of grammars and no way to parse.
-"""
+"""Context-free grammars over terminals that are byte automata, and the builder of them that the front ends use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..errors import GrammarError
 from ..regex.dfa import START, Dfa
 
+MAX_TEXT = 1 << 17  # characters of a grammar
 MAX_RULES = 20_000
+MAX_REPEAT = 10_000
+MAX_SYMBOLS = 200_000
+
+Symbol = int  # a nonterminal n >= 0, or -1 - t for terminal t
 
 
 @dataclass(frozen=True, eq=False)
 class Terminal:
-    """`preferred`: a match ends where the automaton's last accepting state is, whatever follows (see `leftmost`);
-    otherwise every text that is accepted is a match. None matches the empty text."""
+    """A named byte automaton that does not accept the empty text.
+
+    `preferred`: a match ends where the automaton's last accepting state is, whatever follows (see `leftmost_first`).
+    Otherwise every text that the automaton accepts is a match.
+    """
 
     name: str
     dfa: Dfa
     preferred: bool
 
 
-Symbol = int  # a nonterminal n >= 0, or -1 - t for terminal t
-
-
 @dataclass(frozen=True)
 class Cfg:
-    """Nonterminal 0 is the start. `alternatives[n]` are sequences of symbols. Ignored terminals may stand before,
-    after and between all others. Every symbol that is left stands for some text."""
+    """A grammar whose nonterminal 0 is the start. `alternatives[n]` are the sequences of symbols of nonterminal n.
+
+    Ignored terminals may stand before, after and between all others. Every symbol derives some text. `nullable` are the
+    nonterminals that derive the empty text.
+    """
 
     terminals: tuple[Terminal, ...]
     alternatives: tuple[tuple[tuple[Symbol, ...], ...], ...]
     ignored: tuple[int, ...] = ()
-    nullable: frozenset[int] = field(default=frozenset())  # nonterminals that may be empty
+    nullable: frozenset[int] = field(default=frozenset())
 
 
-def cfg(
+def trimmed_cfg(
     terminals: Iterable[Terminal], alternatives: Iterable[Iterable[tuple[Symbol, ...]]], ignored: Iterable[int]
 ) -> Cfg:
-    """Without the alternatives that stand for no text. Raises GrammarError when none is left for the start."""
+    """Build a grammar without the alternatives that derive no text. Raises GrammarError if the start derives none."""
     rules = [list(dict.fromkeys(group)) for group in alternatives]
     if sum(map(len, rules)) > MAX_RULES:
         raise GrammarError(f"the grammar is too complex: it has more than {MAX_RULES} alternatives")
@@ -56,7 +61,7 @@ def cfg(
 
 
 def _closure(rules: list[list[tuple[Symbol, ...]]], known: set[Symbol]) -> set[Symbol]:
-    """The symbols that can be made of the known ones."""
+    """Return the symbols that can be derived from the known ones, which are included."""
     waiting: dict[Symbol, list[tuple[int, tuple[Symbol, ...]]]] = {}
     todo = []
     for number, group in enumerate(rules):
@@ -72,3 +77,68 @@ def _closure(rules: list[list[tuple[Symbol, ...]]], known: set[Symbol]) -> set[S
             known.add(number)
             todo += waiting.pop(number, [])
     return known
+
+
+class CfgBuilder:
+    """Builds a grammar from rules with options, repeats and alternatives inside.
+
+    These become nonterminals of their own, so that n options give n rules instead of 2^n. Repeats recurse to the left,
+    which is cheap for an Earley parser.
+    """
+
+    def __init__(self) -> None:
+        self._alternatives: list[list[tuple[Symbol, ...]]] = []
+        self._num_symbols = 0
+        self._terminals: list[Terminal] = []
+        self._terminal_of: dict[object, int] = {}
+
+    def new(self) -> Symbol:
+        """Add a nonterminal without alternatives. The first is the start."""
+        self._alternatives.append([])
+        if len(self._alternatives) > MAX_RULES:
+            raise GrammarError(f"the grammar is too complex: it has more than {MAX_RULES} rules")
+        return len(self._alternatives) - 1
+
+    def terminal(self, key: object, make: Callable[[], Terminal]) -> Symbol:
+        """Return the terminal of a key, made at its first use."""
+        if key not in self._terminal_of:
+            self._terminals.append(make())
+            self._terminal_of[key] = len(self._terminals) - 1
+        return -1 - self._terminal_of[key]
+
+    def define(self, nonterminal: Symbol, alternatives: list[tuple[Symbol, ...]]) -> None:
+        """Add alternatives to a nonterminal."""
+        self._alternatives[nonterminal] += alternatives
+        self._num_symbols += sum(map(len, alternatives))
+        if self._num_symbols > MAX_SYMBOLS:
+            raise GrammarError(f"the grammar is too complex: it has more than {MAX_SYMBOLS} symbols")
+
+    def choice(self, alternatives: list[tuple[Symbol, ...]]) -> tuple[Symbol, ...]:
+        """Return symbols that derive what one of the alternatives derives."""
+        if len(alternatives) == 1:
+            return alternatives[0]
+        number = self.new()
+        self.define(number, alternatives)
+        return (number,)
+
+    def repeat(self, part: tuple[Symbol, ...], least: int, most: int | None) -> tuple[Symbol, ...]:
+        """Return symbols that derive a part `least` to `most` times (None: any number of times)."""
+        if max(least, most or 0) > MAX_REPEAT or (most is not None and most < least):
+            raise GrammarError(f"invalid repeat from {least} to {most} times: the limit is {MAX_REPEAT}")
+        if len(part) > 1:
+            whole = self.new()
+            self.define(whole, [part])
+            part = (whole,)
+        head = part * least
+        if most is None:
+            more = self.new()
+            self.define(more, [(), (more, *part)])
+            return (*head, more)
+        tail: tuple[Symbol, ...] = ()
+        for _ in range(most - least):
+            tail = self.choice([(), (*part, *tail)])
+        return (*head, *tail)
+
+    def build(self, ignored: list[Symbol]) -> Cfg:
+        """Return the grammar. Raises GrammarError if the start derives no text."""
+        return trimmed_cfg(self._terminals, self._alternatives, [-1 - symbol for symbol in ignored])

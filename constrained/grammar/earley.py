@@ -1,11 +1,9 @@
-"""Earley's algorithm (1970) as an automaton that makes its states when they are first asked for.
+"""Earley's algorithm (1970) as a lazy automaton: its states are numbered sets of items.
 
-A set of items is a value, and equal sets are one number. An item is a place in an alternative and where to go on once
-its nonterminal is complete: the number of the set in which it began and the nonterminal. So the sets after equal
-histories are equal, and the automaton of a regular grammar is finite. Nonterminals that may
-be empty are skipped when they are predicted (Aycock and Horspool 2002). Where only one item waits for a nonterminal,
-and that at its own end, the nonterminal goes on where that item would, so right recursion does not pile up (after Leo
-1991). Knows terminals by number, no bytes.
+An item is a place in an alternative, with the set in which its nonterminal began. So equal histories give equal sets,
+and the automaton of a regular grammar is finite. Nullable nonterminals are skipped when they are predicted (Aycock and
+Horspool 2002). If the only item that waits for a nonterminal does so at its own end, the nonterminal returns to where
+that item would, so right recursion takes constant space (after Leo 1991). Terminals are known by number.
 """
 
 from __future__ import annotations
@@ -15,42 +13,44 @@ from typing import NamedTuple
 from ..errors import GrammarError
 from .cfg import Cfg
 
-MAX_WORK = 30_000  # steps from one place in a text to the next: an unambiguous text takes some dozens
-HERE = -1  # an item's origin: the set that it is in
-NOWHERE = -2  # of the start
+MAX_WORK = 30_000  # items advanced from one set to the next: an unambiguous text takes some dozens
+HERE = -1  # origin of an item that began in its own set
+NOWHERE = -2  # origin of the start item
 
 
 class EarleyItem(NamedTuple):
+    """A place in an alternative. `origin` is a set, HERE or NOWHERE, in which `completes` is complete with the item."""
+
     nonterminal: int
     alternative: int
     place: int
-    origin: int  # a set, HERE or NOWHERE
-    completes: int  # the nonterminal that is complete in the origin when the item is
+    origin: int
+    completes: int
 
 
 class EarleySets:
-    """The sets of a grammar, numbered as they are made."""
+    """The item sets of a grammar, numbered in the order in which they are first reached."""
 
     def __init__(self, grammar: Cfg) -> None:
         whole = len(grammar.alternatives)
         self._alternatives = (*grammar.alternatives, ((0,),))
         self._nullable = grammar.nullable
         self._numbers: dict[tuple[frozenset[EarleyItem], bool], int] = {}
-        self._waiting: list[dict[int, list[EarleyItem]]] = []  # of each set: its items by the symbol they wait for
+        self._waiting: list[dict[int, list[EarleyItem]]] = []  # for each set, its items by the next symbol
         self._accepting: list[bool] = []
         self._after: dict[frozenset[tuple[int, int]], int] = {}
         self.start = self._add({EarleyItem(whole, 0, 0, NOWHERE, whole)}, accepting=0 in grammar.nullable)
 
     def expected(self, number: int) -> list[int]:
-        """The terminals that may come next."""
+        """Return the terminals that may come next."""
         return [-1 - symbol for symbol in self._waiting[number] if symbol < 0]
 
     def accepts(self, number: int) -> bool:
-        """Whether the text may end here."""
+        """Return True if the text may end here."""
         return self._accepting[number]
 
     def after(self, scans: frozenset[tuple[int, int]]) -> int:
-        """The set at a place where, for each (set, terminal), the terminal that was expected there ends."""
+        """Return the set at a place where expected terminals end, given as pairs of a set and a terminal."""
         number = self._after.get(scans)
         if number is None:
             number = self._after[scans] = self._scan(scans)
@@ -86,7 +86,7 @@ class EarleySets:
         return self._add(items, accepting)
 
     def _advanced(self, item: EarleyItem) -> list[EarleyItem]:
-        """One symbol further, and over all that follow and may be empty."""
+        """Return the item one symbol further, and beyond each nullable symbol that follows."""
         rule = self._alternatives[item.nonterminal][item.alternative]
         found = [item._replace(place=item.place + 1)]
         while found[-1].place < len(rule) and rule[found[-1].place] in self._nullable:
@@ -94,7 +94,7 @@ class EarleySets:
         return found
 
     def _add(self, items: set[EarleyItem], accepting: bool) -> int:
-        """The number of the set that follows from the items."""
+        """Return the number of the closure of some items."""
         closed = frozenset(self._closed(items))
         number = self._numbers.get((closed, accepting))
         if number is None:
@@ -107,7 +107,7 @@ class EarleySets:
         return number
 
     def _closed(self, items: set[EarleyItem]) -> set[EarleyItem]:
-        """Those that are not complete, and what they predict."""
+        """Return the items that are not complete, with those that they predict."""
         rules = self._alternatives
         kept = {item for item in items if item.place < len(rules[item.nonterminal][item.alternative])}
         waiting: dict[int, list[EarleyItem]] = {}
@@ -120,7 +120,7 @@ class EarleySets:
                 continue
             waiting.setdefault(symbol, []).append(item)
             if symbol not in predicted:
-                predicted[symbol] = self._begun(symbol)
+                predicted[symbol] = self._first_items(symbol)
                 todo += predicted[symbol]
         returns: dict[int, tuple[int, int]] = {}
         for nonterminal in predicted:
@@ -130,7 +130,7 @@ class EarleySets:
             kept.update(item._replace(origin=origin, completes=completes) for item in begun)
         return kept
 
-    def _begun(self, nonterminal: int) -> list[EarleyItem]:
+    def _first_items(self, nonterminal: int) -> list[EarleyItem]:
         begun = []
         for number, rule in enumerate(self._alternatives[nonterminal]):
             first = EarleyItem(nonterminal, number, -1, HERE, nonterminal)
@@ -140,7 +140,7 @@ class EarleySets:
     def _return(
         self, nonterminal: int, waiting: dict[int, list[EarleyItem]], returns: dict[int, tuple[int, int]]
     ) -> tuple[int, int]:
-        """Where a nonterminal that is predicted goes on: here, or where the only item that waits for it would."""
+        """Return where a predicted nonterminal continues: here, or where the only item that waits for it would."""
         path: list[int] = []
         found = HERE, nonterminal
         while True:

@@ -1,8 +1,7 @@
-r"""Grammars as llama.cpp writes them (GBNF, which xgrammar and SGLang call EBNF): `root ::= "a" [b-d]* item{2,3}`.
+r"""Parser for grammars as llama.cpp writes them (GBNF; xgrammar and SGLang say EBNF): `root ::= "a" [b-d]* item{2,3}`.
 
-Characters are all there is: there are no tokens, nothing is skipped, and every way to read a text counts. Rules that do
-not recurse, and those that call but themselves and at their end, are regular: they become automata as a whole, and only
-the rest is parsed. References to tokens (`<...>`) and look-ahead (`(=...)`) are refused.
+Rules are over characters. There are no tokens, nothing is skipped, and every reading of a text counts. References to
+tokens (`<...>`) and look-ahead (`(=...)`) are refused.
 """
 
 from __future__ import annotations
@@ -14,11 +13,9 @@ from ..budget import GRAMMAR_CPU_SECONDS, CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
 from ..regex.expression import Chars, Seq, literal
-from .cfg import Cfg
-from .cfg_builder import MAX_REPEAT
+from .cfg import MAX_REPEAT, MAX_TEXT, Cfg
 from .rule_expressions import Alternatives, Concatenation, Repetition, Rule, RuleReference, cfg_of_rules
 
-MAX_TEXT = 1 << 17
 MAX_NESTING = 60
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SPACE = re.compile(r"(?:[ \t]|#[^\n\r]*)*")
@@ -29,7 +26,7 @@ _CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def gbnf_grammar(text: str, start: str = "root") -> Cfg:
-    """Raises GrammarError with the position in the text of what is wrong or not supported."""
+    """Parse a grammar. Raises GrammarError with the position of what is wrong or not supported."""
     if len(text) > MAX_TEXT:
         raise GrammarError(f"the grammar is longer than {MAX_TEXT} characters")
     try:
@@ -43,7 +40,7 @@ class _GbnfParser:
         self._text = text
         self._at = 0
         self._depth = 0
-        self._uses: dict[str, int] = {}  # of names of rules: where the first is
+        self._uses: dict[str, int] = {}  # names of rules with the position of their first use
 
     def rules(self, start: str) -> dict[str, Rule]:
         found: dict[str, Rule] = {}
@@ -59,7 +56,7 @@ class _GbnfParser:
             self._skip(_ANY_SPACE)
             found[name] = self._alternatives()
             if self._at < len(self._text) and self._text[self._at] not in "\r\n":
-                self._fail("neither a part of a rule nor its end")
+                self._fail("expected a part of the rule or the end of the line")
             self._skip(_ANY_SPACE)
         for name, position in self._uses.items():
             if name not in found:
@@ -82,7 +79,7 @@ class _GbnfParser:
         self._at = match.end() if match else self._at
 
     def _space(self) -> None:
-        """Lines end rules, but not inside parentheses."""
+        """Skip space; a line break ends a rule, but not inside parentheses."""
         self._skip(_ANY_SPACE if self._depth else _SPACE)
 
     def _name(self) -> str | None:
@@ -122,7 +119,7 @@ class _GbnfParser:
             else:
                 return part
             if max(least, most or 0) > MAX_REPEAT or (most is not None and most < least):
-                self._fail(f"a repeat that is upside down, or beyond {MAX_REPEAT}", start)
+                self._fail(f"a repeat with reversed bounds, or beyond {MAX_REPEAT}", start)
             part = Repetition(part, least, most)
             self._space()
 
@@ -166,7 +163,7 @@ class _GbnfParser:
         match = _ESCAPE.match(self._text, self._at)
         digits = match and (match[1] or match[2] or match[3])
         if match is None or (digits and int(digits, 16) > MAX_CODE_POINT):
-            self._fail("an escape that is not known")
+            self._fail("an unknown escape")
         self._at = match.end()
         return chr(int(digits, 16)) if digits else _CONTROL.get(match[4], match[4])
 
@@ -188,7 +185,7 @@ class _GbnfParser:
                 self._at += 1
                 high = ord(self._character(start))
             if high < low:
-                self._fail("a range the wrong way round", at)
+                self._fail("a reversed range", at)
             ranges.append((low, high))
         found = charset(ranges)
         return complement(found) if negated else found

@@ -1,10 +1,10 @@
-r"""Grammars in Lark's syntax, with the meaning of Lark's Earley parser and dynamic lexer.
+r"""Translates grammars in Lark's syntax, with the meaning of Lark's Earley parser and dynamic lexer.
 
-The `lark` package reads the text and composes terminals to patterns; rules are translated here. A terminal matches
-where it stands what Python's `re` would match there, so its match is the preferred one, not any. Two terminals may
-match at the same place: every way to read the text counts, and priorities, which choose among them, change nothing.
-Imports are from Lark's own grammars only. Terminals with anchors, `\b` or look-around are refused, but for
-ESCAPED_STRING, whose look-behind is written here without; so are `%declare` and terminals that may be empty.
+The `lark` package reads the text and composes terminals to patterns; rules are translated here. A terminal matches what
+Python's `re` would match at its place: the preferred match, not any. Where two terminals match at the same place, every
+reading of the text counts, so priorities change nothing. Imports are from Lark's own grammars only. Refused are
+`%declare`, terminals that may be empty, and those with anchors, `\b` or look-around, except ESCAPED_STRING, which is
+rewritten without its look-behind.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ from ..regex.char_dfa import CharDfa
 from ..regex.dfa import START
 from ..regex.leftmost_first import leftmost_first_dfa
 from ..regex.parser import parse_regex
-from .cfg import MAX_RULES, Cfg, Symbol, Terminal
-from .cfg_builder import CfgBuilder
+from .cfg import MAX_RULES, MAX_TEXT, Cfg, CfgBuilder, Symbol, Terminal
 
 if TYPE_CHECKING:
     from lark import Tree
     from lark.load_grammar import Grammar as LarkGrammar
 
-MAX_TEXT = 1 << 17
+
 _LIBRARY = ("common", "python", "lark", "unicode")
 _IMPORT = re.compile(r"^[ \t]*%import[ \t]+(\.*)(\w+)", re.MULTILINE)
-# common.ESCAPED_STRING, and the same without look-behind.
+# common.ESCAPED_STRING, and the same without its look-behind.
 _ESCAPED = r'".*?(?<!\\)(\\\\)*?"'
 _WITHOUT_LOOK_BEHIND = r'"(?:[^"\\\n]|\\[^\n])*"'
 
 
 @dataclass(frozen=True, eq=False)
 class LarkTerminal:
-    """A terminal as Lark's lexer sees it: `chars` accepts its texts."""
+    """A terminal with its priority in Lark's lexer, and the automaton of its texts."""
 
     name: str
     priority: int
@@ -48,12 +47,15 @@ class LarkTerminal:
 
 
 def lark_grammar(text: str, start: str = "start") -> Cfg:
-    """Raises GrammarError: with the position in the text for a mistake in the syntax, else with the name at fault."""
+    """Parse and translate a grammar.
+
+    Raises GrammarError with the position in the text of a syntax error, else with the name of the rule or terminal.
+    """
     return _translated(text, start, by_name=False)[0]
 
 
-def lark_lexemes(text: str, start: str = "start") -> tuple[Cfg, list[LarkTerminal]]:
-    """The grammar in which terminals of different names stay different, as in Lark, and its terminals in order."""
+def lark_terminals(text: str, start: str = "start") -> tuple[Cfg, list[LarkTerminal]]:
+    """Return the grammar and its terminals, keeping equal terminals of different names apart, as Lark does."""
     return _translated(text, start, by_name=True)
 
 
@@ -66,7 +68,7 @@ def _translated(text: str, start: str, *, by_name: bool) -> tuple[Cfg, list[Lark
     read = _read(text)
     translator = _LarkTranslator(read, CompileBudget(max_cpu_seconds=GRAMMAR_CPU_SECONDS), by_name)
     try:
-        return translator.translate(start), translator.lexemes
+        return translator.translate(start), translator.terminals
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply") from None
 
@@ -98,7 +100,7 @@ Arguments = dict[str, tuple[Symbol, ...]]  # what a template's parameters stand 
 
 class _LarkTranslator:
     def __init__(self, read: LarkGrammar, budget: CompileBudget, by_name: bool) -> None:
-        self.lexemes: list[LarkTerminal] = []  # filled in only `by_name`: otherwise their automata are not kept
+        self.terminals: list[LarkTerminal] = []  # filled in only `by_name`: otherwise their automata are not kept
         self._budget = budget
         self._by_name = by_name
         self._priorities = {name: int(priority) for name, (_, priority) in read.term_defs}
@@ -119,7 +121,7 @@ class _LarkTranslator:
         return self._rules.build([self._named_terminal(name) for name in self._ignored])
 
     def _rule(self, name: str, values: tuple[tuple[Symbol, ...], ...]) -> Symbol:
-        """The nonterminal of a rule, or of a template for these arguments."""
+        """Return the nonterminal of a rule, or of a template with these arguments."""
         if (name, values) not in self._known:
             parameters, tree = self._definitions[name]
             if len(parameters) != len(values):
@@ -191,12 +193,12 @@ class _LarkTranslator:
         if chars.accepting[START]:
             raise GrammarError(f"the terminal {name} may be empty")
         if self._by_name:
-            self.lexemes.append(LarkTerminal(name, priority, is_literal, chars))
+            self.terminals.append(LarkTerminal(name, priority, is_literal, chars))
         return Terminal(name, byte_dfa(chars, "utf8", self._budget), preferred=True)
 
 
 def _pattern(tree: Tree[Any]) -> tuple[str, bool]:
-    """A terminal's pattern, and whether it is a literal."""
+    """Return the pattern of a terminal, and True if it is a literal."""
     from lark.load_grammar import PrepareLiterals, TerminalTreeToPattern, nr_deepcopy_tree
 
     found = (PrepareLiterals() * TerminalTreeToPattern()).transform(nr_deepcopy_tree(tree))  # type: ignore[no-untyped-call]
@@ -204,7 +206,7 @@ def _pattern(tree: Tree[Any]) -> tuple[str, bool]:
 
 
 def _quoted(pattern: str, is_literal: bool) -> str:
-    """A terminal without a name, as the grammar has it."""
+    """Quote an anonymous terminal as in the grammar's text."""
     return json.dumps(re.sub(r"\\(.)", r"\1", pattern), ensure_ascii=False) if is_literal else f"/{pattern}/"
 
 

@@ -1,7 +1,7 @@
-"""Rules as expressions that may refer to rules, to grammars: what is regular becomes terminals, the rest alternatives.
+"""Translates rules, which are expressions with references to rules, to a grammar.
 
-A rule that does not recurse is an expression. So is one that calls but itself, and only at its own end: the loop that
-it spells. Everything else stays a rule.
+Regular rules become terminals: those that do not recurse, and those that refer only to themselves and only at their
+end, which are loops. All others become nonterminals with alternatives.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from ..regex.char_dfa import length_char_dfa
 from ..regex.dfa import START
 from ..regex.expression import EMPTY, Alt, Chars, Expression, Repeat, Seq, alternation, repeat, sequence
 from ..regex.subset import char_dfa
-from .cfg import Cfg, Symbol, Terminal
-from .cfg_builder import CfgBuilder
+from .cfg import Cfg, CfgBuilder, Symbol, Terminal
 
 MAX_REGULAR_SIZE = 4_000  # nodes of an expression that is inlined
 MAX_INLINED = 40  # rules within rules
@@ -24,23 +23,29 @@ MAX_INLINED = 40  # rules within rules
 
 @dataclass(frozen=True)
 class RuleReference:
-    """To a rule by name."""
+    """Reference to a rule by name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Concatenation:
+    """Rules one after another."""
+
     parts: tuple[Rule, ...]
 
 
 @dataclass(frozen=True)
 class Alternatives:
+    """Choice of one rule."""
+
     parts: tuple[Rule, ...]
 
 
 @dataclass(frozen=True)
 class Repetition:
+    """A rule `least` to `most` times (None: any number of times)."""
+
     part: Rule
     least: int
     most: int | None
@@ -50,7 +55,10 @@ Rule = Chars | Seq | RuleReference | Concatenation | Alternatives | Repetition
 
 
 def cfg_of_rules(rules: Mapping[str, Rule], start: str, budget: CompileBudget) -> Cfg:
-    """Every reference is to a rule. Raises GrammarError when nothing satisfies it, and beyond the budget."""
+    """Translate rules, in which every reference must be defined, to a grammar.
+
+    Raises GrammarError if no text satisfies the start rule, and beyond the budget.
+    """
     return _RuleTranslator(rules, budget).translate(start)
 
 
@@ -58,22 +66,22 @@ class _RuleTranslator:
     def __init__(self, rules: Mapping[str, Rule], budget: CompileBudget) -> None:
         self._rules = rules
         self._budget = budget
-        self._grammar = CfgBuilder()
+        self._builder = CfgBuilder()
         self._regular: dict[str, tuple[Expression, int] | None] = {}
         self._numbers: dict[str, Symbol] = {}
         self._todo: list[str] = []
-        self._depth = 0  # of rules that are looked at
+        self._depth = 0  # nested rules that are being inlined
 
     def translate(self, start: str) -> Cfg:
-        first = self._grammar.new()
-        self._grammar.define(first, [self._symbols(RuleReference(start))])
+        first = self._builder.new()
+        self._builder.define(first, [self._symbols(RuleReference(start))])
         while self._todo:
             name = self._todo.pop()
-            self._grammar.define(self._numbers[name], self._alternatives(self._rules[name]))
-        return self._grammar.build([])
+            self._builder.define(self._numbers[name], self._alternatives(self._rules[name]))
+        return self._builder.build([])
 
     def _expression(self, rule: Rule) -> tuple[Expression, int] | None:
-        """What a rule is, and its size, if it is regular."""
+        """Return a rule as an expression with its size, or None if it is not regular."""
         match rule:
             case Chars() | Seq():
                 return rule, 1 + len(getattr(rule, "parts", ()))
@@ -97,18 +105,21 @@ class _RuleTranslator:
             if self._depth == MAX_INLINED:
                 return None
             self._depth += 1
-            self._regular[name] = None  # while it is looked at: a reference to it from within is recursion
+            self._regular[name] = None  # meanwhile: a reference to it from inside is recursion
             rule = self._rules[name]
             found = self._expression(rule)
-            if found is None and (loop := self._tail(rule, name)) is not None:
+            if found is None and (loop := self._tail_recursion(rule, name)) is not None:
                 turns, exits = loop
                 found = _limited(sequence(repeat(_choice(*turns), 0, None), _choice(*exits)), _size(turns + exits))
             self._regular[name] = found
             self._depth -= 1
         return self._regular[name]
 
-    def _tail(self, rule: Rule, name: str) -> tuple[list[Expression], list[Expression]] | None:
-        """The ways through a rule that end in a call of `name`, and those without one; None if there are others."""
+    def _tail_recursion(self, rule: Rule, name: str) -> tuple[list[Expression], list[Expression]] | None:
+        """Split a rule into the parts before a final reference to `name`, and those without one.
+
+        Returns None if it refers to rules in other ways.
+        """
         found = self._expression(rule)
         if found is not None:
             return [], [found[0]]
@@ -116,19 +127,19 @@ class _RuleTranslator:
             case RuleReference(name=other) if other == name:
                 return [EMPTY], []
             case Alternatives(parts=parts):
-                ways = [self._tail(part, name) for part in parts]
+                ways = [self._tail_recursion(part, name) for part in parts]
                 kept = [way for way in ways if way is not None]
                 if len(kept) < len(ways):
                     return None
                 return [turn for turns, _ in kept for turn in turns], [exit for _, exits in kept for exit in exits]
             case Concatenation(parts=parts):
                 before = self._expression(Concatenation(parts[:-1]))
-                last = self._tail(parts[-1], name)
+                last = self._tail_recursion(parts[-1], name)
                 if before is None or last is None:
                     return None
                 return [sequence(before[0], turn) for turn in last[0]], [sequence(before[0], end) for end in last[1]]
             case Repetition(part=part, least=0, most=1):
-                inner = self._tail(part, name)
+                inner = self._tail_recursion(part, name)
                 return None if inner is None else (inner[0], [*inner[1], EMPTY])
             case _:
                 return None
@@ -145,18 +156,18 @@ class _RuleTranslator:
         match rule:
             case RuleReference(name=name):
                 if name not in self._numbers:
-                    self._numbers[name] = self._grammar.new()
+                    self._numbers[name] = self._builder.new()
                     self._todo.append(name)
                 return (self._numbers[name],)
             case Concatenation(parts=parts):
                 return tuple(symbol for part in self._joined(parts) for symbol in self._symbols(part))
             case Repetition(part=part, least=least, most=most):
-                return self._grammar.repeat(self._symbols(part), least, most)
+                return self._builder.repeat(self._symbols(part), least, most)
             case _:
-                return self._grammar.choice(self._alternatives(rule))
+                return self._builder.choice(self._alternatives(rule))
 
     def _joined(self, parts: tuple[Rule, ...]) -> list[Rule]:
-        """Neighbours that are regular as one."""
+        """Merge neighbouring parts that are regular together."""
         runs: list[list[Rule]] = []
         was_regular = False
         for part in parts:
@@ -177,8 +188,8 @@ class _RuleTranslator:
             chars = chars.intersect(length_char_dfa(1, None), self._budget)
         name = f"terminal {len(self._numbers)}"
         dfa = byte_dfa(chars, "utf8", self._budget)
-        symbol = self._grammar.terminal(expression, lambda: Terminal(name, dfa, preferred=False))
-        return self._grammar.choice([(), (symbol,)]) if may_be_empty else (symbol,)
+        symbol = self._builder.terminal(expression, lambda: Terminal(name, dfa, preferred=False))
+        return self._builder.choice([(), (symbol,)]) if may_be_empty else (symbol,)
 
 
 def _choice(*parts: Expression) -> Expression:
@@ -190,7 +201,7 @@ def _limited(expression: Expression, size: int) -> tuple[Expression, int] | None
 
 
 def _size(expressions: list[Expression]) -> int:
-    """Nodes, counted no further than need be."""
+    """Count nodes, up to `MAX_REGULAR_SIZE`."""
     todo, count = list(expressions), 0
     while todo and count <= MAX_REGULAR_SIZE:
         expression = todo.pop()

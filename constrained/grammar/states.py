@@ -1,9 +1,8 @@
-"""A context-free grammar as states of the byte automaton.
+"""States of the byte automaton for a context-free grammar.
 
-A state is the set of readings of the text so far. A reading is a terminal begun after a set of Earley's, and how far
-its automaton is; and the terminals that ended before it while their automata could go on, which have to be watched: a
-longer match that would have been preferred rules the reading out. No token is looked at here; the token walk asks for
-states one by one, and equal ones are made once.
+A state is the set of readings of the text so far. A reading is a terminal that began after an Earley set, and the state
+of its automaton. Terminals that ended earlier while their automata could go on are watched: a longer match, which would
+have been preferred, rules the reading out.
 """
 
 from __future__ import annotations
@@ -20,11 +19,14 @@ from ..regex.dfa import DEAD, START, Dfa
 from .cfg import Cfg
 from .earley import EarleySets
 
-MAX_READINGS = 2_000  # of one text: the grammar is that ambiguous
+MAX_READINGS = 2_000  # of one text
 
 
 class Reading(NamedTuple):
-    """A place in `terminal`, which began after the set `begun`. `watched`: (terminal, state) of earlier matches."""
+    """State of the automaton of `terminal`, which began after the Earley set `begun`.
+
+    `watched` are pairs of a terminal and a state, of earlier matches that could still become longer.
+    """
 
     begun: int
     terminal: int
@@ -34,12 +36,15 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CompiledCfg:
-    """A grammar and what has been worked out of it. Compared by identity."""
+    """A grammar with its Earley sets and terminals' tables. Compared by identity.
+
+    `rows[t]` is the table of terminal t as lists. `leads_on[t][q]` is True if some byte leads on from state q.
+    """
 
     cfg: Cfg
     sets: EarleySets
-    rows: dict[int, list[list[int]]]  # of each terminal's automaton, as lists
-    leads_on: list[list[bool]]  # of each terminal's states: whether any byte leads on
+    rows: dict[int, list[list[int]]]
+    leads_on: list[list[bool]]
     columns: dict[tuple[int, ...], tuple[NDArray[np.uint8], list[int]]]
 
     @classmethod
@@ -54,6 +59,8 @@ class CompiledCfg:
 
 @dataclass(frozen=True)
 class GrammarState:
+    """The readings of the text so far. `accepts`: the text may end here."""
+
     grammar: CompiledCfg
     readings: frozenset[Reading]
     accepts: bool
@@ -66,7 +73,7 @@ class GrammarState:
         return TransitionRow({}, rest=class_row(automaton, actions, class_of), accepts=self.accepts)
 
     def following(self) -> tuple[NDArray[np.uint8], list[GrammarState]]:
-        """The state after each byte, by classes that no terminal of this state tells apart."""
+        """Return classes of bytes [256] that the state's terminals do not distinguish, and the state after each."""
         if not self.readings:
             return np.zeros(256, np.uint8), [GrammarState(self.grammar, self.readings, False)]
         watched = {terminal for reading in self.readings for terminal, _ in reading.watched}
@@ -76,18 +83,19 @@ class GrammarState:
 
 
 def grammar_start(cfg: Cfg) -> GrammarState:
-    """The state before the text."""
+    """Return the state before the text."""
     grammar = CompiledCfg.of(cfg)
     nothing: frozenset[tuple[int, int]] = frozenset()
     start = grammar.sets.start
-    return GrammarState(grammar, frozenset(_begun(grammar, start, nothing)), grammar.sets.accepts(start))
+    return GrammarState(grammar, frozenset(_first_readings(grammar, start, nothing)), grammar.sets.accepts(start))
 
 
 def _after(grammar: CompiledCfg, readings: frozenset[Reading], byte: int) -> GrammarState:
-    going_on: set[Reading] = set()
+    """Return the state after a byte."""
+    scanning: set[Reading] = set()
     ended: dict[frozenset[tuple[int, int]], set[tuple[int, int]]] = {}
     skipped: set[tuple[frozenset[tuple[int, int]], int]] = set()
-    watches: dict[frozenset[tuple[int, int]], frozenset[tuple[int, int]] | None] = {}
+    watched_after: dict[frozenset[tuple[int, int]], frozenset[tuple[int, int]] | None] = {}
     cfg = grammar.cfg
     for begun, terminal, state, watched in readings:
         dfa = cfg.terminals[terminal].dfa
@@ -95,15 +103,15 @@ def _after(grammar: CompiledCfg, readings: frozenset[Reading], byte: int) -> Gra
         if now == DEAD:
             continue
         if watched:
-            if watched not in watches:
-                watches[watched] = _watched_after(grammar, watched, byte)
-            still = watches[watched]
+            if watched not in watched_after:
+                watched_after[watched] = _watched_after(grammar, watched, byte)
+            still = watched_after[watched]
             if still is None:
                 continue
             watched = still
         leads_on = grammar.leads_on[terminal][now]
         if leads_on:
-            going_on.add(Reading(begun, terminal, now, watched))
+            scanning.add(Reading(begun, terminal, now, watched))
         if dfa.accepting[now]:
             if leads_on and cfg.terminals[terminal].preferred:
                 watched = watched | {(terminal, now)}
@@ -113,13 +121,13 @@ def _after(grammar: CompiledCfg, readings: frozenset[Reading], byte: int) -> Gra
                 ended.setdefault(watched, set()).add((begun, terminal))
     skipped.update((watched, grammar.sets.after(frozenset(scans))) for watched, scans in ended.items())
     for watched, number in skipped:
-        going_on.update(_begun(grammar, number, watched))
-    if len(going_on) > MAX_READINGS:
+        scanning.update(_first_readings(grammar, number, watched))
+    if len(scanning) > MAX_READINGS:
         raise GrammarError(f"the grammar is too ambiguous: a text has more than {MAX_READINGS} readings")
-    return GrammarState(grammar, frozenset(going_on), any(grammar.sets.accepts(number) for _, number in skipped))
+    return GrammarState(grammar, frozenset(scanning), any(grammar.sets.accepts(number) for _, number in skipped))
 
 
-def _begun(grammar: CompiledCfg, number: int, watched: frozenset[tuple[int, int]]) -> list[Reading]:
+def _first_readings(grammar: CompiledCfg, number: int, watched: frozenset[tuple[int, int]]) -> list[Reading]:
     terminals = dict.fromkeys([*grammar.sets.expected(number), *grammar.cfg.ignored])
     return [Reading(number, terminal, START, watched) for terminal in terminals]
 
@@ -127,7 +135,7 @@ def _begun(grammar: CompiledCfg, number: int, watched: frozenset[tuple[int, int]
 def _watched_after(
     grammar: CompiledCfg, watched: frozenset[tuple[int, int]], byte: int
 ) -> frozenset[tuple[int, int]] | None:
-    """None when one of the matches is longer than was read."""
+    """Advance watched matches by a byte. Returns None if one of them becomes longer than it was read."""
     found = []
     for terminal, state in watched:
         dfa = grammar.dfa(terminal)
@@ -140,7 +148,7 @@ def _watched_after(
 
 
 def _columns(grammar: CompiledCfg, terminals: tuple[int, ...]) -> tuple[NDArray[np.uint8], list[int]]:
-    """Classes of bytes that are alike in all of the terminals, and an example of each."""
+    """Return classes of bytes [256] that no terminal distinguishes, and an example of each class."""
     if terminals not in grammar.columns:
         stacked = np.stack([grammar.dfa(terminal).class_of for terminal in terminals])
         _, examples, class_of = np.unique(stacked, axis=1, return_index=True, return_inverse=True)

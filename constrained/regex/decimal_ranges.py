@@ -1,4 +1,4 @@
-"""Numbers within bounds, digit by digit. Knows decimal notation; no schema."""
+"""Expressions of decimal numbers within bounds, built digit by digit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGIT, DIGITS = Chars(((0x30, 0x39),)), repeat(Chars(((0x30, 0x39),)), 1, None)
 NATURAL = alternation([Bytes(b"0"), sequence(Chars(((0x31, 0x39),)), repeat(_DIGIT, 0, None))])
 FRACTION = sequence(Bytes(b"."), DIGITS)
 INTEGER = sequence(optional(Bytes(b"-")), NATURAL)
-# Exponents that readers of doubles can follow: beyond, a number would be read as infinite.
+# Larger exponents would be read as infinite by readers of doubles.
 _POWER = sequence(optional(alternation([sequence(Chars(((0x30, 0x32),)), _DIGIT), _DIGIT])), _DIGIT)
 LARGE_EXPONENT = sequence(Chars(((0x45, 0x45), (0x65, 0x65))), optional(Bytes(b"+")), _POWER)
 EXPONENT = sequence(
@@ -27,7 +27,7 @@ _MINUS = Bytes(b"-")
 
 @dataclass(frozen=True)
 class NumberBound:
-    """`value` itself is within unless `strict`."""
+    """Bound of a range, which includes `value` unless it is `strict`."""
 
     value: Decimal
     strict: bool
@@ -37,7 +37,7 @@ class NumberBound:
 
 
 def integers(lower: NumberBound | None, upper: NumberBound | None) -> Expression:
-    """All integers within the bounds, without leading zeros, -0 or exponents."""
+    """Return the integers within bounds, without leading zeros, `-0` or exponents."""
     if lower is None and upper is None:
         return INTEGER
     low = None if lower is None else int(lower.value.to_integral_value(ROUND_CEILING))
@@ -54,7 +54,7 @@ def integers(lower: NumberBound | None, upper: NumberBound | None) -> Expression
 
 
 def naturals(low: int, high: int | None) -> Expression:
-    """The integers of [low, high], low >= 0."""
+    """Return the integers of [low, high] (None: without end), low >= 0."""
     if high is not None and high < low:
         return NOTHING
     if high is None:
@@ -70,7 +70,7 @@ def naturals(low: int, high: int | None) -> Expression:
 
 
 def _same_length(low: str, high: str) -> Expression:
-    """The digit strings from `low` to `high`, of their length."""
+    """Return the digit strings from `low` to `high`, which have the same length."""
     length = len(low)
     if low == "0" * length and high == "9" * length:
         return repeat(Chars(((0x30, 0x39),)), length, length)
@@ -87,7 +87,7 @@ def _same_length(low: str, high: str) -> Expression:
 
 
 def numbers(lower: NumberBound | None, upper: NumberBound | None) -> tuple[Expression, Expression]:
-    """Two expressions whose intersection is all numbers within the bounds; without exponents if there are bounds."""
+    """Return two expressions whose intersection is the numbers within bounds; with bounds, without exponents."""
     if lower is None and upper is None:
         return NUMBER, NUMBER
     zero = NumberBound(Decimal(0), strict=False)
@@ -100,11 +100,12 @@ def numbers(lower: NumberBound | None, upper: NumberBound | None) -> tuple[Expre
 
 
 def _between(lower: NumberBound, upper: NumberBound | None) -> tuple[Expression, Expression]:
-    """The numbers >= 0 at least `lower`, and those at most `upper`."""
+    """Return the numbers >= 0 at least `lower`, and those at most `upper`."""
     return at_least(lower), sequence(NATURAL, optional(FRACTION)) if upper is None else _at_most(upper)
 
 
 def at_least(bound: NumberBound) -> Expression:
+    """Return the decimals of at least a bound >= 0, without exponents."""
     whole, fraction = _digits(bound.value)
     above = sequence(naturals(whole + 1, None), optional(FRACTION))
     if not fraction:
@@ -139,7 +140,7 @@ def _at_most(bound: NumberBound) -> Expression:
 
 
 def _digits(value: Decimal) -> tuple[int, str]:
-    """The integer part, and the digits of the fraction without trailing zeros."""
+    """Return the integer part, and the digits of the fraction without trailing zeros."""
     whole, _, fraction = format(value, "f").partition(".")
     return int(whole), fraction.rstrip("0")
 

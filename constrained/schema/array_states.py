@@ -15,7 +15,7 @@ from .finite_values import canonical, finite_values, value_of
 from .formula import Formula, Or, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
 from .interface import SchemaCompiler
 from .joint_truths import JointTruths, joint_truths, literals, restricted
-from .string_states import ResultOf
+from .string_states import ResultOf, result_code
 from .structure_parts import ArrayPart
 from .value_states import SPACES, ValueStart, result_codes
 
@@ -44,7 +44,7 @@ class ItemDemands:
 
 @dataclass(frozen=True)
 class ItemGoal:
-    """What one item needs, and what is tracked of it. `known` are certain truths."""
+    """Goal `need` of one item, and the goals that are tracked of it. `known` are certain truths."""
 
     need: Formula
     tracked: tuple[Formula, ...]
@@ -136,10 +136,7 @@ class ArrayState:
         """Return the result code if the array may end here, else None."""
         context = self.context
         holds = {part: self._holds(number) for number, part in enumerate(context.parts)}
-        truths = [bool(evaluate(formula, holds.__getitem__)) for formula in context.formulas]
-        if not truths[0]:
-            return None
-        result = context.result(tuple(truths[1:]))
+        result = result_code(context.formulas, holds.__getitem__, context.result)
         return result if result >= 0 else None
 
     def _holds(self, number: int) -> bool:

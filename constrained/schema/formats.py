@@ -1,12 +1,16 @@
-r"""The string formats that are enforced, as patterns: each accepts only what its RFC allows.
+r"""Patterns of the string formats that are enforced. Each accepts only what its RFC allows.
 
-Where a format is no regular language, or its automaton would be huge, it is a subset. `hostname`: the first label may
-have 63 characters, six more 30 each (whole names stay below 253), and none has `--` in third place, where only Punycode
-may. `idn-hostname`: also labels of up to ten letters of common scripts written from left to right. `time`: no leap
-seconds, which most readers refuse. `duration`: RFC 3339's grammar, in which a year is not followed by days. `regex`:
-the syntax that ECMA-262 and Python share, groups nested up to two deep. `uri-template`: prefixes
-below 1000, no percent signs in names. `relative-json-pointer`: no zero but the last digit, for `jsonschema`'s sake. The
-others are complete.
+A format that is not regular, or whose automaton would be huge, is a subset:
+
+- `hostname`: 63 characters in the first label, 30 in six more (whole names stay below 253), no `--` in third place.
+- `idn-hostname`: in addition, labels of up to ten letters of common scripts written from left to right.
+- `time`: no leap seconds, which most readers refuse.
+- `duration`: RFC 3339's grammar, in which a year is not followed by days.
+- `regex`: the syntax that ECMA-262 and Python share, groups nested up to two deep.
+- `uri-template`: prefixes below 1000, no percent signs in names.
+- `relative-json-pointer`: no zero but the last digit, because `jsonschema` refuses others.
+
+All other formats are complete.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ _DURATION = rf"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|\d+W)"
 
 
 def _label(end: str, inner: str, most: int) -> str:
-    """Of `inner` characters, the ends `end`, without hyphens in both third and fourth place (RFC 1123, RFC 5891)."""
+    """Return the pattern of a label: characters `inner`, ends `end`, no `--` in third place (RFC 1123, RFC 5891)."""
     return (
         rf"(?:{end}(?:{inner}?{end})?|{end}{inner}{end}{inner}{{0,{most - 4}}}{end}"
         rf"|{end}{inner}-{end}(?:{inner}{{0,{most - 5}}}{end})?)"
@@ -39,7 +43,7 @@ def _label(end: str, inner: str, most: int) -> str:
 
 
 def _ipv6() -> str:
-    """Eight groups, the last two perhaps as an IPv4 address; `::` once for one or more of them (RFC 4291)."""
+    """Return the pattern of eight groups, the last two perhaps an IPv4 address, with at most one `::` (RFC 4291)."""
     forms = [rf"(?:{_GROUP}:){{7}}{_GROUP}", rf"(?:{_GROUP}:){{6}}{_IPV4}"]
     for before in range(8):
         head = rf"(?:{_GROUP}:){{{before - 1}}}{_GROUP}" if before else ""
@@ -76,7 +80,7 @@ def _email(atom: str, host: str) -> str:
 
 
 def _uri(more: str, private: str, *, relative: bool) -> str:
-    """RFC 3986, with the characters that RFC 3987 adds, if any."""
+    """Return the pattern of RFC 3986, with the characters that RFC 3987 adds if `more` and `private` are given."""
     character = rf"[A-Za-z0-9._~!$&'()*+,;={more}-]|%[0-9A-Fa-f]{{2}}"
     segment = rf"(?:{character}|[:@])"
     first = rf"(?:{character}|@)+" if relative else rf"{segment}+"  # a colon would end a scheme
@@ -138,7 +142,7 @@ PATTERNS = {
 }
 
 _ANYTHING = r"[^]*"
-# What might be of a format of which PATTERNS has a part only: all else is certainly not of it.
+# Supersets of the formats of which PATTERNS has only a subset: all other texts are certainly not of the format.
 _POSSIBLE = {
     "hostname": r"[A-Za-z0-9._-]*",
     "idn-hostname": r"[A-Za-z0-9._\u0080-\u{10ffff}-]*",
@@ -154,11 +158,11 @@ _POSSIBLE = {
 
 @cache
 def possible_expression(name: str) -> Expression | None:
-    """What may be of a format beside what `format_expression` says is; None where that says all."""
+    """Return a superset of a format that is known in part only, or None for other formats."""
     return parse_regex(_POSSIBLE[name], "ecma") if name in _POSSIBLE else None
 
 
 @cache
 def format_expression(name: str) -> Expression | None:
-    """None for a format that is not enforced."""
+    """Return the expression of a format, or None if it is not enforced."""
     return parse_regex(PATTERNS[name], "ecma") if name in PATTERNS else None

@@ -1,4 +1,4 @@
-"""What an object must satisfy: the parts of its formulas, the names that they distinguish, and each member's goals.
+"""Goals of an object: the parts of its formulas, the names that they distinguish, and the goals of each member.
 
 Names that have come (`seen`) and parts that may still hold (`alive`) are bit sets, by the indices in `names` and
 `parts`.

@@ -20,7 +20,7 @@ from .formula import And, ExactlyOne, Formula, Or, Truths, conj, evaluate, force
 from .joint_truths import joint_truths, restricted
 from .name_states import NameClass, NameKind
 from .object_context import MemberGoal, ObjectContext
-from .string_states import QUOTE
+from .string_states import QUOTE, result_code
 from .structure_parts import ObjectPart
 from .value_states import SPACES, ValueStart, result_codes
 
@@ -72,14 +72,8 @@ class ObjectState:
     def closing_result(self) -> int | None:
         """Return the result code if the object may end here, else None."""
         context = self.search.context
-        if not context.parts:
-            truths = [formula is True for formula in context.formulas]
-        else:
-            holds = {part: self._holds(number) for number, part in enumerate(context.parts)}
-            truths = [bool(evaluate(formula, holds.__getitem__)) for formula in context.formulas]
-        if not truths[0]:
-            return None
-        result = context.result(tuple(truths[1:]))
+        holds = {part: self._holds(number) for number, part in enumerate(context.parts)}
+        result = result_code(context.formulas, holds.__getitem__, context.result)
         return result if result >= 0 else None
 
     def _holds(self, number: int) -> bool:

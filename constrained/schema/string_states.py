@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,12 @@ QUOTE = 0x22
 ResultOf = Callable[[Truths], int]  # the result code of the truths of tracked formulas
 MAX_UNROLLED_LENGTH = 8  # a minimum length that is unrolled into states instead of counted
 MAX_SLASHES = 4  # of a text whose spellings are listed
+
+
+def result_code(formulas: Iterable[Formula], truth: Callable[[Any], bool | None], result: ResultOf) -> int:
+    """Return the result code of the truths of the tracked formulas, or -1 if the first formula does not hold."""
+    need, *tracked = [bool(evaluate(formula, truth)) for formula in formulas]
+    return result(tuple(tracked)) if need else -1
 
 
 def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> int | None:
@@ -217,9 +224,7 @@ def _product_strings(automaton: Automaton, formulas: tuple[Formula, ...], result
     def label(accepted: Truths) -> int:
         if any(accepted[len(parts) :]):
             return -1
-        truth = dict(zip(parts, accepted, strict=False))
-        truths = [bool(evaluate(f, truth.__getitem__)) for f in formulas]
-        return result(tuple(truths[1:])) if truths[0] else -1
+        return result_code(formulas, dict(zip(parts, accepted, strict=False)).__getitem__, result)
 
     try:
         product = labelled_product(any_string(), [*map(string_dfa, parts), *undecided], label)

@@ -22,7 +22,7 @@ MAX_COMBINATIONS = 64
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What some schemas evaluate together: names, names that match patterns, leading items.
+    """Set of what some schemas evaluate together: names, names that match patterns, leading items.
 
     `contained` are pointers of `contains` keywords, which evaluate the items that they find.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,7 +17,7 @@ from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, evaluate
 from .interface import SchemaCompiler
 from .number_parts import NumberPart, candidates, number_dfa, number_universe
 from .string_dfas import labelled_product
-from .string_states import QUOTE, string_start
+from .string_states import QUOTE, ResultOf, result_code, string_start
 
 SPACES = b" \n\t\r"
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
@@ -108,7 +107,7 @@ def _word(automaton: Automaton, rest: bytes, result: int) -> int:
 # Numbers.
 
 
-def _number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: Callable[[Truths], int]) -> int | None:
+def _number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> int | None:
     """Return the number of the state before a number for which the first formula holds, or None if there is none.
 
     The number ends with the result code of the truths of the other formulas.
@@ -144,16 +143,14 @@ def _number_block(part: NumberPart, result: int) -> Block:
     return Block(dfa.table, dfa.class_of, results, before=NUMBER_END)
 
 
-def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result: Callable[[Truths], int]) -> int | None:
+def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> int | None:
     key = ("numbers", formulas, id(result))
     if key in automaton.memory:
         return automaton.memory[key]  # type: ignore[no-any-return]
     parts = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
 
     def label(accepted: Truths) -> int:
-        truth = dict(zip(parts, accepted, strict=True))
-        truths = [bool(evaluate(f, truth.__getitem__)) for f in formulas]
-        return result(tuple(truths[1:])) if truths[0] else -1
+        return result_code(formulas, dict(zip(parts, accepted, strict=True)).__getitem__, result)
 
     start: int | None = None
     try:

@@ -1,4 +1,4 @@
-"""Structural tags to states of the byte automaton, from the last part to the first: each is told what follows it."""
+"""Compiles structural tags to states of the byte automaton, from the last part to the first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..automaton.automaton import Accepted, Automaton, ControlState, DfaStart
 from ..budget import CompileBudget
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
-from ..grammar.cfg import Cfg, Terminal, cfg
+from ..grammar.cfg import Cfg, Terminal, trimmed_cfg
 from ..grammar.gbnf import gbnf_grammar
 from ..grammar.states import grammar_start
 from ..regex.byte_dfa import byte_dfa
@@ -32,7 +32,6 @@ from .spec import (
 )
 from .states import (
     AfterTagState,
-    DfaContent,
     DfaContentState,
     FreeTextState,
     GrammarContentState,
@@ -45,7 +44,7 @@ from .states import (
 
 @dataclass(frozen=True)
 class SchemaStyle:
-    """How the schemas inside are written."""
+    """Options for the schemas inside a tag, as in `schema_start`."""
 
     whitespace: str
     order: str
@@ -53,7 +52,7 @@ class SchemaStyle:
 
 
 def tags_start(format: Format, options: SchemaStyle, automaton: Automaton) -> ControlState:
-    """The state before a text of the format. Raises GrammarError, with its pointer, for all that is in it."""
+    """Return the state before a text of the format. Raises GrammarError with a pointer into the specification."""
     return _TagCompiler(options, automaton).state(format, Accepted())
 
 
@@ -63,9 +62,10 @@ class _TagCompiler:
         self._automaton = automaton
 
     def state(self, format: Format, then: ControlState) -> ControlState:
+        """Return the state before a format that is followed by `then`."""
         match format:
             case ConstStringFormat() | TagFormat() | OrFormat():
-                return literal_choice(self._led(format, then), getattr(format, "pointer", ""))
+                return literal_choice(self._begins(format, then), getattr(format, "pointer", ""))
             case SequenceFormat(parts=parts):
                 for part in reversed(parts):
                     then = self.state(part, then)
@@ -79,25 +79,25 @@ class _TagCompiler:
                 return JsonValueState(start, then)
             case RegexFormat() | GrammarFormat():
                 if not isinstance(then, Accepted):
-                    raise GrammarError("what follows must be the end of a tag", pointer=format.pointer)
+                    raise GrammarError("text outside a tag must come last", pointer=format.pointer)
                 return self._bounded(format, (), then)
             case TriggeredTagsFormat():
                 return self._triggered(format, then)
-            case SeparatedTagsFormat(tags=tags, separator=separator):
+            case SeparatedTagsFormat():
                 self._check_last(then, format.pointer)
-                return self._separated(format, tags, separator)
+                return self._separated(format)
 
-    def _led(self, format: Format, then: ControlState) -> tuple[tuple[bytes, ControlState], ...]:
-        """The texts with which a format begins, and what follows each."""
+    def _begins(self, format: Format, then: ControlState) -> tuple[tuple[bytes, ControlState], ...]:
+        """Return the constant strings that a format begins with, and the state after each."""
         match format:
             case ConstStringFormat(text=text):
                 return ((text, then),)
             case TagFormat(begin=begin):
                 return ((begin, self._content(format, then)),)
             case SequenceFormat(parts=(first, *rest)):
-                return self._led(first, self.state(SequenceFormat(tuple(rest)), then))
+                return self._begins(first, self.state(SequenceFormat(tuple(rest)), then))
             case OrFormat(parts=parts):
-                return tuple(option for part in parts for option in self._led(part, then))
+                return tuple(option for part in parts for option in self._begins(part, then))
             case _:
                 pointer = getattr(format, "pointer", "")
                 raise GrammarError("alternatives must begin with constant strings", pointer=pointer)
@@ -105,58 +105,60 @@ class _TagCompiler:
     def _content(self, tag: TagFormat, then: ControlState) -> ControlState:
         if isinstance(tag.content, RegexFormat | GrammarFormat):
             if b"" in tag.ends and not isinstance(then, Accepted):
-                raise GrammarError("text without an end", pointer=f"{tag.pointer}/end")
+                raise GrammarError("text without an end string must come last", pointer=f"{tag.pointer}/end")
             return self._bounded(tag.content, tag.ends, then)
         ends = tuple((end, then) for end in tag.ends)
         content = self.state(tag.content, literal_choice(ends, f"{tag.pointer}/end"))
         if isinstance(content, JsonValueState) and not all(end[:1] and end[0] in NUMBER_END for end in tag.ends):
             first = self._automaton.edges_of(self._automaton.number(content.start))
             if not first.keys().isdisjoint(b"-0123456789"):
-                raise GrammarError("a number does not end before this end string", pointer=f"{tag.pointer}/end")
+                raise GrammarError("this end string may continue a number", pointer=f"{tag.pointer}/end")
         return content
 
     def _bounded(
         self, content: RegexFormat | GrammarFormat, ends: tuple[bytes, ...], then: ControlState
     ) -> ControlState:
-        """Text up to one of the ends; without any, to the end of the whole output."""
+        """Return the state before text up to one of the ends, or to the end of the output if there are none."""
         ends = tuple(end for end in ends if end)
         try:
             if isinstance(content, GrammarFormat):
                 rules = gbnf_grammar(content.text)
-                return GrammarContentState(grammar_start(_ended(rules, ends)), then) if ends else grammar_start(rules)
-            dfa = _pattern(content, ends)
+                if not ends:
+                    return grammar_start(rules)
+                return GrammarContentState(grammar_start(_with_ends(rules, ends)), then)
+            dfa = _content_dfa(content, ends)
         except GrammarError as error:
             raise GrammarError(str(error), pointer=content.pointer, position=error.position) from None
         if dfa.is_empty:
-            raise GrammarError("no text at all satisfies this", pointer=content.pointer)
-        return DfaContentState(DfaContent(dfa, then)) if ends else DfaStart(dfa)
+            raise GrammarError("no text at all satisfies this format", pointer=content.pointer)
+        return DfaContentState(dfa, then) if ends else DfaStart(dfa)
 
     def _check_last(self, then: ControlState, pointer: str) -> None:
         if not isinstance(then, Accepted):
-            raise GrammarError("nothing may follow tags that repeat", pointer=pointer)
+            raise GrammarError("nothing may follow repeated tags", pointer=pointer)
 
     def _triggered(self, format: TriggeredTagsFormat, then: ControlState) -> ControlState:
         self._check_last(then, format.pointer)
-        free = TriggerTable(format)
-        after: ControlState = then if format.stop_after_first else FreeTextState(free, b"", True)
+        table = TriggerTable(format)
+        after: ControlState = then if format.stop_after_first else FreeTextState(table, b"", True)
         for trigger in format.triggers:
             tags = [tag for tag in format.tags if tag.begin.startswith(trigger)]
-            free.tags[trigger] = tuple((tag.begin[len(trigger) :], self._content(tag, after)) for tag in tags)
-            literal_choice(free.tags[trigger], format.pointer)
-        return FreeTextState(free)
+            table.tags[trigger] = tuple((tag.begin[len(trigger) :], self._content(tag, after)) for tag in tags)
+            literal_choice(table.tags[trigger], format.pointer)  # raises GrammarError before the first token
+        return FreeTextState(table)
 
-    def _separated(self, format: SeparatedTagsFormat, tags: tuple[TagFormat, ...], separator: bytes) -> ControlState:
+    def _separated(self, format: SeparatedTagsFormat) -> ControlState:
         if format.stop_after_first:
-            options = tuple((tag.begin, self._content(tag, Accepted())) for tag in tags)
+            options = tuple((tag.begin, self._content(tag, Accepted())) for tag in format.tags)
             return literal_choice(options, format.pointer, accepts=not format.at_least_one)
-        loop = TagLoop(separator, {})
-        contents = tuple((tag.begin, self._content(tag, AfterTagState(loop))) for tag in tags)
+        loop = TagLoop(format.separator, {})
+        contents = tuple((tag.begin, self._content(tag, AfterTagState(loop))) for tag in format.tags)
         loop.options.update(contents)
-        literal_choice(contents, format.pointer)
         return literal_choice(contents, format.pointer, accepts=not format.at_least_one)
 
 
-def _pattern(content: RegexFormat, ends: tuple[bytes, ...]) -> Dfa:
+def _content_dfa(content: RegexFormat, ends: tuple[bytes, ...]) -> Dfa:
+    """Return the automaton of the content's texts, each up to and with the first end string."""
     budget = CompileBudget()
     chars = char_dfa(parse_regex("(?s).*" if content.pattern is None else content.pattern), budget)
     if content.excludes:
@@ -167,8 +169,8 @@ def _pattern(content: RegexFormat, ends: tuple[bytes, ...]) -> Dfa:
     return byte_dfa(chars, "utf8", budget)
 
 
-def _ended(rules: Cfg, ends: tuple[bytes, ...]) -> Cfg:
-    """The texts of the grammar, each with one of the ends."""
+def _with_ends(rules: Cfg, ends: tuple[bytes, ...]) -> Cfg:
+    """Return the grammar of the same texts, each followed by one of the ends."""
     whole = len(rules.alternatives)
     renamed = [
         tuple(tuple(whole if symbol == 0 else symbol for symbol in rule) for rule in group)
@@ -180,4 +182,4 @@ def _ended(rules: Cfg, ends: tuple[bytes, ...]) -> Cfg:
         for end in ends
     ]
     last = [(whole, -1 - len(rules.terminals) - number) for number in range(len(ends))]
-    return cfg((*rules.terminals, *terminals), [last, *renamed[1:], renamed[0]], rules.ignored)
+    return trimmed_cfg((*rules.terminals, *terminals), [last, *renamed[1:], renamed[0]], rules.ignored)

@@ -1,5 +1,4 @@
-"""Structural tags as values, read from their JSON: xgrammar's and SGLang's `structures` and `triggers`, and the newer
-`format`. Says with a JSON pointer what is wrong or not supported; knows no automaton."""
+"""Reader of structural tags: xgrammar's and SGLang's `structures` and `triggers`, and the newer `format`, as values."""
 
 from __future__ import annotations
 
@@ -9,18 +8,21 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..errors import GrammarError
+from ..regex.charset import has_surrogates
 
 MAX_NESTING = 30
 
 
 @dataclass(frozen=True)
 class ConstStringFormat:
+    """A constant string."""
+
     text: bytes
 
 
 @dataclass(frozen=True, eq=False)
 class SchemaFormat:
-    """A JSON value; `pointer` is where the schema stands."""
+    """A JSON value. `pointer` is that of the schema in the specification."""
 
     schema: Any
     pointer: str
@@ -28,7 +30,7 @@ class SchemaFormat:
 
 @dataclass(frozen=True)
 class RegexFormat:
-    """A whole match of a Python pattern; None is any text."""
+    """A whole match of a Python pattern (None: any text) in which no text of `excludes` occurs."""
 
     pattern: str | None
     excludes: tuple[str, ...]
@@ -37,7 +39,7 @@ class RegexFormat:
 
 @dataclass(frozen=True)
 class GrammarFormat:
-    """A text of a grammar, as llama.cpp writes them."""
+    """A text of a grammar in llama.cpp's notation."""
 
     text: str
     pointer: str
@@ -45,7 +47,7 @@ class GrammarFormat:
 
 @dataclass(frozen=True)
 class TagFormat:
-    """One of `ends` is where the content first may end."""
+    """A tag with its opening string, and its content up to the first of `ends` that completes it."""
 
     begin: bytes
     content: Format
@@ -55,11 +57,15 @@ class TagFormat:
 
 @dataclass(frozen=True)
 class SequenceFormat:
+    """Formats one after another."""
+
     parts: tuple[Format, ...]
 
 
 @dataclass(frozen=True)
 class OrFormat:
+    """Choice of one format."""
+
     parts: tuple[Format, ...]
     pointer: str
 
@@ -78,7 +84,7 @@ class TriggeredTagsFormat:
 
 @dataclass(frozen=True)
 class SeparatedTagsFormat:
-    """Tags and nothing else."""
+    """Tags with separators between them, and nothing else."""
 
     tags: tuple[TagFormat, ...]
     separator: bytes
@@ -101,7 +107,7 @@ Format = (
 
 
 def read_tags(spec: Mapping[str, Any] | str) -> Format:
-    """Raises GrammarError with the pointer into the specification."""
+    """Read a structural tag from its JSON. Raises GrammarError with the pointer of what is wrong or not supported."""
     if isinstance(spec, str):
         try:
             spec = json.loads(spec)
@@ -209,8 +215,8 @@ def _get(spec: Any, key: str, pointer: str) -> Any:
 
 def _text(spec: Any, key: str, pointer: str) -> str:
     value = _get(spec, key, pointer)
-    if not isinstance(value, str) or any(0xD800 <= ord(character) <= 0xDFFF for character in value):
-        _fail(f"{key!r} must be a string of characters", f"{pointer}/{key}")
+    if not isinstance(value, str) or has_surrogates(value):
+        _fail(f"{key!r} must be a string without lone surrogates", f"{pointer}/{key}")
     return value
 
 
@@ -221,7 +227,7 @@ def _bytes(spec: Any, key: str, pointer: str) -> bytes:
 def _list(spec: Any, key: str, pointer: str) -> list[Any]:
     value = _get(spec, key, pointer)
     if not isinstance(value, list) or not value:
-        _fail(f"{key!r} must be a list, not empty", f"{pointer}/{key}")
+        _fail(f"{key!r} must be a list that is not empty", f"{pointer}/{key}")
     return value
 
 

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ...constrained.backends import MatcherSource, OutputMatcher
 from ..protocol.config import GrammarBackendName
 from ..protocol.core import FromCore, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.metrics import CoreMetrics, Histogram
 from ..protocol.sampling import AdditionalProperties, Constraint
-from ..scheduler.interfaces import Bitmask, GrammarMatcher, MatcherFactory
 from ..scheduler.plan import ForwardPlan
 from .grammar_cache import GrammarCache
 
@@ -67,7 +70,7 @@ class TimedGrammarCache(GrammarCache):
 
 
 class _TimedGrammar:
-    def __init__(self, grammar: MatcherFactory, times: Histogram) -> None:
+    def __init__(self, grammar: MatcherSource, times: Histogram) -> None:
         self._grammar = grammar
         self._times = times
 
@@ -78,11 +81,11 @@ class _TimedGrammar:
 class _TimedMatcher:
     """Times `mask` and forwards everything else."""
 
-    def __init__(self, matcher: GrammarMatcher, times: Histogram) -> None:
+    def __init__(self, matcher: OutputMatcher, times: Histogram) -> None:
         self._matcher = matcher
         self._times = times
 
-    def mask(self, out: Bitmask) -> Any:
+    def mask(self, out: NDArray[np.int32]) -> Any:
         start = time.perf_counter()
         try:
             return self._matcher.mask(out)

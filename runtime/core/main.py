@@ -19,12 +19,12 @@ import msgspec
 import zmq
 
 from ...radix.cache import PrefixCache
+from ..compile_ahead import compile_loops
 from ..engine import Engine, build_engine
 from ..models.checkpoint import find_checkpoint, served_name
 from ..parallel.rank_processes import RankProcesses
 from ..parallel.rank_zero import MakeRankZeroEngine, RankZeroEngine, build_rank_zero_engine
-from ..processes import load_progress, logs, parent_watchdog
-from ..processes.compile_ahead import compile_loops
+from ..processes import logs, parent_watchdog
 from ..protocol import wire
 from ..protocol.config import CoreConfig
 from ..protocol.core import (
@@ -48,6 +48,7 @@ from ..scheduler.plan_log import LoggingScheduler, LogHeader, PlanLog
 from ..scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
 from ..speculation.build import build_source, draft_page_bytes, resolve_speculation
 from ..tokenizer import load_tokenizer
+from . import load_progress
 from .cache_events import CacheEventPublisher
 from .core_metrics import CoreMetricsRecorder, TimedGrammarCache
 from .pipeline import Pipeline

@@ -15,6 +15,8 @@ from msgspec.structs import replace
 
 from ..protocol.core import FromCore
 from ..scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
+from ..scheduler.plan_log import LoggingScheduler
+from ..scheduler.scheduler import Scheduler
 
 
 class StepHandle(Protocol):
@@ -33,15 +35,6 @@ class StepLauncher(Protocol):
     def launch(self, plan: ForwardPlan) -> StepHandle: ...
 
 
-class StepPlanner(Protocol):
-    """A scheduler, see `scheduler.Scheduler`."""
-
-    def plan(self, now: float) -> ForwardPlan | None: ...
-    def answers(self) -> list[FromCore]: ...
-    def commit(self, plan: ForwardPlan, result: ForwardResult, now: float) -> list[FromCore]: ...
-    def sampling(self) -> SamplingPlan | None: ...
-
-
 @dataclass(frozen=True)
 class PendingStep:
     """A launched step and its plan."""
@@ -56,7 +49,7 @@ class Pipeline:
     def __init__(
         self,
         engine: StepLauncher,
-        scheduler: StepPlanner,
+        scheduler: Scheduler | LoggingScheduler,
         *,
         ahead: bool,
         on_step: Callable[[ForwardPlan, float], None] = lambda plan, seconds: None,

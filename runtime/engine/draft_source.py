@@ -1,17 +1,17 @@
-"""What the engine asks of a draft source that runs beside the model, on the model's device.
+"""Interface between the engine and a draft source that runs beside the model, on its device.
 
-After each forward the engine tells its source everything that was computed for good (`follow`), and the source answers
-with a tree for every row that wants one. A source never decides what is said: a bad one costs time, never a token.
+After each forward the engine passes to `follow` what was computed for good, and the source returns a tree for every row
+that wants one. A source never changes the output: a bad one costs time and no token.
 
-**Positions and slots.** Page ids and slots are the target's. A source that has memory of its own (keys and values,
-features) lays it out by the same slots, page p slot s at `p * PAGE_SIZE + s`, host pages after the device's; then a
-prefix that requests share, copy on write and the host tier carry it along: `copy` gets every page copy, before the
-forward of its step. What slot j holds may depend on the tokens 0..j of its sequence and on nothing else (so an EAGLE
-head keeps at slot j what it computes from (feature of token j-1, token j)); a shared prefix is then wholly reusable.
+**Positions and slots.** Page ids and slots are the target's. A source with memory of its own (KV, features) lays it out
+by the same slots, page p slot s at `p * PAGE_SIZE + s`, host pages after the device's. So prefix sharing, copy on write
+and the host tier carry that memory along: `copy` gets every page copy before the forward of its step. The content of
+slot j may depend only on tokens 0..j of its sequence (an EAGLE head stores at slot j what it computes from (feature of
+token j-1, token j)); a shared prefix is then wholly reusable.
 
-**Laziness.** A row that wants no tree needs no draft now and perhaps never: its source should store what it cannot get
-again (features, token ids) and compute only when a tree is wanted. `ledger.SlotLedger` keeps, by slot, which token a
-slot was written for and whether the source has computed it, so that it can catch up with any sequence, shared or not.
+**Laziness.** A row that wants no tree may never want one. A source should store what it cannot get again (features,
+token ids), and compute only when a tree is wanted. `SlotLedger` records, by slot, the token it was written for and
+whether the source has computed it, so that the source can catch up with any sequence.
 
 Legend: T kept tokens of the step, E hidden size of the target, C captures.
 """
@@ -30,13 +30,13 @@ from ..speculation.tree import DraftTree
 
 @dataclass(frozen=True)
 class DraftRow:
-    """One row of the step, as far as it was computed for good: chunks whole, of a tree the accepted path.
+    """The part of a row that was computed for good: whole chunks, and the accepted path of a tree.
 
-    The tokens `kept` are at positions [first_position, first_position + len(kept)) of the sequence, whose page table
-    `pages` covers them (and perhaps more: a rejected node's slots hold nothing of worth). `next_token` is the one that
-    was sampled after them, None for a chunk that samples nothing; then no tree is wanted. Its slot may not exist yet:
-    `pages` may end before it. What a source computes for `next_token` and for guesses after it must go to memory of its
-    own, outside the pages; in the step after, `next_token` is the first of the kept tokens.
+    The tokens `kept` are at positions [first_position, first_position + len(kept)). The page table `pages` covers them,
+    and perhaps more: slots of rejected nodes hold garbage. `next_token` was sampled after them; it is None for a chunk
+    that samples nothing, which wants no tree. `pages` may end before the slot of `next_token`. A source keeps what it
+    computes for `next_token` and the draft in memory of its own; in the next step `next_token` is the first of the kept
+    tokens.
     """
 
     kept: list[int]
@@ -47,13 +47,14 @@ class DraftRow:
 
     @property
     def end(self) -> int:
-        """The number of tokens whose KV the target has: the position of `next_token`."""
+        """Number of tokens whose KV the target has, which is the position of `next_token`."""
         return self.first_position + len(self.kept)
 
 
 @dataclass(frozen=True)
 class DraftStep:
-    """What a forward computed for good: its rows in order, and the features of their kept tokens, concatenated.
+    """The part of a forward that was computed for good: rows in order, and the features of their kept tokens,
+    concatenated.
 
     `features_TE` is [T, len(captures) * E] in the target's dtype, captures side by side in the order of
     `DraftSource.captures`; None when the source captures nothing.
@@ -64,21 +65,28 @@ class DraftStep:
 
 
 class DraftSource(Protocol):
-    """Not for several threads. Called under `torch.inference_mode`."""
+    """A draft source. Not thread-safe. Called under `torch.inference_mode`."""
 
     @property
     def captures(self) -> tuple[int, ...]:
-        """Which hidden states of the target `features_TE` holds, by layer: index i < num_layers is the input of layer
-        i, that is, the residual stream before its input norm; `num_layers` is the output of the final norm."""
+        """Hidden states of the target in `features_TE`, by layer.
+
+        Index i < num_layers is the input of layer i, that is, the residual stream before its input norm; `num_layers`
+        is the output of the final norm.
+        """
 
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
-        """One answer per row, in order: None where none is wanted, or where the source has no guess. A tree has at
-        most `want.num_tokens` nodes, at most `want.steps` deep."""
+        """Record the step. Returns a tree per row, in order; None where none is wanted or there is no draft.
+
+        A tree has at most `want.num_tokens` nodes, at most `want.steps` deep.
+        """
 
     def skip(self, rows: Sequence[Row]) -> None:
-        """In the place of `follow`, after a step whose features nobody kept: these rows, none with guesses, were
-        computed. To cost next to nothing: it stands for guessing being turned off. What the source then lacks of these
-        sequences, it has to do without; guesses may be worse for it."""
+        """Record rows without drafts whose features were not kept. Called instead of `follow` while speculation is
+        closed.
+
+        It must cost next to nothing. Later drafts for these sequences may be worse.
+        """
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """Do the copies one after the other in the source's memory, as `KvPool.copy` does in the target's."""
+        """Make the copies one after the other in the source's memory, as `KvPool.copy` does in the target's."""

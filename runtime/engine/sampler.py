@@ -9,12 +9,15 @@ Legend: R rows, V vocabulary, n some of the rows, W mask words.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 import torch
 
-from ...kernels import Ops, PenaltyTensors, SamplingTensors, apply_penalties, to_device
+from ...kernels import SAMPLING_DTYPES, Ops, PenaltyTensors, SamplingTensors, apply_penalties, to_device
 from ..scheduler.plan import Penalties, Sample
+
+_COLUMNS = [(name, attrgetter(name), dtype) for name, dtype in SAMPLING_DTYPES.items()]
 
 
 def sample(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]) -> torch.Tensor:
@@ -31,17 +34,12 @@ def _draw(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch
     V = logits_RV.shape[1]
     top_ks = [V if s.top_k is None else min(s.top_k, V) for s in samples]
     both = [top_k for top_k, s in zip(top_ks, samples, strict=True) if top_k < V and s.top_p < 1]
-    columns = to_device(
-        [
-            np.array([s.temperature for s in samples], dtype=np.float32),
-            np.array(top_ks, dtype=np.int64),
-            np.array([s.top_p for s in samples], dtype=np.float64),
-            np.array([s.min_p for s in samples], dtype=np.float32),
-            np.array([s.draw for s in samples], dtype=np.int64),
-        ],
-        logits_RV.device,
-    )
-    return ops.sample_tokens(logits_RV, SamplingTensors(*columns, max_top_k=max(both, default=0)))
+    columns = [
+        np.fromiter(top_ks if name == "top_k" else map(field, samples), dtype, len(samples))
+        for name, field, dtype in _COLUMNS
+    ]
+    tensors = to_device(columns, logits_RV.device)
+    return ops.sample_tokens(logits_RV, SamplingTensors(*tensors, max_top_k=max(both, default=0)))
 
 
 def _process_logits(

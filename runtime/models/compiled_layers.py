@@ -58,7 +58,7 @@ class CompiledLayers:
             layers.append((norms[0], *qkv, *o, norms[1], *gate_up, *down))
         return cls(layers, eps, scale, work)
 
-    def serve(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache], num_tokens: int) -> bool:
+    def supports(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache], num_tokens: int) -> bool:
         """Return True when the loops compute this step."""
         return (
             num_tokens <= _MAX_TOKENS
@@ -66,7 +66,7 @@ class CompiledLayers:
             and all(isinstance(attention, CompiledAttention) for attention in attentions.values())
         )
 
-    def go_through(
+    def forward(
         self,
         x_TE: torch.Tensor,
         cos_T1D: torch.Tensor,
@@ -84,21 +84,29 @@ class CompiledLayers:
         """
         x, slots = x_TE.numpy(), slots_T.numpy()
         cos_TD, sin_TD = cos_T1D.squeeze(1).numpy(), sin_T1D.squeeze(1).numpy()
-        memories = [(layer_kv.k_SKD.numpy(), layer_kv.v_SKD.numpy()) for layer_kv in kv]
-        sights = [attention.spans for attention in attentions if isinstance(attention, CompiledAttention)]
-        assert len(sights) == len(self._layers)
+        caches = [(layer_kv.k_SKD.numpy(), layer_kv.v_SKD.numpy()) for layer_kv in kv]
+        spans = [attention.spans for attention in attentions if isinstance(attention, CompiledAttention)]
+        assert len(spans) == len(self._layers)
         copies = {place: capture.numpy() for place, capture in captured.items()}
 
         def compute(own: slice) -> None:
             own_x, own_cos, own_sin, own_slots = x[own], cos_TD[own], sin_TD[own], slots[own]
-            for place, (layer, memory, sight) in enumerate(zip(self._layers, memories, sights, strict=True)):
+            for place, (layer, cache, layer_spans) in enumerate(zip(self._layers, caches, spans, strict=True)):
                 if place in copies:
                     copies[place][own] = own_x
                 decoder_layer(
-                    own_x, *layer, self._eps, own_cos, own_sin, own_slots, *memory, self._scale, *sight.for_tokens(own)
+                    own_x,
+                    *layer,
+                    self._eps,
+                    own_cos,
+                    own_sin,
+                    own_slots,
+                    *cache,
+                    self._scale,
+                    *layer_spans.for_tokens(own),
                 )
 
-        run_tasks([partial(compute, own) for own in self._parts(sights[0].row_T)])
+        run_tasks([partial(compute, own) for own in self._parts(spans[0].row_T)])
 
     def _parts(self, row_T: Ints) -> list[slice]:
         """Split the step's tokens into parts of whole rows, which threads take through all layers.

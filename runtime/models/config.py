@@ -217,6 +217,7 @@ def _windows(fields: ConfigFields, family: Family, num_layers: int) -> tuple[int
 
     Mistral and Mixtral use `sliding_window` in every layer; Qwen3-MoE only with `use_sliding_window`. Qwen2 and Qwen3,
     with `use_sliding_window`, use it in the layers that `layer_types` names, or else from `max_window_layers` on.
+    The rule "by layer type" follows `layer_types` alone.
     """
     used = fields.boolean("use_sliding_window", default=False)
     if family.windows == "none":

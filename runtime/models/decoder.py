@@ -135,12 +135,12 @@ class Decoder:
         config, ops = self.config, self.ops
         num_layers, wanted_O = self.whole_config.num_layers, inputs.wanted_O
         is_last, residual = self.layers.stop == num_layers, stream_TE
-        if self._compiled is not None and self._compiled.serve(inputs.attention, kv, len(residual)):
+        if self._compiled is not None and self._compiled.supports(inputs.attention, kv, len(residual)):
             copies = {
                 index - self.layers.start: torch.empty_like(residual) for index in captures if index in self.layers
             }
             attentions = [inputs.attention[window] for window in config.windows]
-            self._compiled.go_through(residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, kv, attentions, copies)
+            self._compiled.forward(residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, kv, attentions, copies)
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return residual[wanted_O] if is_last and wanted_O is not None and num_layers not in captures else residual
         rope_args = RopeAndStoreArgs(

@@ -96,9 +96,11 @@ def host_store(ip: str) -> dist.TCPStore:
 def _open_store(config: RuntimeConfig) -> dist.Store:
     if config.core.nnodes == 1:
         return dist.FileStore(str(meeting_file(config.serve.socket_dir)), config.core.num_ranks)
-    found = read_rendezvous(config.serve.socket_dir)
-    store = dist.TCPStore(found.ip, found.port, is_master=False, timeout=timedelta(seconds=COLLECTIVE_TIMEOUT))
-    return dist.PrefixStore(found.prefix, store)
+    rendezvous = read_rendezvous(config.serve.socket_dir)
+    store = dist.TCPStore(
+        rendezvous.ip, rendezvous.port, is_master=False, timeout=timedelta(seconds=COLLECTIVE_TIMEOUT)
+    )
+    return dist.PrefixStore(rendezvous.prefix, store)
 
 
 def _choose_interface(core: CoreConfig) -> None:

@@ -64,15 +64,15 @@ def next_monitor_event(monitor: zmq.Socket[bytes]) -> zmq.Event:
 class KeyAuthenticator:
     """ZAP authenticator that accepts known public keys, for all bound sockets of a context."""
 
-    def __init__(self, context: zmq.Context[Any], knows: Callable[[bytes], bool]) -> None:
-        self._knows = knows
+    def __init__(self, context: zmq.Context[Any], is_known: Callable[[bytes], bool]) -> None:
+        self._is_known = is_known
         self._authenticator = ThreadAuthenticator(context, log=logging.getLogger("ramiform.keys"))
         self._authenticator.start()
         self._authenticator.configure_curve_callback("*", credentials_provider=self)
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Return True for a known key; the authenticator calls this."""
-        known = self._knows(key)
+        known = self._is_known(key)
         if not known:
             logger.warning("a node with an unknown key was refused: %s", key.decode())
         return known

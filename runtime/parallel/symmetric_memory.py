@@ -102,8 +102,8 @@ def _has_peer_access(device: torch.device, rank: int, size: int) -> bool:
     return all(torch.cuda.can_device_access_peer(device, index) for index in others)
 
 
-def _all_agree(mine: bool, device: torch.device, group: dist.ProcessGroup | None) -> bool:
-    """Return True when `mine` is True on every rank, so that all of them go on or none."""
-    agreed = torch.tensor([mine], dtype=torch.int32, device=device)
+def _all_agree(agrees: bool, device: torch.device, group: dist.ProcessGroup | None) -> bool:
+    """Return True when `agrees` is True on every rank, so that all of them go on or none."""
+    agreed = torch.tensor([agrees], dtype=torch.int32, device=device)
     dist.all_reduce(agreed, dist.ReduceOp.MIN, group=group)
     return bool(agreed.item())

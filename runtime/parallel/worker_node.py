@@ -103,31 +103,31 @@ def serve_node(config: RuntimeConfig, on_start: Callable[[], None]) -> None:
     node, ranks = config.core.node_rank, RankProcesses()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        fingerprint, link = NodeFingerprint.of(config.core), NodeZeroConnection(config.core)
+        fingerprint, connection = NodeFingerprint.of(config.core), NodeZeroConnection(config.core)
         try:
-            welcome = link.join(node, fingerprint)
+            welcome = connection.join(node, fingerprint)
             try:
                 write_rendezvous(config.serve.socket_dir, welcome.rendezvous)
                 ranks.start(config)
                 on_start()
                 with _termination_pipe() as termination_pipe:
-                    _relay_plans(link, ranks, f"node 0 at {config.core.master}", termination_pipe)
+                    _relay_plans(connection, ranks, f"node 0 at {config.core.master}", termination_pipe)
             except KeyboardInterrupt:
                 raise _report_failure(
-                    link, RuntimeFailed(f"node {node} was told to end; the runtime is down")
+                    connection, RuntimeFailed(f"node {node} was told to end; the runtime is down")
                 ) from None
             except RamiformError as error:
-                raise _report_failure(link, error) from None
+                raise _report_failure(connection, error) from None
         finally:
             ranks.stop()
-            link.close()
+            connection.close()
     finally:
         shutil.rmtree(config.serve.socket_dir, ignore_errors=True)
 
 
-def _report_failure(link: NodeZeroConnection, error: RamiformError) -> RamiformError:
+def _report_failure(connection: NodeZeroConnection, error: RamiformError) -> RamiformError:
     """Report the error to node 0, and return it."""
-    link.send(NodeFailed(ErrorInfo.of(error)))
+    connection.send(NodeFailed(ErrorInfo.of(error)))
     return error
 
 
@@ -139,10 +139,10 @@ def _termination_pipe() -> Iterator[int]:
     """
     readable, writable = os.pipe()
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def notify(number: int, frame: FrameType | None) -> None:
         os.write(writable, b"x")
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, notify) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield readable
     finally:
@@ -152,11 +152,11 @@ def _termination_pipe() -> Iterator[int]:
         os.close(writable)
 
 
-def _relay_plans(link: NodeZeroConnection, ranks: RankProcesses, master: str, termination_pipe: int) -> None:
+def _relay_plans(connection: NodeZeroConnection, ranks: RankProcesses, master: str, termination_pipe: int) -> None:
     """Relay plans to the ranks until node 0 ends the runtime. Raises KeyboardInterrupt when `termination_pipe` is
     readable."""
     poller = zmq.Poller()
-    for waited in (link.plans, link.control, link.monitor, ranks.wake, termination_pipe):
+    for waited in (connection.plans, connection.control, connection.monitor, ranks.wake, termination_pipe):
         poller.register(waited, zmq.POLLIN)
     ready_sent = False
     while True:
@@ -165,15 +165,15 @@ def _relay_plans(link: NodeZeroConnection, ranks: RankProcesses, master: str, te
             raise KeyboardInterrupt
         ranks.check()
         if not ready_sent and ranks.ready:
-            link.send(NodeReady())
+            connection.send(NodeReady())
             ready_sent = True
-        while link.plans in readable and link.plans.poll(0):
-            ranks.relay(link.plans.recv())
-        if link.control in readable:
-            message = link.receive()
+        while connection.plans in readable and connection.plans.poll(0):
+            ranks.relay(connection.plans.recv())
+        if connection.control in readable:
+            message = connection.receive()
             assert isinstance(message, NodeLeave), "NodeWelcome is sent once"
             if message.error is not None:
                 raise message.error.to_exception()
             return
-        if link.monitor in readable and not link.control.poll(0):  # a final message takes precedence
+        if connection.monitor in readable and not connection.control.poll(0):  # a final message takes precedence
             raise RuntimeFailed(f"{master} is gone; the runtime is down")

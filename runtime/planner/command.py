@@ -50,7 +50,7 @@ def plan(
     workload = Workload(prompt=prompt, cached=cached, context=context, concurrency=concurrency)
     console = Console(highlight=False)
     console.print(model_summary(config), highlight=False)
-    found = choose(
+    estimates = choose(
         config,
         DEVICES[name],
         int(number),
@@ -59,10 +59,10 @@ def plan(
         max_itl=None if itl is None else itl / 1e3,
         efficiency=efficiency,
     )
-    if not found:
+    if not estimates:
         console.print(f"no arrangement of {gpus} holds {concurrency} sequences of {context} tokens within the targets")
         raise typer.Exit(1)
     console.print()
-    console.print(estimates_table(found[:limit], price))
-    if len(found) > limit:
-        console.print(f"and {len(found) - limit} more")
+    console.print(estimates_table(estimates[:limit], price))
+    if len(estimates) > limit:
+        console.print(f"and {len(estimates) - limit} more")

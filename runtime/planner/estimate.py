@@ -1,7 +1,8 @@
 """Estimates of speed and concurrency for an arrangement of devices. The formulas are in docs/planner.md.
 
 A step takes the larger of its compute time and its read time, for each stage. Stages get it in micro-batches, as the
-runtime sends them (`runtime/models/parallel/stage.py`). Nothing is measured: a real engine reaches the part `efficiency` of the rates.
+runtime sends them (`models/parallel/stage.py`). Nothing is measured: a real engine reaches the part `efficiency` of the
+rates.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def prefill_seconds(
     """Time of one prompt alone, in equal steps of at most `chunk` tokens."""
     new = workload.prompt - workload.cached
     # Each new token attends to the cached ones and, on average, half of the new ones.
-    met = [
+    attended = [
         new * workload.cached + new * new / 2 if window is None else new * min(window, workload.cached + new / 2)
         for window in config.windows
     ]
     num_steps = -(-new // chunk)
-    step = StepLoad(new / num_steps, 1 / num_steps, 0.0, sum(met) / config.num_layers / num_steps)
+    step = StepLoad(new / num_steps, 1 / num_steps, 0.0, sum(attended) / config.num_layers / num_steps)
     return num_steps * _forward_seconds(config, device, arrangement, step, efficiency)
 
 

@@ -27,8 +27,8 @@ def read_bytes(size: ModelSize, weights: WeightFormat, num_tokens: float) -> flo
 
     Of a mixture's experts that is the expected share of those chosen, with each token's choice independent and uniform.
     """
-    met = 1 - (1 - size.chosen_share) ** num_tokens
-    linear = size.linear - size.experts * (1 - met)
+    read_share = 1 - (1 - size.chosen_share) ** num_tokens
+    linear = size.linear - size.experts * (1 - read_share)
     return linear * WEIGHT_BYTES[weights] + 2 * (size.head + size.norms)
 
 

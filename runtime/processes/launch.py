@@ -120,9 +120,7 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
     for name, keys in (("api_key", checked.api_key), ("admin_key", checked.admin_key)):
         if keys is not None and not keys.strip(", "):
             # For example an unset shell variable: serving everybody is certainly not intended.
-            raise RequestError(
-                f"{name} is empty, so that nobody would be asked for a key: leave it out, or set it", param=name
-            )
+            raise RequestError(f"{name} is empty, so no key would be required: leave it out, or set it", param=name)
     check_nodes(core)
     if checked.bind is not None:
         check_bind(checked.bind, checked.keys)

@@ -7,8 +7,7 @@ and asks the core, the others hold text and call an endpoint or a script.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..protocol import session
 from ..protocol.decisions import DecisionAnswer, Question
@@ -19,8 +18,7 @@ from .running_program import StateProgress
 OnDelta = Callable[[str, list[int], list[TokenLogprob] | None], None]  # more text of a streamed Gen, its ids, logprobs
 
 
-@dataclass(frozen=True)
-class OperationResult:
+class OperationResult(NamedTuple):
     """The text that an operation appended; of a Gen also its sequences, of a Select its choice, of a Decide answers."""
 
     text: str

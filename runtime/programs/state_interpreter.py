@@ -55,7 +55,8 @@ class ReportStep:
 
 # An ErrorInfo as a step is an operation that was wrong from the start.
 Step = Text | RoleBegin | RoleEnd | Gen | Select | Ask | Decide | Sync | ForkStep | JoinStep | ReportStep | ErrorInfo
-_GENERATION = Gen | Select | Decide  # operations that ask the model
+_GENERATION = (Gen, Select, Decide)  # operations that ask the model; a tuple: isinstance of a union is slow
+_WAITING = (Ask, JoinStep)  # steps that wait for more than their turn
 
 
 class RunQueue:
@@ -78,7 +79,8 @@ class RunQueue:
             while stack:
                 if not stack[-1].play_next():
                     stack.pop()
-                stack += self._take()
+                if self._woken:
+                    stack += self._take()
         finally:
             self._running = False
 
@@ -100,6 +102,8 @@ class StateInterpreter:
         queue: RunQueue,
         send: Callable[[Done | Failed | Delta], None],
     ) -> None:
+        self.number = number
+        self.program = program
         self.progress = StateProgress(number, program)
         self.parent = parent
         self.next_op = 0
@@ -110,14 +114,6 @@ class StateInterpreter:
         self._steps: deque[tuple[int, Step]] = deque()
         self._playing: tuple[int, Step, PendingResult] | None = None
         self._supplies: dict[int, str | ErrorInfo | None] = {}  # of every Ask that is not played; None: not there yet
-
-    @property
-    def number(self) -> int:
-        return self.progress.number
-
-    @property
-    def program(self) -> RunningProgram:
-        return self.progress.program
 
     @property
     def idle(self) -> bool:
@@ -190,9 +186,12 @@ class StateInterpreter:
             self._refuse(op, step, self._failure)
             self._generation_ended(step)
             return True
-        if self._executor is None or not self._is_ready(*self._steps[0]):
+        if self._executor is None:
             return False
-        op, step = self._next()
+        op, step = self._steps[0]
+        if isinstance(step, _WAITING) and not self._is_ready(op, step):
+            return False
+        self._next()
         try:
             result = self._play(self._executor, op, step)
         except Exception as error:
@@ -227,14 +226,8 @@ class StateInterpreter:
             if self._executor is not None:
                 self._executor.generation_ended()
 
-    def _is_ready(self, op: int, step: Step) -> bool:
-        match step:
-            case Ask():
-                return self._supplies[op] is not None
-            case JoinStep():
-                return step.ready
-            case _:
-                return True
+    def _is_ready(self, op: int, step: Ask | JoinStep) -> bool:
+        return step.ready if isinstance(step, JoinStep) else self._supplies[op] is not None
 
     def _play(self, executor: StateExecutor, op: int, step: Step) -> OperationResult | PendingResult | None:
         """Play a step. None: its answer is nobody's."""
@@ -292,12 +285,11 @@ class StateInterpreter:
         self._queue.run()
 
     def _finish(self, op: int, step: Step, result: OperationResult | ErrorInfo | None) -> None:
-        match result:
-            case OperationResult(text=text, sequences=sequences, choice=choice, answers=answers):
-                self._send(Done(self.number, op, text, sequences, choice, answers))
-            case ErrorInfo():
-                self._failure = result
-                self._refuse(op, step, result)
+        if isinstance(result, ErrorInfo):
+            self._failure = result
+            self._refuse(op, step, result)
+        elif result is not None:
+            self._send(Done(self.number, op, *result))
         self._generation_ended(step)
 
     def _refuse(self, op: int, step: Step, error: ErrorInfo) -> None:

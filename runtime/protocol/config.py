@@ -22,17 +22,18 @@ EvictionName = Literal["lru", "lfu", "priority", "program"]
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the core: the model, its memory, and the size of a step."""
 
-    model: Annotated[str | None, Meta(description="a Hugging Face checkpoint; default: the one that ships")] = None
+    model: Annotated[str | None, Meta(description="a Hugging Face checkpoint; default: the shipped one")] = None
     served_model_name: Annotated[
-        str | None, Meta(description="name to answer under; default: the path's last part")
+        str | None, Meta(description="model name in the API; default: the path's last part")
     ] = None
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        Meta(description="of weights; auto: float32 on CPU below 200M parameters, else bfloat16"),
+        Meta(description="dtype of weights; auto: float32 on CPU below 200M parameters, else bfloat16"),
     ] = "auto"
     kv_dtype: Annotated[
-        KvDtypeName, Meta(description="of keys and values; auto: as dtype; fp8 and int8 take half of bf16's memory")
+        KvDtypeName,
+        Meta(description="dtype of keys and values; auto: as dtype; fp8 and int8 take half of bf16's memory"),
     ] = "auto"
     kv_scales: Annotated[
         str | None,
@@ -41,16 +42,18 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             "checkpoint's own, else measured on random tokens at start"
         ),
     ] = None
-    tp: Annotated[int, Meta(ge=1, le=64, description="processes that share each layer, a device each")] = 1
-    pp: Annotated[int, Meta(ge=1, le=64, description="stages of some layers each, with tp processes")] = 1
+    tp: Annotated[
+        int, Meta(ge=1, le=64, description="tensor parallelism: processes that share each layer, one device each")
+    ] = 1
+    pp: Annotated[
+        int, Meta(ge=1, le=64, description="pipeline parallelism: stages of some layers each, with tp processes")
+    ] = 1
     nnodes: Annotated[int, Meta(ge=1, le=256, description="machines that share the tp x pp processes evenly")] = 1
-    node_rank: Annotated[int, Meta(ge=0, description="which of them this is; 0 answers clients")] = 0
+    node_rank: Annotated[int, Meta(ge=0, description="rank of this machine; 0 serves clients")] = 0
     master: Annotated[
-        str | None, Meta(description="HOST:PORT of node 0, where the other nodes come to it; the same on all nodes")
+        str | None, Meta(description="HOST:PORT of node 0 for the other nodes; the same on all nodes")
     ] = None
-    node_keys: Annotated[
-        str | None, Meta(description="folder of the keys that nodes show each other, made by `ramiform keys`")
-    ] = None
+    node_keys: Annotated[str | None, Meta(description="folder of the nodes' keys, made by `ramiform keys`")] = None
     quantize: Annotated[
         QuantizeName | None,
         Meta(description="round a dense checkpoint's linear layers while loading; fp8 rounds their inputs too"),
@@ -63,35 +66,35 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     kv_memory: Annotated[float, Meta(gt=0, le=1 << 20, description="GiB for KV, when num_pages is not given")] = 1.0
     kernels: Annotated[
-        KernelsName, Meta(description="who computes; auto: Triton on CUDA devices, plain torch elsewhere")
+        KernelsName, Meta(description="kernels to use; auto: Triton on CUDA devices, plain torch elsewhere")
     ] = "auto"
     deterministic: Annotated[
-        bool, Meta(description="the same bits for a request in any batch, chunks, cache and tp; slower")
+        bool, Meta(description="bit-identical outputs for any batch, chunks, cache and tp; slower")
     ] = False
     cuda_graphs: Annotated[
-        bool, Meta(description="on a CUDA device, steps that only decode are captured once and repeated")
+        bool, Meta(description="on a CUDA device, capture steps that only decode, and replay them")
     ] = True
     overlap: Annotated[
         OverlapName,
         Meta(description="plan a step while the one before is computed; auto: on CUDA devices"),
     ] = "auto"
-    prefill_budget: Annotated[int, Meta(ge=16, description="tokens computed per step, all rows together")] = 1024
-    max_running: Annotated[int, Meta(ge=1, description="requests decoded at once")] = 64
-    max_waiting: Annotated[int, Meta(ge=1, description="requests queued before answering busy")] = 4096
+    prefill_budget: Annotated[int, Meta(ge=16, description="tokens computed per step, in all")] = 1024
+    max_running: Annotated[int, Meta(ge=1, description="maximum number of running requests")] = 64
+    max_waiting: Annotated[int, Meta(ge=1, description="maximum number of queued requests")] = 4096
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
     order: Annotated[
         OrderName,
-        Meta(description="of waiting requests: by arrival, longest cached prefix first, tree order, or by program"),
+        Meta(description="queue policy: by arrival, longest cached prefix first, tree order, or by program"),
     ] = "program"
     eviction: Annotated[
         EvictionName,
-        Meta(description="which cached prefix goes first; program: what no live program needs"),
+        Meta(description="eviction policy of cached prefixes; program: first what no live program needs"),
     ] = "program"
     host_kv_memory: Annotated[
-        float, Meta(ge=0, le=1 << 20, description="GiB of host memory for KV that the pool has no room for")
+        float, Meta(ge=0, le=1 << 20, description="GiB of host memory for KV evicted from the pool")
     ] = 0.0
     grammar_backend: Annotated[
-        GrammarBackendName, Meta(description="the engine of grammars; others than native need their packages")
+        GrammarBackendName, Meta(description="grammar engine; others than native need their packages")
     ] = "native"
     additional_properties: Annotated[
         AdditionalProperties,
@@ -100,33 +103,31 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             "schema: any, as JSON Schema says; a request may ask for either"
         ),
     ] = "closed"
-    jump_forward: Annotated[
-        bool, Meta(description="append text that a grammar leaves no choice about without asking the model")
-    ] = True
+    jump_forward: Annotated[bool, Meta(description="append forced text of grammars without running the model")] = True
     kv_events: Annotated[
         str | None,
-        Meta(description="ZMQ address to publish what the cache stores and removes at; tcp replays at the next port"),
+        Meta(description="ZMQ address to publish cache events at; tcp replays at the next port"),
     ] = None
     speculative: Annotated[
         SpeculativeName | None,
         Meta(
-            description="who guesses tokens ahead; default: eagle when the model has a head beside it, else off, "
+            description="draft source; default: eagle when the model has a head beside it, else off, "
             "as for models under 50M parameters on a CPU"
         ),
     ] = None
     speculative_draft_model: Annotated[
         str | None, Meta(description="the head (eagle) or the smaller model (draft); default: the head in MODEL/draft")
     ] = None
-    speculative_num_steps: Annotated[int, Meta(ge=1, le=32, description="guesses after one another, at most")] = 7
+    speculative_num_steps: Annotated[int, Meta(ge=1, le=32, description="maximum depth of a draft")] = 7
     speculative_eagle_topk: Annotated[
         Annotated[int, Meta(ge=1, le=32)] | None,
-        Meta(description="guesses beside one another; default: 4, of a head on a CPU 1"),
+        Meta(description="maximum children of a draft node; default: 4, for a head on a CPU 1"),
     ] = None
     speculative_num_draft_tokens: Annotated[
-        int, Meta(ge=2, le=128, description="tokens verified at once for a request: the last known one and its guesses")
+        int, Meta(ge=2, le=128, description="tokens verified at once for a request, the last known one included")
     ] = 8
     speculative_adaptive: Annotated[
-        bool, Meta(description="draft and verify only as much as has paid lately; off: always all")
+        bool, Meta(description="draft and verify only as much as has paid lately; off: always everything")
     ] = True
     log_plans: Annotated[str | None, Meta(description="write every message, plan and result to this file")] = None
 
@@ -151,38 +152,37 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     uds: Annotated[str | None, Meta(description="serve HTTP at this Unix socket instead of a port")] = None
     ssl_certfile: Annotated[str | None, Meta(description="PEM certificates: HTTP becomes HTTPS")] = None
     ssl_keyfile: Annotated[str | None, Meta(description="PEM key of the certificate; default: in the same file")] = None
-    bind: Annotated[
-        str | None, Meta(description="let programs of other machines in too, at tcp://HOST:PORT; needs keys")
-    ] = None
+    bind: Annotated[str | None, Meta(description="serve remote programs at tcp://HOST:PORT; needs keys")] = None
     keys: Annotated[str | None, Meta(description="folder of the keys for bind, made by `ramiform keys`")] = None
     frontends: Annotated[
-        int, Meta(ge=1, le=64, description="processes that tokenise and answer HTTP and programs, for one core")
+        int, Meta(ge=1, le=64, description="frontend processes that tokenise and serve HTTP and programs, for one core")
     ] = 1
     drain_seconds: Annotated[
-        float, Meta(ge=0, le=86400, description="that running requests may take to end after SIGTERM")
+        float, Meta(ge=0, le=86400, description="seconds for running requests to finish after SIGTERM")
     ] = 30.0
     api_key: Annotated[
-        str | None, Meta(description="required as 'Authorization: Bearer KEY' when set; several are parted by commas")
+        str | None,
+        Meta(description="required as 'Authorization: Bearer KEY' when set; several are separated by commas"),
     ] = None
     admin_key: Annotated[
         str | None,
-        Meta(description="API key that may act on others: flush the cache, abort all; several are parted by commas"),
+        Meta(description="API key that may act on others: flush the cache, abort all; several are separated by commas"),
     ] = None
     cors_origins: Annotated[
-        str | None, Meta(description="web pages' origins that may ask, parted by commas, or *; default: none")
+        str | None, Meta(description="allowed origins of web pages, separated by commas, or *; default: none")
     ] = None
-    max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="MiB that the body of an HTTP request may have")] = 32
+    max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="maximum size of an HTTP request's body in MiB")] = 32
     max_requests_per_key: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="HTTP requests that one API key may have at once; default: any number"),
+        Meta(description="concurrent HTTP requests per API key; default: no limit"),
     ] = None
     requests_per_minute_per_key: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="HTTP requests of one API key in a minute; default: any number"),
+        Meta(description="HTTP requests per API key and minute; default: no limit"),
     ] = None
     request_timeout: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        Meta(description="seconds that an HTTP request may take, its answer included; default: any time"),
+        Meta(description="seconds for an HTTP request, its answer included; default: no limit"),
     ] = None
     max_connections: Annotated[
         Annotated[int, Meta(ge=1)] | None,
@@ -190,24 +190,24 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     max_connections_per_address: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="of them those of one client address (IPv6: of one /64 network); default: half of all"),
+        Meta(description="HTTP connections of one client address (IPv6: /64 network); default: half of all"),
     ] = None
     tool_call_parser: Annotated[
         Literal[
             "auto", "hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"
         ],
-        Meta(description="how the model writes tool calls; auto: as its chat template does"),
+        Meta(description="format of the model's tool calls; auto: as in its chat template"),
     ] = "auto"
     reasoning_parser: Annotated[
         Literal["auto", "none", "think"],
-        Meta(description="whether <think> parts are told from answers; auto: when the model was taught to think"),
+        Meta(description="separate <think> parts from answers; auto: if the model was trained to think"),
     ] = "auto"
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="of our processes' logs")] = (
-        "warning"
-    )
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="log level of all processes")
+    ] = "warning"
 
     log_format: Annotated[
-        Literal["auto", "rich", "json"], Meta(description="of logs; auto: rich on a terminal, JSON lines otherwise")
+        Literal["auto", "rich", "json"], Meta(description="log format; auto: rich on a terminal, JSON lines otherwise")
     ] = "auto"
     otlp_endpoint: Annotated[
         str | None, Meta(description="collector of OpenTelemetry traces over HTTP, e.g. http://localhost:4318")

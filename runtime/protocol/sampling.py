@@ -30,7 +30,7 @@ _EVERYWHERE: tuple[Dialect, ...] = ("openai", "sglang", "vllm")
 _EXTENSION: tuple[Dialect, ...] = ("sglang", "vllm")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ParameterSpec:
     """Facts of a sampling parameter beyond the name, type and default of its field.
 
@@ -93,10 +93,13 @@ class Parameter(ParameterSpec):
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """What the output must match. `source` is the user's text: a pattern, a JSON schema as JSON text (key order kept),
-    a JSON list of choices, a grammar. `order` is that of the properties of JSON objects: any, or the schema's.
-    `additional_properties` says how an object schema that lists members is read where it does not mention others:
-    "closed" allows none, "schema" allows any, as JSON Schema does; None is the server's default."""
+    """Constraint on the output.
+
+    `source` is the user's text: a pattern, a JSON schema as JSON text (key order kept), a JSON list of choices, a
+    grammar. `order` is the order of the properties of JSON objects: any, or the schema's. `additional_properties` is
+    for object schemas that list members and do not mention others: "closed" allows no others, "schema" any others, as
+    JSON Schema does; None is the server's default.
+    """
 
     kind: ConstraintKind
     source: str
@@ -105,128 +108,102 @@ class Constraint(msgspec.Struct, frozen=True):
 
 
 class DrawParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How a token is drawn from its logits. Temperature 0 is greedy."""
+    """Parameters of the draw of a token from its logits. Temperature 0 is greedy."""
 
-    temperature: Annotated[
-        float, ParameterSpec(stage="draw", meaning="divides the logits; 0 is greedy", minimum=0.0, maximum=100.0)
-    ] = 1.0
+    temperature: Annotated[float, ParameterSpec("draw", "divides the logits; 0 is greedy", 0.0, 100.0)] = 1.0
     top_k: Annotated[
         int | None,
-        ParameterSpec(
-            stage="draw",
-            meaning="only the k likeliest tokens; -1: all",
-            minimum=1,
-            maximum=1 << 31,
-            off=-1,
-            dialects=_EXTENSION,
-        ),
+        ParameterSpec("draw", "only the k likeliest tokens; -1: all", 1, 1 << 31, off=-1, dialects=_EXTENSION),
     ] = None
     top_p: Annotated[
         float,
         ParameterSpec(
-            stage="draw",
-            meaning="only the fewest likeliest tokens that hold this probability together",
-            minimum=0.0,
-            maximum=1.0,
+            "draw",
+            "only the fewest likeliest tokens that hold this probability together",
+            0.0,
+            1.0,
             exclusive_minimum=True,
         ),
     ] = 1.0
     min_p: Annotated[
         float,
         ParameterSpec(
-            stage="draw",
-            meaning="only tokens of at least this fraction of the likeliest one's probability",
-            minimum=0.0,
-            maximum=1.0,
+            "draw",
+            "only tokens of at least this fraction of the likeliest one's probability",
+            0.0,
+            1.0,
             dialects=_EXTENSION,
         ),
     ] = 0.0
 
 
 class SamplingParams(DrawParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are drawn and when to stop. `None` switches a filter off.
+    """Sampling parameters of a request. `None` switches a filter off.
 
     Raises RequestError naming the first parameter that is out of range.
     """
 
+    # OpenAI's routes have limits of their own.
     max_new_tokens: Annotated[
         int,
         ParameterSpec(
-            stage="limit",
-            meaning="the most tokens to generate",
-            minimum=0,
-            maximum=1 << 31,
-            names={"gen": "max_tokens", "openai": None},  # OpenAI's routes have limits of their own
+            "limit", "largest number of tokens to generate", 0, 1 << 31, names={"gen": "max_tokens", "openai": None}
         ),
     ] = 128
     min_new_tokens: Annotated[
         int,
         ParameterSpec(
-            stage="limit",
-            meaning="end tokens, stop tokens, strings and patterns are ignored before this many tokens",
-            minimum=0,
+            "limit",
+            "end tokens and stop rules are ignored before this many tokens",
+            0,
             names={"gen": "min_tokens", "openai": "min_tokens"},
             dialects=_EXTENSION,
         ),
     ] = 0
     frequency_penalty: Annotated[
-        float,
-        ParameterSpec(
-            stage="logits", meaning="subtracted once per occurrence in the output", minimum=-2.0, maximum=2.0
-        ),
+        float, ParameterSpec("logits", "subtracted once per occurrence in the output", -2.0, 2.0)
     ] = 0.0
-    presence_penalty: Annotated[
-        float, ParameterSpec(stage="logits", meaning="subtracted once if in the output", minimum=-2.0, maximum=2.0)
-    ] = 0.0
+    presence_penalty: Annotated[float, ParameterSpec("logits", "subtracted once if in the output", -2.0, 2.0)] = 0.0
+    # Not down to 0: a logit divided by it must stay finite, or nothing can be drawn.
     repetition_penalty: Annotated[
         float,
         ParameterSpec(
-            stage="logits",
-            meaning="divides positive logits, multiplies negative ones, of tokens in prompt or output",
-            minimum=0.01,  # not down to 0: a logit divided by it must stay finite, or nothing can be drawn
-            maximum=10.0,
+            "logits",
+            "divides positive logits, multiplies negative ones, of tokens in prompt or output",
+            0.01,
+            10.0,
             dialects=_EXTENSION,
         ),
     ] = 1.0
     logit_bias: Annotated[
-        dict[int, float],
-        ParameterSpec(stage="logits", meaning="added to the logits of tokens, by id", minimum=-100.0, maximum=100.0),
+        dict[int, float], ParameterSpec("logits", "added to the logits of tokens, by id", -100.0, 100.0)
     ] = {}
     seed: Annotated[
         int | None,
         ParameterSpec(
-            stage="draw",
-            meaning="the same seed draws the same text, in any company; None: a random one",
-            minimum=-(1 << 63),
-            maximum=(1 << 63) - 1,
+            "draw",
+            "seed of the draws, which other requests do not affect; None: a random seed",
+            -(1 << 63),
+            (1 << 63) - 1,
             names={"native": "sampling_seed"},
         ),
     ] = None
-    stop: Annotated[tuple[str, ...], ParameterSpec(stage="stop", meaning="strings before which the text ends")] = ()
+    stop: Annotated[tuple[str, ...], ParameterSpec("stop", "strings before which the text ends")] = ()
     stop_regex: Annotated[
-        tuple[str, ...],
-        ParameterSpec(stage="stop", meaning="Python patterns before whose match the text ends", dialects=()),
+        tuple[str, ...], ParameterSpec("stop", "Python patterns before whose match the text ends", dialects=())
     ] = ()
     stop_token_ids: Annotated[
-        tuple[int, ...], ParameterSpec(stage="stop", meaning="tokens that end the text", dialects=_EXTENSION)
+        tuple[int, ...], ParameterSpec("stop", "tokens that end the text", dialects=_EXTENSION)
     ] = ()
-    ignore_eos: Annotated[
-        bool, ParameterSpec(stage="stop", meaning="go on after the model's end token", dialects=_EXTENSION)
-    ] = False
+    ignore_eos: Annotated[bool, ParameterSpec("stop", "go on after the model's end token", dialects=_EXTENSION)] = False
     skip_special_tokens: Annotated[
-        bool,
-        ParameterSpec(
-            stage="text",
-            meaning="leave special tokens out of the text",
-            names={"gen": None},
-            dialects=_EXTENSION,
-        ),
+        bool, ParameterSpec("text", "leave special tokens out of the text", names={"gen": None}, dialects=_EXTENSION)
     ] = True
     no_stop_trim: Annotated[
         bool,
         ParameterSpec(
-            stage="text",
-            meaning="keep the matched text, or the stop token's text, in the text",
+            "text",
+            "keep the matched text, or the stop token's text, in the text",
             names={"gen": None},
             dialects=("sglang",),
         ),
@@ -260,11 +237,10 @@ class SamplingParams(DrawParams, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Which log-probabilities to return: of the model's own distribution, before temperature, penalties and masks.
+    """Log-probabilities to return: of the model's own distribution, before temperature, penalties and masks.
 
-    `num_top` is how many alternatives to list at each position; `prompt_from` is the first prompt position whose
-    token's log-probability is wanted (position 0 has none), or None for output tokens only; `of` are tokens whose
-    log-probability is wanted at each position, whatever comes there.
+    `num_top` is the number of alternatives to list at each position. `prompt_from` is the first prompt position to
+    return, where position 0 has none; None: output tokens only. `of` are tokens to return at every position.
     """
 
     num_top: int = 0
@@ -283,8 +259,10 @@ class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """log p(id | everything before it), natural log, the `num_top` likeliest (logprob, id), best first, and the
-    log-probabilities of the tokens that were asked for, in their order."""
+    """Natural logarithm of p(id | all tokens before it).
+
+    `top` has the likeliest tokens as (logprob, id), best first; `of` the log-probabilities of `LogprobParams.of`.
+    """
 
     logprob: float
     id: int

@@ -166,14 +166,14 @@ def calibrate(
     device = choose_device("auto")
     dtype = choose_dtype("auto", device, num_parameters(config))
     model = load_model(path, device=device, dtype=dtype)
-    found = CalibratedTensors({}, [])
+    calibrated = CalibratedTensors({}, [])
     for done, layer in enumerate(round_layers(model, texts, method, group_size), start=1):
         for module, groups in layer.groups.items():
-            found.written[f"{module}.weight"] = {
+            calibrated.written[f"{module}.weight"] = {
                 name: part.cpu() for name, part in packed_tensors(module, groups).items()
             }
-        found.written.update({name: {name: tensor.cpu()} for name, tensor in layer.dense.items()})
-        found.undersampled.extend(layer.undersampled)
+        calibrated.written.update({name: {name: tensor.cpu()} for name, tensor in layer.dense.items()})
+        calibrated.undersampled.extend(layer.undersampled)
         if on_progress is not None:
             on_progress(done, config.num_layers)
-    return found
+    return calibrated

@@ -44,7 +44,7 @@ class SchedulerCounters:
             self.num_cached_tokens += request.num_cached
 
     def stats(
-        self, cache: PrefixCache, guesses: SpeculationCounters, *, num_running: int, num_waiting: int
+        self, cache: PrefixCache, speculation: SpeculationCounters, *, num_running: int, num_waiting: int
     ) -> CoreStats:
         return CoreStats(
             num_running=num_running,
@@ -58,5 +58,5 @@ class SchedulerCounters:
             num_demoted_pages=cache.stats.num_demoted_pages,
             num_promoted_pages=cache.stats.num_promoted_pages,
             **asdict(self),
-            **asdict(guesses),
+            **asdict(speculation),
         )

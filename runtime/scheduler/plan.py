@@ -25,8 +25,10 @@ class Penalties(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(DrawParams, frozen=True, kw_only=True):
-    """How to draw the token that follows the row's last one. `draw` is the row's randomness, 64 bits keyed by
-    (seed, position); every token's luck in the draw comes of it, see `kernels.draw_tokens`."""
+    """Sampling of the token that follows the row's last one.
+
+    `draw` is 64 random bits keyed by (seed, position), from which every token gets its own, see `kernels.draw_tokens`.
+    """
 
     draw: int  # int64
     penalties: Penalties | None = None

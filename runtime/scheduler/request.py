@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ...constrained.backends import OutputMatcher
 from ...radix.cache import Lease
 from ..protocol.core import Generate, Timings
 from ..protocol.errors import RequestError, context_exceeded
@@ -14,7 +15,6 @@ from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
 from .acceptance import Acceptance
 from .embedding_pooling import EmbeddingPooling
-from .interfaces import GrammarMatcher
 from .plan import Sample
 from .stops import StopRules
 
@@ -105,7 +105,7 @@ class Request:
     stops: StopRules
     tokens: list[int]  # the prompt, then the output so far
     clock: RequestClock = field(default_factory=lambda: RequestClock(0.0))
-    matcher: GrammarMatcher | None = None
+    matcher: OutputMatcher | None = None
     awaits_grammar: bool = False  # until it is compiled, all but the last token may be computed
     lease: Lease | None = None
     num_computed: int = 0

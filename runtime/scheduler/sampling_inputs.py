@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ...constrained.backends import OutputMatcher
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
-from .interfaces import Bitmask, GrammarMatcher
 
 _MASK_64 = (1 << 64) - 1
 _SPLITMIX_GAMMA = 0x9E3779B97F4A7C15
@@ -33,7 +34,7 @@ def random_bits(seed: int, position: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def token_mask(matcher: GrammarMatcher | None, suppressed: Iterable[int], vocab_size: int) -> bytes | None:
+def token_mask(matcher: OutputMatcher | None, suppressed: Iterable[int], vocab_size: int) -> bytes | None:
     """Bitmask of the tokens that may be sampled, as words of a Row's mask; None if all may.
 
     Suppressed tokens are removed only if others remain: the grammar wins. Raises RequestError when the grammar allows
@@ -63,7 +64,7 @@ def grammar_too_complex(error: GrammarError) -> RequestError:
     return RequestError(f"the constrained output cannot go on: {error}", param="constraint", code="too_complex")
 
 
-def _all_tokens(vocab_size: int) -> Bitmask:
+def _all_tokens(vocab_size: int) -> NDArray[np.int32]:
     words = np.full(-(-vocab_size // 32), -1, np.int32)
     if vocab_size % 32:
         words[-1] = (1 << vocab_size % 32) - 1

@@ -152,7 +152,7 @@ class Scheduler:
     def plan(self, now: float) -> ForwardPlan | None:
         """Plan the next step. Returns None if there is nothing to compute, or nothing before the plan in flight is
         committed."""
-        assert len(self._in_flight) < 2, "one plan is in flight at most while the next one is made"
+        assert len(self._in_flight) < 2, "at most one plan may be in flight while the next one is made"
         if self._in_flight and (self._in_flight[-1].plan.followed or not self._drafting.can_plan_ahead(self._batch)):
             return None  # the next drafts depend on the tokens in flight
         self._take_compiled_grammars()
@@ -202,7 +202,7 @@ class Scheduler:
         in_flight = self._in_flight.popleft()
         assert in_flight.plan is plan
         assert result.step == plan.step
-        assert self._sampling is None, "the plan's sampling was not asked for"
+        assert self._sampling is None, "`sampling` was not called after the last commit"
         answers = self.answers()
         for (request, row), row_result in zip(in_flight.rows, result.rows, strict=True):
             assert request.lease is not None

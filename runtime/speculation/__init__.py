@@ -1,1 +1,1 @@
-"""Guessing the next tokens cheaply, so that one pass of the model confirms several: trees, and who proposes them."""
+"""Speculative decoding: draft trees, and the sources that propose them."""

@@ -1,4 +1,4 @@
-"""Which source drafts for a model, and making it. Refuses, with the reason, what cannot draft for this model."""
+"""Chooses and builds the draft source of a model, and refuses one that cannot draft for it."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from ..tokenizer import load_tokenizer
 from .draft_model import DraftModelSource
 from .eagle import EagleSource, draft_memory, load_head, read_fitting_config
 
-HEAD_FOLDER = "draft"  # the folder of the head, beside the model's config.json
-_CHEAP_PARAMETERS = 50_000_000  # parameters; docs/log.md says what was measured
+HEAD_FOLDER = "draft"  # folder of the head, beside the model's config.json
+_CHEAP_PARAMETERS = 50_000_000  # measured: docs/log.md
 
 
 def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
-    """What `--speculative` comes to for the checkpoint in directory `path`: as asked; else eagle, if a head is there
-    and a pass is worth saving.
+    """Resolve `--speculative` for the checkpoint in directory `path`: as requested; else eagle, if there is a head and
+    a pass is worth saving.
 
-    Raises RequestError naming the setting when the choice lacks its model.
+    Raises RequestError naming the setting when the draft model is missing.
     """
-    asked, given = config.speculative, config.speculative_draft_model
+    requested, draft_model = config.speculative, config.speculative_draft_model
     has_head = (path / HEAD_FOLDER / "config.json").is_file()
-    if asked is None and given is None:
+    if requested is None and draft_model is None:
         return "eagle" if has_head and not _is_cheap(config, path) else "off"
-    if asked is None or (given is not None and asked not in ("eagle", "draft")):
+    if requested is None or (draft_model is not None and requested not in ("eagle", "draft")):
         raise RequestError(
             "a draft model needs --speculative eagle (a head) or draft (a smaller model)", param="speculative"
         )
-    if asked == "draft" and given is None:
+    if requested == "draft" and draft_model is None:
         raise RequestError("--speculative draft needs --speculative-draft-model", param="speculative_draft_model")
-    if asked == "eagle" and given is None and not has_head:
+    if requested == "eagle" and draft_model is None and not has_head:
         raise RequestError(
             f"no draft head in {path / HEAD_FOLDER}: give its folder with --speculative-draft-model",
             param="speculative_draft_model",
         )
-    return asked
+    return requested
 
 
 def resolve_speculation(config: CoreConfig, path: Path) -> CoreConfig:
-    """With the source and the width of its trees that are chosen where none are set. Of a head on a CPU chains are one
-    compiled loop and as deep as a small tree; trees are grown by operators.
+    """Fill in the draft source and the tree width where they are not set.
 
-    Raises as `choose_source` does.
+    On a CPU a head drafts chains by default: those are one compiled loop, while trees are grown by operators. Raises as
+    `choose_source` does.
     """
     source, top_k = choose_source(config, path), config.speculative_eagle_topk
     if source == "eagle" and top_k is None and choose_device(config.device).type == "cpu":
@@ -65,10 +65,10 @@ def resolve_speculation(config: CoreConfig, path: Path) -> CoreConfig:
 def build_source(
     config: CoreConfig, path: Path, target: Decoder, *, num_pages: int, num_host_pages: int
 ) -> DraftSource | None:
-    """The source that runs beside `target`, the model of the checkpoint in `path`, in a pool of so many pages. None
-    where guesses come from elsewhere, or none do.
+    """Build the draft source for `target`, the model of the checkpoint in `path`, with memory for the same pages.
 
-    Raises CheckpointError or RequestError when the draft model cannot draft for this target.
+    Returns None for n-grams and without speculation. Raises CheckpointError or RequestError when the draft model cannot
+    draft for this target.
     """
     name = choose_source(config, path)
     if name != "off" and target.rope.depends_on_length:
@@ -91,12 +91,12 @@ def build_source(
 
 
 def _is_cheap(config: CoreConfig, path: Path) -> bool:
-    """Whether a pass of the model costs no more than the calls of its operators, of which drafting has as many."""
+    """True if a pass of the model costs no more than the operator calls of drafting."""
     return choose_device(config.device).type == "cpu" and num_parameters(read_config(path)) < _CHEAP_PARAMETERS
 
 
 def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torch.dtype) -> int:
-    """What the source that `build_source` makes keeps for each page of the target's pool, before either is there.
+    """Bytes that the source of `build_source` needs for each page of the target's pool, before either is loaded.
 
     Raises as `build_source` does, as far as configurations tell.
     """
@@ -109,8 +109,8 @@ def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype:
 
 
 def _head_folder(config: CoreConfig, path: Path) -> Path:
-    given = config.speculative_draft_model
-    return path / HEAD_FOLDER if given is None else Path(given).expanduser()
+    draft_model = config.speculative_draft_model
+    return path / HEAD_FOLDER if draft_model is None else Path(draft_model).expanduser()
 
 
 def _check_same_vocabulary(path: Path, target: Decoder, folder: Path, model: Decoder) -> None:

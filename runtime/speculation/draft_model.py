@@ -1,8 +1,8 @@
-"""A smaller model of the same vocabulary as a draft source (Leviathan et al. 2023): it runs ahead greedily, and the
-likeliest alternatives along its way are leaves of the tree.
+"""A smaller model of the same vocabulary as draft source (Leviathan et al. 2023). It decodes greedily; the likeliest
+alternatives along the path are leaves of the tree.
 
-Its keys and values have the target's page ids; what it computes for guesses goes to pages beyond those. It computes
-what a sequence lacks only when a tree is wanted.
+Its KV cache has the target's page ids. KV of draft tokens goes to scratch pages beyond those. It computes what a
+sequence lacks only when a tree is requested.
 
 Legend: B rows that want a tree, V vocabulary, K children of a node.
 """
@@ -24,25 +24,25 @@ from ..scheduler.plan import DraftSpec, PageCopy, Row
 from .slot_ledger import SkippedRows, SlotLedger
 from .tree import DraftTree
 
-CATCH_UP_TOKENS = 1024  # tokens computed at once when a sequence has much to catch up with
+CATCH_UP_TOKENS = 1024  # tokens computed at once while catching up
 
 
 @dataclass
 class _GrowingTree:
-    """One row's tree, as far as it is."""
+    """The unfinished tree of one row."""
 
     want: DraftSpec
     row: Row  # the next token to run
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
-    at: int = -1  # the last node of the way
-    depth: int = 0  # of that node
+    last_node: int = -1  # last node of the path
+    depth: int = 0  # of `last_node`
 
     def add(self, top: Sequence[tuple[float, int]]) -> None:
-        """Children of `at`, the likeliest first; that one is where the way goes on."""
-        before = self.scores[self.at] if self.at >= 0 else 0.0
-        parent, self.at = self.at, len(self.tokens)
+        """Add children of the last path node, the likeliest first; the path continues with that one."""
+        before = self.scores[self.last_node] if self.last_node >= 0 else 0.0
+        parent, self.last_node = self.last_node, len(self.tokens)
         self.depth += 1
         for logprob, token in top[: self.want.top_k]:
             self.tokens.append(token)
@@ -51,36 +51,38 @@ class _GrowingTree:
 
 
 class DraftModelSource:
-    """`model` drafts for a target whose pool has so many pages."""
+    """Draft source that runs `model` for a target with `num_pages` device pages. See `DraftSource`."""
 
     captures: tuple[int, ...] = ()
 
     def __init__(self, model: Decoder, num_pages: int, num_host_pages: int = 0) -> None:
         self._model = model
         self._num_pages = num_pages
-        self._scratch = 0  # pages, made when they are needed
+        self._scratch = 0  # number of scratch pages, allocated on demand
         self._memory = KvMemory(model.config, num_pages, device=model.device, dtype=model.dtype)
         self._host = KvMemory(model.config, num_host_pages, device=torch.device("cpu"), dtype=model.dtype)
         self._pool = KvPool(self._memory, self._host)
         self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
-        self._passed = SkippedRows(PAGE_SIZE)
+        self._skipped = SkippedRows(PAGE_SIZE)
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        self._note_passed()
+        self._record_skipped()
         self._ledger.copy(copies)
-        # The target's host pages follow its device pages; ours follow the pages for guesses too.
-        self._pool.copy([PageCopy(self._own(copy.source), self._own(copy.target), copy.num_tokens) for copy in copies])
+        # The target's host pages follow its device pages; here scratch pages are in between.
+        self._pool.copy(
+            [PageCopy(self._page_id(copy.source), self._page_id(copy.target), copy.num_tokens) for copy in copies]
+        )
 
     def skip(self, rows: Sequence[Row]) -> None:
-        if self._passed.add(rows):
-            self._note_passed()
+        if self._skipped.add(rows):
+            self._record_skipped()
 
-    def _note_passed(self) -> None:
-        if self._passed:
-            self._ledger.write(*self._passed.take())
+    def _record_skipped(self) -> None:
+        if self._skipped:
+            self._ledger.write(*self._skipped.take())
 
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
-        self._note_passed()
+        self._record_skipped()
         for row in step.rows:
             self._ledger.write(self._ledger.slots(row.pages, row.first_position, row.end), row.kept)
         growing: dict[int, _GrowingTree] = {}
@@ -100,22 +102,22 @@ class DraftModelSource:
         return [self._tree(growing.get(index)) for index in range(len(step.rows))]
 
     def _begin(self, row: DraftRow, want: DraftSpec, next_token: int, scratch: range) -> _GrowingTree:
-        """The page table goes over to pages of our own where the kept tokens' last page is not full."""
+        """Start a tree. The unfinished page and the following ones are replaced by scratch pages in the page table."""
         pages = row.pages[: row.end // PAGE_SIZE] + [self._num_pages + page for page in scratch]
         return _GrowingTree(want, Row(rid="", tokens=[next_token], first_position=row.end, pages=pages))
 
     def _catch_up(self, rows: Sequence[DraftRow], growing: Sequence[_GrowingTree]) -> None:
-        """Compute what the target has and this model lacks, then bring the unfinished pages over."""
-        lacking = []
+        """Compute the tokens that the target has and this model lacks, then copy the unfinished pages."""
+        missing = []
         for row in rows:
             slots = self._ledger.slots(row.pages, 0, row.end)
             first = self._ledger.num_computed(slots)
             tokens = self._ledger.tokens(slots).tolist()
             for start in range(first, row.end, CATCH_UP_TOKENS):
                 end = min(row.end, start + CATCH_UP_TOKENS)
-                lacking.append(Row(rid="", tokens=tokens[start:end], first_position=start, pages=row.pages))
+                missing.append(Row(rid="", tokens=tokens[start:end], first_position=start, pages=row.pages))
             self._ledger.note_computed(slots)
-        for row in lacking:
+        for row in missing:
             self._run([row])
         copies = [
             PageCopy(row.pages[row.end // PAGE_SIZE], tree.row.pages[row.end // PAGE_SIZE], row.end % PAGE_SIZE)
@@ -134,7 +136,7 @@ class DraftModelSource:
             for tree, top, ids in zip(growing, top_BK.tolist(), ids_BK.tolist(), strict=True):
                 tree.add(list(zip(top, ids, strict=True)))
                 tree.row = msgspec.structs.replace(
-                    tree.row, tokens=[tree.tokens[tree.at]], first_position=tree.row.first_position + 1
+                    tree.row, tokens=[tree.tokens[tree.last_node]], first_position=tree.row.first_position + 1
                 )
             growing = [tree for tree in growing if not _is_complete(tree)]
 
@@ -160,13 +162,13 @@ class DraftModelSource:
         larger.v_LSKD[:, kept] = self._memory.v_LSKD[:, kept]
         self._memory, self._pool = larger, KvPool(larger, self._host)
 
-    def _own(self, page: int) -> int:
+    def _page_id(self, page: int) -> int:
         return page if page < self._num_pages else page + self._scratch
 
 
 def _is_complete(tree: _GrowingTree) -> bool:
-    """Deep enough, or full of nodes that are all likelier than whatever comes next."""
+    """True if the tree is deep enough, or full of nodes that are likelier than any that could follow."""
     if tree.depth >= tree.want.steps:
         return True
-    better = sum(score > tree.scores[tree.at] for score in tree.scores)
+    better = sum(score > tree.scores[tree.last_node] for score in tree.scores)
     return better >= tree.want.num_tokens

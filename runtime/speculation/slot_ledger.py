@@ -1,6 +1,7 @@
-"""By slot: which token it was written for, and whether a draft source has computed what belongs there.
+"""Token ids by KV slot: the token each slot was written for, and whether a draft source has computed its content.
 
-A source computes lazily; this is how it finds out what a sequence lacks, whoever wrote its pages. Knows no device.
+A source computes lazily, and finds out here what a sequence lacks. Steps that it skips are only recorded, so that a
+step costs the same as without a source while nothing is drafted.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from numpy.typing import NDArray
 
 from ..scheduler.plan import PageCopy, Row
 
-_MAX_ROWS = 512  # rows laid aside: what reading them takes at once is less than a step
+_MAX_ROWS = 512  # rows; reading that many at once takes less than a step
 
 
 class SlotLedger:
-    """For all pages, those of the host after those of the device."""
+    """Records of all slots, host pages after device pages."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self._page_size = page_size
@@ -24,13 +25,13 @@ class SlotLedger:
         self._computed = np.zeros(num_pages * page_size, dtype=np.bool_)
 
     def slots(self, pages: Sequence[int], first: int, end: int) -> NDArray[np.int64]:
-        """The slots of the positions [first, end) of the sequence whose page table is `pages`."""
+        """Slots of positions [first, end) of the sequence with page table `pages`."""
         positions = np.arange(first, end)
         table = np.asarray(pages, dtype=np.int64)
         return table[positions // self._page_size] * self._page_size + positions % self._page_size
 
     def write(self, slots: NDArray[np.int64], tokens: Sequence[int] | NDArray[np.int64]) -> None:
-        """The target has computed these tokens into these slots; the source has not."""
+        """Record that the target has computed these tokens into these slots, and the source has not."""
         self._tokens[slots] = tokens
         self._computed[slots] = False
 
@@ -38,12 +39,12 @@ class SlotLedger:
         self._computed[slots] = True
 
     def num_computed(self, slots: NDArray[np.int64]) -> int:
-        """How many of them, from the first on, the source has computed without a gap."""
+        """Number of slots from the first on that the source has computed without a gap."""
         computed = self._computed[slots]
         return len(slots) if computed.all() else int(computed.argmin())
 
     def tokens(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those that the slots were written for."""
+        """Tokens that the slots were written for."""
         return self._tokens[slots]
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
@@ -54,7 +55,7 @@ class SlotLedger:
 
 
 class SkippedRows:
-    """Rows in the order in which they were computed, none of them with guesses."""
+    """Rows of skipped steps in the order of computation, none with drafts."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
@@ -64,12 +65,12 @@ class SkippedRows:
         return bool(self._rows)
 
     def add(self, rows: Sequence[Row]) -> bool:
-        """Whether they are so many by now that they should be taken."""
+        """Record rows. Returns True when there are so many that `take` should be called."""
         self._rows += rows
         return len(self._rows) >= _MAX_ROWS
 
     def take(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The slots that were written, each once, and the token that each holds now."""
+        """Take the slots that were written, each once, and the token that each holds now."""
         written: dict[int, int] = {}
         for row in self._rows:
             for position, token in enumerate(row.tokens, row.first_position):

@@ -1,4 +1,4 @@
-"""A tree of guessed tokens. A value: knows no model, no request, no device."""
+"""A tree of draft tokens, as a value."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 
 class DraftTree(msgspec.Struct, frozen=True):
-    """Guesses of what follows a row's last committed token.
+    """Draft tokens that may follow a row's last committed token.
 
     `parents[i]` is an index into `tokens`, or -1 for a child of that last token. Parents come before their children,
-    and siblings carry different tokens. `scores[i]` is the logarithm of the probability, under the draft, that
-    everything up to node i is right: at most 0, and at most the parent's.
+    and siblings have different tokens. `scores[i]` is the log-probability, under the draft, that everything up to node
+    i is accepted: at most 0, and at most the parent's.
     """
 
     tokens: list[int]
@@ -24,25 +24,25 @@ class DraftTree(msgspec.Struct, frozen=True):
 
     @classmethod
     def chain(cls, tokens: Sequence[int], scores: Sequence[float] | None = None) -> DraftTree:
-        """One guess after the other; without scores, each is as sure as can be."""
+        """Make a chain. Without scores, each token is certain."""
         count = len(tokens)
         return cls(list(tokens), list(range(-1, count - 1)), [0.0] * count if scores is None else list(scores))
 
     @property
     def depths(self) -> list[int]:
-        """Of each node; a child of the last committed token has 1."""
+        """Depth of each node; a child of the last committed token has 1."""
         return depths(self.parents)
 
     @property
     def ancestors(self) -> list[int]:
-        """Of each node, as bits: bit j is set if node j is an ancestor of it, or it itself."""
+        """Ancestors of each node as a bit set: bit j is set if node j is an ancestor of it, or the node itself."""
         bits: list[int] = []
         for node, parent in enumerate(self.parents):
             bits.append((bits[parent] if parent >= 0 else 0) | 1 << node)
         return bits
 
     def path(self, node: int) -> list[int]:
-        """The tokens from the first one after the committed ones to `node`; none for -1."""
+        """Tokens from the first one after the committed ones to `node`; none for -1."""
         tokens: list[int] = []
         while node >= 0:
             tokens.append(self.tokens[node])
@@ -50,7 +50,7 @@ class DraftTree(msgspec.Struct, frozen=True):
         return tokens[::-1]
 
     def after(self, tokens: Sequence[int]) -> DraftTree | None:
-        """What is left when `tokens` have come: the part behind them; None when there is none."""
+        """The subtree that is left when `tokens` were accepted; None if there is none."""
         at = -1
         for token in tokens:
             children = (node for node, parent in enumerate(self.parents) if parent == at and self.tokens[node] == token)
@@ -73,15 +73,15 @@ class DraftTree(msgspec.Struct, frozen=True):
         )
 
     def best(self, num_tokens: int) -> DraftTree:
-        """The `num_tokens` nodes that are likeliest to be right. No child without its parent."""
+        """The `num_tokens` likeliest nodes. No child without its parent."""
         if num_tokens >= len(self):
             return self
-        # A child scores at most what its parent does, and of equals the earlier goes first: the set is closed.
+        # No child outscores its parent, and of equals the earlier one ranks first: no parent is left out.
         ranked = sorted(range(len(self)), key=lambda node: (-self.scores[node], node))
         return self.only(ranked[: max(0, num_tokens)])
 
     def only(self, nodes: Sequence[int]) -> DraftTree:
-        """These nodes, in the order that they have here. A node whose parent is left out is left out too."""
+        """The given nodes, in the tree's order. A node whose parent is left out is left out too."""
         chosen = frozenset(nodes)
         new = {-1: -1}
         for node, parent in enumerate(self.parents):
@@ -96,7 +96,7 @@ class DraftTree(msgspec.Struct, frozen=True):
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """The depth of each node, 1 for those without a parent (-1). Parents come before their children."""
+    """Depth of each node, 1 for those without a parent (-1). Parents come before their children."""
     found: list[int] = []
     for parent in parents:
         found.append(1 + (found[parent] if parent >= 0 else 0))
@@ -104,5 +104,5 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Whether each node is the child of the one before."""
+    """True if each node is the child of the previous one."""
     return all(parent == node - 1 for node, parent in enumerate(parents))

@@ -49,12 +49,12 @@ def load_gguf_tokenizer(path: Path) -> Tokenizer:
     file = open_gguf(path)
     tokens: list[str] = _required(file, "tokens")
     types: list[int] = file.value("tokenizer.ggml.token_type", default=[_NORMAL] * len(tokens))
-    facts = _tokenizer_config(file, tokens)
+    config = _tokenizer_config(file, tokens)
     match kind := _required(file, "model"):
         case "gpt2":
-            return HFTokenizer(path, facts, _to_tokenizer_json(file, tokens, types))
+            return HFTokenizer(path, config, _to_tokenizer_json(file, tokens, types))
         case "llama":
-            return SentencePieceTokenizer(path, facts, _to_tokenizer_model(file, tokens, types))
+            return SentencePieceTokenizer(path, config, _to_tokenizer_model(file, tokens, types))
     raise TokenizerError(f"{path}: tokenizer.ggml.model: supported: gpt2, llama; {kind!r} is not supported")
 
 

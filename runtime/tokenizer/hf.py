@@ -10,21 +10,21 @@ from typing import Any
 
 import tokenizers
 
-from .base import BaseTokenizer
 from .byte_alphabets import BYTE_ALPHABET, METASPACE, byte_level_bytes, metaspace_bytes
 from .errors import TokenizerError
+from .interface import Tokenizer
 from .token_bound import MAX_NORMALISATION_SHRINK, TokenCountBound
 from .tokenizer_config import TokenizerConfig, read_json
 
 
-class HFTokenizer(BaseTokenizer):
+class HFTokenizer(Tokenizer):
     """A tokenizer of `tokenizers`.
 
     It keeps one library tokenizer per way of encoding, made on first use: other threads would see a setting that is
     switched back and forth.
     """
 
-    def __init__(self, path: Path, facts: TokenizerConfig, state: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, config: TokenizerConfig, state: dict[str, Any] | None = None) -> None:
         """Load the tokenizer.json `path`, or its content `state`; errors name `path`."""
         self._path = path
         self._state = read_json(path) if state is None else state
@@ -33,7 +33,7 @@ class HFTokenizer(BaseTokenizer):
         library = self._library(parse_special=True, continues=False)
         vocabulary = library.get_vocab(with_added_tokens=True)
         added = {number: (token.content, token.special) for number, token in library.get_added_tokens_decoder().items()}
-        ends = {vocabulary.get(facts.names.get(name, "")) for name in ("bos_token", "eos_token")}
+        ends = {vocabulary.get(config.names.get(name, "")) for name in ("bos_token", "eos_token")}
         special_ids = {
             piece: number
             for piece, number in vocabulary.items()
@@ -46,8 +46,8 @@ class HFTokenizer(BaseTokenizer):
         for piece, number in vocabulary.items():
             if piece not in special_ids and piece != unknown:
                 token_bytes[number] = added[number][0].encode() if number in added else to_bytes(piece)
-        super().__init__(token_bytes, special_ids, facts, bound=_token_bound(self._state, library))
-        if facts.adds_bos is None:
+        super().__init__(token_bytes, special_ids, config, bound=_token_bound(self._state, library))
+        if config.adds_bos is None:
             self.adds_bos = self.bos_id is not None and library.encode("a").ids[:1] == [self.bos_id]
 
     def encode_text(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:

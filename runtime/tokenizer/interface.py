@@ -1,51 +1,61 @@
-"""The interface of tokenizers, for all libraries."""
+"""The tokenizer interface and its library-independent part: a vocabulary as a list of bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 
+from ..protocol.errors import RequestError
 from .chat_template import ChatTemplate
 from .token_bound import TokenCountBound
+from .tokenizer_config import TokenizerConfig
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """Text to token ids and back. Instances are immutable and thread-safe.
 
     The text of ids is the concatenation of their `token_bytes` read as UTF-8, each maximal invalid part as U+FFFD.
     Nothing is stripped: the text of a sequence's parts is the parts of its text.
     """
 
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id. A model may have more rows; such ids have no token."""
+    vocab_size: int  # one more than the largest id; a model may have more rows, whose ids have no token
+    # Bytes that each id adds to the text. None: special, or unused. Added tokens that are not special have bytes.
+    token_bytes: list[bytes | None]
+    special_ids: dict[str, int]  # by name
+    bos_id: int | None
+    eos_ids: tuple[int, ...]  # ids that end an output, from generation_config, config and tokenizer files
+    adds_bos: bool  # the model expects `bos_id` before every sequence
+    chat: ChatTemplate | None
+    bound: TokenCountBound  # lower bound on the number of tokens of a text
 
-    @property
-    def token_bytes(self) -> list[bytes | None]:
-        """Bytes that each id adds to the text. None: special, or unused. Added tokens that are not special have
-        bytes."""
+    def __init__(
+        self,
+        token_bytes: list[bytes | None],
+        special_ids: dict[str, int],
+        config: TokenizerConfig,
+        *,
+        bound: TokenCountBound,
+        default_bos: str | None = None,
+        default_eos: Iterable[str] = (),
+        adds_bos: bool = False,
+    ) -> None:
+        self.token_bytes = token_bytes
+        self.bound = bound
+        self.special_ids = special_ids
+        self.vocab_size = len(token_bytes)
+        self.bos_id = self._find(config.names.get("bos_token", default_bos))
+        declared: list[int | None] = [*config.eos_ids, self._find(config.names.get("eos_token"))]
+        if not any(token is not None for token in declared):
+            declared = [self._find(name) for name in default_eos]
+        ends = [token for token in declared if token is not None and token < self.vocab_size]
+        self.eos_ids = tuple(dict.fromkeys(ends))
+        self.adds_bos = self.bos_id is not None and (adds_bos if config.adds_bos is None else config.adds_bos)
+        self.chat = config.chat
+        self._names = {token: name.encode() for name, token in special_ids.items()}
 
-    @property
-    def special_ids(self) -> dict[str, int]:
-        """Ids of the special tokens by name."""
-
-    @property
-    def bos_id(self) -> int | None: ...
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end an output, from the checkpoint's generation_config, config and tokenizer files."""
-
-    @property
-    def adds_bos(self) -> bool:
-        """True when the model expects `bos_id` before every sequence."""
-
-    @property
-    def chat(self) -> ChatTemplate | None: ...
-
-    @property
-    def bound(self) -> TokenCountBound:
-        """Lower bound on the number of tokens of a text; it never exceeds the length of `encode`'s result."""
+    @abstractmethod
+    def encode_text(self, text: str, *, parse_special: bool, continues: bool) -> list[int]:
+        """Return the library's ids of non-empty, valid text, without BOS."""
 
     def encode(
         self, text: str, *, parse_special: bool = True, add_bos: bool = False, continues: bool = False
@@ -57,7 +67,26 @@ class Tokenizer(Protocol):
         sequence, and only there; with `continues` the text of the ids is exactly `text`. Raises RequestError when the
         text holds an unpaired surrogate.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"text holds an unpaired surrogate, {text[error.start]!r}, at character {error.start}", param="text"
+            ) from None
+        ids = self.encode_text(text, parse_special=parse_special, continues=continues) if text else []
+        return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`. `skip_special_tokens=False` shows special tokens by name; unused ids add
-        nothing."""
+        """Return the text of `ids`; `skip_special_tokens=False` shows special tokens. Unused ids add nothing."""
+        names = {} if skip_special_tokens else self._names
+        known = (token for token in ids if 0 <= token < self.vocab_size)
+        return b"".join(names.get(token) or self.token_bytes[token] or b"" for token in known).decode(
+            "utf-8", errors="replace"
+        )
+
+    def _find(self, name: str | None) -> int | None:
+        """Return the id of a token that a configuration file names, special or not."""
+        if name is None or name in self.special_ids:
+            return None if name is None else self.special_ids[name]
+        data = name.encode()
+        return next((token for token, other in enumerate(self.token_bytes) if other == data), None)

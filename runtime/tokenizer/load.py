@@ -22,13 +22,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     if is_gguf(path):
         return load_gguf_tokenizer(path)
-    facts = read_tokenizer_config(path)
+    config = read_tokenizer_config(path)
     if (path / "tokenizer.json").exists():
-        return HFTokenizer(path / "tokenizer.json", facts)
+        return HFTokenizer(path / "tokenizer.json", config)
     model = path / "tokenizer.model"
     try:
         with model.open("rb") as file:
             head = file.read(512)
     except OSError:
         raise TokenizerError(f"{path} has no tokenizer: neither tokenizer.json nor tokenizer.model") from None
-    return TiktokenTokenizer(model, facts) if looks_like_ranks(head) else SentencePieceTokenizer(model, facts)
+    return TiktokenTokenizer(model, config) if looks_like_ranks(head) else SentencePieceTokenizer(model, config)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import sentencepiece
 
-from .base import BaseTokenizer
 from .byte_alphabets import metaspace_bytes
 from .errors import TokenizerError
+from .interface import Tokenizer
 from .token_bound import TokenCountBound
 from .tokenizer_config import TokenizerConfig
 
@@ -20,10 +20,10 @@ _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 _NORMALIZER_SPEC, _CHARACTERS_MAP, _REMOVES_BLANKS = 3, 2, 4
 
 
-class SentencePieceTokenizer(BaseTokenizer):
+class SentencePieceTokenizer(Tokenizer):
     """A tokenizer of `sentencepiece`. The library never parses special tokens; their names are searched for here."""
 
-    def __init__(self, path: Path, facts: TokenizerConfig, model: bytes | None = None) -> None:
+    def __init__(self, path: Path, config: TokenizerConfig, model: bytes | None = None) -> None:
         """Load the tokenizer.model `path`, or its content `model`; errors name `path`."""
         if model is None:
             model = path.read_bytes()
@@ -42,7 +42,7 @@ class SentencePieceTokenizer(BaseTokenizer):
             else:
                 token_bytes.append(metaspace_bytes(piece, byte_fallback=self._first.is_byte(number)))
         # Tokens added by fine-tuning, which are in the configuration files only.
-        added = {number: entry for number, entry in facts.added.items() if number >= size}
+        added = {number: entry for number, entry in config.added.items() if number >= size}
         token_bytes += [None] * (1 + max(added, default=size - 1) - size)
         for number, (text, special) in added.items():
             token_bytes[number] = None if special else text.encode()
@@ -52,7 +52,7 @@ class SentencePieceTokenizer(BaseTokenizer):
         super().__init__(
             token_bytes,
             special_ids,
-            facts,
+            config,
             bound=self._bound(model),
             default_bos=self._name(self._first.bos_id()),
             default_eos=[name for name in [self._name(self._first.eos_id())] if name is not None],

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import tiktoken
 
-from .base import BaseTokenizer
 from .errors import TokenizerError
+from .interface import Tokenizer
 from .token_bound import TokenCountBound
 from .tokenizer_config import TokenizerConfig
 
@@ -36,13 +36,13 @@ _FIRST_SPECIAL = (
 )
 
 
-class TiktokenTokenizer(BaseTokenizer):
+class TiktokenTokenizer(Tokenizer):
     """A tokenizer of `tiktoken`. Special tokens are those of the configuration files, or else Llama 3's."""
 
-    def __init__(self, path: Path, facts: TokenizerConfig) -> None:
+    def __init__(self, path: Path, config: TokenizerConfig) -> None:
         ranks = read_ranks(path)
         size = 1 + max(ranks.values())
-        added = {number: entry for number, entry in facts.added.items() if number >= size}
+        added = {number: entry for number, entry in config.added.items() if number >= size}
         if added:
             special_ids = {text: number for number, (text, special) in added.items() if special}
         else:
@@ -59,7 +59,7 @@ class TiktokenTokenizer(BaseTokenizer):
         super().__init__(
             token_bytes,
             special_ids,
-            facts,
+            config,
             bound=TokenCountBound(max(map(len, pieces))),
             default_bos=BOS,
             default_eos=ENDS,

@@ -36,8 +36,12 @@ def initial_head(config: HeadConfig, target: Decoder, draft_ids_V: torch.Tensor 
     """Return a head with random matrices and unit norms; the output layer of EAGLE-3 is a copy of the target's.
 
     Parameters are float32 and on the target's device. `draft_ids_V` int64, ascending, are the tokens of a limited
-    vocabulary; None: all.
+    vocabulary; None: all. Raises RequestError when the target caps its logits.
     """
+    if target.config.logit_cap is not None:
+        raise RequestError(
+            f"the model caps its logits at {target.config.logit_cap:g}, which training does not compute", param="model"
+        )
     parameters = allocate_head(
         config,
         own_lm_head=config.kind == "eagle3",

@@ -1,4 +1,4 @@
-"""The core without its sockets: a scheduler and an engine on the model that ships, and any source of guesses."""
+"""The core without its sockets: a scheduler and an engine on the model that ships, with any draft source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKENIZER = load_tokenizer(SHIPPED_MODEL)
 
 @dataclass
 class Got:
-    """What came for one request."""
+    """Everything received for one request."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)

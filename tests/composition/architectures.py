@@ -25,8 +25,8 @@ SIZES: dict[str, Any] = {
 def checkpoint_maker(
     models: Mapping[str, Callable[[], transformers.PretrainedConfig]], new_folder: Callable[[str], Path]
 ) -> Callable[[str], Path]:
-    """What gives the directory of the random checkpoint of a name of `models`, made on first use. Every parameter in it
-    matters."""
+    """Return a function from a name of `models` to the directory of its random checkpoint, made on first use. Every
+    parameter of the checkpoint matters."""
     torch.set_num_threads(1)
     made: dict[str, Path] = {}
 

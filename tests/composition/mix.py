@@ -1,6 +1,6 @@
-"""A random mix of what clients ask of a runtime, in every way there is, and what each of them got.
+"""A random mix of clients' requests, of every kind, and what each of them received.
 
-Cases share prefixes of all lengths, so that a cache has something to get wrong. Knows no schedule and no settings.
+Cases share prefixes of all lengths, so that errors of the cache would show.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client got: the log-probabilities apart, since they are compared within a tolerance."""
+    """Everything a client received; log-probabilities are apart, since they are compared within a tolerance."""
 
     exact: Any
     logprobs: list[float]
@@ -286,7 +286,7 @@ def make_writers(size: int, tokens_of: Callable[[str], list[int]], seed: int = 1
 
 
 def depends_on_jumps(case: Case) -> bool:
-    """Whether choices come after forced text: the model then sees the tokenizer's ids, or others that it has chosen."""
+    """True if choices come after forced text: the model then sees the tokenizer's ids, or others that it has chosen."""
     return isinstance(case, Request) and "json_schema" in case.body["sampling_params"]
 
 

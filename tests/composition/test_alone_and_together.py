@@ -1,4 +1,4 @@
-"""The same request gives the same tokens alone and among others: greedy and seeded, constrained or not."""
+"""A request gets the same tokens alone and in a batch: greedy and seeded, constrained or not."""
 
 from __future__ import annotations
 

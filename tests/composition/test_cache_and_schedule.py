@@ -146,7 +146,7 @@ def test_under_other_settings(mix: Expected, settings: dict[str, Any]) -> None:
 
 
 def test_with_and_without_jump_forward(mix: Expected) -> None:
-    """As the references have it, and without; each also where rows are cut to small chunks and memory is short."""
+    """Both ways also where rows are cut to small chunks and memory is short."""
     small = {"num_pages": 64, "prefill_budget": 24, "max_running": 12}
     num_forced = []
     for jumps in (True, False):

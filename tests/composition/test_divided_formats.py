@@ -80,7 +80,7 @@ def test_eight_bit_checkpoints(method: Any, dense: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("quantize", "bound"), [("int8", 0.05), ("int4", 0.5), ("fp8", 0.2)])
 def test_rounded_while_loading(quantize: str, bound: float, dense: Path) -> None:
-    """Of attention's output and down, each rank's part of a row has its own scale: no worse than the whole row's."""
+    """Each rank's part of a row of attention's output and down has its own scale: no worse than the whole row's."""
     exact = logits(dense)
     alone, divided = (difference(of(dense, quantize=quantize), exact) for of in (logits, on_two))
     assert 0 < divided < bound

@@ -66,7 +66,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 def logits(path: Path, group: Group = SINGLE_RANK, **options: Any) -> torch.Tensor:
-    """Of all TOKENS, computed as a prompt of two chunks and five tokens after it."""
+    """Logits of all TOKENS, computed as a prompt of two chunks and five tokens after it."""
     device = torch.device("cpu")
     ops = for_device(device, deterministic=True) if group.shard.ordered else None
     model = load_model(path, device=device, dtype=torch.float32, ops=ops, group=group, **options)

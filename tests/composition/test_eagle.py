@@ -100,10 +100,11 @@ def test_every_source_with_trees_of_any_shape(kind: str, shape: dict[str, Any], 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("kind", ["eagle", "draft"])
-def test_outputs_stay_as_they_are_while_guessing_is_shut_and_opened_again(
+def test_outputs_stay_the_same_while_speculation_closes_and_opens(
     kind: str, overlap: str, expected: dict[str, Got], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the clock says. While it is shut no source follows, and steps are planned ahead."""
+    """Speculation opens and closes whatever the clock says. While it is closed no source follows, and steps are planned
+    ahead."""
     seen: list[StepWork] = []
     monkeypatch.setattr(SpeculationPolicy, "may_skip", lambda self, num_rows: False)
     monkeypatch.setattr(SpeculationBudget, "observe", lambda self, work, seconds, count: seen.append(work))

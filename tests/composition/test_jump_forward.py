@@ -34,7 +34,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def cramped() -> Iterator[ramiform.Runtime]:
-    """What is appended at once is longer than a step may be, and all of it needs more memory than there is."""
+    """A runtime with steps shorter than the forced text, and with less memory than all requests need."""
     small = {"num_pages": 24, "prefill_budget": 24, "max_running": 16}
     with ramiform.Runtime(port=0, dtype="float32", log_level="error", **small) as started:
         yield started

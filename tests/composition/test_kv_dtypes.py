@@ -73,7 +73,7 @@ def engine_of(kv_dtype: str, source: DraftSource | None = None, **settings: Any)
 
 @pytest.fixture(scope="module", params=NAMES)
 def alone(request: pytest.FixtureRequest, wide: None) -> Alone:
-    """What each request gets by itself, from an engine whose memory nobody remembers anything of."""
+    """Outputs of each request by itself, on a fresh engine."""
     torch.set_num_threads(1)
     engine = engine_of(request.param)
     settings: dict[str, Any] = {"speculative": "off", "prefix_cache": False}

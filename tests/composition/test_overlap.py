@@ -1,8 +1,4 @@
-"""A plan in flight while the next one is made: nothing changes but the order of the work.
-
-On the model that ships, in float32, on a CPU, where a step is computed when it is launched: the logic is the same as on
-a device that is still busy then. Judge: each request alone, without a cache, one step after the other.
-"""
+"""Plans made while the previous one is in flight: only the order of the work changes."""
 
 from __future__ import annotations
 

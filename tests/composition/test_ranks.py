@@ -90,7 +90,7 @@ def test_eight_bit_keys_and_values_have_the_scales_of_their_own_layers() -> None
 
 
 def test_all_stages_have_the_pages_that_the_largest_has_memory_for() -> None:
-    """Of six layers, the first of four stages has one and the second two; a page of those is a third of all."""
+    """With six layers, the first of four stages has one and the second two; a page of the second is a third of all."""
     settings = {"device": "cpu", "dtype": "float32", "kv_memory": 0.01, "context_length": 64}
     page = bytes_per_page(read_config(SHIPPED_MODEL), torch.float32) // 3
     stages = engine(CoreConfig(**settings, pp=4), 1, stages=4)

@@ -61,7 +61,7 @@ def make_requests(size: int, seed: int) -> list[Generate]:
 
 
 def crowding_requests() -> list[Generate]:
-    """Of which some must give up their place: outputs that end soon make the scheduler hope that the others will."""
+    """Requests of which some must be retracted: outputs that end soon raise the scheduler's expectations."""
     tokens = TOKENIZER.encode("Ada lives in Oslo. Bo lives in", add_bos=True)
     params: list[dict[str, Any]] = [{"stop": ("a", "e")}] * 12 + [{"min_new_tokens": 100}] * 12
     return [

@@ -80,8 +80,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def logits(path: Path, group: Group = SINGLE_RANK, captures: tuple[int, ...] = (), **options: Any) -> torch.Tensor:
-    """Of some tokens of two sequences, computed as chunks of a prompt and tokens after it, and what was captured of
-    all; on the first stage."""
+    """Logits of some tokens of two sequences, computed as chunks of a prompt and tokens after it, and all captured
+    states; on the first stage."""
     ops = for_device(CPU, deterministic=True) if group.shard.ordered else None
     model = load_model(path, device=CPU, dtype=torch.float32, ops=ops, group=group, **options)
     pool = KvPool(KvMemory(model.config, 8, device=CPU, dtype=model.dtype))

@@ -87,12 +87,12 @@ class ThreadGroup:
 
 
 def number(group: Group) -> int:
-    """Of the rank, among all."""
+    """Global rank."""
     return group.stage.index * group.shard.size + group.shard.rank
 
 
 def groups(path: Path, size: int, *, stages: int = 1, ordered: bool = False) -> list[ThreadGroup]:
-    """Of the model in directory `path`, one for each rank; `size` of them in each of so many stages."""
+    """Groups of the model in directory `path`, one per rank; `size` ranks in each stage."""
     config, everybody = read_config(path), Meeting(size * stages)
     ways = itertools.product(range(size), range(stages), range(stages))
     mail: dict[tuple[int, int, int], queue.Queue[torch.Tensor]] = {way: queue.Queue() for way in ways}
@@ -106,7 +106,7 @@ def groups(path: Path, size: int, *, stages: int = 1, ordered: bool = False) -> 
 
 
 def on_each(groups: Sequence[ThreadGroup], do: Callable[[Group], T]) -> list[T]:
-    """What `do` gives on each rank, at once."""
+    """Results of `do` on each rank, run at the same time."""
 
     def run(group: ThreadGroup) -> T:
         try:
@@ -126,7 +126,7 @@ def on_each(groups: Sequence[ThreadGroup], do: Callable[[Group], T]) -> list[T]:
 
 
 class RanksEngine:
-    """As an Engine: rank 0's answers, and the draft source is rank 0's alone."""
+    """An engine of several ranks: results and the draft source are rank 0's."""
 
     def __init__(
         self,

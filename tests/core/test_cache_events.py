@@ -1,4 +1,4 @@
-"""What the cache stores and removes, as a subscriber hears it, and the plan log of a real run."""
+"""Cache events as a subscriber receives them, and the plan log of a real run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def asks(s: Any, topic: str) -> None:
     s += ramiform.gen("answer", max_tokens=24, ignore_eos=True, temperature=0)
 
 
-def test_a_subscriber_hears_every_page_and_can_ask_for_what_it_missed() -> None:
+def test_a_subscriber_receives_every_page_and_can_replay_what_it_missed() -> None:
     with tempfile.TemporaryDirectory(prefix="rf") as folder:
         address, log = f"ipc://{folder}/events", Path(folder) / "plans.jsonl"
         with ramiform.Runtime(num_pages=256, kv_events=address, log_plans=str(log), log_level="error") as runtime:

@@ -1,4 +1,4 @@
-"""The core's end of its socket, with frontends' sockets by hand and a frontend's own client of it."""
+"""The core's socket to the frontends, with bare sockets and a frontend's own client."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def frontends(link: FrontendSocket, address: str) -> Iterator[list[Frontend]]:
         frontend.socket.close()
 
 
-def test_what_a_step_brings_to_one_frontend_is_one_message(link: FrontendSocket, frontends: list[Frontend]) -> None:
+def test_the_answers_of_a_step_to_one_frontend_are_one_message(link: FrontendSocket, frontends: list[Frontend]) -> None:
     first, second = frontends
     failed = RequestFailed("b", ErrorInfo.of(RequestError("no")))
     link.send([says("a", 1), says("c", 2), failed])
@@ -108,7 +108,7 @@ def test_an_answer_too_long_by_itself_fails_its_request_alone(
     assert [message.rid for _, message in link.receive(10_000) if isinstance(message, Generate)] == ["a"]
 
 
-def test_a_frontends_waiters_get_what_came_together_each_its_own(link: FrontendSocket, address: str) -> None:
+def test_each_waiter_of_a_frontend_gets_its_own_part_of_a_message(link: FrontendSocket, address: str) -> None:
     async def main() -> None:
         context = zmq.asyncio.Context()
         client = CoreClient(context, address)

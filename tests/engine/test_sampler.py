@@ -114,7 +114,7 @@ def check_logprob(logits: np.ndarray, token: int, found: TokenLogprob | None, s:
 
 
 def plain(**changes: object) -> Sample:
-    return Sample(**{"temperature": 0.0, "top_k": None, "top_p": 1.0, "min_p": 0.0, "draw": 0} | changes)
+    return Sample(**{"temperature": 0.0, "top_k": None, "top_p": 1.0, "draw": 0} | changes)
 
 
 def test_top_k_of_one_is_greedy_even_among_equal_logits() -> None:

@@ -1,4 +1,4 @@
-"""Every example runs by its documented command and says something true."""
+"""Every example runs by its documented command and gives a true answer."""
 
 from __future__ import annotations
 

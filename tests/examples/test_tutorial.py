@@ -1,4 +1,4 @@
-"""The tutorial's snippets run in order, on the real runtime, and print what the text says they print.
+"""The tutorial's snippets run in order on the real runtime and print the documented output.
 
 A `python` block that is followed by a `text` block prints it; one that is not prints nothing. Each snippet is compiled
 as `program.py`, because places in the program are part of what is printed.

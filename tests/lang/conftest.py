@@ -1,4 +1,4 @@
-"""A frontend that answers from a script, in a thread, over the real wire: what a program sends, the tests can see."""
+"""A scripted frontend in a thread, over the real protocol, that records every message of a program."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class FakeFrontend:
             further = sum(self._play(state) for state in list(self._states.values()) if state.born) > 0
 
     def _play(self, state: State) -> bool:
-        """Whether the state got any further."""
+        """Play the next operation; return whether there was one that could be played."""
         further = False
         while state.waiting:
             op, operation = state.waiting[0]

@@ -1,4 +1,4 @@
-"""Programs of the kinds that users of SGLang's front end know, with only the import changed, on the real runtime.
+"""Programs as users of SGLang's front end write them, with only the import changed, on the real runtime.
 
 The model is small: what is asserted is structure (which variables there are, what they look like, what stands where),
 and answers only where the model knows them.
@@ -139,7 +139,7 @@ def numbers(s):
     s += "\nText: Ada is 36 years old.\nname:" + sgl.gen_string("name", temperature=0, max_tokens=12)
 
 
-def test_gen_int_gives_an_int_and_gen_string_what_is_between_the_quotes() -> None:
+def test_gen_int_gives_an_int_and_gen_string_the_text_between_the_quotes() -> None:
     state = numbers.run()
     assert (state["legs"], state["days"]) == (8, 30)
     assert type(state["legs"]) is int
@@ -172,7 +172,7 @@ def ip_address(s):
     s += sgl.gen("address", regex=r"((25[0-5]|2[0-4]\d|[01]?\d\d?)\.){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)", seed=1)
 
 
-def test_a_regex_holds_whatever_the_temperature() -> None:
+def test_a_regex_holds_at_any_temperature() -> None:
     octets = ip_address.run(temperature=1.5)["address"].split(".")
     assert str(ipaddress.ip_address(".".join(str(int(octet)) for octet in octets)))
 
@@ -208,7 +208,7 @@ def tool_use(s, question):
     s += "Thought 2:" + sgl.gen("conclusion", stop="\n", max_tokens=40)
 
 
-def test_the_result_of_a_tool_is_read_by_what_is_generated_next() -> None:
+def test_the_next_generation_reads_the_result_of_a_tool() -> None:
     state = tool_use.run(question="What is 46 plus 28?", temperature=0)
     assert (state["expression"], state["result"]) == ("46 + 28", "74")
     assert "Observation 1: 74\nThought 2:" in state.text()

@@ -1,4 +1,4 @@
-"""Programs in event loops: awaited, followed, many at once, cancelled; and the budgets that every program may have."""
+"""Programs in event loops: awaited, streamed, in batches, cancelled; and the budgets of programs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_sync_program_can_be_awaited_and_an_async_one_called() -> None:
     assert chat.run("Ada").ret_value == "<11>, <20>"
 
 
-def test_an_async_program_run_where_a_loop_runs_says_what_to_do() -> None:
+def test_running_an_async_program_in_a_running_loop_names_arun() -> None:
     async def main() -> None:
         with pytest.raises(RequestError, match=r"await program\.arun"):
             chat.run("Ada")

@@ -1,4 +1,4 @@
-"""Where programs run: a backend given, the default one, the one of the environment, or a clear error."""
+"""Choice of the backend: the argument, the default, the environment, or a clear error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _no_default(monkeypatch: pytest.MonkeyPatch) -> Any:
     ramiform.set_default_backend(None)
 
 
-def test_without_a_backend_the_error_says_what_to_do() -> None:
+def test_without_a_backend_the_error_names_the_remedies() -> None:
     with pytest.raises(RamiformError, match=r"ramiform\.set_default_backend\(ramiform\.Runtime\(\)\)"):
         program.run()
 
@@ -62,13 +62,13 @@ def test_programs_of_a_process_share_one_connection(frontend: Any) -> None:
         assert len(frontend.messages(session.Hello)) == 1
 
 
-def test_an_endpoint_where_nobody_listens_says_so(frontend: Any) -> None:
+def test_an_address_without_a_runtime_is_an_error(frontend: Any) -> None:
     with pytest.raises(RuntimeFailed, match="no runtime listens at"):
         program.run(backend=RuntimeEndpoint(frontend.address + "-nobody"))
 
 
 @pytest.mark.parametrize("backend", ["ipc:///tmp/x", 3, object()])
-def test_what_is_no_backend_is_refused(backend: Any) -> None:
+def test_an_object_without_connection_is_refused_as_a_backend(backend: Any) -> None:
     with pytest.raises(RequestError, match="is not a backend"):
         ramiform.set_default_backend(backend)
     with pytest.raises(RequestError, match="is not a backend"):

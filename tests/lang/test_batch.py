@@ -1,4 +1,4 @@
-"""Many programs at once: in order, bounded, and with no error lost."""
+"""Batches of programs: in order, bounded, and without losing an error."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_generator_gives_states_as_they_end_and_an_error_in_its_place(frontend
         next(states)
 
 
-def test_a_generator_that_is_given_up_closes_what_still_runs(frontend: Any) -> None:
+def test_an_abandoned_generator_closes_the_running_programs(frontend: Any) -> None:
     frontend.script = lambda text, operation: frontend.HOLD if text == "slow" else "x"
     states = ask.run_batch([{"question": "fast"}, {"question": "slow"}], generator_style=True)
     next(states)

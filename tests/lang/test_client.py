@@ -1,4 +1,4 @@
-"""The client's end of the wire against a frontend that answers, falls silent, or dies."""
+"""The client's connection to a frontend that answers, falls silent, or dies."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_call_is_answered_and_its_error_is_raised(connection: Connection, fron
     assert ErrorInfo.of(caught.value) == busy
 
 
-def test_nobody_at_the_address_is_an_error_at_once(frontend: Any) -> None:
+def test_an_address_without_a_listener_is_an_error_at_once(frontend: Any) -> None:
     with Connection(frontend.address + "-nobody") as connection:
         with pytest.raises(RuntimeFailed, match="no runtime listens at"):
             connection.connect()
@@ -156,7 +156,7 @@ def test_the_last_words_of_a_dying_runtime_are_the_error(connection: Connection,
     assert heard.wait_for(1)[0].message == "the core was killed by signal 9"
 
 
-def test_a_message_of_ours_that_is_not_understood_hangs_nobody(connection: Connection, frontend: Any) -> None:
+def test_a_message_that_the_runtime_cannot_decode_does_not_hang(connection: Connection, frontend: Any) -> None:
     heard = Heard()
     connection.attach(heard)
     connection.connect()
@@ -164,7 +164,7 @@ def test_a_message_of_ours_that_is_not_understood_hangs_nobody(connection: Conne
     assert "what is this?" in heard.wait_for(1)[0].message
 
 
-def test_an_answer_that_is_not_understood_hangs_nobody(connection: Connection, frontend: Any) -> None:
+def test_an_answer_that_the_client_cannot_decode_does_not_hang(connection: Connection, frontend: Any) -> None:
     heard = Heard()
     connection.attach(heard)
     connection.connect()

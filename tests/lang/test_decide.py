@@ -1,4 +1,4 @@
-"""Questions about a state, and thoughts told apart from answers."""
+"""Questions about a state, and thoughts separated from answers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_thoughts_are_a_variable_of_their_own(
     assert text in state.text()
 
 
-def test_thoughts_of_typed_results_and_samples_are_told_apart_too(frontend: Any) -> None:
+def test_thoughts_of_typed_results_and_samples_are_separated_too(frontend: Any) -> None:
     frontend.script = lambda before, operation: ["<think>a</think> one", "<think>b</think> two"]
     state = run(lambda s: s.__iadd__(separate_reasoning("Q" + gen("x", n=2), "qwen3")))
     assert state["x_reasoning_content"] == ["a", "b"]

@@ -1,4 +1,4 @@
-"""The reference names what there is, and nothing that there is not."""
+"""The language reference names every public name, method and parameter, with the signatures of the code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import ramiform
+from ramiform.lang.expr import GEN_NAMES
+from ramiform.runtime.protocol.sampling import PARAMETERS
 
 REFERENCE = (Path(ramiform.__file__).parent / "docs/language.md").read_text()
 
@@ -35,3 +37,10 @@ def test_the_signatures_in_the_reference_are_those_of_the_code(function: object)
     of_code = [f"{one.name}={getattr(one.default, 'name', None) or repr(one.default)}" for one in parameters]
     said = re.sub(r"\s+", " ", written[1]).replace('"', "'")
     assert said == ", ".join(of_code).replace('"', "'")
+
+
+def test_the_sampling_parameters_in_the_reference_are_those_of_the_table() -> None:
+    for name, argument in GEN_NAMES.items():
+        row = PARAMETERS[name]
+        line = f"| `{argument}` | {row.meaning} | {row.values} | `{row.default!r}` |"
+        assert line in REFERENCE, line

@@ -1,4 +1,4 @@
-"""A runtime given by its HTTP address: reached as over ZMQ where it can be, over HTTP where only HTTP passes."""
+"""A runtime at an HTTP address: used over ZMQ where possible, else over HTTP."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def greet(s: ProgramState) -> None:
     s += assistant(gen("greeting", max_tokens=8, temperature=0))
 
 
-def test_an_http_address_of_this_machine_gives_what_the_runtime_itself_gives(
+def test_an_http_address_of_this_machine_gives_the_runtime_s_own_connection(
     runtime: ramiform.Runtime, url: str
 ) -> None:
     with RuntimeEndpoint(url) as endpoint:
@@ -97,7 +97,7 @@ def test_a_server_that_tells_no_way_in_is_spoken_to_over_http(
         assert isinstance(endpoint.connection(), LocalChannel)
 
 
-def test_a_wrong_key_is_said_at_once(answering: Answer) -> None:
+def test_a_wrong_key_is_an_error_at_once(answering: Answer) -> None:
     error = {"error": {"message": "invalid API key", "code": "invalid_api_key", "type": "invalid_request_error"}}
     endpoint = RuntimeEndpoint(answering(401, error), api_key="wrong")
     with pytest.raises(RequestError, match="invalid API key"):

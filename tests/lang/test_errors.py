@@ -1,4 +1,4 @@
-"""What fails raises where it is read, names the program's line, and never hangs or passes for success."""
+"""Errors are raised where the value is read, name the program's line, and never hang or pass for success."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_text_that_is_not_of_the_type_is_an_error_with_the_text(frontend: Any) -
 
 
 @pytest.mark.parametrize("append", [lambda s: s.user("bad"), lambda s: s.__iadd__("bad")])
-def test_the_line_is_the_program_s_whatever_way_it_appends(failing: Any, append: Any) -> None:
+def test_the_error_has_the_program_s_line_for_every_way_of_appending(failing: Any, append: Any) -> None:
     def body(s: ProgramState) -> None:
         append(s)
         with s.var_scope("scope"), s.assistant():
@@ -202,7 +202,7 @@ def test_programs_running_when_the_runtime_dies_all_raise_with_their_line(fronte
         assert "is gone" in str(error)
 
 
-def test_what_was_answered_can_be_read_after_the_runtime_has_died(frontend: Any) -> None:
+def test_earlier_answers_can_be_read_after_the_runtime_has_died(frontend: Any) -> None:
     def body(s: ProgramState) -> None:
         s += "a" + gen("x")
 

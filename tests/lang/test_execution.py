@@ -1,4 +1,4 @@
-"""What a run says, kept until the first wait, whoever of its threads waits first."""
+"""A deferred run keeps its messages until the first wait, in whichever thread that is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions are values that chain; what cannot be meant is refused where it is written."""
+"""Expressions are values that chain; invalid ones are refused where they are written."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_choices_that_are_none_are_refused(choices: Any) -> None:
         ({"name": 3}, "name"),
     ],
 )
-def test_what_cannot_be_meant_names_its_parameter(arguments: dict[str, Any], param: str) -> None:
+def test_an_impossible_argument_is_named(arguments: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         gen(**arguments)
     assert caught.value.param == param

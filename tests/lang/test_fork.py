@@ -1,4 +1,4 @@
-"""Branches: copies at one point, written to alone or together, and brought back."""
+"""Branches of a fork: appended to alone or together, and joined."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_second_join_of_a_name_replaces_the_first() -> None:
     assert run(body).ret_value == [[(0, 0), (0, 1)], [(1, 0), (1, 1)], [(1, 0), (1, 1)]]
 
 
-def test_join_can_append_what_the_branches_appended(frontend: Any) -> None:
+def test_join_can_append_the_branches_text(frontend: Any) -> None:
     def body(s: ProgramState) -> None:
         s += "all:"
         forks = s.fork(2)

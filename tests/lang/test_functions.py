@@ -1,4 +1,4 @@
-"""Functions of the user's own in the middle of a program: choices methods and tools, sync and async."""
+"""The user's own functions within a program: choices methods and tools, sync and async."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_method_that_decides_nothing_fails_the_state_with_the_programs_line(de
 
 
 @pytest.mark.parametrize("wrong", ["no_such_method", 3, None])
-def test_what_is_no_method_is_refused(wrong: Any) -> None:
+def test_an_invalid_choices_method_is_refused(wrong: Any) -> None:
     with pytest.raises(RequestError, match="choices_method must be"):
         select("x", ["a"], choices_method=wrong)
 
@@ -259,7 +259,7 @@ def anything(*args: int) -> None:
 
 
 @pytest.mark.parametrize("tools", [[], lookup, [3], [no_hints], [anything], [lookup, lookup]])
-def test_what_cannot_be_a_tool_is_refused(tools: Any) -> None:
+def test_an_invalid_tool_is_refused(tools: Any) -> None:
     with pytest.raises(RequestError) as caught:
         gen("x", tools=tools)
     assert caught.value.param == "tools"

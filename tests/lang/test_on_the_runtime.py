@@ -1,4 +1,4 @@
-"""What the language adds, on the real runtime and the model that ships, seen from outside."""
+"""Features of the language on the real runtime and the shipped model, seen from outside."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_compiled_async_and_plain_programs_give_the_same(backend: ramiform.Runti
     assert asyncio.run(main()) == plain
 
 
-def test_a_batch_computes_what_its_programs_share_once(backend: ramiform.Runtime) -> None:
+def test_a_batch_computes_the_common_prefix_once(backend: ramiform.Runtime) -> None:
     @ramiform.function
     def ask(s: ProgramState, number: int) -> None:
         s += SHARED + f"Question {number}:" + gen("x", max_tokens=4, temperature=0, ignore_eos=True)
@@ -71,7 +71,7 @@ def test_a_batch_computes_what_its_programs_share_once(backend: ramiform.Runtime
     assert computed < shared + 30 * 8
 
 
-def test_what_cache_has_computed_the_first_run_finds(backend: ramiform.Runtime) -> None:
+def test_the_first_run_finds_the_prefix_that_cache_computed(backend: ramiform.Runtime) -> None:
     @ramiform.function
     def ask(s: ProgramState, question: str) -> None:
         s += SHARED + "Question: " + question + gen("x", max_tokens=4, temperature=0)

@@ -1,4 +1,4 @@
-"""Programs traced and compiled: what the plan tells, what is refused before anything runs, and what then travels."""
+"""Plans and compiled programs: contents of a plan, mistakes found before a run, and the messages of a compiled run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def line_of(body: Any, text: str) -> str:
 
 
 def test_a_plan_tells_states_variables_and_how_wide_it_gets() -> None:
-    plan = expert.trace(question="Why?", width=3)
+    plan = expert.plan(question="Why?", width=3)
     assert plan.is_whole
     assert len(plan.states) == 4
     assert [state.parent for state in plan.states] == [None, 0, 0, 0]
@@ -44,7 +44,7 @@ def test_a_plan_tells_states_variables_and_how_wide_it_gets() -> None:
 
 
 def test_a_plan_shows_as_a_tree_with_its_arguments_as_slots() -> None:
-    shown = str(expert.trace(question="Why?"))
+    shown = str(expert.plan(question="Why?"))
     first = inspect.getsourcelines(expert.function)[1]
     assert f"├─ text 'Be brief.\\nQuestion: {{question}}\\n'   (test_plan.py:{first + 2})" in shown
     assert "gen plan (max_tokens=5, temperature=0)   (" in shown
@@ -54,7 +54,7 @@ def test_a_plan_shows_as_a_tree_with_its_arguments_as_slots() -> None:
 
 
 def test_a_plan_is_a_flowchart_whose_edges_join_its_nodes() -> None:
-    chart = expert.trace(question='A "quoted" one?').to_mermaid()
+    chart = expert.plan(question='A "quoted" one?').to_mermaid()
     header, *lines = chart.splitlines()
     assert header == "flowchart TD"
     nodes = {match.group(1) for line in lines if (match := re.fullmatch(r'    (\w+)\["[^"]*"\]', line))}
@@ -65,6 +65,10 @@ def test_a_plan_is_a_flowchart_whose_edges_join_its_nodes() -> None:
     assert nodes - reached == {"s0_0"}
 
 
+def test_trace_is_an_alias_of_plan() -> None:
+    assert str(expert.trace(question="Why?")) == str(expert.plan(question="Why?"))
+
+
 def test_an_argument_that_is_only_carried_is_a_slot_and_one_that_is_looked_into_is_its_value() -> None:
     def carried(s: ProgramState, a: str, b: str) -> None:
         s += "-".join([a, b]) + f"{a!s:>3}" + gen("x", stop=a)
@@ -72,43 +76,43 @@ def test_an_argument_that_is_only_carried_is_a_slot_and_one_that_is_looked_into_
     def looked_into(s: ProgramState, a: str, b: str) -> None:
         s += a.upper() + b + ("short" if len(a) < 3 else "long")
 
-    assert "{a}-{b}" in str(program(carried).trace(a="one", b="two"))
-    shown = str(program(looked_into).trace(a="one", b="two"))
+    assert "{a}-{b}" in str(program(carried).plan(a="one", b="two"))
+    shown = str(program(looked_into).plan(a="one", b="two"))
     assert "'ONEtwolong'" in shown
     assert "{" not in shown
 
 
 def test_arguments_without_an_example_are_symbols_that_cannot_be_looked_into() -> None:
-    assert expert.trace().static_prefix == (session.Text("Be brief.\nQuestion: "),)
+    assert expert.plan().static_prefix == (session.Text("Be brief.\nQuestion: "),)
 
     def counts(s: ProgramState, number: int) -> None:
         for _ in range(number):
             s += "x"
 
     with pytest.raises(RequestError, match="give an example of number") as caught:
-        program(counts).trace()
+        program(counts).plan()
     assert str(caught.value).startswith(line_of(counts, "range(number)"))
-    assert program(counts).trace(number=3).is_whole
+    assert program(counts).plan(number=3).is_whole
 
 
-def test_where_a_program_reads_what_is_generated_its_plan_ends_and_says_so() -> None:
+def test_a_plan_ends_at_the_line_that_reads_a_generated_value() -> None:
     def reads(s: ProgramState, question: str) -> None:
         s += question + gen("x")
         if s["x"] == "yes":
             s += gen("y")
 
-    plan = program(reads).trace()
+    plan = program(reads).plan()
     assert plan.stops_at == line_of(reads, 'if s["x"]').removesuffix(": ")
     assert plan.num_generations == 1
     assert plan.stops_at in str(plan)
 
 
-def test_an_async_program_is_traced_too() -> None:
+def test_an_async_program_is_planned_too() -> None:
     async def body(s: ProgramState, question: str) -> None:
         s += question + gen("x")
         s["copy"] = await s.get("x")
 
-    plan = program(body).trace()
+    plan = program(body).plan()
     assert plan.variables == ("x",)
     assert plan.stops_at == line_of(body, "await s.get").removesuffix(": ")
 
@@ -163,7 +167,7 @@ def no_choices(s: ProgramState) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_is_wrong_is_told_before_anything_runs_with_the_programs_line(body: Any, line: str, message: str) -> None:
+def test_a_mistake_is_found_before_a_run_with_the_program_s_line(body: Any, line: str, message: str) -> None:
     with pytest.raises(RequestError, match=re.escape(message)) as caught:
         program(body).compile()
     assert str(caught.value).startswith(line_of(body, line))
@@ -173,9 +177,9 @@ def test_what_is_wrong_is_told_before_anything_runs_with_the_programs_line(body:
     ("body", "message"),
     [(wrong_role, "the assistant message ends inside the user message"), (no_choices, "choices must be")],
 )
-def test_what_cannot_even_be_recorded_is_refused_by_the_trace(body: Any, message: str) -> None:
+def test_plan_raises_for_expressions_that_cannot_be_recorded(body: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        program(body).trace()
+        program(body).plan()
 
 
 def test_a_compiled_program_is_one_message_and_gives_the_same(frontend: Any, endpoint: Any) -> None:
@@ -303,7 +307,7 @@ def test_errors_of_a_compiled_batch_stand_in_their_place(frontend: Any, endpoint
         next(given)
 
 
-def test_a_branch_dropped_while_recording_is_closed_after_it_was_said(frontend: Any, endpoint: Any) -> None:
+def test_a_branch_dropped_while_recording_is_closed_after_its_messages(frontend: Any, endpoint: Any) -> None:
     import gc
 
     def body(s: ProgramState) -> None:
@@ -326,7 +330,7 @@ def test_compiling_a_bound_program_keeps_its_arguments(endpoint: Any) -> None:
     assert len(bound.run(question="Who?")["tip"]) == 4
 
 
-def test_cache_computes_what_every_call_begins_with_and_keeps_it(frontend: Any, endpoint: Any) -> None:
+def test_cache_computes_and_keeps_the_prefix_of_every_call(frontend: Any, endpoint: Any) -> None:
     import gc
 
     kept = program(expert.function)

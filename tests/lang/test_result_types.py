@@ -1,4 +1,4 @@
-"""Typed results: the pattern admits what a type's own constructor reads; schemas are judged by jsonschema."""
+"""Typed results: patterns agree with the types' constructors, schemas with jsonschema."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Person(pydantic.BaseModel):
 
 @pytest.mark.parametrize("dtype", [int, float, bool, str, "int", "float", "bool", "str"])
 @given(data=st.data())
-def test_whatever_the_pattern_admits_is_a_value_of_the_type(dtype: Any, data: st.DataObject) -> None:
+def test_every_text_of_the_pattern_is_a_value_of_the_type(dtype: Any, data: st.DataObject) -> None:
     result = of_dtype(dtype)
     assert result.constraint is not None
     text = data.draw(st.from_regex(result.constraint.source, fullmatch=True, alphabet=st.characters(codec="utf-8")))
@@ -114,7 +114,7 @@ def test_a_schema_admits_the_text_and_the_text_becomes_the_object(schema: Any, t
 
 @cache
 def runtime_grammars() -> GrammarCache:
-    """What the runtime compiles constraints with, over single bytes: the last token ends."""
+    """Compile constraints as the runtime does, over single bytes; the last token ends."""
     return GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256])
 
 
@@ -141,7 +141,7 @@ TYPES += [Literal[1, 2, 30], Annotated[int, msgspec.Meta(ge=-5, lt=2000, multipl
 @pytest.mark.parametrize("schema", TYPES, ids=str)
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=25)
-def test_what_the_grammar_of_a_type_writes_is_read_by_its_parser(schema: Any, seed: int) -> None:
+def test_the_parser_of_a_type_reads_the_texts_of_its_grammar(schema: Any, seed: int) -> None:
     result = of_schema(schema)
     assert result.constraint is not None
     result.parse(written(result.constraint, seed))
@@ -174,7 +174,7 @@ def test_a_type_is_closed_unless_the_program_asks_for_more() -> None:
     "arguments",
     [{"schema": Point, "additional_properties": "open"}, {"regex": "a", "additional_properties": "closed"}],
 )
-def test_what_additional_properties_cannot_mean_is_refused(arguments: dict[str, Any]) -> None:
+def test_an_invalid_additional_properties_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
         gen("x", **arguments)
     assert caught.value.param == "additional_properties"
@@ -187,7 +187,7 @@ def test_text_of_another_type_is_a_value_error(schema: Any) -> None:
 
 
 @pytest.mark.parametrize("schema", [3, lambda: None, "Person", object()])
-def test_what_has_no_schema_is_refused(schema: Any) -> None:
+def test_a_type_without_a_schema_is_refused(schema: Any) -> None:
     with pytest.raises(RequestError, match="schema must be") as caught:
         of_schema(schema)
     assert caught.value.param == "schema"

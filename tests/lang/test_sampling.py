@@ -1,4 +1,4 @@
-"""Precedence of sampling arguments, and that none is dropped on the way to the runtime."""
+"""Precedence of sampling arguments; every one reaches the runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs in the words of SGLang's examples and tutorial: they run, or the line that cannot is refused by name."""
+"""Programs of SGLang's examples and tutorial: they run, or the error names the line."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_the_function_of_a_program_is_its_func() -> None:
 @pytest.mark.parametrize(
     "write", [lambda: sgl.image("cat.png"), lambda: sgl.video("cat.mp4", 8)], ids=["image", "video"]
 )
-def test_what_no_model_reads_is_refused_where_it_is_written(write: object) -> None:
+def test_images_and_videos_are_refused_where_they_are_written(write: object) -> None:
     assert callable(write)
     with pytest.raises(RequestError, match=r"text only.*'cat"):
         write()
 
 
-def test_a_type_as_json_schema_is_told_the_argument_that_takes_it(backend: sgl.Runtime) -> None:
+def test_the_error_for_a_type_as_json_schema_names_schema(backend: sgl.Runtime) -> None:
     class Wizard(BaseModel):
         name: str
 

@@ -1,4 +1,4 @@
-"""A state over the wire: what is recorded travels in order and unasked, what is read waits for that alone."""
+"""A state over the protocol: operations are sent in order without waiting, a read waits for its own operation only."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_scope_is_a_variable_of_all_text_inside() -> None:
     assert state["json"] == '{"name": "' + state["name"] + '"}'
 
 
-def test_only_what_can_be_appended_is(frontend: Any) -> None:
+def test_a_state_takes_strings_and_expressions_only(frontend: Any) -> None:
     def body(s: ProgramState) -> None:
         for wrong in (3, None, ["a"]):
             with pytest.raises(RequestError, match="cannot append"):
@@ -190,7 +190,7 @@ def test_only_what_can_be_appended_is(frontend: Any) -> None:
     assert not frontend.messages(session.Append)
 
 
-def test_a_state_that_nobody_holds_is_closed_in_the_runtime(frontend: Any) -> None:
+def test_a_collected_state_is_closed_in_the_runtime(frontend: Any) -> None:
     def body(s: ProgramState) -> None:
         forks = s.fork(3)
         forks += "x" + gen("y")

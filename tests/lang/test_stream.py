@@ -1,4 +1,4 @@
-"""Text is followed as it comes, to the end or to the error, by threads and by event loops, without being polled."""
+"""Streaming to the end or to the error, in threads and event loops, without polling."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_only_a_streamed_run_asks_the_runtime_for_pieces(frontend: Any) -> None:
     assert [operation.stream for operation in frontend.operations(session.Gen)] == [False, True]
 
 
-def test_reading_a_streamed_program_waits_for_what_it_has_not_said_yet(frontend: Any) -> None:
+def test_reading_a_streamed_program_waits_for_operations_still_to_come(frontend: Any) -> None:
     gate = threading.Event()
 
     @ramiform.function
@@ -99,7 +99,7 @@ def test_the_body_may_follow_its_own_state() -> None:
     assert state.ret_value == "a<1>a<1>"
 
 
-def test_a_failing_stream_gives_what_came_before_and_then_its_error(frontend: Any) -> None:
+def test_a_failing_stream_yields_the_earlier_text_and_then_its_error(frontend: Any) -> None:
     error = ErrorInfo(kind="request", message="no more")
     frontend.script = lambda text, operation: [*PIECES[:2], error]
     for var, before in ((None, "Tell: Once upon "), ("tale", "Once upon ")):

@@ -1,4 +1,4 @@
-"""Ten things that break in the language that ours takes its names from: each hangs, lies or raises there."""
+"""Ten defects of SGLang's front end: programs that hang, give wrong results or raise there."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_6_unnamed_gens_make_no_variable_and_choices_are_taken_seriously(fronten
     assert frontend.operations(session.Select)[-1].temperature == 0.7
 
 
-def test_7_constraints_survive_whatever_run_says(frontend: Any) -> None:
+def test_7_constraints_survive_the_arguments_of_run(frontend: Any) -> None:
     def body(s: ProgramState) -> None:
         s += gen("x", regex="a+") + gen("y", json_schema='{"type": "object"}')
 
@@ -104,9 +104,7 @@ def test_7_constraints_survive_whatever_run_says(frontend: Any) -> None:
     assert second.sampling.constraint == Constraint("json_schema", '{"type": "object"}')
 
 
-def test_8_a_stream_sleeps_until_something_comes_and_raises_what_fails(
-    frontend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_8_a_stream_sleeps_until_text_comes_and_raises_errors(frontend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     versions: list[int] = []
     wait_for_change = OperationLog.wait_for_change
 

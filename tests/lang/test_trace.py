@@ -1,4 +1,4 @@
-"""Traces: what they tell agrees with the state, and the saved file is a Chrome trace and a trace again."""
+"""Traces agree with the state; the saved file is a Chrome trace that loads again."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_trace_agrees_with_the_state(traced: ProgramState) -> None:
     assert all("test_trace.py:" in event.place for event in trace.events)
 
 
-def test_times_are_in_the_order_of_what_happened(traced: ProgramState) -> None:
+def test_times_are_in_the_order_of_events(traced: ProgramState) -> None:
     trace = traced.trace
     ends: dict[int, float] = {}
     for state in trace.states:
@@ -145,7 +145,7 @@ def test_a_run_that_failed_is_traced_up_to_there() -> None:
     assert "not answered" in str(states[0].trace)
 
 
-def test_only_what_was_asked_for_is_traced() -> None:
+def test_only_runs_with_trace_are_traced() -> None:
     @ramiform.function
     def body(s: ProgramState) -> None:
         s += gen("x")
@@ -172,7 +172,7 @@ def test_all_programs_of_a_block_are_recorded_once_each() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"ramiform": [1]}', b"\xff"])
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(RequestError, match=r"x\.json"):
         traces.load(tmp_path / "x.json")

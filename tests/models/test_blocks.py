@@ -8,15 +8,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import Gemma2Config, LlamaConfig, Olmo2Config, PreTrainedModel, StableLmConfig, Starcoder2Config
+from transformers import (
+    AutoTokenizer,
+    Gemma2Config,
+    LlamaConfig,
+    Olmo2Config,
+    PreTrainedModel,
+    StableLmConfig,
+    Starcoder2Config,
+)
 
 from ramiform.kernels import for_device
 from ramiform.runtime.engine import KvMemory, KvPool, build_engine
 from ramiform.runtime.engine.build import choose_ops
+from ramiform.runtime.engine.inputs import decoder_inputs
+from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.config import FAMILIES, Family, Flag
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
@@ -27,9 +38,15 @@ from ramiform.runtime.models.size import model_size
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.quantize.write import write_quantised
+from ramiform.runtime.speculation.eagle.target_probe import probe
+from ramiform.runtime.train_draft.config import head_config
+from ramiform.runtime.train_draft.initial_head import initial_head
 from ramiform.tests.composition.test_stages import logits as staged_logits
 from ramiform.tests.composition.threads import groups, on_each
 from ramiform.tests.engine.same_bits import check_same_bits
+from ramiform.tests.quantize.test_calibration import SIZES as CALIBRATION_SIZES
+from ramiform.tests.quantize.test_calibration import TEXT
+from ramiform.tests.quantize.test_calibration import made as with_tokenizer
 
 from .test_decoder_equals_transformers import assert_close, forward, load, page_tables, rows_of, tokens
 
@@ -268,6 +285,19 @@ def test_logits_are_capped_alone(checkpoint: Checkpoint, tmp_path: Path, monkeyp
     torch.testing.assert_close(logits(path), 2 * torch.tanh(logits(checkpoint("llama, gelu")) / 2))
 
 
+def test_a_llama_like_family_is_one_row(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "arcade"
+    shutil.copytree(checkpoint("llama, gelu by tanh"), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"architectures": ["ArcadeForCausalLM"]}))
+    with pytest.raises(CheckpointError, match="'ArcadeForCausalLM' is not supported"):
+        read_config(path)
+    monkeypatch.setitem(FAMILIES, "ArcadeForCausalLM", Family(activations=("gelu_tanh",)))
+    assert torch.equal(logits(path), logits(checkpoint("llama, gelu by tanh")))
+
+
 def test_an_activation_that_the_family_has_not_is_refused(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,3 +318,30 @@ def test_experts_with_another_activation_are_refused(tmp_path: Path, monkeypatch
 def test_awq_is_refused_for_blocks_that_it_does_not_know(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="awq scales a pre-norm block of RMS norms and gated MLPs"):
         write_quantised(checkpoint(name), tmp_path / "out", "awq", text="any")
+
+
+def test_draft_heads_are_not_trained_for_capped_logits(checkpoint: Checkpoint) -> None:
+    model, _ = load(checkpoint("gemma 2"))
+    config = head_config("eagle", model.config, model.config.vocab_size, probe(model))
+    with pytest.raises(RequestError, match="the model caps its logits at 4, which training does not compute"):
+        initial_head(config, model, None, seed=0)
+
+
+@pytest.mark.parametrize("config", [Gemma2Config, Starcoder2Config])
+def test_gptq_is_nearer_to_the_dense_model_than_plain_rounding(config: Any, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    dense = with_tokenizer(config(**CALIBRATION_SIZES), tmp_path / "dense")
+    ids = AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode(TEXT, add_special_tokens=False)[:200]
+
+    def states(path: Path) -> torch.Tensor:
+        model, pool = load(path)
+        [pages] = page_tables(len(ids))
+        with torch.inference_mode():
+            inputs = decoder_inputs(rows_of(ids, pages, [len(ids)]), model, np.arange(len(ids)), pool.layers[0])
+            return model.hidden(inputs, pool.layers)
+
+    def error(method: Any) -> float:
+        write_quantised(dense, tmp_path / method, method, text=TEXT)
+        return float((states(tmp_path / method) - states(dense)).norm())
+
+    assert error("gptq") < 0.93 * error("int4-rtn")

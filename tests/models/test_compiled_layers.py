@@ -65,8 +65,8 @@ def test_a_small_step_equals_plain_ops(
     name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[bool] = []
-    serve = CompiledLayers.serve
-    monkeypatch.setattr(CompiledLayers, "serve", lambda *given: served.append(serve(*given)) or served[-1])
+    supports = CompiledLayers.supports
+    monkeypatch.setattr(CompiledLayers, "supports", lambda *args: served.append(supports(*args)) or served[-1])
     ours = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
     slow = load_model(checkpoint(name), device=CPU, dtype=torch.float64, ops=for_device(CPU, "reference"))
     captures = (0, 2, 3)

@@ -98,7 +98,10 @@ def test_a_checkpoint_with_scales_is_served_and_quantised_kv_uses_them(kv_dtype:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model.layers.1.self_attn.k_scale": torch.tensor(0.0)}, r"layers\.1\.self_attn\.k_scale holds what is no"),
+        (
+            {"model.layers.1.self_attn.k_scale": torch.tensor(0.0)},
+            r"layers\.1\.self_attn\.k_scale holds an invalid scale",
+        ),
         ({"model.layers.1.self_attn.k_scale": torch.tensor(float("nan"))}, r"holds an invalid scale"),
         ({"model.layers.2.self_attn.v_scale": torch.ones(3)}, r"v_scale has shape \(3,\)"),
         ({"model.layers.2.self_attn.v_scale": None}, r"not v_scale of layer 2"),

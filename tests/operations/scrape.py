@@ -29,7 +29,7 @@ class Scrape:
 
 
 class Difference:
-    """What was counted between two scrapes."""
+    """Difference of the counters between two scrapes."""
 
     def __init__(self, before: Scrape, after: Scrape) -> None:
         self._before = before

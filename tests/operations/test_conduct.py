@@ -1,4 +1,4 @@
-"""How a server ends, whom it refuses, and at what it listens: `ramiform serve` as its users run it."""
+"""`ramiform serve` as its users run it: shutdown, limits, and addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is logged: lines of JSON for machines, colours for a terminal."""
+"""Logs: JSON lines for machines, colours for a terminal."""
 
 from __future__ import annotations
 

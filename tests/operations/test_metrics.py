@@ -1,4 +1,4 @@
-"""What /metrics says after a known set of requests."""
+"""/metrics after a known set of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a collector of OpenTelemetry traces receives: a real one, as far as OTLP over HTTP goes, on the loopback."""
+"""OpenTelemetry traces as a collector receives them, over OTLP on the loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of processes share."""
+"""Fixtures of the process tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 @pytest.fixture
 def own_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own for sockets, so that what is left behind can be seen. Short: a socket's path is limited."""
+    """A private folder for sockets, so that leftovers are seen. Its path is short, because a
+    socket's path is limited."""
     folder = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)

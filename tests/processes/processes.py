@@ -1,4 +1,4 @@
-"""Processes by their ids: whose children there are, and whether they live. And ports for them."""
+"""Processes by their ids: children, and whether they live. And free ports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def children(pid: int) -> list[int]:
 
 
 def all_children(pid: int) -> list[int]:
-    """Of any thread of the process: whoever starts a child is its parent by thread."""
+    """Children of any thread of the process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         found += [int(child) for child in (task / "children").read_text().split()]
@@ -25,7 +25,7 @@ def all_children(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not yet waited for does not."""
+    """True if the process runs; False if it ended, even if it was not yet waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -44,7 +44,7 @@ def wait_until_dead(pid: int, timeout: float) -> bool:
 
 
 def free_port() -> int:
-    """Below those that the system gives to whoever asks for any: until it is used nobody else comes upon it."""
+    """A free port below the range from which the system assigns ports, so that no other process gets it."""
     for port in itertools.chain(range(20_000 + os.getpid() % 9_000, 30_000), range(20_000, 30_000)):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

@@ -1,4 +1,4 @@
-"""Questions that a runtime of several processes must answer as one of one does."""
+"""Requests that a runtime of several processes must answer like a runtime of one."""
 
 from __future__ import annotations
 

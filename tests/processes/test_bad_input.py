@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets an error and nobody else notices."""
+"""Malformed input is answered with an error, and other clients do not notice."""
 
 from __future__ import annotations
 

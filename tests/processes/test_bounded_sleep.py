@@ -1,4 +1,4 @@
-"""Giving others a moment, on a clock that goes on while nobody runs."""
+"""Bounded sleep and polling, with a fake clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ramiform.runtime.processes import bounded_sleep as bounded_sleep_module
 from ramiform.runtime.processes.bounded_sleep import STEP_SECONDS, bounded_sleep, poll_until
 
 
-def test_a_machine_that_stands_still_takes_one_step_of_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspension_takes_at_most_one_step_of_a_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(bounded_sleep_module.time, "sleep", slept.append)
     bounded_sleep(1.2)
@@ -19,7 +19,9 @@ def test_a_machine_that_stands_still_takes_one_step_of_a_pause(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("looks", "found"), [(0, True), (1, True), (5, True), (6, False)])
-def test_what_comes_true_in_time_is_seen(monkeypatch: pytest.MonkeyPatch, looks: int, found: bool) -> None:
+def test_polling_sees_a_condition_that_becomes_true_in_time(
+    monkeypatch: pytest.MonkeyPatch, looks: int, found: bool
+) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:

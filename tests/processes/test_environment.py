@@ -1,4 +1,4 @@
-"""What processes are told of how their threads shall wait."""
+"""Threading variables in the environment of children."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_threads_wait_awake_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -
     assert 0 < int(told["GOMP_SPINCOUNT"]) <= 10_000
 
 
-def test_whoever_says_how_threads_shall_wait_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_s_waiting_policy_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     told = parent_watchdog.child_environment()

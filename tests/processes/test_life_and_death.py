@@ -1,4 +1,4 @@
-"""Processes start together and end together, whoever goes first, and leave neither processes nor sockets behind."""
+"""Processes start and end together, whichever ends first, and leave neither processes nor sockets behind."""
 
 from __future__ import annotations
 
@@ -167,10 +167,10 @@ if modules:
 """
 
 
-def test_what_a_library_prints_is_no_report(
+def test_output_of_a_library_is_not_taken_for_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Some do when they like, such as NCCL when it is asked what it does."""
+    """Libraries may print at any time, such as NCCL in its debug mode."""
     (tmp_path / "sitecustomize.py").write_text(LOUD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with ramiform.Runtime(tp=2, frontends=2, port=0) as runtime:

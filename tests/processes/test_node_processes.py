@@ -1,4 +1,4 @@
-"""A runtime whose ranks are on several machines; here they are all this one. Judge: the runtime of one process."""
+"""A runtime whose ranks are on several machines, here all on this one. Judge: the runtime of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs over TCP: who has the right keys is served as at home, everybody else is told what is wrong, soon."""
+"""Programs over TCP: those with the right keys are served as locally, all others get an error quickly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def remote(keys: Path) -> Iterator[str]:
 
 
 def on_another_machine(keys: Path, folder: Path, name: str = "client") -> Path:
-    """What a program has there: the runtime's public key and its own secret."""
+    """The keys of a program on another machine: the runtime's public key and its own secret key."""
     folder.mkdir()
     for file in ("server.key", f"{name}.key_secret"):
         copy = folder / file
@@ -98,7 +98,7 @@ def test_something_that_listens_and_says_nothing_is_given_up(
         ask.run(backend=RuntimeEndpoint(f"tcp://127.0.0.1:{server.getsockname()[1]}", here)).text()
 
 
-def test_garbage_at_the_port_harms_nobody(remote: str, keys: Path, tmp_path: Path) -> None:
+def test_garbage_at_the_port_harms_no_program(remote: str, keys: Path, tmp_path: Path) -> None:
     host, port = remote.removeprefix("tcp://").split(":")
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48)):
         with socket.create_connection((host, int(port))) as client:

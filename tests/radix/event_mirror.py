@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from ramiform.radix.cache import PrefixCache
 from ramiform.radix.events import CacheEvent, Cleared, Removed, Stored
-from ramiform.radix.invariants import path_from_root
 from ramiform.radix.packed_tokens import unpack
 from ramiform.radix.tree import TreeRoot
+
+from .invariants import path_from_root
 
 Cached = set[tuple[str, str, tuple[int, ...]]]  # tier, namespace, a prefix of whole pages
 

@@ -12,11 +12,11 @@ import pytest
 
 from ramiform.radix.cache import Copy, Lease, PrefixCache
 from ramiform.radix.eviction import EvictionHeap
-from ramiform.radix.invariants import check_invariants, path_from_root
 from ramiform.radix.packed_tokens import unpack
 from ramiform.radix.tree import TreeNode, TreeRoot
 
 from .event_mirror import Mirror, cached
+from .invariants import check_invariants, path_from_root
 
 PAGE_SIZE = 4
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from ramiform.radix.cache import Lease, PrefixCache
-from ramiform.radix.invariants import check_invariants
+
+from .invariants import check_invariants
 
 
 def run(cache: PrefixCache, tokens: list[int], namespace: str = "") -> Lease:

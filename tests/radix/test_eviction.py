@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from ramiform.radix.cache import PrefixCache
-from ramiform.radix.invariants import check_invariants
 from ramiform.radix.strategies import STRATEGIES
 from ramiform.runtime.protocol.config import EvictionName
+
+from .invariants import check_invariants
 
 
 def prefix(name: int, num_pages: int = 3) -> list[int]:

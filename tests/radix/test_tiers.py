@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ramiform.radix.cache import Copy, PrefixCache
-from ramiform.radix.invariants import check_invariants
+
+from .invariants import check_invariants
 
 
 def store(cache: PrefixCache, tokens: list[int]) -> None:

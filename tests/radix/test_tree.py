@@ -8,9 +8,10 @@ import pytest
 
 from ramiform.radix.cache import Lease, PrefixCache
 from ramiform.radix.child_index import ParentNode
-from ramiform.radix.invariants import check_invariants
 from ramiform.radix.packed_tokens import common_prefix_length, pack, unpack
 from ramiform.radix.tree import TreeNode
+
+from .invariants import check_invariants
 
 
 def store(cache: PrefixCache, tokens: list[int]) -> None:

@@ -1,7 +1,7 @@
-"""A make-believe engine whose KV is what was written to it.
+"""A fake engine whose KV is the token history written to each slot.
 
-Its "model" is a pure function of the whole history that it reads from the pages, so a wrong page table, a copy too few
-or a page freed too early gives another output, or trips an assertion at once.
+Its model is a pure function of the whole history that it reads from the pages. So a wrong page table, a missing copy or
+a page freed too early changes the output, or fails an assertion at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class FakeEngine:
         return [token]
 
     def launch(self, plan: ForwardPlan) -> FakeLaunched:
-        """As on a stream: copies and keys are in place before the next plan's, whenever that is launched."""
+        """Launch a plan as on a stream: copies and keys are in place before the next plan's,
+        whenever that is launched."""
         assert self.num_in_flight < 2, "one plan is in flight at most while the next one is launched"
         assert not (self.num_in_flight and self.open), "the plan before was never told what to sample"
         for copy in plan.copies:
@@ -75,7 +76,7 @@ class FakeEngine:
         return launched
 
     def draft(self, row: Row, history: tuple[int, ...]) -> DraftTree | None:
-        """Any tree at all of the shape wanted, part of it right more often than not."""
+        """A random tree within the spec; part of it is accepted more often than not."""
         if row.draft is None or number(history, "none") % 5 == 0:
             return None
         tokens: list[int] = []
@@ -132,7 +133,7 @@ class FakeEngine:
 
 
 class FakeLaunched:
-    """What is computed, up to the sampling."""
+    """A launched step, computed up to its sampling."""
 
     def __init__(
         self, engine: FakeEngine, plan: ForwardPlan, histories: list[tuple[int, ...]], written: list[list[int]]

@@ -1,4 +1,4 @@
-"""Finite languages of token sequences in the place of compiled grammars."""
+"""Finite languages of token sequences, in place of compiled grammars."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FakeMatcher:
         return self.accepted in self.language
 
     def forced(self) -> bytes:
-        """Token after token as long as there is one only, as bytes."""
+        """The bytes of the tokens that have no alternative."""
         prefix, data = list(self.accepted), b""
         while len(following := next_in(self.language, prefix)) == 1 and EOS not in following:
             (token,) = following
@@ -67,7 +67,7 @@ class FakeGrammar:
 
 @dataclass
 class FakeGrammars:
-    """Compiles when told to."""
+    """Compiles when `compile` is called."""
 
     pending: list[tuple[Future[Any], Constraint]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""A make-believe vocabulary and model: a pure function of the whole history."""
+"""A fake vocabulary and model: a pure function of the whole history."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def number(*parts: object) -> int:
 
 
 def choose(history: Sequence[int], allowed: Iterable[int], how: object) -> int:
-    """The make-believe model and sampler."""
+    """The fake model and sampler."""
     candidates = sorted(allowed)
     return candidates[number(tuple(history), how) % len(candidates)]
 
@@ -47,12 +47,12 @@ def logprob(history: Sequence[int], token: int, num_top: int, of: Sequence[int] 
 
 
 def hidden(history: Sequence[int]) -> np.ndarray:
-    """The make-believe hidden state of the last token: whole numbers, so that sums are exact in any order."""
+    """The fake hidden state of the last token, in whole numbers, so that sums are exact in any order."""
     return np.array([number(tuple(history), "hidden", i) % 1000 for i in range(3)], dtype="<f4")
 
 
 def retokenise(before: Sequence[int], data: bytes) -> list[int]:
-    """A tokenizer that takes the longest token, and never the seam into account."""
+    """A tokenizer that takes the longest token and ignores the seam."""
     ids = []
     while data:
         fitting = [t for t, text in enumerate(TOKEN_BYTES) if text and data.startswith(text)]

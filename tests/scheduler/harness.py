@@ -1,4 +1,4 @@
-"""Scheduler, cache and a make-believe engine, one step at a time, everything checked in between."""
+"""Scheduler, cache and a fake engine, one step at a time, with checks in between."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ramiform.radix.cache import Lease, PrefixCache
-from ramiform.radix.invariants import check_invariants
 from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.protocol.config import CoreConfig, EvictionName, OrderName
 from ramiform.runtime.protocol.core import Abort, Finish, FromCore, Generate, RequestFailed, Tokens
@@ -17,6 +16,7 @@ from ramiform.runtime.protocol.sampling import SamplingParams, TokenLogprob
 from ramiform.runtime.scheduler.jump_forward import Retokenise
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
 from ramiform.runtime.scheduler.scheduler import Scheduler
+from ramiform.tests.radix.invariants import check_invariants
 
 from .fake_engine import FakeEngine, FakeLaunched
 from .fake_grammars import FakeGrammars
@@ -24,7 +24,7 @@ from .fake_model import VOCABULARY, retokenise
 
 
 class WatchedCache(PrefixCache):
-    """Knows its live leases, and checks itself after every operation."""
+    """A prefix cache that records its live leases and checks its invariants after every operation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,7 +48,7 @@ class WatchedCache(PrefixCache):
 
 @dataclass
 class Answer:
-    """All that came for one request."""
+    """Everything received for one request."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
@@ -67,7 +67,7 @@ class Answer:
 
 
 class Runtime:
-    """Scheduler and engine, one step at a time, everything checked in between."""
+    """Scheduler and engine, one step at a time, with checks in between."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Runtime:
         self.cache.check()
 
     def step(self, aborts_in_flight: Sequence[str] = ()) -> bool:
-        """Returns whether something was computed."""
+        """Run one step. Returns True if anything was computed."""
         num_plans, num_waited = len(self.plans), self.num_waited
         self.aborts_in_flight = aborts_in_flight
         for answers in self.pipeline.advance():
@@ -139,7 +139,7 @@ class Runtime:
         return len(self.plans) > num_plans or self.num_waited > num_waited
 
     def launch(self, plan: ForwardPlan) -> Runtime:
-        """As an engine that is watched."""
+        """Launch a plan, as the engine does, and record it."""
         assert 0 < plan.num_tokens <= self.config.prefill_budget
         assert len(plan.rows) <= self.config.max_running
         self.plans.append(plan)
@@ -197,7 +197,7 @@ class Runtime:
 
 
 def generate(rid: str, tokens: Sequence[int], **params: Any) -> Generate:
-    """A request; what is no field of Generate is a sampling parameter."""
+    """Make a request; parameters that are no fields of Generate are sampling parameters."""
     names = ("priority", "namespace", "program", "claims", "outlook", "pooling", "in_bulk")
     fields = {name: params.pop(name) for name in names if name in params}
     logprobs = params.pop("logprobs", None)

@@ -1,4 +1,4 @@
-"""The sequential run that every schedule must equal: one request alone, in a loop that knows no pages or chunks."""
+"""The sequential run that every schedule must equal: one request alone, in a loop without pages or chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def language_of(params: SamplingParams) -> list[list[int]] | None:
 
 
 def sequential(message: Generate, *, context_length: int = 200, num_slots: int = 1 << 30) -> Answer:
-    """What the request gives alone, in a loop that knows nothing of pages, chunks or increments."""
+    """Run the request alone, in a loop without pages, chunks or increments."""
     params = message.sampling
     prompt = list(message.tokens)
     answer = Answer(finish=Finish("length"))

@@ -1,7 +1,8 @@
-"""Decoding on machines that cost what a test says, in simulated seconds: by the economy, or in one fixed way.
+"""Decoding on simulated machines with given costs, in simulated seconds: by the speculation policy, or with a fixed
+depth.
 
-A step is what the scheduler makes of it: guesses drafted in one step are verified in the next, a new request's prompt
-is computed in its first, and the source catches up with what it has not followed when it drafts.
+A step is what the scheduler makes of it: drafts of one step are verified in the next, a new request's prompt is
+computed in its first, and the source catches up with what it has not followed when it drafts.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ STEPS = 7
 
 @dataclass(frozen=True)
 class Step:
-    """What a machine's time may depend on. Catching up is what the source has not seen of the sequences it drafts for,
-    beyond the last step's tokens."""
+    """Inputs of a machine's step time. `num_caught_up` are tokens of the drafted sequences that the source had not
+    followed, beyond the last step's tokens."""
 
     shape: StepShape
     num_rows: int
@@ -36,7 +37,7 @@ Seconds = Callable[[Step], float]
 
 @dataclass
 class Slot:
-    """A place of the batch, where request follows request."""
+    """A place of the batch, filled by one request after another."""
 
     prompt: int
     output: int
@@ -52,7 +53,7 @@ class Slot:
 
 @dataclass
 class Decoding:
-    """`depth`: None: the economy decides; else always that many guesses, 0 being plain decoding."""
+    """A decoding run. With `depth` None the policy decides; else every draft has that depth, 0 for plain decoding."""
 
     seconds: Seconds
     chance: float
@@ -151,8 +152,8 @@ class Decoding:
 def linear(
     token: float = 0.02, drafting: float = 0.2, round_: float = 0.05, draft: float = 0.02, wide: float = 0.1
 ) -> Seconds:
-    """The machine that the economy's model has in mind: a pass takes a second, all else adds to it. Prompts cost a
-    tenth of other tokens."""
+    """The machine that the cost model assumes: a pass takes a second, all else adds to it. Prompts cost a tenth of
+    other tokens."""
 
     def seconds(step: Step) -> float:
         shape = step.shape

@@ -1,4 +1,4 @@
-"""What estimating growth is good for. Judge: the rule that keeps one page in hand for each request that runs."""
+"""Admission by forecast. Judge: the rule that reserves one page for each running request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def page_each(growths: Sequence[MemoryGrowth], page_size: int) -> int:
 
 
 def run(seed: int) -> tuple[int, int]:
-    """Steps and retractions. Outputs end by themselves after some seventy tokens, or at 120; few fit at once."""
+    """Count steps and retractions. Outputs end by themselves after some seventy tokens, or at 120; few fit at once."""
     draw = random.Random(seed)
     runtime = Runtime(num_pages=128, budget=64, max_running=32, max_waiting=300)
     for i in range(100):

@@ -1,4 +1,4 @@
-"""Whatever is mixed, chunked, cached, retracted or aborted: every request gets the tokens it would get alone."""
+"""Every request gets the tokens it would get alone, however it is batched, chunked, cached, retracted or aborted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def params(draw: st.DrawFn) -> dict[str, Any]:
 
 @dataclass
 class Event:
-    """What happens before a step."""
+    """An event before a step."""
 
     kind: str  # add, abort, abort_in_flight, compile, flush
     request: int
@@ -122,7 +122,7 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(scenarios())
-def test_every_request_gets_what_it_would_get_alone(
+def test_every_request_gets_the_tokens_it_would_get_alone(
     scenario: tuple[dict[str, Any], list[Generate], list[list[Event]]],
 ) -> None:
     shape, mix, script = scenario

@@ -1,4 +1,4 @@
-"""Requests whose tokens may come many at a time. Judge: the same request, its tokens one at a time."""
+"""Requests whose tokens may be sent many at a time. Judge: the same request, one token at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_first_token_comes_at_once_and_the_others_in_bulk(logprobs: LogprobP
     assert_equal(runtime.answers["r"], sequential(request))
 
 
-def test_an_abort_brings_what_was_kept_back() -> None:
+def test_an_abort_sends_the_tokens_that_were_held_back() -> None:
     request = generate("r", [2, 3, 4], max_new_tokens=30, ignore_eos=True, in_bulk=True, logprobs=LogprobParams())
     runtime = Runtime()
     runtime.add(request)

@@ -1,4 +1,4 @@
-"""Guesses are the least of a step's work, and pay. The fake engine's drafts are any trees at all."""
+"""Drafts have the lowest rank in a step, and pay. The fake engine's drafts are random trees."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def play(**settings: object) -> tuple[Runtime, list[ForwardPlan]]:
     return runtime, runtime.plans
 
 
-def test_guesses_that_prove_right_save_passes() -> None:
+def test_accepted_draft_tokens_save_passes() -> None:
     runtime, plans = play(**ALWAYS)
     _, plain = play()
     stats = runtime.scheduler.stats()
@@ -44,8 +44,8 @@ def test_guesses_that_prove_right_save_passes() -> None:
 
 
 @pytest.mark.parametrize("num_pages", [14, 18, 24])
-def test_guesses_cost_nobody_its_place(num_pages: int) -> None:
-    """Whoever is retracted had no room for its next token, whatever was guessed."""
+def test_draft_tokens_retract_no_request(num_pages: int) -> None:
+    """A retracted request had no room for its next token, with or without drafts."""
     runtime = Runtime(num_pages=num_pages, **ALWAYS)
     for index, prompt in enumerate(prompts(6)):
         runtime.add(generate(f"r{index}", prompt, max_new_tokens=24, ignore_eos=True, seed=index))
@@ -79,7 +79,7 @@ def test_a_step_never_has_more_tokens_than_its_budget() -> None:
 
 
 def seconds_of(shape: StepShape, token: float, drafting: float, wide: float) -> float:
-    """A pass costs 1, one round of a draft a tenth of drafting at all."""
+    """A pass costs 1; each round of a draft costs a tenth of drafting at all."""
     dear = drafting * (shape.num_drafts > 0) + 0.1 * drafting * shape.num_rounds
     return 1 + token * shape.num_tokens + wide * shape.wide + dear
 
@@ -101,7 +101,7 @@ def test_costs_are_found_from_steps_that_differ_on_a_busy_clock() -> None:
         assert cost.seconds(shape) == pytest.approx(seconds_of(shape, 0.04, 0.5, 0.2), rel=0.2)
 
 
-def test_what_has_not_been_seen_for_long_is_still_known() -> None:
+def test_a_cost_that_was_not_seen_for_long_is_still_known() -> None:
     cost, draw = StepCost(), random.Random(3)
     for _ in range(300):
         shape = any_shape(draw)
@@ -113,7 +113,7 @@ def test_what_has_not_been_seen_for_long_is_still_known() -> None:
 
 
 def policy(token: float, drafting: float, wide: float = 0.0) -> SpeculationPolicy:
-    """Knows its costs, and plain steps of up to eight requests."""
+    """A policy with known costs, and plain steps of up to eight requests."""
     made, draw = SpeculationPolicy(), random.Random(2)
     for _ in range(400):
         shape = any_shape(draw)
@@ -129,7 +129,7 @@ def plain_step(made: SpeculationPolicy, num_rows: int, token: float) -> None:
     made.observe_step(shape, StepWork(num_rows, 0, 0, 0.0, False), seconds_of(shape, token, 0.0, 0.0))
 
 
-def test_as_many_guesses_are_verified_as_make_tokens_cheapest() -> None:
+def test_as_many_draft_tokens_are_verified_as_make_tokens_cheapest() -> None:
     chances = [[0.9, 0.8, 0.7, 0.5, 0.2, 0.1, 0.05], [0.3, 0.1]]
     for token, wide in ((0.001, 0.0), (0.05, 0.3), (0.2, 0.0), (0.2, 0.7), (1.0, 0.2)):
         counts = policy(token, 0.1, wide).num_to_verify(2, chances, limit=99)
@@ -144,7 +144,7 @@ def test_as_many_guesses_are_verified_as_make_tokens_cheapest() -> None:
 
 
 def candidate(chance: float, steps: int = 7) -> DraftCandidate:
-    """One whose guesses have proved right level by level at this rate for a long time."""
+    """A candidate with a long history of acceptance at rate `chance` per level."""
     return DraftCandidate(Acceptance(hits=chance * 1000, misses=(1 - chance) * 1000, expected=1000.0), steps, 1, steps)
 
 
@@ -173,7 +173,7 @@ def test_drafts_are_as_deep_and_for_as_many_as_make_tokens_cheapest() -> None:
                 assert best < 1.08 * plain
 
 
-def test_looking_again_at_what_does_not_pay_takes_a_hundredth_of_the_time() -> None:
+def test_trials_of_drafts_that_do_not_pay_take_one_percent_of_the_time() -> None:
     for drafting in (1.0, 3.0, 20.0):
         made, extra, looks = policy(0.02, drafting), 0.0, 0
         for _ in range(8000):
@@ -193,7 +193,7 @@ def test_looking_again_at_what_does_not_pay_takes_a_hundredth_of_the_time() -> N
         assert extra < 1.2 * (0.01 * 8000 + INITIAL_SAVINGS + (NUM_DEPTH_STAGES - 1) * RETRY_SAVINGS)
 
 
-def test_what_did_not_pay_is_had_again_once_it_does() -> None:
+def test_drafts_that_did_not_pay_come_back_once_they_do() -> None:
     made = policy(0.02, 3.0)
     for _ in range(500):
         made.choose_drafts([candidate(0.1)], 1)
@@ -203,7 +203,7 @@ def test_what_did_not_pay_is_had_again_once_it_does() -> None:
     assert not good.is_trial
 
 
-def test_what_looking_took_beyond_the_expected_is_paid_for_too() -> None:
+def test_a_trial_is_charged_its_measured_time() -> None:
     """A draft may first have to catch up with a long sequence."""
     made, looks = policy(0.02, 1.0), 0
     for _ in range(5000):
@@ -215,8 +215,8 @@ def test_what_looking_took_beyond_the_expected_is_paid_for_too() -> None:
     assert 1 <= looks <= 3
 
 
-def test_what_a_plain_step_costs_is_not_forgotten() -> None:
-    """Guessing all the time, it would never be seen that a step without costs next to nothing."""
+def test_plain_steps_are_measured_again_while_drafting_all_the_time() -> None:
+    """Without plain steps it would not be noticed that they cost next to nothing."""
     made, plain = SpeculationPolicy(), 0
     for _ in range(2000):
         guesses = made.choose_drafts([candidate(0.7)], 1).steps > 0
@@ -226,7 +226,7 @@ def test_what_a_plain_step_costs_is_not_forgotten() -> None:
     assert plain > 1500
 
 
-def test_a_machine_whose_speed_changes_is_followed() -> None:
+def test_the_cost_model_follows_a_change_of_speed() -> None:
     made, draw = policy(0.02, 0.5), random.Random(4)
     for _ in range(600):
         shape = any_shape(draw)
@@ -234,8 +234,8 @@ def test_a_machine_whose_speed_changes_is_followed() -> None:
     assert made.cost.seconds(StepShape(1)) == pytest.approx(3.06, rel=0.2)
 
 
-def test_a_machine_that_others_slow_down_says_nothing_of_what_drafts_cost() -> None:
-    """Drafts were measured while it was busy, then only plain steps while it is not."""
+def test_a_busy_machine_does_not_change_the_relative_cost_of_drafts() -> None:
+    """Drafts are measured on a busy machine, then only plain steps on an idle one."""
     made, draw = StepCost(), random.Random(5)
     for _ in range(400):
         shape = any_shape(draw)

@@ -1,5 +1,7 @@
-"""Plans that are made while the one before is in flight. That tokens stay the same, whatever is mixed, is
-`test_any_schedule`'s; here is what such plans look like, and what they must not do."""
+"""Plans that are made while the previous one is in flight: their rows, and what they must not do.
+
+`test_any_schedule` checks that tokens stay the same.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def test_nothing_is_computed_beyond_the_limit() -> None:
 
 
 def test_masks_and_penalties_come_when_the_token_before_is_known_and_keep_every_step_full() -> None:
-    """As many plans as without looking ahead."""
+    """The number of plans is the same as without planning ahead."""
     language = json.dumps([[2, 3, 4, 5], [2, 2, 3, 3, 4], [3, 4, 5, 2, 3, 2]])
     messages = [
         generate("grammar", [2, 3, 2, 2], constraint=Constraint("choices", language), temperature=1.0),
@@ -98,8 +100,8 @@ def test_an_aborted_request_gives_its_pages_back_once_both_its_plans_are_through
     assert not runtime.cache.leases
 
 
-def test_nobody_loses_its_place_while_pages_are_written_to() -> None:
-    """Memory runs out again and again: then the plan in flight is waited for, and the next one decides."""
+def test_no_request_is_retracted_while_a_plan_in_flight_writes_its_pages() -> None:
+    """When memory runs out, the plan in flight is committed first, and the next one retracts."""
     runtime = Runtime(ahead=True, num_pages=12, max_running=8)
     messages = [
         generate(f"r{i}", [2, 3, i + 2], max_new_tokens=12 if i % 2 else 24, ignore_eos=True, seed=i) for i in range(8)
@@ -112,7 +114,7 @@ def test_nobody_loses_its_place_while_pages_are_written_to() -> None:
     assert sum(bool(following(plan)) for plan in runtime.plans) > len(runtime.plans) // 2
 
 
-def test_guesses_are_made_after_tokens_that_are_known() -> None:
+def test_drafts_follow_known_tokens_only() -> None:
     runtime = Runtime(ahead=True, speculative="eagle", speculative_adaptive=False)
     runtime.add(generate("a", [2, 3, 2], max_new_tokens=12, ignore_eos=True))
     runtime.finish()
@@ -120,7 +122,7 @@ def test_guesses_are_made_after_tokens_that_are_known() -> None:
     assert any(row.parents for plan in runtime.plans for row in plan.rows)
 
 
-def test_a_prompt_in_chunks_is_planned_ahead_and_whoever_shares_it_waits_until_it_is_there() -> None:
+def test_a_prompt_in_chunks_is_planned_ahead_and_requests_that_share_it_wait_for_it() -> None:
     prompt = [2, 3] * 20
     runtime = Runtime(ahead=True, budget=8)
     runtime.add(generate("a", [*prompt, 2], max_new_tokens=2, ignore_eos=True))

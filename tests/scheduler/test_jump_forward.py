@@ -1,4 +1,4 @@
-"""Forced text as tokens. Judge: the tokenizer on the whole text, with whatever may come after it."""
+"""Tokens of forced text. Judge: the tokenizer on the whole text, with anything that may follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log plays back to the same plans; under other settings the same requests give the same tokens."""
+"""A log replays to the same plans; under other settings the same requests give the same tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .harness import Runtime, generate
 
 
 class RealGrammars:
-    """Compiles what the core would; ready when told to be, so that runs do not depend on threads."""
+    """Real grammars that become ready when `compile` is called, so that runs do not depend on threads."""
 
     def __init__(self) -> None:
         self._grammars = GrammarCache(VOCABULARY.token_bytes, VOCABULARY.eos_ids)
@@ -43,7 +43,7 @@ class RealGrammars:
         return ready
 
     def release(self, constraint: Constraint, future: Future[Any]) -> None:
-        """It is compiled all the same."""
+        """Ignored: the grammar is compiled all the same."""
 
     def compile(self) -> None:
         for ready, compiled in self._pending:
@@ -65,7 +65,7 @@ CONSTRAINTS = [
 
 
 def logged_run(seed: int, max_bytes: int = MAX_LOG_BYTES) -> tuple[list[bytes], Runtime]:
-    """Everything that may happen to a scheduler, in a pool that is too small for it."""
+    """A run with everything that may happen to a scheduler, in a pool that is too small for it."""
     draw = random.Random(seed)
     shape = {"num_pages": 24, "num_host_pages": draw.choice([0, 10])}
     runtime = Runtime(

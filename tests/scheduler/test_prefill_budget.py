@@ -1,4 +1,4 @@
-"""Long prompts beside running streams and beside short prompts, as properties of any mix."""
+"""Long prompts beside running streams and short prompts, as properties of any mix."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_short_prompt_waits_a_bounded_number_of_chunks_behind_long_ones(
     runtime.finish()
 
 
-def test_what_nobody_else_can_use_goes_to_the_long_prompt() -> None:
+def test_tokens_that_no_other_request_can_use_go_to_the_long_prompt() -> None:
     runtime = Runtime(budget=32, max_running=1)
     runtime.add(generate("long", [2] * 100), generate("short", [3] * 4))
     runtime.step()

@@ -1,4 +1,4 @@
-"""Orders of the waiting, as properties that hold of all of them."""
+"""Properties of all queue policies, and of each."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_everybody_starts_once_and_priority_precedes_everything(name: OrderName)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nobody_is_passed_more_often_than_patience_allows(name: OrderName) -> None:
-    """Newcomers that every order would prefer keep coming."""
+def test_no_request_is_overtaken_more_than_max_passes_times(name: OrderName) -> None:
+    """New requests that every policy would prefer keep coming."""
     queue = WaitingQueue(QUEUE_POLICIES[name])
     unlucky = request(1, [9] * 8)
     queue.add(unlucky)
@@ -122,7 +122,7 @@ def test_programs_that_have_begun_go_first_and_the_older_before_the_younger() ->
 
 
 def test_of_programs_that_have_begun_the_nearest_to_its_end_goes_first() -> None:
-    """Judge: plain sorting of what each is known to have left."""
+    """Judge: plain sorting of the generations that each is known to have left."""
     draw = random.Random(11)
     for _ in range(20):
         left = {serial: draw.choice([None, *range(6)]) for serial in range(10, 20)}

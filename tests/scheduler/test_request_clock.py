@@ -1,4 +1,4 @@
-"""Judge: the times at which the test itself handled, planned and committed."""
+"""Timings of a request. Judge: the times at which the test itself handled, planned and committed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ramiform.runtime.protocol.core import Timings
 from ramiform.runtime.scheduler.request import RequestClock
 
 
-def test_the_phases_are_what_lies_between_the_moments() -> None:
+def test_the_phases_lie_between_the_recorded_times() -> None:
     clock = RequestClock(10.0)
     clock.start(11.0)
     clock.answer(13.0)

@@ -1,3 +1,5 @@
+"""The scheduler with a fake engine: batching, sharing, retraction, grammars, aborts, limits."""
+
 from __future__ import annotations
 
 import json
@@ -44,7 +46,7 @@ def test_samples_of_one_prompt_compute_it_once(budget: int, num_prompt: int) -> 
     assert [runtime.answers[f"r{i}"].num_cached for i in range(6)] == [0, *[num_prompt - 1] * 5]
 
 
-def test_branches_wait_only_for_what_they_share() -> None:
+def test_branches_wait_only_for_the_shared_prefix() -> None:
     runtime = Runtime(budget=8)
     stem = [2] * 30
     runtime.add(generate("first", [*stem, *[3] * 40]), generate("second", [*stem, *[4] * 40]))
@@ -66,7 +68,7 @@ def test_a_prompt_is_shared_to_its_last_token_while_it_is_answered() -> None:
     assert runtime.answers["longer"].num_cached == 17
 
 
-def test_nobody_waits_for_a_prefix_in_another_namespace() -> None:
+def test_no_request_waits_for_a_prefix_in_another_namespace() -> None:
     runtime = Runtime(budget=64)
     runtime.add(generate("first", [2] * 20, namespace="a"), generate("second", [2] * 20, namespace="b"))
     runtime.step()
@@ -82,7 +84,7 @@ def test_a_token_in_common_is_not_worth_a_wait() -> None:
     runtime.finish()
 
 
-def test_whoever_waits_for_a_prefix_computes_it_when_the_other_is_aborted() -> None:
+def test_a_request_computes_the_awaited_prefix_itself_when_the_other_is_aborted() -> None:
     runtime = Runtime(budget=8)
     prompt = [2, 3] * 20
     runtime.add(generate("first", prompt), generate("second", prompt))
@@ -143,7 +145,7 @@ def test_many_requests_get_through_a_pool_that_holds_two() -> None:
         assert_equal(runtime.answers[message.rid], sequential(message))
 
 
-def test_places_go_by_priority_then_arrival_and_a_programs_requests_come_together() -> None:
+def test_requests_start_by_priority_then_arrival_and_a_program_s_together() -> None:
     runtime = Runtime(max_running=8, budget=8, cache=False)
     runtime.add(
         generate("a", [2], program="p", max_new_tokens=9, **FREE),
@@ -157,7 +159,7 @@ def test_places_go_by_priority_then_arrival_and_a_programs_requests_come_togethe
     assert first_seen == ["d", "a", "c", "b", "e"]
 
 
-def test_a_program_that_goes_on_and_on_does_not_hold_others_off() -> None:
+def test_an_endless_program_does_not_starve_others() -> None:
     runtime = Runtime(max_running=1, cache=False)
     runtime.add(generate("p0", [2], program="p"), generate("other", [3]))
     for i in range(1, MAX_PASSES + 3):
@@ -168,7 +170,7 @@ def test_a_program_that_goes_on_and_on_does_not_hold_others_off() -> None:
     runtime.finish()
 
 
-def test_who_is_first_in_the_queue_is_not_passed_by_smaller_requests() -> None:
+def test_the_first_in_the_queue_is_not_overtaken_by_smaller_requests() -> None:
     runtime = Runtime(num_pages=10, cache=False)
     runtime.add(generate("running", [2] * 16, max_new_tokens=20, **FREE))
     runtime.step()
@@ -241,7 +243,7 @@ def test_a_prompt_is_computed_while_its_grammar_is_compiled_and_holds_no_place()
     assert runtime.engine.num_computed - num_computed <= 4
 
 
-def test_a_bad_grammar_frees_what_its_prompt_held() -> None:
+def test_a_bad_grammar_frees_the_pages_of_its_prompt() -> None:
     runtime = Runtime(budget=4)
     runtime.add(generate("bad", [2] * 20, constraint=Constraint("regex", "(")))
     runtime.step()
@@ -295,7 +297,7 @@ def test_a_grammar_at_a_dead_end_fails_its_request_and_frees_its_pages() -> None
 
 
 def teach_that_outputs_are_short(runtime: Runtime) -> None:
-    """So that more is admitted than there is room for."""
+    """Run short outputs, so that more is admitted than there is room for."""
     for i in range(100):
         runtime.add(generate(f"short {i}", [2], max_new_tokens=1, **FREE))
     runtime.finish()
@@ -337,7 +339,7 @@ def test_aborting_everything_ends_the_senders_requests_only() -> None:
     assert finishes["b1"] != "abort"
 
 
-def test_prompt_scores_on_a_cache_hit_equal_a_cold_runs_and_cost_only_what_is_asked() -> None:
+def test_prompt_scores_on_a_cache_hit_equal_a_cold_run_s_and_cost_only_what_is_requested() -> None:
     prompt = [2, 3, 4, 5] * 10
     message = generate("scored", prompt, max_new_tokens=0, logprobs=LogprobParams(num_top=2, prompt_from=25))
     runtime = Runtime(budget=7)
@@ -368,7 +370,7 @@ def test_a_prompt_that_is_cached_whole_and_wants_nothing_is_answered_without_a_s
     assert runtime.answers["again"].num_cached == 3
 
 
-def test_what_can_never_run_is_refused_by_name() -> None:
+def test_a_request_that_can_never_run_is_refused_with_the_parameter() -> None:
     runtime = Runtime(num_pages=10, context_length=50)
     cases: list[tuple[list[int], dict[str, Any], str, str, list[str]]] = [
         ([], {}, "prompt", "empty_prompt", []),

@@ -1,5 +1,7 @@
-"""Guessing never costs much more than plain decoding over a long run, whatever the machine, and is not given up where
-it pays. Judged in simulated seconds against plain decoding and the best fixed depth on the same machine."""
+"""Speculation never costs much more than plain decoding in the long run, on any machine, and is kept where it pays.
+
+Judges: simulated seconds of plain decoding and of the best fixed depth on the same machine.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ DEPTHS = (1, 2, 3, 5, 7)
 
 
 def hidden_cost_of_drafts() -> Seconds:
-    """Every step with drafts takes as long again, in a part that no count explains: rounds and nodes come free."""
+    """Every step with drafts takes twice as long, by a part that no count explains; rounds and nodes are free."""
     base = linear()
     return lambda step: base(step) + (1.5 + 0.3 * step.num_rows) * (step.shape.num_drafts > 0)
 
 
 def catching_up() -> Seconds:
-    """The source has to read whole prompts, dearly."""
+    """The source has to read whole prompts, at a high cost."""
     base = linear()
     return lambda step: base(step) + 0.1 * step.num_caught_up
 
@@ -52,7 +54,7 @@ def noise() -> Seconds:
 
 
 def verifying_is_a_cliff() -> Seconds:
-    """More than four tokens take another, slower kernel."""
+    """More than four tokens per row take another, slower kernel."""
     base = linear()
     return lambda step: base(step) + 3 * (step.shape.num_tokens - step.num_prompt > 4 * step.num_rows)
 
@@ -84,7 +86,7 @@ UNLIKE_THE_MODEL = [
 
 
 def time_of(machine: Callable[[], Seconds], chance: float, batch: int, depth: int | None) -> float:
-    """Seconds a token, since the last step may give more tokens than were wanted."""
+    """Seconds per token; the last step may give more tokens than were wanted."""
     done = Decoding(machine(), chance, batch=batch, depth=depth).run(LONG * batch)
     return done.now / done.num_tokens
 
@@ -92,7 +94,7 @@ def time_of(machine: Callable[[], Seconds], chance: float, batch: int, depth: in
 @pytest.mark.parametrize("batch", [1, 6])
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.85])
 @pytest.mark.parametrize("machine", LIKE_THE_MODEL + UNLIKE_THE_MODEL, ids=lambda machine: machine.__name__)
-def test_guessing_costs_no_machine_three_hundredths_of_plain_decodings_time(
+def test_speculation_costs_less_than_three_percent_on_any_machine(
     machine: Callable[[], Seconds], chance: float, batch: int
 ) -> None:
     adaptive, plain = (time_of(machine, chance, batch, depth) for depth in (None, 0))
@@ -103,8 +105,8 @@ def test_guessing_costs_no_machine_three_hundredths_of_plain_decodings_time(
 
 
 @pytest.mark.parametrize("seconds", [0.8, 1.5, 3.0])
-def test_what_is_lost_is_an_allowance_and_what_the_account_began_with(seconds: float) -> None:
-    """Steps with guesses that never gain a token, as often as the guard lets them come."""
+def test_the_loss_is_at_most_the_allowance_and_the_initial_balance(seconds: float) -> None:
+    """Speculative steps that never gain a token, as often as the budget allows them."""
     budget, draw, lost, num_plain = SpeculationBudget(), random.Random(int(10 * seconds)), 0.0, 0
     for _ in range(20000):
         guesses = budget.measured(1) and budget.is_open(1)
@@ -116,7 +118,7 @@ def test_what_is_lost_is_an_allowance_and_what_the_account_began_with(seconds: f
     assert (num_plain < 1000) == (seconds < 1)
 
 
-def test_costs_at_one_size_of_batch_do_not_shut_another() -> None:
+def test_costs_at_one_batch_size_do_not_close_another() -> None:
     budget = SpeculationBudget()
     for _ in range(300):
         for num_rows, seconds in ((1, 1.0), (16, 5.0)):
@@ -126,7 +128,7 @@ def test_costs_at_one_size_of_batch_do_not_shut_another() -> None:
     assert not budget.is_open(16)
 
 
-def test_what_did_not_pay_in_a_small_batch_is_not_tried_at_once_in_a_larger_one() -> None:
+def test_speculation_that_did_not_pay_in_a_small_batch_starts_closed_in_a_larger_one() -> None:
     budget = SpeculationBudget()
     for _ in range(100):
         guesses = budget.measured(2) and budget.is_open(2)
@@ -139,7 +141,7 @@ def test_what_did_not_pay_in_a_small_batch_is_not_tried_at_once_in_a_larger_one(
     assert budget.is_open(8)
 
 
-def test_all_sizes_of_batches_together_begin_with_sixteen_plain_steps() -> None:
+def test_all_batch_sizes_together_begin_with_sixteen_plain_steps() -> None:
     budget, lost, num_plain = SpeculationBudget(), 0.0, 0
     for num_rows in (64, 32, 16, 8, 4, 2, 1):  # the larger ones first, which say nothing of smaller ones
         for _ in range(100):
@@ -150,7 +152,7 @@ def test_all_sizes_of_batches_together_begin_with_sixteen_plain_steps() -> None:
     assert lost < 0.01 * num_plain + 2 * INITIAL_SAVINGS + 7 * ((NUM_DEPTH_STAGES - 1) * RETRY_SAVINGS + 0.5)
 
 
-def test_plain_steps_and_plain_prompts_come_again_and_again_while_guessing_pays() -> None:
+def test_plain_steps_and_plain_prompts_recur_while_speculation_pays() -> None:
     budget, num_plain, num_plain_prompts = SpeculationBudget(), 0, 0
     for index in range(4000):
         prompt = 30 * (index % 10 == 0)
@@ -176,7 +178,7 @@ def test_a_machine_that_gets_slower_is_measured_anew_within_some_steps() -> None
     assert plain_at[0] < 10
 
 
-def test_a_line_is_that_of_its_points_and_follows_those_that_come() -> None:
+def test_a_line_fits_its_points_and_follows_new_ones() -> None:
     for slope, start in ((0.0, 2.0), (0.5, 1.0), (-0.2, 30.0)):
         line, draw = DecayingLine(spread=1.0), random.Random(3)
         for _ in range(100):
@@ -189,7 +191,7 @@ def test_a_line_is_that_of_its_points_and_follows_those_that_come() -> None:
         assert line.at(70.0) == pytest.approx(3 * (start + slope * 70), rel=0.05)
 
 
-def test_a_proportional_line_goes_through_nothing_as_long_as_it_has_one_point() -> None:
+def test_a_proportional_line_with_one_point_goes_through_the_origin() -> None:
     line = DecayingLine(spread=16.0, proportional=True)
     line.observe(40.0, 2.0)
     assert line.at(40.0) == pytest.approx(2.0)

@@ -1,3 +1,5 @@
+"""Stop strings, patterns and tokens. Judge for stop strings: a search in the whole text."""
+
 from __future__ import annotations
 
 from hypothesis import given

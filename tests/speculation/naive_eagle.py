@@ -1,4 +1,4 @@
-"""A draft head and EAGLE-2's tree as the papers write them: one path at a time, dense attention, nothing kept."""
+"""A draft head and EAGLE-2's tree as in the papers: one path at a time, dense attention, no cache."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Node:
 def naive_tree(
     children: Callable[[tuple[int, ...]], torch.Tensor], num_steps: int, top_k: int, num_tokens: int
 ) -> list[Node]:
-    """The kept nodes without the root, in the order that they were looked at. `children` gives log-probabilities of
-    what follows a path."""
+    """The kept nodes without the root, in the order of their computation. `children` gives log-probabilities of a
+    path's children."""
 
     def best(nodes: list[Node], count: int) -> list[Node]:
         return sorted(nodes, key=lambda node: (-node.score, node.order))[:count]

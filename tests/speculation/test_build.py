@@ -1,4 +1,4 @@
-"""Who guesses when nobody says who."""
+"""The draft source that is chosen by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head in the engine's service against a naive one, and its files."""
+"""A draft head as the engine's source against a naive one, and its files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def judge(kind: str, tensors: Tensors, target: Decoder) -> NaiveHead:
 
 
 class Sequence:
-    """One request's tokens and captured states, what of it was computed, and its pages."""
+    """One request's tokens and captured states, the part that was computed, and its pages."""
 
     def __init__(self, source: EagleSource, length: int, pages: list[int], draw: torch.Generator) -> None:
         width = 32 * len(source.captures)

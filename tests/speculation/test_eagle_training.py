@@ -1,4 +1,4 @@
-"""`train-draft` on a tiny model: a head that learns, goes on where it was stopped, and is measured truly."""
+"""`train-draft` on a tiny model: the head learns, resumes, and is measured correctly."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     assert (tmp_path / "parts/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
 
-def test_what_the_model_says_is_what_transformers_says(model: Path) -> None:
+def test_the_model_s_text_equals_that_of_transformers(model: Path) -> None:
     judge = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ours = load_model(model, device=torch.device("cpu"), dtype=torch.float32)
     prompts = [[5], [7, 8, 9], list(range(10, 50)), list(range(1, 60))]
@@ -149,7 +149,7 @@ def test_what_the_model_says_is_what_transformers_says(model: Path) -> None:
 
 
 def test_accepted_length_is_that_of_verifying_pass_by_pass(model: Path, data: Path, tmp_path: Path) -> None:
-    """Against plain code: at every place of the answer a tree of its own, from a source that has seen the rest anew."""
+    """Judge: plain code with a tree at every place of the answer, from a source that has seen the rest anew."""
     train_draft(options(model, data, tmp_path / "head"), QUIET)
     target = load_model(model, device=torch.device("cpu"), dtype=torch.float32)
     head, want = load_head(tmp_path / "head", target), DraftSpec(4, 3, 8, 0.0)
@@ -177,7 +177,7 @@ def test_accepted_length_is_that_of_verifying_pass_by_pass(model: Path, data: Pa
 
 
 def test_a_chain_sees_true_keys_up_to_where_it_began_and_its_own() -> None:
-    """Against one chain at a time, with a loop."""
+    """Judge: one chain at a time, with a loop."""
     B, T, H, K, D = 2, 5, 4, 2, 6
     draw = torch.Generator().manual_seed(3)
     passes = [[torch.randn(B, T, heads, D, generator=draw) for heads in (H, K, K)] for _ in range(3)]

@@ -1,4 +1,4 @@
-"""EAGLE-2's tree against a naive one."""
+"""EAGLE-2's tree. Judge: a naive one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .naive_eagle import naive_tree, paths
 
 
 class Oracle:
-    """Log-probabilities of what follows a path: random, but always the same."""
+    """Log-probabilities of a path's children: random, but reproducible."""
 
     def __init__(self, seed: int, vocab_size: int, sharpness: float) -> None:
         self.seed, self.vocab_size, self.sharpness = seed, vocab_size, sharpness

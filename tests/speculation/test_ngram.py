@@ -1,4 +1,4 @@
-"""Judge: a search through the whole sequence."""
+"""N-gram drafts. Judge: a search through the whole sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ramiform.runtime.speculation.ngram import MAX_MATCH, MIN_MATCH, NgramIndex
 
 
 def latest_match(tokens: list[int]) -> int | None:
-    """Where the longest run that ends the sequence ended before, the last time."""
+    """The latest earlier end of the longest n-gram that ends the sequence."""
     for length in range(min(MAX_MATCH, len(tokens) - 1), MIN_MATCH - 1, -1):
         for end in range(len(tokens) - 1, length - 1, -1):
             if tokens[end - length : end] == tokens[-length:]:
@@ -23,7 +23,7 @@ def latest_match(tokens: list[int]) -> int | None:
     steps=st.integers(1, 6),
     top_k=st.integers(1, 4),
 )
-def test_the_first_guesses_are_what_followed_the_last_time(
+def test_the_first_draft_is_what_followed_the_last_time(
     tokens: list[int], cuts: list[int], steps: int, top_k: int
 ) -> None:
     index = NgramIndex()
@@ -42,5 +42,5 @@ def test_the_first_guesses_are_what_followed_the_last_time(
     assert len(tree.best(3)) == min(3, len(tree))
 
 
-def test_a_text_that_never_repeats_gives_no_guess() -> None:
+def test_a_text_that_never_repeats_gives_no_draft() -> None:
     assert NgramIndex().propose(list(range(50)), steps=4, top_k=2, num_tokens=8) is None

@@ -1,4 +1,4 @@
-"""Judge: a dictionary of slots."""
+"""The slot ledger. Judge: a dictionary of slots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ramiform.runtime.scheduler.plan import PageCopy
 from ramiform.runtime.speculation.slot_ledger import SlotLedger
 
 
-def test_it_knows_of_every_slot_what_was_last_written_computed_and_copied() -> None:
+def test_every_slot_has_its_last_token_and_computed_flag() -> None:
     draw, ledger = random.Random(3), SlotLedger(num_pages=12, page_size=4)
     judge = dict.fromkeys(range(48), (0, False))
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Judge: paths as lists of tokens."""
+"""Draft trees. Judge: paths as lists of tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_best_nodes_are_a_tree_and_no_other_is_better(tree: DraftTree, size:
 
 
 @given(trees(), st.data())
-def test_what_follows_some_tokens_is_the_rest_of_every_path_through_them(tree: DraftTree, data: st.DataObject) -> None:
+def test_the_subtree_after_tokens_is_the_rest_of_every_path_through_them(tree: DraftTree, data: st.DataObject) -> None:
     before = data.draw(st.sampled_from([[], [1], *map(list, paths(tree))]))
     left = tree.after(before)
     rest = {p[len(before) :] for p in paths(tree) if list(p[: len(before)]) == before} - {()}

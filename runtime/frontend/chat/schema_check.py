@@ -15,6 +15,8 @@ MAX_CACHED_CHECKS = 1024
 
 
 class SchemaCheck:
+    """Checks constraints through the core, and caches the results."""
+
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._errors: OrderedDict[Constraint, str | None] = OrderedDict()  # error message, or None

@@ -47,14 +47,24 @@ Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
 
 def _unicode(text: str) -> str:
+    """Return the text. Raises ValueError for a lone surrogate, which JSON can express and UTF-8 cannot."""
     try:
         text.encode()
-    except UnicodeEncodeError:  # JSON can say half a character
+    except UnicodeEncodeError:
         raise ValueError("text that is not Unicode") from None
     return text
 
 
 Text = Annotated[str, AfterValidator(_unicode)]
+
+
+def json_text(value: Any, name: str, *, param: str | None = None) -> str:
+    """Return a string unchanged, any other value as JSON. Raises RequestError for invalid Unicode in `name`."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        return _unicode(text)
+    except ValueError as error:
+        raise RequestError(f"{name} holds {error}", param=param or name) from None
 
 
 def described(**keywords: Any) -> Any:
@@ -92,6 +102,8 @@ StopRegex = Pattern | Annotated[Many[Pattern], described(maxItems=MAX_STOPS)]
 
 
 class Body(BaseModel):
+    """Base of JSON bodies. Unknown members are errors; members with a value in `absent` are dropped."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
     absent: ClassVar[tuple[bool | None, ...]] = (None,)  # values that mean "not given"
 
@@ -208,6 +220,8 @@ NativeSampling = create_model("NativeSampling", __base__=RequestBody, **sampling
 
 
 class SamplingBody(NativeSampling):
+    """Sampling parameters of the native API."""
+
     n: Annotated[int, described(minimum=1, maximum=MAX_SAMPLES)] = 1
     regex: str | None = None
     json_schema: str | dict[str, Any] | None = None
@@ -238,12 +252,7 @@ class SamplingBody(NativeSampling):
             names = " and ".join(name for name, _, _ in given)
             raise RequestError(f"{names} exclude one another", param=given[1][0])
         [(name, kind, source)] = given
-        text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # JSON can say half a character
-            raise RequestError(f"{name} holds text that is not Unicode", param=name) from None
-        return Constraint(kind, text, additional_properties=self.additional_properties)
+        return Constraint(kind, json_text(source, name), additional_properties=self.additional_properties)
 
 
 class GenerateBody(RequestBody):
@@ -293,7 +302,7 @@ class GenerateBody(RequestBody):
             return self.per_prompt("token_ids_logprob", num_prompts)
         return [given] * num_prompts  # type: ignore[list-item]
 
-    def each(self, field: str, num_prompts: int) -> list[Any]:
+    def per_prompt(self, field: str, num_prompts: int) -> list[Any]:
         """Return the value of `field` for each prompt. Raises RequestError for a list of another length."""
         value = getattr(self, field)
         if not isinstance(value, list):
@@ -320,6 +329,8 @@ def logprob_params(
 
 
 class AbortBody(Body):
+    """Body of `/abort_request`."""
+
     rid: str | None = None
     abort_all: bool = False
 

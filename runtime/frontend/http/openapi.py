@@ -6,13 +6,6 @@ from typing import Any
 
 from fastapi import FastAPI
 
-STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer; with `stream`, server-sent events that end with `[DONE]`.",
-        "content": {"text/event-stream": {}},
-    }
-}
-
 
 def install_openapi(app: FastAPI, *, has_keys: bool) -> None:
     """Remove FastAPI's own 422 responses, and add the API key."""

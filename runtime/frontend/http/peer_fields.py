@@ -16,6 +16,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PeerField:
+    """Field of the server `whose`, with its neutral values."""
+
     whose: str
     neutral: tuple[Any, ...] = ()  # values without effect, besides null
     tunes: str | None = None  # the field that this one adjusts; that field is off, so any value is neutral

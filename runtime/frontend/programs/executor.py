@@ -46,6 +46,8 @@ class TokenExecutor:
         self._content = content
         self._ancestors = ancestors
         self._is_pinned = False
+        self._task: asyncio.Task[None] | None = None
+        self._work: tuple[Callable[[], Coroutine[Any, Any, OperationResult]], PendingResult] | None = None
 
     def append_text(self, text: str) -> str:
         return self._content.append_text(text)
@@ -89,7 +91,20 @@ class TokenExecutor:
             self._generator.core.end_states(self._program, [self._state.number])
 
     def _start(self, work: Callable[[], Coroutine[Any, Any, OperationResult]]) -> PendingResult:
-        async def run() -> None:
+        """Run `work` in the state's task. Work that begins when earlier work resolves continues in the same task."""
+        pending = PendingResult(self._cancel)
+        self._work = work, pending
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"state {self._state.number}")
+        return pending
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while self._work is not None:
+            (work, pending), self._work = self._work, None
             result: OperationResult | ErrorInfo
             try:
                 result = await work()
@@ -98,10 +113,7 @@ class TokenExecutor:
                     logger.exception("an operation failed on an internal error")
                 result = ErrorInfo.of(error)
             pending.resolve(result)
-
-        task = asyncio.create_task(run(), name=f"state {self._state.number}")
-        pending = PendingResult(task.cancel)
-        return pending
+        self._task = None
 
     async def _append_chosen(self, text: str) -> OperationResult:
         await self._content.append_chosen(text)

@@ -203,9 +203,9 @@ class TensorParallelMixture(MixtureMlp):
 
     def expert(self, index: int) -> tuple[Linear, Linear]:
         size, shard = self.config.intermediate_size, self.group.shard
-        halves = [OutputSection(size, shard.num_slices)] * 2
+        sections = [OutputSection(size, shard.num_slices)] * 2
         return (
-            ColumnParallelLinear(shard, halves, [experts.gate_up.expert(index) for experts in self.slices]),
+            ColumnParallelLinear(shard, sections, [experts.gate_up.expert(index) for experts in self.slices]),
             RowParallelLinear(self.group, size, None, [experts.down.expert(index) for experts in self.slices]),
         )
 

@@ -1,5 +1,4 @@
-"""EAGLE draft heads: one decoder layer that continues the target's hidden states. Knows tensors, pages and a target's
-features; knows no requests, and nothing of verification."""
+"""EAGLE draft heads: one decoder layer that continues the target's hidden states."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A draft head's chains as one compiled loop, where the head is small, float32 and on a CPU: its operators take longer
-to call than to run.
+"""Draft chains of a small float32 head on a CPU as one compiled loop: its operators take longer to call than to run.
 
 Legend: W new tokens, R rounds, S slots, C key/value heads times head size.
 """
@@ -17,17 +16,17 @@ from .head import EagleHead
 
 
 class CompiledHead:
-    """Made by `of`."""
+    """A head's weights and memory as arrays for the compiled loop. Made by `of`."""
 
     def __init__(self, head: EagleHead, memory: DraftMemory, weights: tuple[NDArray[np.generic], ...]) -> None:
         self._head, self._weights = head, weights
         self._scratch = len(memory.k_SC) - SCRATCH
         self._memory = memory.feature_SE.numpy(), memory.kv.k_SKD.numpy(), memory.kv.v_SKD.numpy()
-        self.chain(np.zeros(1, np.int64), np.zeros(1, np.int64), 1, 1.0)  # compiles it, or finds it compiled
+        self.chain(np.zeros(1, np.int64), np.zeros(1, np.int64), 1, 1.0)  # compiles the loop, or loads it
 
     @classmethod
     def of(cls, head: EagleHead, memory: DraftMemory) -> CompiledHead | None:
-        """None where the head is elsewhere, of another type, or too large to gain by it."""
+        """Return None if the head is on another device, of another dtype, or too large to gain by it."""
         own, lm_head = head.parameters, head.lm_head
         products = loop_weights([own.fc, own.qkv, own.o, own.gate_up, own.down, lm_head])
         if head.serving_ops.name != "cpu" or products is None:
@@ -56,11 +55,14 @@ class CompiledHead:
         return cls(head, memory, weights)
 
     def chain(
-        self, ids_W: NDArray[np.int64], slots_P: NDArray[np.int64], num_rounds: int, heat: float
+        self, ids_W: NDArray[np.int64], slots_P: NDArray[np.int64], num_rounds: int, temperature: float
     ) -> tuple[list[int], list[float]]:
-        """`num_rounds` tokens, at most SCRATCH, each the likeliest after the one before, the first after `ids_W`; and
-        the log-probability of each. The tokens' keys and values are stored where they have slots. `slots_P` are the
-        positions' before the last of them."""
+        """Draft `num_rounds` tokens (at most SCRATCH) greedily after `ids_W`. Returns the tokens and their
+        log-probabilities.
+
+        KV of `ids_W` is stored where the tokens have slots. `slots_P` are the slots of the positions before the last of
+        them.
+        """
         assert num_rounds <= SCRATCH
         cos_P1D, sin_P1D = self._head.rope.tables(len(slots_P) + num_rounds)
         tokens_R, scores_R = np.empty(num_rounds, np.int64), np.empty(num_rounds, np.float32)
@@ -68,7 +70,7 @@ class CompiledHead:
             ids_W,
             slots_P,
             self._scratch,
-            heat,
+            temperature,
             *self._memory,
             cos_P1D.squeeze(1).numpy(),
             sin_P1D.squeeze(1).numpy(),

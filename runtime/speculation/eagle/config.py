@@ -1,7 +1,7 @@
-"""What a draft head's `config.json` says, as data, and whether it fits its target. Opens no weights.
+"""Configuration of a draft head from its `config.json`, checked against its target.
 
-EAGLE-1 and EAGLE-2 (Li et al. 2024, arXiv 2401.15077 and 2406.16858) share one head, here of kind "eagle"; EAGLE-3
-(Li et al. 2025, arXiv 2503.01840) is "eagle3".
+EAGLE-1 and EAGLE-2 (Li et al. 2024, arXiv 2401.15077 and 2406.16858) share one head, here of kind "eagle"; EAGLE-3 (Li
+et al. 2025, arXiv 2503.01840) is "eagle3".
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from ...models.rope_config import RopeConfig, parse_rope
 
 HeadKind = Literal["eagle", "eagle3"]
 
-# How the published config.json of each kind names its class; ours are written so.
+# Class names in published config.json files, also used in saved ones.
 ARCHITECTURES: dict[HeadKind, str] = {"eagle": "LlamaForCausalLMEagle", "eagle3": "LlamaForCausalLMEagle3"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
+    """Configuration of a draft head."""
+
     kind: HeadKind
     hidden_size: int
     target_hidden_size: int
@@ -32,29 +34,27 @@ class HeadConfig:
     norm_eps: float
     rope: RopeConfig
     vocab_size: int  # the target's
-    draft_vocab_size: int  # of the head's logits; less than vocab_size when the head knows the likeliest tokens only
-    captures: tuple[
-        int, ...
-    ]  # of the target: layers whose input is read; num_layers stands for the final norm's output
-    target_probe: tuple[float, ...] = ()  # a few of the target's weights, see `probe`; (): unknown
+    draft_vocab_size: int  # of the head's logits; may be restricted to the likeliest tokens
+    captures: tuple[int, ...]  # target layers whose input is read; num_layers: the final norm's output
+    target_probe: tuple[float, ...] = ()  # a few of the target's weights, see `target_probe`; (): unknown
 
     @property
     def captured_size(self) -> int:
-        """Width of what is captured of a target's token."""
+        """Width of the captured features of one target token."""
         return self.target_hidden_size * len(self.captures)
 
 
 def default_layers(target: ModelConfig) -> tuple[int, ...]:
-    """EAGLE-3's three: an early, a middle and a late one; of a very shallow target whatever it has."""
+    """EAGLE-3's three layers: an early, a middle and a late one; of a very shallow target what it has."""
     last = target.num_layers - 1
     return (min(2, last), target.num_layers // 2, max(0, target.num_layers - 3))
 
 
 def read_head_config(path: Path, kind: HeadKind, target: ModelConfig) -> HeadConfig:
-    """The config of the head of `kind` in directory `path`, which is to draft for `target`.
+    """Read the configuration of the head of `kind` in directory `path`, which is to draft for `target`.
 
-    Raises CheckpointError, naming the field, when there is none, it asks for what is not computed, or the head was
-    made for another target.
+    Raises CheckpointError, naming the field, when it is missing, is not supported, or the head was made for another
+    target.
     """
     file = path / "config.json"
     raw = read_json_object(file)
@@ -98,7 +98,7 @@ def parse_head_config(raw: dict[str, Any], file: Path, kind: HeadKind, target: M
 
 
 def _captures(fields: ConfigFields, kind: HeadKind, target: ModelConfig) -> tuple[int, ...]:
-    """`eagle_config.eagle_aux_hidden_state_layer_ids` names layers by whose *output* is captured."""
+    """Captured layers. `eagle_config.eagle_aux_hidden_state_layer_ids` names layers by their *output*."""
     if kind == "eagle":
         return (target.num_layers,)
     eagle = fields.nested("eagle_config")
@@ -136,7 +136,7 @@ def _check_fit(config: HeadConfig, target: ModelConfig, fields: ConfigFields) ->
 
 
 def config_json(config: HeadConfig, target: ModelConfig) -> dict[str, Any]:
-    """What `read_head_config` reads back as `config`, with the field names of the published heads."""
+    """Inverse of `read_head_config`, with the field names of published heads."""
     assert config.rope.type == "default", "heads of ours have plain rotary embeddings"
     raw: dict[str, Any] = {
         "architectures": [ARCHITECTURES[config.kind]],

@@ -1,7 +1,7 @@
-"""What a head keeps by the target's slots: its keys and values, and the features that it reads.
+"""Memory of a head by the target's slots: its keys and values, and the features that it reads.
 
-Slot j of a sequence holds the feature of token j, and the key and value made of (feature of token j - 1, token j): a
-shared prefix is wholly reusable, whatever follows it.
+Slot j of a sequence holds the feature of token j, and the key and value computed from (feature of token j - 1, token
+j). So a shared prefix is wholly reusable, whatever follows it.
 
 Legend: S slots, E hidden size, C key/value heads times head size.
 """
@@ -17,12 +17,14 @@ from ...engine.kv_pool import PAGE_SIZE
 from ...scheduler.plan import PageCopy
 from .config import HeadConfig
 
-SCRATCH = 64  # slots that belong to no page, for keys and values of tokens that have no slot yet
+SCRATCH = 64  # slots of no page, for tokens that have no slot yet
 
 
 class DraftMemory:
-    """`num_pages` on the device, and SCRATCH slots more; pages from there on are on the host. All zeros at first, so
-    that nothing read before it is written spoils a sum."""
+    """`num_pages` device pages and SCRATCH more slots; host pages are numbered from `num_pages` on.
+
+    It starts as zeros, so that nothing read before it is written spoils a sum.
+    """
 
     def __init__(
         self, config: HeadConfig, num_pages: int, num_host_pages: int, *, device: torch.device, dtype: torch.dtype
@@ -41,7 +43,7 @@ class DraftMemory:
         self.kv = KvCache(self.k_SC.view(heads), self.v_SC.view(heads))
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """Do the copies one after the other: a page may be one's target and a later one's source."""
+        """Make the copies one after the other: a page may be one's target and a later one's source."""
         for copy in copies:
             for source, target in zip(self._page(copy.source), self._page(copy.target), strict=True):
                 target[: copy.num_tokens] = source[: copy.num_tokens]
@@ -53,4 +55,5 @@ class DraftMemory:
 
 
 def bytes_per_page(config: HeadConfig, dtype: torch.dtype) -> int:
+    """Bytes of a head's memory for one page."""
     return (2 * config.num_kv_heads * config.head_dim + config.hidden_size) * PAGE_SIZE * dtype.itemsize

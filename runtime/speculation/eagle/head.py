@@ -1,11 +1,11 @@
-"""The arithmetic of a draft head, once: serving and training differ only in how its one layer attends.
+"""Arithmetic of a draft head. Serving and training differ only in how its one layer attends.
 
-A head predicts hidden states. Of token x_j and the feature of the token before it, f_{j-1}, it makes an estimate of
-f_j, whose logits say what x_{j+1} may be; the estimate is fed back with a drafted x_{j+1}, and so on. Position of x_j
-in the head: j - 1.
+A head predicts hidden states. From token x_j and the feature f_{j-1} of the token before it, it estimates f_j, whose
+logits predict x_{j+1}. The estimate is fed back with a drafted x_{j+1}, and so on. The position of x_j in the head is j
+- 1.
 
-Legend: N tokens, E hidden size, C captured size, V the head's vocabulary, H query heads, K key/value heads,
-D head size.
+Legend: N tokens, E hidden size, C captured size, V the head's vocabulary, H query heads, K key/value heads, D head
+size.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ...models.rope import Rope
 from .config import HeadConfig
 from .parameters import HeadParameters, packed_parameters
 
-# Heads of queries, keys and values [N, H + 2K, D] of the tokens at hand, and their angles [N, 1, D] -> what the rotated
-# queries see, [N, H * D].
+# Heads of queries, keys and values [N, H + 2K, D] of the tokens, and their angles [N, 1, D] -> attention output
+# [N, H * D].
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class LayerOps(Protocol):
-    """The target's ops, or for training their plain-torch meaning, through which gradients flow."""
+    """The target's ops for serving, or differentiable ones for training."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
     def add_rms_norm(
@@ -38,12 +38,12 @@ class LayerOps(Protocol):
 
 
 class HeadOutput(NamedTuple):
-    feature_NE: torch.Tensor  # the estimate of the token's own feature: what is fed back
-    read_NE: torch.Tensor  # what logits are made of
+    feature_NE: torch.Tensor  # estimate of the token's feature, which is fed back
+    read_NE: torch.Tensor  # input of the logits
 
 
 class EagleHead:
-    """A head on its device. `target_embedding` [vocab_size, E] and `target_lm_head` stand in for parts it lacks."""
+    """A head on its device. `target_embedding` [vocab_size, E] and `target_lm_head` replace parts that it lacks."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class EagleHead:
 
     @property
     def serving_ops(self) -> Ops:
-        """The target's, which a loaded head has. One in training serves nobody."""
+        """The target's ops. A head in training has none."""
         assert hasattr(self._ops, "rope_and_store"), "a head in training"
         return cast(Ops, self._ops)
 
@@ -80,24 +80,24 @@ class EagleHead:
         return self._target_lm_head if self.parameters.lm_head is None else self.parameters.lm_head
 
     def pack(self) -> None:
-        """Rearrange the weights for products alone: what was packed can be neither saved nor trained."""
+        """Pack the weights for fast products. Packed weights can be neither saved nor trained."""
         self.parameters = packed_parameters(self.parameters)
 
     def features(self, captured_NC: torch.Tensor) -> torch.Tensor:
-        """The target's features [N, E] of what was captured of it; EAGLE-3 joins three layers into one width."""
+        """Features [N, E] from the captured hidden states; EAGLE-3 projects three layers to one width."""
         return self.parameters.fc(captured_NC) if self.config.kind == "eagle3" else captured_NC
 
     def forward(
         self, ids_N: torch.Tensor, before_NE: torch.Tensor, positions_N: torch.Tensor, attend: Attend
     ) -> HeadOutput:
-        """Of tokens `ids_N` and the features (or estimates) of the tokens before them."""
+        """Run the layer on tokens `ids_N` with the features (or estimates) of the tokens before them."""
         cos, sin = self.rope.angles(positions_N, positions_N)
         return self.forward_rotated(ids_N, before_NE, cos, sin, attend)
 
     def forward_rotated(
         self, ids_N: torch.Tensor, before_NE: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
     ) -> HeadOutput:
-        """The same with the positions' angles [N, 1, D], which rounds of a tree share."""
+        """Like `forward`, with the positions' angles [N, 1, D], which rounds of a tree share."""
         config, own, ops = self.config, self.parameters, self._ops
         qkv_NND, residual = self.heads(ids_N, before_NE)
         attended = own.o(attend(qkv_NND, cos, sin))
@@ -107,7 +107,7 @@ class EagleHead:
         return HeadOutput(feature, read)
 
     def heads(self, ids_N: torch.Tensor, before_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Heads of queries, keys and values [N, H + 2K, D] of the tokens, and the residual [N, E] beside them."""
+        """Heads of queries, keys and values [N, H + 2K, D] of the tokens, and the residual [N, E]."""
         config, own, ops = self.config, self.parameters, self._ops
         embedded_NE = F.embedding(ids_N, self.embedding)
         if own.hidden_norm_E is None or own.input_norm_E is None:
@@ -125,14 +125,14 @@ class EagleHead:
         return own.qkv(x).view(len(ids_N), config.num_heads + 2 * config.num_kv_heads, config.head_dim), residual
 
     def logits(self, read_NE: torch.Tensor) -> torch.Tensor:
-        """float32 [N, V]."""
+        """Logits, float32 [N, V]."""
         return self.lm_head(read_NE).float()
 
     def target_logits(self, final_NE: torch.Tensor) -> torch.Tensor:
-        """The target's own logits of its final hidden states, at the head's vocabulary: float32 [N, V]."""
+        """The target's logits of its final hidden states, restricted to the head's vocabulary: float32 [N, V]."""
         logits = self._target_lm_head(final_NE).float()
         return logits if self._token_ids is None else logits[:, self._token_ids]
 
     def token_ids(self, indices: torch.Tensor) -> torch.Tensor:
-        """The target's tokens of the head's vocabulary's `indices`, any shape."""
+        """The target's token ids of `indices` of the head's vocabulary, any shape."""
         return indices if self._token_ids is None else self._token_ids[indices]

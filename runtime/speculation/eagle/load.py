@@ -1,7 +1,7 @@
-"""From a draft head's directory to an EagleHead: safetensors or a pickled .bin (tensors only), in either spelling.
+"""Loads a draft head from safetensors or a pickled .bin (tensors only), in any published spelling.
 
-Published heads differ: some name every tensor under `model.`, some call EAGLE-3's layer `layers.0`, some bring the
-target's embedding along, and `config.json`'s "bias" says little of which biases there are. What the file holds decides.
+Published heads differ: some prefix every tensor with `model.`, some call EAGLE-3's layer `layers.0`, some include the
+target's embedding, and `config.json`'s "bias" is unreliable. The tensors in the file decide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAYER_PREFIX = re.compile(r"^(layers\.0|midlayer)\.")
 
 
 def load_head(path: Path, target: Decoder) -> EagleHead:
-    """The head in directory `path`, in the target's dtype and on its device.
+    """Load the head in directory `path`, in the target's dtype and on its device.
 
     Raises CheckpointError, naming file and field or tensor, when it cannot be read or was not made for `target`.
     """
@@ -74,7 +74,7 @@ def load_head(path: Path, target: Decoder) -> EagleHead:
 
 
 def read_fitting_config(path: Path, target: ModelConfig) -> HeadConfig:
-    """What the head in directory `path` says of itself, its weights left where they are.
+    """Read the configuration of the head in directory `path`, without its weights.
 
     Raises CheckpointError as `load_head` does.
     """
@@ -98,7 +98,7 @@ def _file(path: Path) -> Path:
 
 
 def _read(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """The file, and its tensors without the prefix `model.`."""
+    """Read the file and its tensors, without the prefix `model.`."""
     file = _file(path)
     try:
         if file.suffix == ".safetensors":
@@ -120,7 +120,7 @@ def _read(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
 
 
 def _kind(tensors: Iterable[str]) -> HeadKind:
-    """By the tensors' names."""
+    """Kind of the head, by its tensors' names."""
     marks = ("midlayer.", "layers.0.hidden_norm.")
     return "eagle3" if any(name.startswith(marks) for name in tensors) else "eagle"
 

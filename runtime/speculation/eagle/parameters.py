@@ -1,7 +1,6 @@
-"""A draft head's tensors, fused as they are computed, and the names that published checkpoints give them.
+"""Tensors of a draft head, fused as they are computed, and their names in published checkpoints.
 
-`layout` is the one table: which checkpoint tensor of which shape is which part. Loading fills the parts, saving reads
-them, training learns them.
+`checkpoint_layout` is the one table of tensors: loading fills them, saving reads them, training learns them.
 
 Legend: V the head's vocabulary, E hidden size, C captured size, I intermediate size, H query heads, K key/value heads,
 D head size.
@@ -21,9 +20,9 @@ from .config import HeadConfig
 
 @dataclass(frozen=True, slots=True)
 class HeadParameters:
-    """`None`: the head has no such part. The embedding is the target's, unless the checkpoint brings its own."""
+    """Parameters of a head; None for parts that it lacks."""
 
-    fc: Linear  # eagle: 2E -> E of (embedding, feature); eagle3: C -> E of what is captured
+    fc: Linear  # eagle: 2E -> E of (embedding, feature); eagle3: C -> E of captured states
     hidden_norm_E: torch.Tensor | None  # eagle3: of the feature
     input_norm_E: torch.Tensor | None  # eagle3: of the embedding
     qkv: Linear  # (eagle3: 2) E -> (H + 2K) * D
@@ -45,7 +44,7 @@ def allocate_head(
     device: torch.device | str,
     dtype: torch.dtype,
 ) -> HeadParameters:
-    """Zeros. `biases` are those of "fc", "qkv", "o" and "mlp" that the head has."""
+    """Allocate zeros. `biases` are those of "fc", "qkv", "o" and "mlp" that the head has."""
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, device=device, dtype=dtype)
@@ -71,7 +70,7 @@ def allocate_head(
 
 
 def packed_parameters(parameters: HeadParameters) -> HeadParameters:
-    """The same products, from weights packed as a decoder's are."""
+    """The parameters with their weights packed as a decoder's are."""
 
     def pack_it(linear: Linear) -> Linear:
         return pack_linear(linear) if isinstance(linear, DenseLinear) else linear
@@ -88,7 +87,8 @@ def packed_parameters(parameters: HeadParameters) -> HeadParameters:
 
 
 def checkpoint_layout(parameters: HeadParameters, config: HeadConfig) -> dict[str, torch.Tensor]:
-    """Every checkpoint tensor by its published name, as a view of the part that holds it. Not of packed parameters."""
+    """Every checkpoint tensor by its published name, as a view of the parameter that holds it. Not for packed
+    parameters."""
     parts: dict[str, torch.Tensor] = {}
 
     def stacked(names_sizes: list[tuple[str, int]], linear: Linear) -> None:

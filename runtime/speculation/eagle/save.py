@@ -1,4 +1,4 @@
-"""Writes a head as a directory that `load_head`, and servers that read published heads, can load."""
+"""Saves a head as a directory that `load_head`, and servers that read published heads, can load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .parameters import checkpoint_layout
 
 
 def save_head(head: EagleHead, target: ModelConfig, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """config.json and model.safetensors in directory `path`, which is made; the file is replaced in one move."""
+    """Write config.json and model.safetensors into directory `path`, which is created; the weights are replaced
+    atomically."""
     path.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: part.detach().to("cpu", dtype).contiguous()

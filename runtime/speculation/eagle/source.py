@@ -1,11 +1,10 @@
-"""A draft head as the engine's draft source: keeps up with what the target computes, and grows a tree where one is
-wanted.
+"""A draft head as the engine's draft source: follows the target, and grows a tree where one is wanted.
 
-Every step's features are stored at once, by slot; keys and values are made when a tree is wanted, for whatever of the
-sequence lacks them. Position j of a sequence (from 1 on: the first token has no feature before it) is made of the
-feature at j - 1 and the token at j, and is position j - 1 to the head's rotary embedding.
+Features of every step are stored by slot; keys and values are computed when a tree is wanted, for whatever the sequence
+lacks. Position j of a sequence (from 1 on: the first token has no feature before it) is computed from the feature at j
+- 1 and the token at j, and is position j - 1 for the head's rotary embedding.
 
-Legend: B rows, P tokens before the newest, N tokens or nodes at hand, K front nodes, E hidden size, V vocabulary.
+Legend: B rows, P tokens before the newest, N tokens or nodes at hand, K frontier nodes, E hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,17 +28,15 @@ from .head import EagleHead
 from .tree_attention import TreeAttention
 from .tree_growth import Frontier, GrownTrees, TreeShape, draft_temperature, grow_trees
 
-_MAX_CHAIN_CATCH_UP = 16  # tokens that a row lacks, for its chain to begin with them; what is more is computed before
-_CATCH_UP_TOKENS = 512  # tokens of that at a time
-_MAX_PENDING_STEPS = (
-    64  # that wait to be stored: when nothing is drafted, following what is said should cost next to nothing
-)
-_MAX_KEYS = 1 << 15  # of the rows computed at once, padding included
-_Slots = NDArray[np.int64]  # of a sequence's positions from 0 to that of its newest token, which has none yet
+_MAX_CHAIN_CATCH_UP = 16  # missing tokens that a compiled chain computes itself; more are computed before it
+_CATCH_UP_TOKENS = 512  # tokens computed at once while catching up
+_MAX_PENDING_STEPS = 64  # steps pending to be stored: following must cost next to nothing while nothing is drafted
+_MAX_KEYS = 1 << 15  # in one batch, padding included
+_Slots = NDArray[np.int64]  # of positions from 0 up to the newest token, which has no slot yet
 
 
 class EagleSource:
-    """See `DraftSource`. Trees of rows with different wants grow together."""
+    """Draft source with an EAGLE head. See `DraftSource`. Trees of different shapes grow in one batch."""
 
     def __init__(self, head: EagleHead, num_pages: int, num_host_pages: int = 0) -> None:
         head.pack()
@@ -47,10 +44,10 @@ class EagleSource:
         self._memory = DraftMemory(head.config, num_pages, num_host_pages, device=head.device, dtype=head.dtype)
         self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
         self._compiled = CompiledHead.of(head, self._memory)
-        self._slots: list[int] = []  # of the steps that are not stored yet, as the next two
+        self._slots: list[int] = []  # pending, as are `_tokens` and `_captured`
         self._tokens: list[int] = []
         self._captured: list[torch.Tensor] = []
-        self._passed = SkippedRows(PAGE_SIZE)
+        self._skipped = SkippedRows(PAGE_SIZE)
 
     @property
     def captures(self) -> tuple[int, ...]:
@@ -60,14 +57,14 @@ class EagleSource:
         if not copies:
             return
         self._store()
-        self._store_passed()
+        self._store_skipped()
         self._memory.copy(copies)
         self._ledger.copy(copies)
 
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
         assert step.features_TE is not None
-        self._store_passed()
-        self._note(step.rows, step.features_TE)
+        self._store_skipped()
+        self._record_step(step.rows, step.features_TE)
         trees: list[DraftTree | None] = [None] * len(step.rows)
         wanted = [index for index, row in enumerate(step.rows) if row.want is not None and row.next_token is not None]
         if wanted or len(self._captured) >= _MAX_PENDING_STEPS or len(self._slots) >= _CATCH_UP_TOKENS:
@@ -81,8 +78,8 @@ class EagleSource:
 
     def skip(self, rows: Sequence[Row]) -> None:
         self._store()
-        if self._passed.add(rows):
-            self._store_passed()
+        if self._skipped.add(rows):
+            self._store_skipped()
 
     def _draft(self, rows: Sequence[DraftRow], wants: Sequence[DraftSpec]) -> Sequence[DraftTree | None]:
         slots = [self._ledger.slots(row.pages, 0, row.end) for row in rows]
@@ -90,11 +87,11 @@ class EagleSource:
         chains = all(want.top_k == 1 for want in wants)
         if chains and self._compiled is not None:
             return [self._compiled_chain(*each) for each in zip(slots, tokens, wants, strict=True)]
-        self._catch_up([(own, self._first_lacking(own)) for own in slots])
+        self._catch_up([(own, self._first_missing(own)) for own in slots])
         return (self._chains if chains else self._grow)(slots, tokens, wants)
 
-    def _note(self, rows: Sequence[DraftRow], captured_TC: torch.Tensor) -> None:
-        """What the step computed, to be stored before anybody asks for it."""
+    def _record_step(self, rows: Sequence[DraftRow], captured_TC: torch.Tensor) -> None:
+        """Record the step's tokens and features, to be stored before they are read."""
         for row in rows:
             for position in range(row.first_position, row.end):
                 self._slots.append(row.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE)
@@ -104,7 +101,7 @@ class EagleSource:
     def _store(self) -> None:
         if not self._slots:
             return
-        # A slot that was written twice holds what came last; no device promises an order of its own.
+        # A slot that was written twice holds the last value; devices do not guarantee an order.
         last = {slot: index for index, slot in enumerate(self._slots)}
         slots = np.fromiter(last, dtype=np.int64, count=len(last))
         chosen = np.fromiter(last.values(), dtype=np.int64, count=len(last))
@@ -115,26 +112,26 @@ class EagleSource:
         self._memory.feature_SE.index_copy_(0, self._tensor(slots), self._head.features(captured_TC))
         self._slots, self._tokens, self._captured = [], [], []
 
-    def _store_passed(self) -> None:
-        """Of these tokens there are no features: zeros stand for them, which are at least nobody else's."""
-        if not self._passed:
+    def _store_skipped(self) -> None:
+        """Store skipped tokens, with zeros for their missing features, so that no other token's are read."""
+        if not self._skipped:
             return
-        slots, tokens = self._passed.take()
+        slots, tokens = self._skipped.take()
         self._ledger.write(slots, tokens)
         self._memory.feature_SE.index_fill_(0, self._tensor(slots), 0.0)
 
-    def _first_lacking(self, slots: _Slots) -> int:
-        """The first position whose key and value are not there; the newest token's at the latest."""
+    def _first_missing(self, slots: _Slots) -> int:
+        """First position whose key and value are missing; at most that of the newest token."""
         return 1 + self._ledger.num_computed(slots[1:])
 
-    def _catch_up(self, lacking: Sequence[tuple[_Slots, int]]) -> None:
-        """Keys and values of the positions from the one named on, of each sequence, its newest token's excepted."""
+    def _catch_up(self, missing: Sequence[tuple[_Slots, int]]) -> None:
+        """Compute keys and values of each sequence from the given position on, except for its newest token."""
         head, memory = self._head, self._memory
         before, own = (
-            np.concatenate([slots[first - 1 : -1] for slots, first in lacking]),
-            np.concatenate([slots[first:] for slots, first in lacking]),
+            np.concatenate([slots[first - 1 : -1] for slots, first in missing]),
+            np.concatenate([slots[first:] for slots, first in missing]),
         )
-        places = np.concatenate([np.arange(first - 1, len(slots) - 1) for slots, first in lacking])
+        places = np.concatenate([np.arange(first - 1, len(slots) - 1) for slots, first in missing])
         ids = self._ledger.tokens(own)
         for start in range(0, len(own), _CATCH_UP_TOKENS):
             ids_N, before_N, places_N, slots_N = (
@@ -148,7 +145,7 @@ class EagleSource:
 
     def _compiled_chain(self, slots: _Slots, token: int, want: DraftSpec) -> DraftTree:
         assert self._compiled is not None
-        first = self._first_lacking(slots)
+        first = self._first_missing(slots)
         if len(slots) - first > _MAX_CHAIN_CATCH_UP:
             self._catch_up([(slots, first)])
             first = len(slots)
@@ -161,8 +158,11 @@ class EagleSource:
     def _begin(
         self, sequences: Sequence[_Slots], tokens: Sequence[int], room: int
     ) -> tuple[TreeAttention, torch.Tensor, torch.Tensor]:
-        """The attention that goes on after the newest tokens, whose positions are the sequences' lengths; their
-        features [B, E] and what logits are made of [B, E]. `room` as in TreeAttention, for tokens and nodes."""
+        """Attend with the newest tokens, whose positions are the sequences' lengths.
+
+        Returns the attention, to be continued, the tokens' features [B, E], and the input of their logits [B, E].
+        `room` as in TreeAttention, for tokens and nodes.
+        """
         head, memory, B = self._head, self._memory, len(sequences)
         ends = np.array([len(slots) for slots in sequences])
         P = int(ends.max()) - 1
@@ -194,7 +194,7 @@ class EagleSource:
         num_rounds = max(shape.num_steps for shape in shapes) - 1
         K = min(head.config.draft_vocab_size, max(shape.top_k for shape in shapes))
         attention, feature_BE, read_BE = self._begin(sequences, newest, 1 + num_rounds * K)
-        heat_B11 = torch.tensor([draft_temperature(want.temperature) for want in wants], device=head.device)[
+        temperature_B11 = torch.tensor([draft_temperature(want.temperature) for want in wants], device=head.device)[
             :, None, None
         ]
         ends_B = torch.tensor([len(slots) for slots in sequences], device=head.device)  # positions of the roots
@@ -204,7 +204,9 @@ class EagleSource:
         features_BKE = feature_BE[:, None]
 
         def logprobs(read_NE: torch.Tensor) -> torch.Tensor:
-            return (head.logits(read_NE).view(B, -1, head.config.draft_vocab_size) / heat_B11).log_softmax(dim=-1)
+            return (head.logits(read_NE).view(B, -1, head.config.draft_vocab_size) / temperature_B11).log_softmax(
+                dim=-1
+            )
 
         def expand(front: Frontier) -> torch.Tensor:
             nonlocal place, features_BKE
@@ -221,19 +223,19 @@ class EagleSource:
             features_BKE = output.feature_NE.view(B, K, E)
             return logprobs(output.read_NE)
 
-        roots_B = torch.zeros(B, dtype=torch.int64, device=head.device)  # known already
+        roots_B = torch.zeros(B, dtype=torch.int64, device=head.device)  # unused: the roots are known
         grown = grow_trees(roots_B, logprobs(read_BE)[:, 0], expand, shapes)
         return _draft_trees(grown, head)
 
     def _chains(
         self, sequences: Sequence[_Slots], newest: Sequence[int], wants: Sequence[DraftSpec]
     ) -> list[DraftTree | None]:
-        """What `_grow` gives where a node has one child, in fewer operations: nothing is sorted, gathered or masked."""
+        """Special case of `_grow` for nodes with one child, in fewer operations: no sorting, gathering or masks."""
         head = self._head
         depths = [min(want.steps, want.num_tokens) for want in wants]
         num_rounds = max(depths) - 1
         attention, feature_BE, read_BE = self._begin(sequences, newest, 1 + num_rounds)
-        heat_B1 = torch.tensor([[draft_temperature(want.temperature)] for want in wants], device=head.device)
+        temperature_B1 = torch.tensor([[draft_temperature(want.temperature)] for want in wants], device=head.device)
         ends_B = torch.tensor([len(slots) for slots in sequences], device=head.device)
         positions_RB = torch.arange(num_rounds, device=head.device)[:, None] + ends_B
         cos_RB1D, sin_RB1D = head.rope.angles(positions_RB, positions_RB)
@@ -243,7 +245,7 @@ class EagleSource:
                 attention.follow()
                 angles = cos_RB1D[place - 1], sin_RB1D[place - 1]
                 feature_BE, read_BE = head.forward_rotated(tokens[-1], feature_BE, *angles, attention)
-            logits_BV = head.logits(read_BE) / heat_B1
+            logits_BV = head.logits(read_BE) / temperature_B1
             best_B, index_B = logits_BV.max(dim=-1)
             scores.append(best_B - logits_BV.logsumexp(dim=-1))
             tokens.append(head.token_ids(index_B))
@@ -256,7 +258,7 @@ class EagleSource:
 
 
 def _draft_trees(grown: GrownTrees, head: EagleHead) -> list[DraftTree | None]:
-    """Without their roots."""
+    """Convert to draft trees, without the roots."""
     tokens = head.token_ids(grown.tokens_BM).tolist()
     columns = zip(tokens, grown.parents_BM.tolist(), grown.scores_BM.tolist(), grown.sizes, strict=True)
     return [
@@ -266,7 +268,7 @@ def _draft_trees(grown: GrownTrees, head: EagleHead) -> list[DraftTree | None]:
 
 
 def _groups(wanted: Sequence[int], rows: Sequence[DraftRow]) -> list[list[int]]:
-    """Rows of like length together, so many that padded to the longest they are at most _MAX_KEYS tokens."""
+    """Group rows of similar length, so that a group padded to its longest has at most _MAX_KEYS tokens."""
     groups: list[list[int]] = []
     for index in sorted(wanted, key=lambda index: (rows[index].end, index)):
         if not groups or (len(groups[-1]) + 1) * rows[index].end > _MAX_KEYS:

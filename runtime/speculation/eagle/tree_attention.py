@@ -1,10 +1,10 @@
-"""How a row's newest token, and after it the nodes of a growing tree, attend: the token to all before it, a node to its
-row's tokens, its ancestors and itself; nothing else.
+"""Attention of a row's newest token, and then of the nodes of its growing tree.
 
-The row's keys and values are gathered from the pages once; what each pass adds is kept behind them, not in the pages.
+The newest token attends to all tokens before it. A node attends to its row's tokens, its ancestors and itself. The
+row's keys and values are gathered from the pages once; those of each pass are appended to the copy, not to the pages.
 
-Legend: B rows, K front nodes, P tokens before the newest, C key/value heads times head size, H query heads, N heads of
-queries, keys and values, D head size.
+Legend: B rows, K frontier nodes, P tokens before the newest, C key/value heads times head size, H query heads, N heads
+of queries, keys and values, D head size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ....kernels import KvCache, Ops, RopeAndStoreArgs
 
 
 class TreeAttention:
-    """One call for the newest tokens; before every further call `branch` or `descend`, or for chains `follow`."""
+    """Call once for the newest tokens; before every further call `branch` or `descend`, or for chains `follow`."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class TreeAttention:
         scale: float,
         ops: Ops,
     ) -> None:
-        """`room`: how many tokens and nodes a row will have. `hidden_BP`: what fills up shorter rows; its keys and
-        values are any finite numbers."""
+        """`room` is the number of tokens and nodes a row will have. `hidden_BP` masks the padding of shorter rows,
+        whose keys and values are any finite numbers."""
         self._num_kv_heads, self._scale, self._ops = num_kv_heads, scale, ops
         B, P, C = k_BPC.shape
         self._start, self._end = P, P + 1
@@ -39,13 +39,13 @@ class TreeAttention:
         self._slots_BL = torch.arange(B * (P + room), device=k.device).view(B, -1)
         self._bias = k_BPC.new_full((B, 1, P + room), -torch.inf)
         self._bias[:, :, : P + 1] = 0.0
-        self._ragged = hidden_BP is not None  # rows see different columns
-        self._all_seen = not self._ragged  # everything, by all that come next
+        self._ragged = hidden_BP is not None  # rows differ in length
+        self._all_seen = not self._ragged  # the next nodes attend to every column
         if hidden_BP is not None:
             self._bias[:, :, :P].masked_fill_(hidden_BP[:, None], -torch.inf)
 
     def follow(self) -> None:
-        """The next node of each row follows what came last."""
+        """Announce one node per row, the child of the last one."""
         self._all_seen = not self._ragged
         self._start, self._end = self._end, self._end + 1
         if not self._all_seen:
@@ -53,13 +53,13 @@ class TreeAttention:
             self._bias[:, :, self._start] = 0.0
 
     def branch(self, width: int) -> None:
-        """The next `width` nodes follow each row's last token."""
+        """Announce `width` nodes per row, children of its last token."""
         self._all_seen = False
         self._bias = self._bias[:, -1:].repeat(1, width, 1)
         self._open_nodes(width)
 
     def descend(self, parents_BK: torch.Tensor) -> None:
-        """The next nodes are children of those at these places among the ones before."""
+        """Announce children of the nodes at these indices of the previous frontier."""
         self._bias = self._bias.gather(1, parents_BK[:, :, None].expand(-1, -1, self._bias.shape[-1]))
         self._open_nodes(parents_BK.shape[1])
 
@@ -69,8 +69,10 @@ class TreeAttention:
         self._bias[:, :, self._start : self._end] = own.fill_diagonal_(0.0)
 
     def __call__(self, qkv_NND: torch.Tensor, cos_N1D: torch.Tensor, sin_N1D: torch.Tensor) -> torch.Tensor:
-        """[B * width, H * D] of the tokens or nodes that were announced, row by row. Takes their heads of queries, keys
-        and values, and their angles."""
+        """Attend with the announced tokens or nodes, row by row. Returns [B * width, H * D].
+
+        Takes their heads of queries, keys and values, and their angles.
+        """
         (B, length), end, D = self._slots_BL.shape, self._end, qkv_NND.shape[-1]
         slots_N = self._slots_BL[:, self._start : end].flatten().contiguous()
         num_heads = qkv_NND.shape[1] - 2 * self._num_kv_heads

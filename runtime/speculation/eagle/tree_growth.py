@@ -1,14 +1,13 @@
-"""EAGLE-2's dynamic draft tree (Li et al. 2024, arXiv 2406.16858, sections 4.1 and 4.2): expand where the head is sure,
-then keep the best nodes of all. Knows log-probabilities; knows no head, no vocabulary and no memory.
+"""EAGLE-2's dynamic draft tree (Li et al. 2024, arXiv 2406.16858, sections 4.1 and 4.2): expand the likeliest nodes,
+then keep the best of all.
 
-Each round looks at the children of a row's `top_k` front nodes; a node's score is the log-probability of its path. The
-best `top_k` children are the next front. After `num_steps` rounds the best `num_tokens - 1` of all children looked at
-stay, with the root. A child never outscores its parent and is made after it, so what stays is a tree, parents first.
+Each round computes the children of a row's `top_k` frontier nodes. A node's score is the log-probability of its path.
+The best `top_k` children are the next frontier. After `num_steps` rounds the best `num_tokens - 1` of all nodes stay,
+with the root. A child never outscores its parent and is made after it, so the rest is a tree, parents first.
 
-The rows of a batch may ask for different sizes: a tensor has room for the largest, and what a row does not ask for has
-score -inf.
+Rows of a batch may want different sizes: tensors have room for the largest, and unwanted nodes have score -inf.
 
-Legend: B rows, K front nodes, V vocabulary, N nodes looked at, M nodes kept.
+Legend: B rows, K frontier nodes, V vocabulary, N nodes computed, M nodes kept.
 """
 
 from __future__ import annotations
@@ -23,14 +22,16 @@ MIN_TEMPERATURE = 0.3
 
 
 def draft_temperature(temperature: float) -> float:
-    """What a head's logits are divided by before ranking. Heads are calibrated for sampling at 1: at 0 their
-    second guesses are worth less than they say, and a tree would lose to a chain of as many tokens. It changes which
-    nodes are verified, never the law of the output."""
+    """Temperature for ranking draft tokens, at least MIN_TEMPERATURE.
+
+    Heads are calibrated for sampling at 1. At 0 their second choices are overrated, and a tree would lose to a chain of
+    as many tokens. The temperature changes the nodes that are verified, never the distribution of the output.
+    """
     return max(MIN_TEMPERATURE, temperature)
 
 
 class TreeShape(NamedTuple):
-    """What a row asks for. All at least 1; `num_tokens` counts the root."""
+    """Size of a row's tree. All fields are at least 1; `num_tokens` counts the root."""
 
     num_steps: int
     top_k: int
@@ -38,21 +39,22 @@ class TreeShape(NamedTuple):
 
 
 class Frontier(NamedTuple):
-    """The nodes whose children come next. `parents` are places in the front before, 0 in the first."""
+    """Nodes to expand. `parents_BK` are indices into the previous frontier, 0 in the first."""
 
     tokens_BK: torch.Tensor
     parents_BK: torch.Tensor
 
 
-Expand = Callable[[Frontier], torch.Tensor]  # -> log-probabilities of each front node's children, [B, K, V]
+Expand = Callable[[Frontier], torch.Tensor]  # -> log-probabilities of each frontier node's children, [B, K, V]
 
 
 @dataclass(frozen=True)
 class GrownTrees:
-    """Nodes of each row, the root first, then by depth. Row b has `sizes[b]`; beyond them contents are arbitrary.
+    """Nodes of each row, the root first, then by depth. Row b has `sizes[b]`; contents beyond are arbitrary.
 
-    `parents_BM[b, i] < i` is the place of node i's parent; the root's own is -1. Scores are cumulative
-    log-probabilities."""
+    `parents_BM[b, i] < i` is the index of node i's parent; the root's own is -1. Scores are cumulative
+    log-probabilities.
+    """
 
     tokens_BM: torch.Tensor
     parents_BM: torch.Tensor
@@ -63,14 +65,16 @@ class GrownTrees:
 def grow_trees(
     roots_B: torch.Tensor, logprobs_BV: torch.Tensor, expand: Expand, shapes: Sequence[TreeShape]
 ) -> GrownTrees:
-    """Trees of `shapes`, one a row. `logprobs_BV` are those of the roots' children; `expand` is called for the further
-    rounds, `max(num_steps) - 1` times."""
+    """Grow one tree per row, of `shapes`.
+
+    `logprobs_BV` are those of the roots' children. `expand` is called for the other `max(num_steps) - 1` rounds.
+    """
     B, V = logprobs_BV.shape
     device = logprobs_BV.device
     K = min(V, max(shape.top_k for shape in shapes))
     rounds = max(shape.num_steps for shape in shapes)
     alike = len(set(shapes)) == 1
-    # [B, K]: the places of a front, and ranks among children, that a row uses.
+    # [B, K]: frontier places, and ranks among children, that a row does not use.
     unused_BK = None
     if not alike:
         widths_B1 = torch.tensor([[shape.top_k] for shape in shapes], device=device)
@@ -80,7 +84,7 @@ def grow_trees(
     if unused_BK is not None:
         scores_BK = scores_BK.masked_fill(unused_BK, -torch.inf)
     parents_BK = torch.zeros_like(tokens_BK)
-    # Where each front node is among all nodes looked at; the root is node 0.
+    # Index of each frontier node among all nodes computed; the root is node 0.
     nodes_BK = torch.arange(1, K + 1, device=device).expand(B, K)
     tokens, scores, parents = [roots_B[:, None], tokens_BK], [scores_BK.new_zeros(B, 1), scores_BK], [parents_BK]
     num_nodes = 1 + K
@@ -96,7 +100,7 @@ def grow_trees(
         scores.append(flat_scores_BN)
         parents.append(nodes_BK.repeat_interleave(K, dim=1))
         if step < rounds - 1:
-            # Sorted, not topk: of equal scores the earlier node, whatever the device.
+            # Stable sort instead of topk: of equal scores the earlier node, on any device.
             order_BK = flat_scores_BN.sort(dim=-1, descending=True, stable=True).indices[:, :K]
             scores_BK, tokens_BK = flat_scores_BN.gather(1, order_BK), flat_tokens_BN.gather(1, order_BK)
             if unused_BK is not None:
@@ -118,11 +122,11 @@ def _keep_best(
     num_candidates_B = (scores_BN > -torch.inf).sum(dim=1).tolist()
     sizes = [min(shape.num_tokens, M, int(n)) for shape, n in zip(shapes, num_candidates_B, strict=True)]
     if len(set(sizes)) > 1 or sizes[0] != M:
-        # A row's own nodes first: what it does not keep goes behind them.
+        # A row's kept nodes first, the others behind them.
         surplus_BM = torch.arange(M, device=ranked_BM.device) >= torch.tensor(sizes, device=ranked_BM.device)[:, None]
         ranked_BM = ranked_BM + surplus_BM * N
     kept_BM = ranked_BM.sort(dim=-1).values % N
-    # From a node's place among all to its place among the kept. A kept node's parent is kept.
+    # Map indices among all nodes to indices among the kept. A kept node's parent is kept.
     place_BN = torch.zeros_like(tokens_BN).scatter_(1, kept_BM, torch.arange(M, device=kept_BM.device).expand(B, M))
     parents_BM = parents_BN.gather(1, kept_BM)
     parents_BM = torch.where(parents_BM < 0, parents_BM, place_BN.gather(1, parents_BM.clamp_min(0)))

@@ -1,4 +1,4 @@
-"""Terminals of a grammar that match the same text at the same place: Lark's strict mode and `re` are the judges."""
+"""Terminals that match the same text at the same place, judged by Lark's strict mode and `re`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_example_is_a_shortest_text_that_both_match(seed: int) -> None:
                 assert len(example) == min(shared(first, second), default=len(example))
 
 
-def test_the_example_of_the_page_is_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(ramiform.__file__).parent / "docs/constrained.md").read_text(encoding="utf-8")
     [(grammar, printed)] = re.findall(r"```lark\n(.*?)```\n\nit prints\n\n```\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -89,7 +89,7 @@ def test_the_example_of_the_page_is_what_the_command_prints(tmp_path: Path, monk
         ("start: A | B\nA.2: /x+/\nB: /x*y?x/", Overlap("A", "B", "x", "A")),
     ],
 )
-def test_what_a_lexer_decides_is_told_apart(grammar: str, overlap: Overlap) -> None:
+def test_overlaps_that_a_lexer_decides_are_not_ambiguous(grammar: str, overlap: Overlap) -> None:
     report = ambiguous_terminals(grammar)
     assert report.overlaps == (overlap,)
     assert not report.ambiguous

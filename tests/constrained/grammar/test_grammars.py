@@ -1,4 +1,4 @@
-"""Grammars accept what Lark's Earley parser accepts, and their masks hold exactly the tokens that lead on."""
+"""Grammars accept what Lark's Earley parser accepts, and masks allow exactly the tokens that can continue."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def parses(judge: Lark, text: str) -> bool:
 
 @st.composite
 def mutated(draw: st.DrawFn, texts: list[str], letters: str) -> str:
-    """A text of the grammar, or nearly."""
+    """Draw a text that is of the grammar, or nearly."""
     text = draw(st.sampled_from(texts))
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(text)))
@@ -69,7 +69,7 @@ def test_a_text_is_accepted_when_lark_parses_it(syntax: str, name: str, data: st
 
 
 @pytest.mark.parametrize(("syntax", "name"), CASES)
-def test_the_examples_are_as_lark_says(syntax: str, name: str) -> None:
+def test_examples_are_accepted_as_by_lark(syntax: str, name: str) -> None:
     grammar, judge = grammar_and_judge(syntax, name)
     verdicts = {text: accepts(grammar, text.encode()) for text in texts_of(syntax, name)[0]}
     assert verdicts == {text: parses(judge, text) for text in verdicts}
@@ -79,7 +79,9 @@ def test_the_examples_are_as_lark_says(syntax: str, name: str) -> None:
 @pytest.mark.parametrize(("syntax", "name"), CASES)
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), data=st.data())
-def test_a_mask_holds_the_tokens_whose_bytes_lead_on(syntax: str, name: str, seed: int, data: st.DataObject) -> None:
+def test_a_mask_allows_the_tokens_whose_bytes_can_continue(
+    syntax: str, name: str, seed: int, data: st.DataObject
+) -> None:
     grammar, _ = grammar_and_judge(syntax, name)
     rng = random.Random(seed)
     matcher = grammar.matcher()
@@ -108,7 +110,7 @@ def test_a_mask_holds_the_tokens_whose_bytes_lead_on(syntax: str, name: str, see
 @pytest.mark.parametrize(("syntax", "name"), CASES)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
-def test_what_is_drawn_from_the_masks_parses(syntax: str, name: str, seed: int) -> None:
+def test_outputs_drawn_from_masks_parse(syntax: str, name: str, seed: int) -> None:
     grammar, judge = grammar_and_judge(syntax, name)
     rng = random.Random(seed)
     matcher, output, last = grammar.matcher(), b"", b"" if grammar.matcher().is_accepting() else None
@@ -145,18 +147,18 @@ def test_what_is_drawn_from_the_masks_parses(syntax: str, name: str, seed: int) 
         ("root ::= \"a", "gbnf", 9, ["never closed"]),
         ("root ::= [a", "gbnf", 9, ["never closed"]),
         ("root ::= (\"a\"", "gbnf", 9, ["never closed"]),
-        ("root ::= [b-a]", "gbnf", 10, ["wrong way"]),
+        ("root ::= [b-a]", "gbnf", 10, ["reversed range"]),
         ("root ::= \"\\q\"", "gbnf", 10, ["escape"]),
         ("root ::= <think>", "gbnf", 9, ["tokens"]),
-        ("root ::= \"a\" )", "gbnf", 13, ["part of a rule"]),
-        ("root ::= \"a\"{3,2}", "gbnf", 12, ["upside down"]),
+        ("root ::= \"a\" )", "gbnf", 13, ["part of the rule"]),
+        ("root ::= \"a\"{3,2}", "gbnf", 12, ["reversed bounds"]),
         ("root = \"a\"", "gbnf", 0, ["::="]),
         ("root ::= \"a\"\nroot ::= \"b\"", "gbnf", 13, ["twice"]),
         ("main ::= \"a\"", "gbnf", None, ["'root'"]),
         ("root ::= root \"a\"", "gbnf", None, ["no text at all"]),
     ],
 )  # fmt: skip
-def test_mistakes_are_refused_where_they_are(text: str, syntax: str, position: int | None, words: list[str]) -> None:
+def test_errors_name_the_position(text: str, syntax: str, position: int | None, words: list[str]) -> None:
     with pytest.raises(GrammarError) as caught:
         compile_constraint(Grammar(text, "lark" if syntax == "lark" else "gbnf"), shared_vocabulary())
     assert caught.value.position == position

@@ -1,4 +1,4 @@
-"""Grammars of the tests, in Lark's and llama.cpp's syntax, with texts to begin from."""
+"""Grammars in Lark's and llama.cpp's syntax, with texts to mutate."""
 
 LARK = {
     "json": (

@@ -1,4 +1,4 @@
-"""Schemas with every keyword, values near them, and a judge: `jsonschema`, reading numbers as the decimals they are.
+"""Strategies for schemas with every keyword, values near them, and the oracle `jsonschema` with exact decimals.
 
 The domain is small on purpose (a few names, short strings, small numbers), so that keywords meet.
 """
@@ -141,7 +141,7 @@ def _some(keywords: dict[str, st.SearchStrategy[Any]], most: int) -> st.SearchSt
 
 
 def has_reference_cycle(schema: Any) -> bool:
-    """Whether `$defs` refer to each other, or to themselves, about the same value: such a schema has no meaning."""
+    """Return True if `$defs` refer to each other or themselves about the same value: such a schema has no meaning."""
     definitions = schema.get("$defs", {}) if isinstance(schema, dict) else {}
 
     def targets(part: Any) -> set[str]:
@@ -182,7 +182,7 @@ _NEW["draft-04"] = _NEW["draft-06"] | {"const", "contains", "propertyNames"}
 
 
 def in_draft(schema: Any, draft: Draft) -> Any:
-    """The schema as an older draft writes it, without what that draft lacks, and with its `$schema`."""
+    """Rewrite a schema for an older draft, with its `$schema` and without the keywords that the draft lacks."""
     written = _older(schema, draft)
     return {"$schema": _URIS[draft], **written} if isinstance(written, dict) else written
 
@@ -222,7 +222,7 @@ def _older(schema: Any, draft: Draft) -> Any:
     return found
 
 
-# The judge.
+# The oracle.
 
 
 def _is_integer(_: object, value: Any) -> bool:
@@ -245,13 +245,13 @@ _VALIDATORS: dict[Draft, Any] = {
 
 
 def judge(schema: Any, draft: Draft = "2020-12") -> jsonschema.protocols.Validator:
-    """With formats, exact decimals, and `$` as in ECMA-262: the end of the string."""
+    """Return a validator with formats, exact decimals, and the `$` of ECMA-262: the end of the string."""
     exact = json.loads(json.dumps(_ecma(schema)), parse_float=Decimal)
     return _VALIDATORS[draft](exact, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
 
 
 def is_valid(validator: jsonschema.protocols.Validator, text: str) -> bool:
-    """Whether a JSON text holds a valid value."""
+    """Return True if a JSON text holds a valid value."""
     with decimal.localcontext(decimal.Context(prec=5000, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)):
         return bool(validator.is_valid(json.loads(text, parse_float=Decimal)))
 
@@ -276,7 +276,7 @@ def _ecma(schema: Any) -> Any:
 
 
 class Guesser:
-    """Values that are likely to be valid under a schema, and likely to be not quite."""
+    """Draws values that are likely to be valid under a schema, or nearly valid."""
 
     def __init__(self, schema: Any, rng: random.Random) -> None:
         self._root, self._rng = schema, rng
@@ -368,7 +368,7 @@ Whitespace = Literal["compact", "bounded", "any"]
 
 
 def spelled(value: Any, whitespace: Whitespace, rng: random.Random) -> str:
-    """One of the texts of a value that we allow: order, escapes, zeros after the point, whitespace."""
+    """Draw one of the spellings of a value that the engine allows: order, escapes, trailing zeros, whitespace."""
 
     def gap() -> str:
         return "".join(rng.choice(" \n\t\r") for _ in range(rng.choice([0, 0, 0, 1, 2]))) if whitespace == "any" else ""

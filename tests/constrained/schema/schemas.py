@@ -121,12 +121,12 @@ def _has_ref(schema: Any) -> bool:
 
 
 def _has_inner_ref(schema: Any) -> bool:
-    """A reference that is not at the root would point elsewhere."""
+    """Return True if a schema has a reference below its root, which would point elsewhere."""
     return _has_ref({k: v for k, v in schema.items() if k != "$ref"} if isinstance(schema, dict) else schema)
 
 
 def instances(schema: Any) -> st.SearchStrategy[Any]:
-    """Valid values that are written as we write them: properties in order, no others."""
+    """Return a strategy for valid values with properties in order and no others."""
     if schema is True:
         return VALUES
     if schema is False:
@@ -174,7 +174,7 @@ def _strings(schema: dict[str, Any]) -> st.SearchStrategy[str]:
 
 
 def _same_in_ecma(text: str) -> bool:
-    """Python's $ also matches before a last newline, and its classes hold more than ASCII."""
+    """Return True if `re` and ECMA-262 agree: in Python `$` matches before a last newline and classes are wider."""
     return (
         not text.endswith("\n") and text.isascii() and not any("\x1c" <= c <= "\x1f" for c in text) and _encodes(text)
     )

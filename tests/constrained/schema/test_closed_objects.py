@@ -1,4 +1,4 @@
-"""Schemas in the server's reading: objects end, integers are digits, and conditions mean what JSON Schema says."""
+"""SchemaOptions as the server sets them: closed objects, integers in digits, conditions as in JSON Schema."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def compiled(schema: Any, options: SchemaOptions = CLOSED) -> CompiledGrammar:
 
 
 @pytest.mark.parametrize(("schema", "good", "bad"), CASES, ids=lambda value: str(value)[:50])
-def test_an_object_that_lists_members_has_no_others(schema: Any, good: list[str], bad: list[str]) -> None:
+def test_an_object_that_lists_members_is_closed(schema: Any, good: list[str], bad: list[str]) -> None:
     grammar = compiled(schema)
     for text in good:
         jsonschema.validate(json.loads(text), schema)
@@ -163,7 +163,7 @@ def test_an_object_that_lists_members_has_no_others(schema: Any, good: list[str]
 
 @pytest.mark.parametrize("options", [CLOSED, DIGITS], ids=["closed", "open"])
 @pytest.mark.parametrize(("schema", "good", "bad"), NUMBERS, ids=lambda value: str(value)[:50])
-def test_integers_are_digits(options: SchemaOptions, schema: Any, good: list[str], bad: list[str]) -> None:
+def test_integers_are_written_in_digits(options: SchemaOptions, schema: Any, good: list[str], bad: list[str]) -> None:
     grammar = compiled(schema, options)
     assert [text for text in good if not accepts(grammar, text.encode())] == []
     assert [text for text in bad if accepts(grammar, text.encode())] == []
@@ -175,7 +175,7 @@ def test_by_default_a_schema_means_what_json_schema_says() -> None:
         assert accepts(grammar, text.encode())
 
 
-def test_the_schemas_of_a_structural_tag_are_read_alike() -> None:
+def test_the_options_apply_to_schemas_in_structural_tags() -> None:
     spec = {"structures": [{"begin": "<f>", "schema": PERSON, "end": "</f>"}], "triggers": ["<f"]}
     grammar = compile_constraint(StructuralTag(spec, CLOSED), shared_vocabulary(), whitespace="compact")
     assert accepts(grammar, b'x<f>{"a":1}</f>')
@@ -183,14 +183,14 @@ def test_the_schemas_of_a_structural_tag_are_read_alike() -> None:
     assert not accepts(grammar, b'x<f>{"a":1.0}</f>')
 
 
-def test_a_schema_that_closing_leaves_no_value_says_so() -> None:
+def test_the_error_names_closing_if_it_leaves_no_value() -> None:
     schema = {"type": "object", "properties": {"a": {}}, "not": {"required": ["a"]}, "minProperties": 1}
     assert accepts(compiled(schema, DIGITS), b'{"b":1}')
     with pytest.raises(GrammarError, match="additional_properties"):
         compiled(schema)
 
 
-# What is written, judged by jsonschema: under the schema as it is, and with every object closed in its words.
+# Generated values, judged by jsonschema: under the schema, and with every object closed by keywords.
 
 _leaves = st.sampled_from([{"type": "integer"}, {"type": "boolean"}, {"enum": ["x", 2, None]}, {"type": "object"}, {}])
 _members = st.dictionaries(st.sampled_from("abcd"), st.deferred(lambda: _schemas), max_size=2)
@@ -212,7 +212,7 @@ _schemas: st.SearchStrategy[Any] = st.one_of(_leaves, _leaves, _leaves, _objects
 
 
 def closed(schema: Any, *, whole: bool = True) -> Any:
-    """`unevaluatedProperties: false` where a schema of a whole value lists members, by itself or with those beside."""
+    """Add `unevaluatedProperties: false` wherever the schemas of a whole value list members."""
     if not isinstance(schema, dict):
         return schema
     found = dict(schema)
@@ -238,7 +238,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def written(constraint: JsonSchema | JsonObject, seed: int) -> Any:
-    """A value drawn from the masks; None where there is none."""
+    """Draw a value from the masks; None if there is none."""
     grammar = compiled_or_none(constraint, shared_vocabulary(), "compact")
     if grammar is None:
         return None
@@ -247,7 +247,7 @@ def written(constraint: JsonSchema | JsonObject, seed: int) -> Any:
 
 @settings(max_examples=150)
 @given(schema=st.one_of(_objects, _beside), seed=st.integers(0, 2**32), options=st.sampled_from([CLOSED, DIGITS]))
-def test_whatever_is_written_is_valid_and_repeats_no_name(schema: Any, seed: int, options: SchemaOptions) -> None:
+def test_generated_values_are_valid_and_repeat_no_name(schema: Any, seed: int, options: SchemaOptions) -> None:
     value = written(JsonSchema(schema, options), seed)
     if value is not None:
         jsonschema.validate(value, schema)
@@ -269,7 +269,7 @@ def test_whatever_is_written_is_valid_and_repeats_no_name(schema: Any, seed: int
     ),
     seed=st.integers(0, 2**32),
 )
-def test_no_name_is_repeated_in_any_reading(schema: Any, seed: int) -> None:
+def test_no_name_is_repeated_with_any_options(schema: Any, seed: int) -> None:
     for options in (SchemaOptions(), CLOSED):
         assert written(JsonSchema(schema, options), seed) is not None
     assert written(JsonObject(), seed) is not None
@@ -286,7 +286,7 @@ def test_no_name_is_repeated_in_any_reading(schema: Any, seed: int) -> None:
         '{"z":":","z"',
     ],
 )
-def test_a_name_that_has_come_does_not_come_again(text: str) -> None:
+def test_a_used_name_is_refused(text: str) -> None:
     matcher = compiled({}, SchemaOptions()).matcher()
     *before, last = text.encode()
     assert all(matcher.accept(byte) for byte in before)
@@ -296,7 +296,7 @@ def test_a_name_that_has_come_does_not_come_again(text: str) -> None:
 
 
 def switch(count: int, *, names_tag: bool) -> dict[str, Any]:
-    """A tag, and for each of its values a member that is there with that value alone."""
+    """Return a schema with a tag, and for each of its values a member that only comes with that value."""
     tags = [f"t{number}" for number in range(count)]
     return {
         "type": "object",
@@ -333,7 +333,7 @@ def integers(*names: str) -> dict[str, Any]:
     ],
     ids=["switch", "long switch", "two anyOf", "long oneOf", "oneOf of required"],
 )
-def test_of_many_alternatives_only_the_members_of_those_that_hold_are_written(schema: Any) -> None:
+def test_with_many_alternatives_only_members_of_those_that_hold_are_allowed(schema: Any) -> None:
     for seed in range(12):
         value = written(JsonSchema(schema, CLOSED), seed)
         jsonschema.validate(value, schema | {"unevaluatedProperties": False})
@@ -347,7 +347,7 @@ def test_an_object_stays_open_where_its_listed_members_are_forbidden() -> None:
 
 @pytest.mark.parametrize("name", ["aé", "a\\u00e9"])
 @pytest.mark.parametrize("gap", ["", " "])
-def test_a_token_that_holds_a_name_that_has_come_is_not_allowed(name: str, gap: str) -> None:
+def test_a_token_that_contains_a_used_name_is_not_allowed(name: str, gap: str) -> None:
     words = ["", '"aé":', ',"aé"', '"aé', '"aéc":']
     end, whole, after_comma, begun, other = range(256, 256 + len(words))
     vocabulary = Vocabulary.from_tokens([bytes([b]) for b in range(256)] + [word.encode() for word in words], [end])
@@ -386,7 +386,7 @@ def test_a_token_that_holds_a_name_that_has_come_is_not_allowed(name: str, gap: 
     how=st.sampled_from(["allOf", "beside", "anyOf"]),
     seed=st.integers(0, 2**32),
 )
-def test_an_integer_that_is_written_is_one_to_python(parts: list[Any], how: str, seed: int) -> None:
+def test_generated_integers_are_ints_in_python(parts: list[Any], how: str, seed: int) -> None:
     schema: Any = {"allOf": [{"type": "integer"}, *parts]}
     if how == "beside":
         schema = {"type": "integer", "allOf": parts} if parts else {"type": "integer"}

@@ -1,4 +1,4 @@
-"""JSON Schema: what masks allow is valid, what is valid and written our way is allowed, the rest is refused."""
+"""JSON Schema: masks allow only valid outputs and all valid ones in our spelling; the rest is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def valid(value: Any, schema: Any) -> bool:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32), whitespace=st.sampled_from(["compact", "bounded", "any"]))
-def test_whatever_masks_allow_is_valid(schema: Any, seed: int, whitespace: WhitespacePolicy) -> None:
+def test_outputs_drawn_from_masks_are_valid(schema: Any, seed: int, whitespace: WhitespacePolicy) -> None:
     # In the schema's order, for chance alone may never write a name that is required.
     grammar = compiled_or_none(JsonSchema(schema), shared_vocabulary(), whitespace=whitespace, order="schema")
     if grammar is None:
@@ -91,7 +91,7 @@ def test_valid_values_are_accepted_as_json_dumps_writes_them(data: st.DataObject
         ("3", ""),
     ],
 )
-def test_what_is_not_supported_is_refused_with_its_pointer(schema: Any, pointer: str) -> None:
+def test_unsupported_keywords_are_refused_with_a_pointer(schema: Any, pointer: str) -> None:
     with pytest.raises(GrammarError) as caught:
         compile_constraint(JsonSchema(schema), shared_vocabulary())
     assert caught.value.pointer == pointer
@@ -117,13 +117,13 @@ def test_what_is_not_supported_is_refused_with_its_pointer(schema: Any, pointer:
         {"const": 1, "type": "string"},
     ],
 )
-def test_a_schema_that_nothing_satisfies_is_refused(schema: Any) -> None:
+def test_an_unsatisfiable_schema_is_refused(schema: Any) -> None:
     with pytest.raises(GrammarError, match="no text at all"):
         compile_constraint(JsonSchema(schema), shared_vocabulary())
 
 
 @pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
-def test_a_schema_that_doubles_at_every_reference_is_worked_out_where_a_text_comes_to_it(keyword: str) -> None:
+def test_a_schema_that_doubles_at_every_reference_is_compiled_lazily(keyword: str) -> None:
     defs = {f"d{n}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(24)}
     schema = {keyword: [{"$ref": "#/$defs/d0"}], "$defs": defs | {"d24": {"type": "integer"}}}
     grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
@@ -140,7 +140,7 @@ def test_deep_nesting_ends_in_an_error_not_in_a_crash() -> None:
             compile_constraint(JsonSchema(schema), shared_vocabulary())
 
 
-def test_values_nest_deep_but_not_for_ever() -> None:
+def test_the_nesting_of_values_is_limited() -> None:
     grammar = compile_constraint(JsonSchema(True), shared_vocabulary())
     assert accepts(grammar, b"[" * 200 + b"]" * 200)
     assert not accepts(grammar, b"[" * 300 + b"]" * 300)
@@ -180,7 +180,7 @@ DISJOINT = [
 
 @pytest.mark.parametrize("schemas", OVERLAPS + DISJOINT)
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf"])
-def test_schemas_together_are_what_their_keyword_says(schemas: list[Any], keyword: str) -> None:
+def test_applicators_combine_schemas_as_jsonschema_does(schemas: list[Any], keyword: str) -> None:
     schema = {keyword: schemas}
     for value in [
         1,
@@ -204,7 +204,7 @@ def test_schemas_together_are_what_their_keyword_says(schemas: list[Any], keywor
 @pytest.mark.parametrize(
     "name", ["date", "time", "date-time", "duration", "uuid", "email", "hostname", "ipv4", "ipv6", "uri"]
 )
-def test_formats_are_what_the_format_checkers_say(name: str) -> None:
+def test_formats_agree_with_the_format_checkers(name: str) -> None:
     schema = {"type": "string", "format": name}
     grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     for seed in range(40):
@@ -249,7 +249,7 @@ def test_texts_that_must_not_be_accepted(schema: Any, text: str) -> None:
     assert not accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), text.encode())
 
 
-def test_a_schema_that_nobody_holds_is_freed() -> None:
+def test_a_compiler_without_references_is_freed() -> None:
     different = {"oneOf": [{"minimum": 1}, {"maxItems": 2}]}
     schema = {"anyOf": [{"properties": {"a": {"not": {"type": "array"}}}}, different]}
     automaton = Automaton()

@@ -1,7 +1,7 @@
-"""An output that has been begun can be ended: walks over masks of schemas whose demands get into each other's way.
+"""Objects and arrays that have begun can end: random walks over masks of schemas with conflicting constraints.
 
-What is asked for together leaves little room: names that are required or forbidden, numbers of members, names that
-bring others with them, parts that must fail. `jsonschema` judges what is written, and lists what should be.
+The constraints leave little room: required and forbidden names, numbers of members, dependent names, parts that must
+fail. `jsonschema` validates the outputs, and lists the values that must be accepted.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ OBJECTS = _combined(_some(_object_keywords(_value | _objects.map(lambda s: {"typ
 
 
 def compiled(schema: Any, order: PropertyOrder = "any") -> CompiledGrammar | None:
-    """None when no value is valid. None of these schemas is too complex."""
+    """Compile a schema; None if no value is valid. None of these schemas is too complex."""
     return compiled_or_none(JsonSchema(schema), letters(), "compact", order)
 
 
 def walked(grammar: CompiledGrammar, rng: random.Random, patience: int) -> str | None:
-    """Uniformly at random; after `patience` tokens rather to what closes. None when it does not end in good time."""
+    """Walk at random, after `patience` tokens with a bias to closing ones. None if the output does not end in time."""
     matcher, output = grammar.matcher(), ""
     texts = list(dict.fromkeys(LETTERS))
     for step in range(400):
@@ -123,7 +123,7 @@ def accepted(grammar: CompiledGrammar | None, text: str) -> bool:
     seed=st.integers(0, 2**32),
     order=st.sampled_from(["any", "any", "schema"]),
 )
-def test_an_object_that_is_begun_can_be_ended(schema: Any, seed: int, order: str) -> None:
+def test_an_object_that_has_begun_can_end(schema: Any, seed: int, order: str) -> None:
     rng, grammar, validator = random.Random(seed), compiled(schema, order), judge(schema)
     for walk in range(8):
         text = walked(grammar, rng, patience=8 * walk) if grammar is not None else None
@@ -174,7 +174,7 @@ ARRAY_VALUES = [list(items) for count in range(5) for items in itertools.product
 
 @MANY
 @given(schema=ARRAYS.map(lambda s: {**s, "type": "array"}), seed=st.integers(0, 2**32))
-def test_an_array_that_is_begun_can_be_ended(schema: Any, seed: int) -> None:
+def test_an_array_that_has_begun_can_end(schema: Any, seed: int) -> None:
     rng, grammar, validator = random.Random(seed), compiled(schema), judge(schema)
     for walk in range(8):
         text = walked(grammar, rng, patience=4 * walk) if grammar is not None else None

@@ -1,5 +1,7 @@
-"""Formats accept what their RFCs allow: judged by jsonschema's checker (with whatever validators are installed), the
-standard library, `idna`, and examples from the RFCs."""
+"""Formats accept what their RFCs allow.
+
+Judges are `jsonschema`'s format checker, the standard library, `idna`, and examples from the RFCs.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def of(name: str) -> CharDfa:
 
 
 def sampled(chars: CharDfa, rng: random.Random) -> str:
-    """A text of the language: a random walk that takes to the shortest way to the end after a while."""
+    """Draw a text of the automaton: a random walk that after a while takes the shortest way to the end."""
     state, text = START, ""
     limit = rng.choice([3, 10, 30, 80])
     while not (chars.accepting[state] and (len(text) >= limit or rng.random() < 0.1)):
@@ -62,7 +64,7 @@ def _distance(chars: CharDfa, state: int) -> int:
 @pytest.mark.parametrize("name", JUDGED)
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
-def test_jsonschema_agrees_with_whatever_is_accepted(name: str, seed: int) -> None:
+def test_accepted_texts_are_valid_to_jsonschema(name: str, seed: int) -> None:
     text = sampled(of(name), random.Random(seed))
     assert of(name).accepts(text)
     with warnings.catch_warnings():
@@ -84,12 +86,12 @@ def test_dates_are_those_of_the_calendar(year: int, month: int, day: int) -> Non
         | st.integers(-1439, 1439).map(lambda minutes: datetime.timezone(datetime.timedelta(minutes=minutes)))
     )
 )
-def test_every_moment_is_a_date_time(moment: datetime.datetime) -> None:
+def test_every_datetime_is_accepted(moment: datetime.datetime) -> None:
     assert of("date-time").accepts(moment.isoformat())
 
 
 @given(address=st.ip_addresses())
-def test_every_address_is_one(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+def test_every_ip_address_is_accepted(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
     name = f"ipv{address.version}"
     assert of(name).accepts(str(address))
     assert of(name).accepts(address.exploded)
@@ -98,7 +100,7 @@ def test_every_address_is_one(address: ipaddress.IPv4Address | ipaddress.IPv6Add
 @given(
     text=st.text("01259abcf:.", max_size=14) | st.lists(st.sampled_from(["1", "ab", "", "", "1.2.3.4"])).map(":".join)
 )
-def test_addresses_are_those_of_ipaddress(text: str) -> None:
+def test_ip_addresses_agree_with_the_standard_library(text: str) -> None:
     for name, kind in (("ipv4", ipaddress.IPv4Address), ("ipv6", ipaddress.IPv6Address)):
         try:
             kind(text)
@@ -118,7 +120,7 @@ def test_an_international_hostname_can_be_encoded(seed: int) -> None:
 @pytest.mark.parametrize(
     "pattern", [".*", "^[a-z]+$", r"^(foo|bar)\d{2,}$", "[A-Za-z0-9_-]+", "(?:a|(bc)*?)+?x", "é{3}"]
 )
-def test_everyday_patterns_are_regexes(pattern: str) -> None:
+def test_common_patterns_are_of_the_format_regex(pattern: str) -> None:
     assert of("regex").accepts(pattern)
 
 
@@ -263,5 +265,5 @@ def test_the_examples_of_the_rfcs(name: str) -> None:
     assert [text for text in refused if dfa.accepts(json.dumps(text)[1:-1].encode())] == []
 
 
-def test_other_formats_are_not_known() -> None:
+def test_other_formats_are_not_enforced() -> None:
     assert format_chars("color") is None

@@ -1,4 +1,4 @@
-"""Every keyword in every combination: a text is accepted exactly when jsonschema calls its value valid."""
+"""Keywords in combination: a text is accepted exactly if `jsonschema` finds its value valid."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_value_is_accepted_exactly_when_it_is_valid(schema: Any, values: list[
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
-def test_where_an_output_may_end_it_is_valid(schema: Any, seed: int) -> None:
+def test_an_output_that_may_end_is_valid(schema: Any, seed: int) -> None:
     grammar = compiled_or_none(JsonSchema(schema), shared_vocabulary())
     if grammar is None:
         return
@@ -130,7 +130,7 @@ def test_dialects_and_references(schema: Any, valid: list[str], invalid: list[st
     assert [text for text in valid + invalid if accepts(grammar, text.encode())] == valid
 
 
-def test_properties_come_in_the_schemas_order_when_it_is_asked_for() -> None:
+def test_properties_come_in_the_schemas_order_on_request() -> None:
     schema = {"properties": {"b": {}, "a": {}, "c": {}}, "required": ["a"], "type": "object"}
     grammar = compile_constraint(JsonSchema(schema), shared_vocabulary(), order="schema")
     assert accepts(grammar, b'{"a":1}')
@@ -154,7 +154,7 @@ def test_every_alternative_can_be_taken_in_the_schemas_order() -> None:
         assert not accepts(grammar, text), text
 
 
-def test_a_name_that_a_schema_mentions_comes_once() -> None:
+def test_a_listed_name_comes_once() -> None:
     grammar = compile_constraint(JsonSchema({"properties": {"a": {}}}), shared_vocabulary())
     assert not accepts(grammar, b'{"a":1,"a":2}')
     assert not accepts(compile_constraint(JsonSchema({"minProperties": 2}), shared_vocabulary()), b'{"x":1,"x":2}')
@@ -169,14 +169,14 @@ def test_items_are_compared_by_value_at_every_depth() -> None:
         assert not accepts(grammar, text), text
 
 
-def test_too_many_combinations_of_what_is_unevaluated_are_refused() -> None:
+def test_too_many_unevaluated_combinations_are_refused() -> None:
     branches = [{"properties": {f"p{n}": {"type": "integer"}}, "required": [f"p{n}"]} for n in range(12)]
     with pytest.raises(GrammarError, match="too many combinations") as caught:
         compile_constraint(JsonSchema({"anyOf": branches, "unevaluatedProperties": False}), shared_vocabulary())
     assert caught.value.pointer == "/unevaluatedProperties"
 
 
-def test_a_large_schema_costs_where_a_text_comes_to_it() -> None:
+def test_a_large_schema_is_compiled_lazily() -> None:
     branches = [{"properties": {"kind": {"const": f"k{n}"}, f"p{n}": {"type": "integer"}}} for n in range(60)]
     schema = {"type": "object", "required": ["kind"], "oneOf": [{**b, "additionalProperties": False} for b in branches]}
     grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
@@ -186,7 +186,7 @@ def test_a_large_schema_costs_where_a_text_comes_to_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_schema_comes_as_an_object_or_as_its_text(seed: int) -> None:
+def test_a_schema_may_be_an_object_or_text(seed: int) -> None:
     schema = {"type": "array", "items": {"const": seed}}
     assert accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), f"[{seed}]".encode())
     assert accepts(compile_constraint(JsonSchema(json.dumps(schema)), shared_vocabulary()), f"[{seed}]".encode())

@@ -1,4 +1,4 @@
-"""What holds of every schema: masks allow what is valid and nothing else, and agree with steps, ends and rollback."""
+"""Properties of all schemas: masks allow exactly valid outputs, and agree with steps, ends and rollback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SLOW = settings(
 
 
 def compiled(schema: Any, whitespace: Whitespace, order: str = "any") -> CompiledGrammar | None:
-    """None when no value is valid. Schemas that are too complex for us are no examples."""
+    """Compile a schema; None if no value is valid. Schemas that are refused as too complex are skipped."""
     try:
         return compile_constraint(JsonSchema(schema), shared_vocabulary(), whitespace=whitespace, order=order)
     except GrammarError as error:
@@ -76,7 +76,7 @@ def accepted(grammar: CompiledGrammar | None, data: bytes) -> bool:
 
 @SLOW
 @given(schema=schemas(), whitespace=WHITESPACE, seed=SEEDS, order=st.sampled_from(["any", "schema"]), draft=DRAFTS)
-def test_whatever_is_drawn_from_masks_is_valid(
+def test_outputs_drawn_from_masks_are_valid(
     schema: Any, whitespace: Whitespace, seed: int, order: str, draft: Draft
 ) -> None:
     assume(not has_reference_cycle(schema))
@@ -91,7 +91,7 @@ def test_whatever_is_drawn_from_masks_is_valid(
 
 
 def drawn(grammar: CompiledGrammar, rng: random.Random, patience: int = 12) -> bytes | None:
-    """An output drawn uniformly from masks, and after `patience` tokens steered to an end. None when it takes long."""
+    """Draw an output uniformly from masks, steered to an end after `patience` tokens. None if it takes too long."""
     matcher, output = grammar.matcher(), b""
     names = [b'"%s":' % name.encode() for name in NAMES]
     moves = [b"}", b"]", b'"', b"0", b"1", b"null", b"{}", b"[]", b'""', b'"a"', b"true", b",", *names]
@@ -115,7 +115,7 @@ def drawn(grammar: CompiledGrammar, rng: random.Random, patience: int = 12) -> b
 
 
 def _takes(matcher: Matcher, data: bytes) -> bool:
-    """Go on by all the bytes or by none."""
+    """Accept all bytes, or none of them."""
     for count, byte in enumerate(data):
         if not matcher.accept(byte):
             matcher.rollback(count)
@@ -167,8 +167,8 @@ def test_masks_steps_ends_forced_bytes_and_rollback_agree(
 
 @pytest.mark.parametrize(("name", "text"), [("regex", "((((a))))"), ("idn-hostname", "примерпримерпримерпример.рф")])
 @pytest.mark.parametrize("around", ["not", "oneOf", "if"])
-def test_what_a_format_leaves_out_is_not_let_in_by_its_negation(name: str, text: str, around: str) -> None:
-    """Our formats may be narrower than the judge's; then their negations are refused, or narrower too."""
+def test_texts_that_a_format_omits_are_not_accepted_by_its_negation(name: str, text: str, around: str) -> None:
+    """If a format is narrower than the oracle's, its negation is refused or narrower too."""
     shapes: dict[str, Any] = {
         "not": {"type": "string", "not": {"format": name}},
         "oneOf": {"oneOf": [{"format": name}, {"const": text}]},
@@ -208,8 +208,8 @@ WORDS = ["".join(word) for length in range(5) for word in itertools.product("ab"
 
 @SLOW
 @given(schema=STRINGS.map(lambda s: {"type": "string", **s}) | NUMBERS.map(lambda s: {"type": "integer", **s}))
-def test_combined_strings_and_numbers_are_those_that_are_valid(schema: Any) -> None:
-    """Over all short words and small numbers; what no value satisfies, and nothing else, is refused as such."""
+def test_combined_string_and_number_keywords_accept_exactly_valid_values(schema: Any) -> None:
+    """All short words and small numbers are tried. Exactly the unsatisfiable schemas are refused as such."""
     grammar, validator = compiled(schema, "compact"), judge(schema)
     texts = [json.dumps(word) for word in WORDS] if schema["type"] == "string" else [str(n) for n in range(-30, 90)]
     assert [accepted(grammar, text.encode()) for text in texts] == [is_valid(validator, text) for text in texts]

@@ -1,4 +1,4 @@
-"""What is not known as a whole is never taken for known: narrow formats negated, draft 3, what is too complex."""
+"""Refusals: negated formats that are known in part, draft 3, and schemas that are too complex."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ FORMAT_CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
         pytest.param("duration", "P1Y2D", id="duration"),
     ],
 )
-def test_what_may_be_of_a_format_is_not_taken_for_what_is_not(name: str, text: str, around: str) -> None:
-    """These texts are of their formats, though `formats` knows nothing of them."""
+def test_texts_that_may_be_of_a_format_are_refused_by_its_negation(name: str, text: str, around: str) -> None:
+    """These texts are of their formats, but `formats` does not accept them."""
     schemas: dict[str, Any] = {
         "not": {"not": {"format": name}},
         "oneOf": {"oneOf": [{"format": name}, {"type": "string"}]},
@@ -47,7 +47,7 @@ def test_what_may_be_of_a_format_is_not_taken_for_what_is_not(name: str, text: s
     assert not accepts(grammar, json.dumps(value).encode())
 
 
-def test_what_is_certainly_not_of_a_format_may_come_where_it_is_negated() -> None:
+def test_texts_that_are_not_of_a_format_are_accepted_by_its_negation() -> None:
     schema = {"type": "string", "not": {"format": "idn-hostname"}}
     grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     for text in ("two words", "a@b", "a!"):
@@ -55,7 +55,7 @@ def test_what_is_certainly_not_of_a_format_may_come_where_it_is_negated() -> Non
         assert accepts(grammar, json.dumps(text).encode())
 
 
-def test_draft_3_marks_required_properties_where_they_stand() -> None:
+def test_draft_3_marks_required_properties_in_their_schemas() -> None:
     schema = {"$schema": DRAFT3, "properties": {"a": {"required": True}, "b": {"type": "string"}}}
     grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     judge = jsonschema.Draft3Validator(schema)
@@ -64,7 +64,7 @@ def test_draft_3_marks_required_properties_where_they_stand() -> None:
 
 
 @pytest.mark.parametrize("keyword", ["extends", "disallow"])
-def test_what_draft_3_demands_and_we_do_not_enforce_is_refused(keyword: str) -> None:
+def test_unsupported_keywords_of_draft_3_are_refused(keyword: str) -> None:
     schema = {"$schema": DRAFT3, "properties": {"a": {keyword: {"type": "string"}}}}
     with pytest.raises(GrammarError, match=keyword) as caught:
         compile_constraint(JsonSchema(schema), shared_vocabulary())
@@ -77,7 +77,7 @@ def test_a_recursive_reference_is_refused_with_its_pointer() -> None:
     assert caught.value.pointer == "/properties/a/$recursiveRef"
 
 
-def test_what_is_too_complex_is_not_called_unsatisfiable() -> None:
+def test_a_complex_schema_is_not_called_unsatisfiable() -> None:
     patterns = [
         f"(?:{'|'.join(letters)}).{{{n}}}x" for n, letters in enumerate(itertools.combinations("abcdefg", 3), 3)
     ]
@@ -105,21 +105,20 @@ def test_items_are_different_however_their_slashes_are_written(least: int) -> No
     assert outcomes == {True, False}
 
 
-def test_an_array_that_asks_too_many_things_of_its_items_together_is_refused() -> None:
-    """The work of following them grows with the fourth power of their number: forty held the interpreter for seconds
-    at a token."""
+def test_an_array_with_too_many_constraints_on_its_items_is_refused() -> None:
+    """The work grows with the fourth power of their number: forty took seconds for one token."""
 
-    def looks_for(number: int) -> dict[str, Any]:
+    def contains_each(number: int) -> dict[str, Any]:
         return {"type": "array", "allOf": [{"contains": {"const": index}} for index in range(number)]}
 
     with pytest.raises(GrammarError, match="more than 32 constraints"):
-        compile_constraint(JsonSchema(json.dumps(looks_for(33))), shared_vocabulary())
-    few = compile_constraint(JsonSchema(json.dumps(looks_for(8))), shared_vocabulary())
+        compile_constraint(JsonSchema(json.dumps(contains_each(33))), shared_vocabulary())
+    few = compile_constraint(JsonSchema(json.dumps(contains_each(8))), shared_vocabulary())
     assert accepts(few, b"[7, 6, 5, 4, 3, 2, 1, 0]")
     assert not accepts(few, b"[7, 6, 5, 4, 3, 2, 1]")
 
 
-def test_an_object_that_is_asked_too_many_things_together_is_refused() -> None:
+def test_an_object_with_too_many_constraints_is_refused() -> None:
     def conditions(number: int) -> str:
         asked = [
             {

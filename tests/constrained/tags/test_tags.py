@@ -1,4 +1,4 @@
-"""Structural tags: free text, triggers, tags. Judged by a reader that searches, decodes and validates by hand."""
+"""Structural tags, judged by a reader that finds triggers, decodes JSON and validates it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PIECES = [
 
 
 def reads(text: str, spec: dict[str, Any]) -> bool:
-    """Whether the text is free text and tags."""
+    """Return True if a text is free text and valid tags."""
     while True:
         found = [(at, trigger) for trigger in spec["triggers"] if (at := text.find(trigger)) >= 0]
         if not found:
@@ -90,7 +90,7 @@ def test_triggers_begin_tags_in_free_text(pieces: list[str]) -> None:
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), prefix=st.sampled_from(["", "x<", "<f=", "<f=a>{", "<f=ab>true", "<g>[", "é<<f"]))
-def test_masks_lead_to_texts_that_read(seed: int, prefix: str) -> None:
+def test_masks_lead_to_valid_texts(seed: int, prefix: str) -> None:
     rng, eos_ids = random.Random(seed), shared_vocabulary().eos_ids
     matcher, output = call_grammar().matcher(), prefix.encode()
     assert all(matcher.accept(byte) for byte in output)
@@ -177,7 +177,7 @@ TEXTS = st.lists(st.sampled_from([*WORDS, '{"a":1}']), max_size=7).map("".join)
 )
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(text=TEXTS)
-def test_formats_are_what_their_pattern_says(format: dict[str, Any], pattern: str, text: str) -> None:
+def test_formats_agree_with_an_equivalent_pattern(format: dict[str, Any], pattern: str, text: str) -> None:
     grammar = compile_constraint(format_of(**format), shared_vocabulary())
     assert accepts(grammar, text.encode()) == bool(re.fullmatch(pattern, text)), text
 
@@ -235,7 +235,7 @@ def test_a_number_ends_before_its_end_string_or_is_refused(end: str) -> None:
         (
             {"format": {"type": "sequence", "elements": [{"type": "any_text"}, YES]}},
             "/format/elements/0",
-            "end of a tag",
+            "must come last",
         ),
         ({"format": {"type": "or", "elements": [{"type": "any_text"}, YES]}}, "/format/elements/0", "constant"),
         ({"format": {"type": "json_schema", "json_schema": True, "style": "qwen_xml"}}, "/format/style", "style"),
@@ -247,7 +247,7 @@ def test_a_number_ends_before_its_end_string_or_is_refused(end: str) -> None:
         ({"format": {"type": "triggered_tags", "triggers": [], "tags": [YES]}}, "/format/triggers", "empty"),
     ],
 )
-def test_mistakes_have_a_pointer(spec: Any, pointer: str | None, words: str) -> None:
+def test_errors_have_a_pointer(spec: Any, pointer: str | None, words: str) -> None:
     with pytest.raises(GrammarError) as caught:
         compile_constraint(StructuralTag(spec), shared_vocabulary())
     assert caught.value.pointer == pointer, str(caught.value)

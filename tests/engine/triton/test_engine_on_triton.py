@@ -97,7 +97,7 @@ def tokens(num: int, seed: int = 0) -> list[int]:
 
 
 def greedy(**also: Any) -> Sample:
-    return Sample(**({"temperature": 0.0, "top_k": None, "top_p": 1.0, "min_p": 0.0, "draw": 0} | also))
+    return Sample(**({"temperature": 0.0, "top_k": None, "top_p": 1.0, "draw": 0} | also))
 
 
 def pages(index: int) -> list[int]:

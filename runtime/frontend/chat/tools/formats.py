@@ -17,7 +17,7 @@ FormatName = Literal["hermes", "llama3_json", "pythonic", "mistral", "mistral_ar
 
 @dataclass(frozen=True, kw_only=True)
 class ToolFormat:
-    """How a model writes tool calls, for parsing its output and for writing calls for it.
+    """Texts around a model's tool calls, for parsing its output and for writing calls for it.
 
     Parsing: a block begins with one of `begin_markers`, or is an answer that begins with one of `bare_prefixes`. It
     ends with `end_marker`, or with the answer.

@@ -14,6 +14,8 @@ from .formats import ToolFormat
 
 @dataclass(frozen=True)
 class ParsedToolCalls:
+    """Text and calls that are certain."""
+
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 

@@ -22,10 +22,9 @@ from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
 from ..errors import name_prompt_field
 from ..middleware.auth import require_admin
-from ..openapi import STREAM_RESPONSES
 from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
-from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
+from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 
 LogprobEntry = list[Any]  # [log-probability, token id, text or null]
 
@@ -218,7 +217,7 @@ class NativeApi:
         prompts = body.prompts()
         num = len(prompts)
         sampling = body.per_prompt("sampling_params", num)
-        settings = [body.each(name, num) for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")]
+        settings = [body.per_prompt(name, num) for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")]
         if sum(part.n for part in sampling) > MAX_BATCH:
             raise RequestError(f"n must be such that {num} prompts make at most {MAX_BATCH} outputs in all", param="n")
         params = [part.params() for part in sampling]  # before tokenisation: the check is cheap, and often fails

@@ -184,6 +184,8 @@ def _buckets(values: Histogram) -> list[tuple[str, float]]:
 
 
 class MetricsApi:
+    """Route for Prometheus."""
+
     def __init__(self, core: CoreClient, siblings: FrontendPeers) -> None:
         self._core = core
         self._siblings = siblings

@@ -14,10 +14,9 @@ from ...chat.completion import ChatCompletion
 from ...chat.request import ChatRequest, ToolCallDelta
 from ...core.client import new_rid
 from ...text.offload import offload_if_large
-from ..openapi import STREAM_RESPONSES
 from ..transport.body_route import BodyRoute
 from ..transport.merge import gather_or_cancel, merge
-from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
+from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from .chat_body import ChatBody
 from .chat_messages import template_messages
 from .chat_service import ChatService
@@ -28,6 +27,8 @@ from .usage import Stopwatch, Usage
 
 
 class ChatApi:
+    """Route for chat completions."""
+
     def __init__(self, service: ChatService) -> None:
         self._service = service
         self._generator = service.generator

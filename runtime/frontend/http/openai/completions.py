@@ -20,10 +20,9 @@ from ...core.client import new_rid
 from ...text.generation import MAX_SAMPLES, Generator, Piece, Prompt, SampleStream
 from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, Many, Text, TokenIds, described, example
-from ..openapi import STREAM_RESPONSES
 from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
-from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
+from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from .chunks import ChunkBuilder
 from .fields import GenerationFields, completion_token_limit
 from .finish import finish_reason, name_constraint_field, stop_reason
@@ -72,6 +71,8 @@ class CompletionPrompt:
 
 
 class CompletionsApi:
+    """Route for completions of prompts."""
+
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._texts = TokenTexts(generator.tokenizer)

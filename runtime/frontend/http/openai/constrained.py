@@ -65,6 +65,8 @@ class ConstrainedBody(GenerationFields):
 
 
 class ConstrainedApi:
+    """Route for constrained values."""
+
     def __init__(self, service: ChatService) -> None:
         self._service = service
         self._generator = service.generator

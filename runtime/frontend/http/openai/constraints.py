@@ -5,14 +5,13 @@ OpenAI's `response_format`; vLLM's `structured_outputs` and `guided_*`; SGLang's
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import AdditionalProperties, Constraint, ConstraintKind, PropertyOrder
-from ..bodies import SCHEMA_KINDS, Body, Many, RequestBody, Text
+from ..bodies import SCHEMA_KINDS, Body, Many, RequestBody, Text, json_text
 
 Schema = dict[str, Any] | bool
 
@@ -108,11 +107,7 @@ class ConstraintFields(RequestBody):
         """Build a constraint. Raises RequestError for invalid Unicode, and for `additional_properties` without a
         schema.
         """
-        text = source if isinstance(source, str) else json.dumps(source, ensure_ascii=False)
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # JSON can say half a character
-            raise RequestError(f"{field} holds text that is not Unicode", param=field) from None
+        text = json_text(source, field)
         if self.additional_properties is not None and kind not in SCHEMA_KINDS:
             raise RequestError(
                 f"additional_properties says how a schema is read, and {field} has none", param="additional_properties"

@@ -83,6 +83,8 @@ class DecisionBody(RequestBody):
 
 
 class DecisionsApi:
+    """Route for decisions."""
+
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
 

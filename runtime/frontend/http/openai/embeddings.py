@@ -60,6 +60,8 @@ class EmbeddingBody(RequestBody):
 
 
 class EmbeddingsApi:
+    """Route for embeddings."""
+
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
 

@@ -17,6 +17,8 @@ from .fields import require_model
 
 
 class ModelsApi:
+    """Routes for the list of models."""
+
     def __init__(self, generator: Generator) -> None:
         self._core = generator.core
         self._created = int(time.time())

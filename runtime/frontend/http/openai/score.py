@@ -34,6 +34,8 @@ class ScoreBody(RequestBody):
 
 
 class ScoreApi:
+    """Route for scores of continuations."""
+
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
 

@@ -52,6 +52,8 @@ class DetokenizeBody(RequestBody):
 
 
 class TokenizationApi:
+    """Routes of the tokenizer."""
+
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._messages = MessageRenderer(generator.tokenizer)

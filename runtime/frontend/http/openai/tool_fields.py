@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,7 +10,7 @@ from ....protocol.errors import RequestError
 from ....protocol.sampling import AdditionalProperties, Constraint
 from ...chat.request import ToolCallOptions
 from ...chat.tools.formats import ToolFormat
-from ..bodies import Body, Many, Text
+from ..bodies import Body, Many, Text, json_text
 
 Name = Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -102,9 +101,5 @@ def _schema(function: Function, additional_properties: AdditionalProperties | No
     schema = NO_ARGUMENTS if function.parameters is None else function.parameters
     if "type" not in schema:
         schema = {"type": "object", **schema}
-    try:
-        text = json.dumps(schema, ensure_ascii=False)
-        text.encode()
-    except UnicodeEncodeError:  # JSON can say half a character
-        raise RequestError(f"tool {function.name!r} holds text that is not Unicode", param="tools") from None
+    text = json_text(schema, f"tool {function.name!r}", param="tools")
     return Constraint("json_schema", text, "schema" if function.strict else "any", additional_properties)

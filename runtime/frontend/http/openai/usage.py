@@ -9,6 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Usage:
+    """Numbers of tokens: `cached` of the prompt's, `reasoning` of the completion's."""
+
     prompt: int
     completion: int
     cached: int

@@ -45,24 +45,24 @@ class RateLimitedLog:
 
 class Acceptor:
     """Accept connections on `listener`, with a protocol from `make_protocol(slot, is_spare)` for each. One readiness
-    event accepts at most `at_once` connections.
+    event accepts at most `accept_batch` connections.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         make_protocol: ProtocolFactory,
-        bounds: ConnectionLimits,
+        limits: ConnectionLimits,
         *,
         ssl: SSLContext | None,
-        at_once: int,
+        accept_batch: int,
     ) -> None:
         self._listener = listener
         self._make_protocol = make_protocol
-        self._limiter = ConnectionLimiter(bounds.most, bounds.per_address)
-        self._spare_limiter = ConnectionLimiter(bounds.spare, max(1, bounds.spare // 4))
+        self._limiter = ConnectionLimiter(limits.total, limits.per_address)
+        self._spare_limiter = ConnectionLimiter(limits.spare, max(1, limits.spare // 4))
         self._ssl = ssl
-        self._at_once = at_once
+        self._accept_batch = accept_batch
         self._accept_log, self._limit_log = RateLimitedLog(), RateLimitedLog()
         self._starting: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -83,7 +83,7 @@ class Acceptor:
             task.cancel()
 
     def _accept(self) -> None:
-        for _ in range(self._at_once):
+        for _ in range(self._accept_batch):
             try:
                 connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -106,14 +106,14 @@ class Acceptor:
         if slot is None:
             self._limit_log.warn(
                 f"refusing HTTP connections, the last from {client or 'the Unix socket'}: "
-                f"{self._limiter.most} are open, or {self._limiter.per_address} from one address"
+                f"{self._limiter.total} are open, or {self._limiter.per_address} from one address"
             )
             slot, is_spare = self._spare_limiter.admit(client), True
         if slot is None:
             connection.close()
             return
         task = asyncio.get_running_loop().create_task(self._start_connection(connection, slot, is_spare))
-        slot.end = task.cancel  # until the transport exists
+        slot.close = task.cancel  # until the transport exists
         self._starting.add(task)
         task.add_done_callback(partial(self._on_started, connection, slot))
 

@@ -24,11 +24,9 @@ Address = str | None  # None: client of a Unix socket
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """`most`: connections served at once. `per_address`: of these, per address. `spare`: beyond `most`, answered with a
-    503.
-    """
+    """`total`: connections served at once. `per_address`: of these, per address. `spare`: beyond these, for a 503."""
 
-    most: int
+    total: int
     per_address: int
     spare: int
 
@@ -37,30 +35,30 @@ class ConnectionLimits:
 class ConnectionSlot:
     """Place of one connection. Its owner reports `busy` and `idle`, and releases it at the end."""
 
-    pool: ConnectionLimiter
+    limiter: ConnectionLimiter
     address: Address
-    end: Callable[[], object] = field(default=lambda: None)  # closes the connection immediately
+    close: Callable[[], object] = field(default=lambda: None)  # closes the connection immediately
 
     def busy(self) -> None:
-        self.pool.mark_busy(self)
+        self.limiter.mark_busy(self)
 
     def idle(self) -> None:
-        self.pool.mark_idle(self)
+        self.limiter.mark_idle(self)
 
     def release(self) -> None:
         """Give the place back. Idempotent."""
-        self.pool.release(self)
+        self.limiter.release(self)
 
 
 class ConnectionLimiter:
-    """Places for `most` connections, `per_address` of them per address (IPv6: per /64 network).
+    """Places for `total` connections, `per_address` of them per address (IPv6: per /64 network).
 
     A full limiter closes the longest idle connection to make room. It takes one of the new client's address when that
     address is at its limit, else one of the address with the most connections.
     """
 
-    def __init__(self, most: int, per_address: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.most = most
+    def __init__(self, total: int, per_address: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total = total
         self.per_address = per_address
         self._clock = clock
         self._slots: set[ConnectionSlot] = set()
@@ -70,9 +68,9 @@ class ConnectionLimiter:
     def admit(self, address: Address) -> ConnectionSlot | None:
         """Return a place, marked idle; None when there is none."""
         if address is not None and self._num[address] >= self.per_address:
-            has_room = self._end_idle_of([address])
+            has_room = self._close_idle_of([address])
         else:
-            has_room = len(self._slots) < self.most or self._end_idle_of(list(self._idle))
+            has_room = len(self._slots) < self.total or self._close_idle_of(list(self._idle))
         if not has_room:
             return None
         slot = ConnectionSlot(self, address)
@@ -100,7 +98,7 @@ class ConnectionLimiter:
         if not self._num[slot.address]:
             del self._num[slot.address]
 
-    def _end_idle_of(self, addresses: list[Address]) -> bool:
+    def _close_idle_of(self, addresses: list[Address]) -> bool:
         """Close one idle connection of these addresses. Return False when none has been idle long enough."""
         now = self._clock()
         settled = [
@@ -114,7 +112,7 @@ class ConnectionLimiter:
             return False
         _, _, slot = min(settled, key=lambda entry: entry[:2])
         self.release(slot)
-        slot.end()
+        slot.close()
         return True
 
 
@@ -123,11 +121,11 @@ def resolve_limits(config: ServeConfig, num_descriptors: int) -> ConnectionLimit
     when the configuration asks for more.
     """
     spare = min(SPARE_CONNECTIONS, max(1, num_descriptors // 4))
-    asked = config.share(config.max_connections)
-    if asked is None:
-        most = max(1, min(-(-DEFAULT_MAX_CONNECTIONS // config.frontends), num_descriptors - spare))
-    elif asked + spare <= num_descriptors:
-        most = asked
+    requested = config.share(config.max_connections)
+    if requested is None:
+        total = max(1, min(-(-DEFAULT_MAX_CONNECTIONS // config.frontends), num_descriptors - spare))
+    elif requested + spare <= num_descriptors:
+        total = requested
     else:
         raise RequestError(
             f"max_connections {config.max_connections} is more than this process may open: its limit of open files "
@@ -135,7 +133,7 @@ def resolve_limits(config: ServeConfig, num_descriptors: int) -> ConnectionLimit
             param="max_connections",
         )
     per_address = config.share(config.max_connections_per_address)
-    return ConnectionLimits(most, -(-most // 2) if per_address is None else per_address, spare)
+    return ConnectionLimits(total, -(-total // 2) if per_address is None else per_address, spare)
 
 
 def raise_descriptor_limit() -> None:

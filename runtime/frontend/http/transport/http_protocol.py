@@ -103,7 +103,7 @@ class HttpProtocol(SlotProtocol, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.slot.end = transport.abort
+        self.slot.close = transport.abort
         self._set_deadline(HEAD_SECONDS, self._on_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:

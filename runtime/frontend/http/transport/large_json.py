@@ -45,6 +45,8 @@ class _LastKey(dict[str, str]):
 
 
 class _JsonReader(json.JSONDecoder):
+    """JSON decoder that checks limits and cancellation at each value."""
+
     def __init__(self, cancellation: CancellationToken, max_numbers: int) -> None:
         super().__init__()
         self._cancellation = cancellation

@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _SourceEnd:
+    """Queue item after a source's last value."""
+
     error: Exception | None
 
 

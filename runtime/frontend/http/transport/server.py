@@ -30,9 +30,9 @@ class HttpServer:
         if config.ssl_keyfile is not None and config.ssl_certfile is None:
             raise RequestError("ssl_keyfile without ssl_certfile", param="ssl_certfile")
         self._listener = listener
-        self._bounds = resolve_limits(config, free_descriptors())
+        self._limits = resolve_limits(config, free_descriptors())
         # Several frontends share a burst of connections.
-        self._at_once = ACCEPT_BATCH if config.frontends == 1 else 1
+        self._accept_batch = ACCEPT_BATCH if config.frontends == 1 else 1
         # None at a Unix socket.
         self.port: int | None = None if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
         self._server = uvicorn.Server(
@@ -63,7 +63,9 @@ class HttpServer:
         self._server.lifespan = config.lifespan_class(config)
         self._server.servers = []
         self._server.started = True
-        self._acceptor = Acceptor(self._listener, self._protocol, self._bounds, ssl=config.ssl, at_once=self._at_once)
+        self._acceptor = Acceptor(
+            self._listener, self._protocol, self._limits, ssl=config.ssl, accept_batch=self._accept_batch
+        )
         self._acceptor.start()
         self._task = asyncio.create_task(self._server.main_loop(), name="http server")
 

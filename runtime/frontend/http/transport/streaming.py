@@ -22,6 +22,14 @@ logger = logging.getLogger("ramiform.frontend")
 T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
 
+# The OpenAPI description of a route that may answer with an EventStream.
+STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream`, server-sent events that end with `[DONE]`.",
+        "content": {"text/event-stream": {}},
+    }
+}
+
 
 class ClientDisconnectedError(Exception):
     """The client closed the connection before its response was ready."""

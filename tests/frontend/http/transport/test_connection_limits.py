@@ -28,13 +28,13 @@ class Hall:
 
     def __init__(self, most: int, per_address: int) -> None:
         self.now = 0.0
-        self.pool = ConnectionLimiter(most, per_address, clock=lambda: self.now)
+        self.limiter = ConnectionLimiter(most, per_address, clock=lambda: self.now)
         self.ended: list[str] = []
 
     def admit(self, address: str | None, name: str = "", *, busy: bool = False) -> ConnectionSlot | None:
-        slot = self.pool.admit(address)
+        slot = self.limiter.admit(address)
         if slot is not None:
-            slot.end = lambda: self.ended.append(name)
+            slot.close = lambda: self.ended.append(name)
             if busy:
                 slot.busy()
         return slot

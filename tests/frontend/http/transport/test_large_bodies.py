@@ -23,7 +23,7 @@ from ramiform.runtime.frontend.text.offload import CancellationToken
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.protocol.session import Failed, Gen, RoleBegin, Select
 from ramiform.runtime.protocol.session import Text as TextOperation
-from ramiform.runtime.tokenizer.base import BaseTokenizer
+from ramiform.runtime.tokenizer.interface import Tokenizer
 from ramiform.tests.frontend.harness import house, run, says, shipped_tokenizer
 from ramiform.tests.frontend.served import check_error, served
 
@@ -68,13 +68,13 @@ TOO_LONG: list[tuple[str, dict[str, Any], str, str]] = [
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that were tokenised."""
     texts: list[str] = []
-    encode = BaseTokenizer.encode
+    encode = Tokenizer.encode
 
-    def noting(self: BaseTokenizer, text: str, **options: Any) -> list[int]:
+    def noting(self: Tokenizer, text: str, **options: Any) -> list[int]:
         texts.append(text)
         return encode(self, text, **options)
 
-    monkeypatch.setattr(BaseTokenizer, "encode", noting)
+    monkeypatch.setattr(Tokenizer, "encode", noting)
     return texts
 
 
@@ -192,14 +192,14 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     gate = Gate()
-    encode = BaseTokenizer.encode
+    encode = Tokenizer.encode
 
-    def held(self: BaseTokenizer, text: str, **options: Any) -> list[int]:
+    def held(self: Tokenizer, text: str, **options: Any) -> list[int]:
         if len(text) >= LONG_TEXT:
             gate.pass_through()
         return encode(self, text, **options)
 
-    monkeypatch.setattr(BaseTokenizer, "encode", held)
+    monkeypatch.setattr(Tokenizer, "encode", held)
     return gate
 
 

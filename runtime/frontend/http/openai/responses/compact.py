@@ -45,6 +45,8 @@ class CompactBody(GenerationFields):
 
 
 class Compactor:
+    """Summarises conversations with the model."""
+
     def __init__(self, service: ChatService, responses: ResponseService) -> None:
         self._service = service
         self._responses = responses

@@ -15,9 +15,8 @@ from .....protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ....chat.request import ChatRequest
 from ....core.frontend_peers import FrontendPeers
 from ...errors import NotFoundError, internal_error_message
-from ...openapi import STREAM_RESPONSES
 from ...transport.body_route import BodyRoute
-from ...transport.streaming import EventStream, cancel_on_disconnect, json_response
+from ...transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from ..chat_service import ChatService
 from .body import ResponseBody
 from .compact import CompactBody, Compactor
@@ -31,6 +30,8 @@ logger = logging.getLogger("ramiform.frontend")
 
 
 class ResponsesApi:
+    """Routes of stored responses."""
+
     def __init__(self, service: ChatService, siblings: FrontendPeers) -> None:
         self._core = service.generator.core
         self._responses = ResponseService(service)

@@ -22,6 +22,8 @@ from .store import ResponseStore, StoredResponse
 
 
 class ResponseService:
+    """Creates, generates and stores responses, for HTTP and the WebSocket."""
+
     def __init__(self, service: ChatService) -> None:
         self.store = ResponseStore()
         self._service = service

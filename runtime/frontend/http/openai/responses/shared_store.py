@@ -10,6 +10,8 @@ from .store import ResponseStore, StoredResponse
 
 
 class SharedResponseStore:
+    """The local store, with access to those of the other frontends."""
+
     def __init__(self, store: ResponseStore, siblings: FrontendPeers) -> None:
         self._store = store
         self._siblings = siblings

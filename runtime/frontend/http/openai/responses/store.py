@@ -37,6 +37,8 @@ class StoredResponse:
 
 
 class ResponseStore:
+    """Bounded store of responses, oldest evicted first."""
+
     def __init__(
         self,
         *,

@@ -1,14 +1,14 @@
-"""Invariants of a prefix cache that hold between any two operations, checked by brute force. For tests."""
+"""Invariants of a prefix cache that hold between any two operations, checked by brute force."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from .cache import Lease, PrefixCache
-from .child_index import ParentNode
-from .packed_tokens import TOKEN_BYTES
-from .tree import TreeNode
+from ramiform.radix.cache import Lease, PrefixCache
+from ramiform.radix.child_index import ParentNode
+from ramiform.radix.packed_tokens import TOKEN_BYTES
+from ramiform.radix.tree import TreeNode
 
 
 def check_invariants(cache: PrefixCache, live_leases: Sequence[Lease]) -> None:
