@@ -173,6 +173,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout.strip() == version("ramiform") == ramiform.__version__
 
 
+@pytest.mark.slow
 def test_info_shows_the_model_and_the_cache() -> None:
     done = subprocess.run(
         [RAMIFORM, "info", "--num-pages", "64"], capture_output=True, text=True, check=True, timeout=120
@@ -181,6 +182,7 @@ def test_info_shows_the_model_and_the_cache() -> None:
         assert fact in done.stdout
 
 
+@pytest.mark.slow
 def test_run_gives_the_script_its_arguments_and_its_folder(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("PROMPT = 'Question: What is the capital of France?\\nAnswer:'\n")
     (tmp_path / "script.py").write_text(
@@ -195,6 +197,7 @@ def test_run_gives_the_script_its_arguments_and_its_folder(tmp_path: Path) -> No
     assert done.stdout == "['--verbose', '7'] str\n", done.stderr
 
 
+@pytest.mark.slow
 def test_trace_runs_a_script_and_shows_a_saved_trace(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import ramiform\n"
@@ -223,6 +226,7 @@ def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
     assert "x.json" in done.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

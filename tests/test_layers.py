@@ -179,6 +179,7 @@ def test_a_class_name_stands_for_one_class() -> None:
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", NO_DEVICE)
 def test_decisions_need_no_device(folder: str) -> None:
     for name, path in modules().items():
@@ -186,11 +187,13 @@ def test_decisions_need_no_device(folder: str) -> None:
             assert not {"torch", "triton"} & {used.split("/")[0] for used in imports(path)}, name
 
 
+@pytest.mark.slow
 def test_imports_inside_the_package_are_relative() -> None:
     for name, path in modules().items():
         assert not any(is_in(used, "ramiform") for used in imports(path)), name
 
 
+@pytest.mark.slow
 def test_no_pickle_and_no_eval() -> None:
     for name, path in modules().items():
         assert not {"pickle", "marshal", "shelve", "dill"} & {used.split("/")[0] for used in imports(path)}, name
@@ -210,6 +213,7 @@ def test_a_wheel_has_every_part() -> None:
     assert set(build["only-include"]) == {*PARTS, *root_modules, "py.typed"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "module"),
     [

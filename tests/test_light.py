@@ -86,6 +86,7 @@ def test_the_package_alone_loads_neither_a_runtime_nor_a_command_line() -> None:
     assert python(code, *OF_RUNTIMES, *OF_COMMANDS).split() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["", "bench", *commands()])
 def test_help_loads_no_runtime(name: str) -> None:
     assert loaded([*name.split(), "--help"]) == []
@@ -95,6 +96,7 @@ def test_the_version_loads_no_runtime() -> None:
     assert loaded(["--version"]) == []
 
 
+@pytest.mark.slow
 def test_commands_that_talk_to_a_running_runtime_load_none(runtime: ramiform.Runtime, url: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)

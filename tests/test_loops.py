@@ -92,6 +92,7 @@ def test_without_a_writable_directory_loops_work_and_a_warning_explains_it(folde
         assert "/dev/null" in errors
 
 
+@pytest.mark.slow
 def test_a_directory_that_the_user_names_comes_first(folder: Path, tmp_path: Path) -> None:
     assert run(folder, NUMBA_CACHE_DIR=str(tmp_path / "named")) == ("14 1", "")
     assert list((tmp_path / "named").rglob("*.nbi"))
@@ -119,6 +120,7 @@ def test_every_loop_is_compiled_before_a_runtime_is_ready() -> None:
     assert set(names) <= set(modules.stdout.split())
 
 
+@pytest.mark.exhaustive
 def test_loops_can_be_compiled_ahead() -> None:
     for _ in range(2):
         done = subprocess.run(

@@ -36,6 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.exhaustive
 def test_offline_compares_with_transformers(checkpoint: Path, tmp_path: Path) -> None:
     run("offline.py", str(checkpoint), "--repeat", "1", "--json", str(tmp_path / "figures.json"))
     figures = json.loads((tmp_path / "figures.json").read_text())
@@ -44,6 +45,7 @@ def test_offline_compares_with_transformers(checkpoint: Path, tmp_path: Path) ->
     assert all(row["tok/s"] > 0 and row["transformers tok/s"] > 0 for row in figures["rows"])
 
 
+@pytest.mark.exhaustive
 def test_overlap_compares_steps_ahead_with_steps_in_turn(checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["--batches", "1,3", "--repeat", "1", "--step-ms", "0.1", "--out", str(tmp_path / "figures.md")]
     run("overlap.py", str(checkpoint), *arguments)
@@ -51,6 +53,7 @@ def test_overlap_compares_steps_ahead_with_steps_in_turn(checkpoint: Path, tmp_p
     assert len([line for line in lines if line.startswith("| JSON Schema | ")]) == 2
 
 
+@pytest.mark.slow
 def test_radix_compares_with_a_flat_cache_and_a_trie(tmp_path: Path) -> None:
     trees = ["--tree-nodes", "10", "--tree-tokens", "2000", "--nodes", "1000", "--requests", "20", "--batches", "2"]
     chats = ["--turns", "40", "--chat-tokens", "500000"]
@@ -68,6 +71,7 @@ def test_radix_compares_with_a_flat_cache_and_a_trie(tmp_path: Path) -> None:
     assert ample["ramiform hit %"] == ample["token trie hit %"], "reuse is token-exact"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [["--concurrency", "3"], ["--rate", "200"]], ids=["closed", "open"])
 def test_serving_measures_closed_and_open_loops(url: str, loop: list[str], tmp_path: Path) -> None:
     load = ["--num-requests", "7", "--prompt-tokens", "40", "--output-tokens", "5", "--shared-tokens", "32"]
@@ -79,6 +83,7 @@ def test_serving_measures_closed_and_open_loops(url: str, loop: list[str], tmp_p
     assert figures["cached tokens"] >= 5 * 32  # the first ones may find nothing cached yet
 
 
+@pytest.mark.exhaustive
 def test_peers_reports_each_scenario_with_what_was_started(checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["--small", "--rounds", "1", "--only", "single", "--out", str(tmp_path / "report.md")]
     run("peers.py", "--checkpoint", str(checkpoint), *arguments)

@@ -109,6 +109,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.exhaustive
 def test_the_command_runs_engines_side_by_side(folder: Path) -> None:
     options = ["--tokenizer", str(SHIPPED_MODEL / "tokenizer.json"), "--list-failures", "--forced", "--jobs", "2"]
     printed = run("grammar.py", str(folder), "--engines", "native,llguidance", *options)

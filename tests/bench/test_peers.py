@@ -25,6 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("peers"), small=True, dtype=torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_the_gguf_file_holds_the_weights_of_the_checkpoint(folder: Path) -> None:
     stored = {t.name: t for t in gguf.GGUFReader(folder / GGUF_NAME).tensors}
     with safe_open(folder / "model.safetensors", "pt") as weights:
@@ -40,6 +41,7 @@ def test_the_gguf_file_holds_the_weights_of_the_checkpoint(folder: Path) -> None
             assert torch.equal(numbers, weights.get_tensor(ours).float()), ours
 
 
+@pytest.mark.slow
 def test_every_id_of_the_vocabulary_has_a_text(folder: Path) -> None:
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == 32768

@@ -113,12 +113,14 @@ def check_flush(target: Target) -> None:
     assert (stats["num_free_pages"], stats["num_cached_pages"]) == (stats["num_pages"], 0)
 
 
+@pytest.mark.exhaustive
 def test_without_a_cache(mix: Expected, references: list[Target]) -> None:
     mix.check(run_together(mix.cases, references[0]))
     stats = check_pages(references[0])
     assert stats["num_cached_pages"] == stats["num_cached_tokens"] == 0
 
 
+@pytest.mark.slow
 def test_with_a_cache_that_fills_and_is_full(mix: Expected) -> None:
     with start(num_pages=AMPLE) as runtime, Target(runtime) as target:
         mix.check(run_together(mix.cases, target))
@@ -131,6 +133,7 @@ def test_with_a_cache_that_fills_and_is_full(mix: Expected) -> None:
         check_flush(target)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_under_other_settings(mix: Expected, settings: dict[str, Any]) -> None:
     with start(**settings) as runtime, Target(runtime) as target:
@@ -145,6 +148,7 @@ def test_under_other_settings(mix: Expected, settings: dict[str, Any]) -> None:
         check_flush(target)
 
 
+@pytest.mark.exhaustive
 def test_with_and_without_jump_forward(mix: Expected) -> None:
     """Both ways also where rows are cut to small chunks and memory is short."""
     small = {"num_pages": 64, "prefill_budget": 24, "max_running": 12}
@@ -157,6 +161,7 @@ def test_with_and_without_jump_forward(mix: Expected) -> None:
     assert num_forced[1] == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("speculative", ["off", "ngram", "draft"])
 def test_outputs_that_have_to_give_up_their_pages_go_on_where_they_were(
     references: list[Target], speculative: str

@@ -84,6 +84,7 @@ def logits(path: Path, group: Group = SINGLE_RANK, **options: Any) -> torch.Tens
     return torch.cat(found)
 
 
+@pytest.mark.slow
 @every_size
 @every_model
 def test_ranks_compute_what_one_does(checkpoint: Callable[[str], Path], name: str, size: int) -> None:
@@ -93,6 +94,7 @@ def test_ranks_compute_what_one_does(checkpoint: Callable[[str], Path], name: st
         torch.testing.assert_close(mine, whole, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.slow
 @every_model
 def test_in_order_any_number_of_ranks_computes_the_same_bits(checkpoint: Callable[[str], Path], name: str) -> None:
     path = checkpoint(name)

@@ -56,6 +56,7 @@ def make_source(kind: str, folder: Path, num_pages: int, num_host_pages: int) ->
     return EagleSource(load_head(folder, target), num_pages, num_host_pages)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_a_heads_guesses_leave_outputs_as_they_are(kind: str, expected: dict[str, Got], tmp_path: Path) -> None:
     source = make_source(kind, tmp_path, 64, 4096)
@@ -74,6 +75,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("kind", ["eagle", "ngram", "draft"])
 def test_every_source_with_trees_of_any_shape(kind: str, shape: dict[str, Any], expected: dict[str, Got]) -> None:
@@ -129,6 +131,7 @@ def test_outputs_stay_the_same_while_speculation_closes_and_opens(
     assert stats.num_accepted_tokens > 0
 
 
+@pytest.mark.slow
 def test_passes_are_as_few_as_measured_beside_training() -> None:
     """`acceptance` says without running the passes what serving then does."""
     torch.set_num_threads(1)

@@ -63,6 +63,7 @@ def stats(runtime: ramiform.Runtime) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(FORCED)))
 def test_forced_text_is_the_same_with_and_without_jumps(
     runtime: ramiform.Runtime, plain: ramiform.Runtime, index: int
@@ -70,6 +71,7 @@ def test_forced_text_is_the_same_with_and_without_jumps(
     assert texts(ask(runtime, FORCED[index])) == texts(ask(plain, FORCED[index]))
 
 
+@pytest.mark.slow
 def test_forced_text_is_the_same_when_memory_runs_out_and_rows_are_cut(
     cramped: ramiform.Runtime, plain: ramiform.Runtime
 ) -> None:
@@ -152,6 +154,7 @@ def test_40_mixed_requests_at_once_and_the_wrong_ones_are_told_where(runtime: ra
             assert texts(response) == expected, params
 
 
+@pytest.mark.slow
 def test_another_engine_of_grammars_end_to_end() -> None:
     with ramiform.Runtime(
         port=0, dtype="float32", num_pages=64, grammar_backend="llguidance", log_level="error"
@@ -162,6 +165,7 @@ def test_another_engine_of_grammars_end_to_end() -> None:
         jsonschema.validate(json.loads(text), SCHEMA)
 
 
+@pytest.mark.slow
 def test_the_outlines_engine_end_to_end() -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 12]}}, "required": ["ok"]}
     with ramiform.Runtime(

@@ -81,6 +81,7 @@ def alone(request: pytest.FixtureRequest, wide: None) -> Alone:
     return Alone(request.param, got)
 
 
+@pytest.mark.exhaustive
 def test_few_bits_are_seen_in_what_is_said(alone: Alone) -> None:
     """Else nothing here were tested."""
     plain, _, _ = run(REQUESTS[:8], engine=engine_of("fp32"), speculative="off")
@@ -102,6 +103,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("settings", SCHEDULES.values(), ids=SCHEDULES)
 def test_together_as_alone(alone: Alone, settings: dict[str, Any]) -> None:
     settings = {"speculative": "off"} | settings
@@ -132,6 +134,7 @@ def head(_: Alone) -> DraftSource:
     return EagleSource(load_head(SHIPPED_MODEL / "draft", target), 64, 4096)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [any_tree, itself, head])
 def test_guesses_leave_outputs_as_they_are(make: Callable[[Alone], DraftSource], alone: Alone) -> None:
     """The keys and values of guesses that prove right are moved as codes."""
@@ -147,6 +150,7 @@ def test_guesses_leave_outputs_as_they_are(make: Callable[[Alone], DraftSource],
     assert sum(stats.accepted_lengths[2:]) > 5
 
 
+@pytest.mark.exhaustive
 def test_programs_forks_and_samples_on_a_crowded_runtime() -> None:
     """The mix of everything that clients do, in float32: codes may move, but seldom so many that a token changes."""
     kv_dtype = "int8"

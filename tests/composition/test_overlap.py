@@ -42,6 +42,7 @@ def num_following(plans: list[ForwardPlan]) -> int:
     return sum(row.follows is not None for plan in plans for row in plan.rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stagger", [0, 2])
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "eight-bit"])
 def test_outputs_stay_as_they_are(expected: dict[str, Got], shape: str, stagger: int) -> None:
@@ -54,6 +55,7 @@ def test_outputs_stay_as_they_are(expected: dict[str, Got], shape: str, stagger:
         assert stats.num_evicted_pages + stats.num_demoted_pages > 5
 
 
+@pytest.mark.slow
 def test_without_jump_forward_every_token_of_a_grammar_is_sampled() -> None:
     constrained = [request for request in REQUESTS if request.sampling.constraint is not None]
     settings = {"speculative": "off", "jump_forward": False}
@@ -64,6 +66,7 @@ def test_without_jump_forward_every_token_of_a_grammar_is_sampled() -> None:
     assert num_following(plans) >= sum(len(mine.ids) - 1 for mine in got.values())  # all but each first one
 
 
+@pytest.mark.slow
 def test_with_eight_bit_keys_it_is_the_same_model(expected: dict[str, Got]) -> None:
     settings = SHAPES["eight-bit"]
     ahead, one_by_one = run(REQUESTS, **AHEAD | settings)[0], run(REQUESTS, speculative="off", **settings)[0]
@@ -72,6 +75,7 @@ def test_with_eight_bit_keys_it_is_the_same_model(expected: dict[str, Got]) -> N
     }
 
 
+@pytest.mark.slow
 def test_whoever_has_to_give_up_its_place_gets_the_same_tokens_in_the_end() -> None:
     requests = crowding_requests()
     got, stats, plans = run(requests, num_pages=40, **AHEAD)
@@ -90,6 +94,7 @@ def test_samples_of_one_prompt_share_it_and_differ_by_their_seeds_alone() -> Non
     assert stats.num_cached_tokens >= 5 * (len(tokens) - 1)
 
 
+@pytest.mark.slow
 def test_branches_and_turns_go_on_from_what_was_said(expected: dict[str, Got]) -> None:
     """Each continues another's prompt and output, some of them while those still run."""
     firsts = REQUESTS[:8]
@@ -107,6 +112,7 @@ def test_branches_and_turns_go_on_from_what_was_said(expected: dict[str, Got]) -
     assert stats.num_cached_tokens > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_requests_that_are_aborted_in_flight_harm_no_other(expected: dict[str, Got], seed: int) -> None:
     draw = random.Random(seed)
@@ -119,6 +125,7 @@ def test_requests_that_are_aborted_in_flight_harm_no_other(expected: dict[str, G
     check({rid: mine for rid, mine in got.items() if rid not in ended}, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculative", ["ngram", "eagle"])
 def test_guesses_need_tokens_that_are_known_so_steps_follow_one_another(
     expected: dict[str, Got], speculative: str
@@ -133,6 +140,7 @@ def test_guesses_need_tokens_that_are_known_so_steps_follow_one_another(
     assert num_following(plans) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "stages"), [(2, 1), (4, 1), (2, 2)])
 def test_every_rank_keeps_what_rank_0_samples(expected: dict[str, Got], size: int, stages: int) -> None:
     settings = {"device": "cpu", "dtype": "float32", "num_pages": 24, "host_kv_memory": 0.01} | AHEAD

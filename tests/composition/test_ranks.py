@@ -47,6 +47,7 @@ def engine(config: CoreConfig, size: int, source: DraftSource | None = None, *, 
     return RanksEngine(config, SHIPPED_MODEL, size, make, stages=stages)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("size", "stages"), [(2, 1), (4, 1), (1, 2), (2, 3)])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_ranks_leave_outputs_as_they_are(
@@ -63,6 +64,7 @@ def test_ranks_leave_outputs_as_they_are(
         assert stats.num_evicted_pages + stats.num_demoted_pages > 5
 
 
+@pytest.mark.exhaustive
 def test_in_order_the_same_bits_come_of_any_number_of_ranks() -> None:
     settings = {"device": "cpu", "dtype": "float32", "num_pages": 20, "speculative": "eagle"} | ORDERED
     found = [
@@ -73,6 +75,7 @@ def test_in_order_the_same_bits_come_of_any_number_of_ranks() -> None:
     assert any(mine.logprobs for mine in found[0].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "stages"), [(2, 1), (1, 2)])
 def test_those_that_give_up_their_place_get_the_same_tokens_in_the_end(size: int, stages: int) -> None:
     requests = crowding_requests()

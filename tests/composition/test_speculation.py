@@ -114,6 +114,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_any_trees_leave_outputs_as_they_are(expected: dict[str, Got], shape: dict[str, Any]) -> None:
     outputs = [(request.tokens, expected[request.rid].ids) for request in REQUESTS]
@@ -151,6 +152,7 @@ def test_a_model_that_drafts_for_itself_is_nearly_always_right(expected: dict[st
     assert num_tokens / sum(row.sample is not None for plan in plans for row in plan.rows if row.rid in greedy) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_requests_that_are_aborted_harm_no_other(expected: dict[str, Got], seed: int) -> None:
     draw = random.Random(seed)
@@ -167,6 +169,7 @@ def test_requests_that_are_aborted_harm_no_other(expected: dict[str, Got], seed:
             check({rid: mine}, expected)
 
 
+@pytest.mark.slow
 def test_samples_follow_the_models_law_whatever_is_guessed() -> None:
     """Two tokens, one after the other, with free seeds: chi-square against the law computed from log-probabilities."""
     num = 600

@@ -102,6 +102,7 @@ def logits(path: Path, group: Group = SINGLE_RANK, captures: tuple[int, ...] = (
     return torch.cat([part.flatten() for part in found]) if found else torch.empty(0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize(("size", "stages"), [(2, 2), (1, 5)])
 @every_model
@@ -114,6 +115,7 @@ def test_stages_compute_what_one_does(checkpoint: Callable[[str], Path], name: s
             torch.testing.assert_close(mine, whole, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("name", ["llama with biases, tied", "qwen2, windows from layer 2 on", "qwen3"])
 def test_in_order_any_number_of_stages_computes_the_same_bits(checkpoint: Callable[[str], Path], name: str) -> None:
@@ -157,6 +159,7 @@ def test_every_tensor_of_a_checkpoint_is_of_one_stage(checkpoint: Callable[[str]
         assert not stage.is_foreign("model.layers.5.strange", config), "layers that no stage has are nobody's"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", range(1, 6))
 @every_model
 def test_no_other_place_for_the_first_boundary_makes_the_largest_stage_smaller(

@@ -42,6 +42,7 @@ def judges() -> list[tuple[Vocabulary, Judge]]:
     return [model_judge(), (shared_vocabulary(), byte_judge())]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("whitespace", ["compact", "any"])
 @pytest.mark.parametrize("start", ["value", "object", "array", "STRING", "NUMBER"])
 def test_any_json_is_masked_as_llguidance_does(whitespace: Whitespace, start: str) -> None:
@@ -100,6 +101,7 @@ def schemas(depth: int = 2) -> st.SearchStrategy[Any]:
     return leaves | arrays | tuples | objects
 
 
+@pytest.mark.exhaustive
 @given(schema=schemas(), whitespace=st.sampled_from(["compact", "any"]), seed=st.integers(0, 2**32))
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_a_simple_schema_in_its_order_is_masked_as_llguidance_does(
@@ -137,6 +139,7 @@ PATTERNS = st.recursive(
 )
 
 
+@pytest.mark.exhaustive
 @given(pattern=PATTERNS, seed=st.integers(0, 2**32))
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_a_regular_expression_is_masked_as_llguidance_does(pattern: str, seed: int) -> None:
@@ -188,6 +191,7 @@ def _language(grammar: CompiledGrammar) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 @given(pattern=LOOKING, anchors=st.sampled_from([("", ""), ("^", ""), ("", "$"), ("^", "$")]))
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_pattern_accepts_the_strings_in_which_re_finds_it(pattern: str, anchors: tuple[str, str]) -> None:

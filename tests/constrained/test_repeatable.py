@@ -104,6 +104,7 @@ def digests() -> list[dict[str, list[str]]]:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_masks_do_not_depend_on_the_seed_of_hashes(name: str, digests: list[dict[str, list[str]]]) -> None:
     first, second = digests

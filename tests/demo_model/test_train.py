@@ -47,6 +47,7 @@ def test_answers_weigh_in_full_and_prompts_do_not():
         assert "<|user|>" not in owned
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_equals_an_unbroken_one(tokenizer, tmp_path):
     unbroken = Trainer(TINY, tokenizer, bf16=False, compiled=False)
     losses = [unbroken.train_step() for _ in range(3)]

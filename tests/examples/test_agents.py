@@ -28,6 +28,7 @@ def run_example(runtime: ramiform.Runtime, name: str, *arguments: str, typed: st
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
@@ -67,6 +68,7 @@ def test_tree_of_thought_votes_for_the_right_thought(runtime: ramiform.Runtime) 
     assert "best: The currency of Brazil is the real." in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "call", "answer"),
     [
@@ -101,6 +103,7 @@ def rows(printed: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.splitlines() if line[:1] == "│"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topic", "points", "text"),
     [
@@ -148,6 +151,7 @@ def test_multi_turn_chat_remembers_what_it_was_told(runtime: ramiform.Runtime) -
     assert int(figures[1]) > int(figures[2]) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["\n", ""], ids=["an empty line", "the end of the input"])
 def test_multi_turn_chat_talks_with_whoever_types(runtime: ramiform.Runtime, end: str) -> None:
     printed = run_example(runtime, "multi_turn_chat.py", "-", typed=f"My name is Tom.\nWhat is my name?\n{end}")
@@ -193,6 +197,7 @@ def test_every_agent_is_short_and_tested() -> None:
         assert path.name == "transcript.py" or f'"{path.name}"' in tested, path.name
 
 
+@pytest.mark.slow
 def test_the_readme_program_runs_as_printed(runtime: ramiform.Runtime) -> None:
     program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert program is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -89,6 +90,7 @@ def test_top_p_is_a_share_of_what_top_k_beyond_the_candidates_left() -> None:
     assert [torch.nonzero(row).flatten().tolist() for row in weights_RV] == [[0, 1], [0, 1, 2]]
 
 
+@pytest.mark.slow
 @given(
     weights=st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=1, max_size=12).filter(any),
     draw=st.integers(-(1 << 63), (1 << 63) - 1),

@@ -109,6 +109,7 @@ def test_join_can_append_the_branches_text(frontend: Any) -> None:
     assert "a" not in state
 
 
+@pytest.mark.slow
 def test_a_branch_outlives_its_source() -> None:
     def body(s: ProgramState) -> None:
         s += "root "

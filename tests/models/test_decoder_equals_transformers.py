@@ -90,6 +90,7 @@ def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
     assert float((got - want).abs().max()) <= TOLERANCE
 
 
+@pytest.mark.slow
 @every_family
 def test_a_prompt_in_one_pass(name: str, checkpoint: Checkpoint, judge: Judge) -> None:
     model, pool = load(checkpoint(name))
@@ -110,6 +111,7 @@ def test_a_prompt_in_chunks_of_any_size(name: str, checkpoint: Checkpoint, judge
     assert_close(torch.cat(got), expected(judge(name), prompt))
 
 
+@pytest.mark.slow
 @every_family
 def test_decode_rows_and_chunks_of_others_in_one_step(name: str, checkpoint: Checkpoint, judge: Judge) -> None:
     model, pool = load(checkpoint(name))
@@ -136,6 +138,7 @@ def test_a_window_as_long_as_the_prompt_or_nearly_so(length: int, checkpoint: Ch
     assert_close(got, expected(judge("mistral, window"), prompt))
 
 
+@pytest.mark.slow
 @every_family
 def test_scores_of_a_prompt(name: str, checkpoint: Checkpoint, judge: Judge) -> None:
     model, pool = load(checkpoint(name))

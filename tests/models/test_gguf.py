@@ -89,6 +89,7 @@ def error_of(path: Path, judge: PreTrainedModel, **options: Any) -> float:
     return float((logits(path, **options) - expected).norm() / expected.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q5_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_a_file_gives_the_logits_of_its_dequantised_tensors(name: str, kind: Type, tmp_path: Path) -> None:
@@ -121,6 +122,7 @@ def test_a_stage_reads_its_own_layers(name: str, tmp_path: Path) -> None:
         assert len(stage.parameters.embedding_VE) == (SIZES["vocab_size"] if index == 0 else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Type.Q4_K, Type.Q6_K, Type.Q5_K, Type.Q3_K, Type.Q2_K], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", ["llama", "qwen3 moe"])
 def test_blocks_of_256_give_the_logits_of_the_dequantised(name: str, kind: Type, tmp_path: Path) -> None:
@@ -233,6 +235,7 @@ def test_a_scheme_that_is_not_read_is_refused_by_layer_and_name(
         logits(path)
 
 
+@pytest.mark.slow
 def test_a_file_is_served_with_its_own_tokenizer(tmp_path: Path) -> None:
     model = model_of("qwen2", vocab_size=28)
 

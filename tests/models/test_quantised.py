@@ -89,6 +89,7 @@ def logits(path: Path, **options: Any) -> torch.Tensor:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", list(STORED))
 def test_four_bit_checkpoints_give_the_logits_of_their_dequantised_weights(
     stored: str, dense: Path, tmp_path: Path

@@ -24,6 +24,7 @@ LONG = {"max_new_tokens": 400, "ignore_eos": True, "temperature": 1.0}
 ENDLESS = LONG | {"max_new_tokens": 2000, "n": 4}  # for longer than who asked may stand still
 
 
+@pytest.mark.exhaustive
 def test_what_runs_ends_before_a_terminated_server_does() -> None:
     with serving() as server, httpx.Client(base_url=server.url, timeout=120) as client:
         body = {"text": "Tell me", "sampling_params": LONG, "stream": True}
@@ -46,6 +47,7 @@ def test_what_runs_ends_before_a_terminated_server_does() -> None:
         assert server.end() == (0, "")
 
 
+@pytest.mark.exhaustive
 def test_a_program_ends_before_a_terminated_server_does() -> None:
     with serving() as server, ramiform.RuntimeEndpoint(server.address) as backend:
 
@@ -61,6 +63,7 @@ def test_a_program_ends_before_a_terminated_server_does() -> None:
         assert server.end()[0] == 0
 
 
+@pytest.mark.exhaustive
 def test_what_takes_longer_than_the_time_to_drain_is_told_so_and_the_server_ends_well() -> None:
     with serving("--drain-seconds", "0.2") as server, httpx.Client(base_url=server.url, timeout=120) as client:
         body = {"text": "Tell me", "sampling_params": ENDLESS, "stream": True}
@@ -74,6 +77,7 @@ def test_what_takes_longer_than_the_time_to_drain_is_told_so_and_the_server_ends
         assert server.end()[0] == 0
 
 
+@pytest.mark.exhaustive
 def test_a_second_signal_does_not_wait() -> None:
     with serving("--drain-seconds", "600") as server, httpx.Client(base_url=server.url, timeout=120) as client:
         body = {"text": "Tell me", "sampling_params": ENDLESS, "stream": True}
@@ -85,6 +89,7 @@ def test_a_second_signal_does_not_wait() -> None:
             assert server.end()[0] == 0
 
 
+@pytest.mark.exhaustive
 def test_too_many_waiting_requests_are_told_when_to_come_back() -> None:
     with (
         serving("--max-running", "1", "--max-waiting", "1") as server,
@@ -103,6 +108,7 @@ def test_too_many_waiting_requests_are_told_when_to_come_back() -> None:
         assert scrape(other)("ramiform_http_errors_total", status="429", route="/generate") == 1
 
 
+@pytest.mark.exhaustive
 def test_a_key_has_its_limits_and_others_have_theirs() -> None:
     options = ("--api-key", "anna,bert", "--max-requests-per-key", "1", "--requests-per-minute-per-key", "2")
     with serving(*options) as server, httpx.Client(base_url=server.url, timeout=120) as client:
@@ -137,6 +143,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return cert, key
 
 
+@pytest.mark.exhaustive
 def test_https_is_spoken_with_a_certificate(certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
     with serving("--ssl-certfile", str(cert), "--ssl-keyfile", str(key)) as server:
@@ -148,6 +155,7 @@ def test_https_is_spoken_with_a_certificate(certificate: tuple[Path, Path]) -> N
             httpx.get(server.url.replace("https", "http") + "/health", timeout=120)
 
 
+@pytest.mark.exhaustive
 def test_a_certificate_that_is_none_is_one_line(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     (tmp_path / "cert.pem").write_text("nonsense")
     for options in (["--ssl-certfile", str(tmp_path / "cert.pem")], ["--ssl-keyfile", str(certificate[1])]):
@@ -158,6 +166,7 @@ def test_a_certificate_that_is_none_is_one_line(tmp_path: Path, certificate: tup
         assert "cert" in line
 
 
+@pytest.mark.exhaustive
 def test_http_is_answered_at_a_unix_socket_whose_file_goes_with_the_server(tmp_path: Path) -> None:
     path = Path("/tmp") / f"ramiform-test-{os.getpid()}.sock"
     with socket.socket(socket.AF_UNIX) as left_behind:  # by a server that was killed
@@ -174,6 +183,7 @@ def test_http_is_answered_at_a_unix_socket_whose_file_goes_with_the_server(tmp_p
     assert not path.exists()
 
 
+@pytest.mark.exhaustive
 def test_a_killed_server_leaves_no_process_behind() -> None:
     with serving("--frontends", "2") as server:
         descriptors = [os.pidfd_open(pid) for pid in children(server.pid)]

@@ -34,6 +34,7 @@ def count(s: ramiform.ProgramState, start: str) -> None:
     s += ramiform.gen("rest", max_tokens=3, temperature=0, ignore_eos=True)
 
 
+@pytest.mark.exhaustive
 def test_requests_over_many_connections_are_all_answered_and_counted_once(server: Server) -> None:
     with httpx.Client(base_url=server.url, timeout=120) as client:
         before = scrape(client)
@@ -92,6 +93,7 @@ def test_a_request_is_aborted_from_whichever_frontend_hears_of_it(server: Server
             assert '"type":"abort"' in [line for line in lines if line][-2]
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_at_whichever_frontend_hears_of_it(server: Server) -> None:
     previous = None
     for turn in range(6):
@@ -116,6 +118,7 @@ def test_a_conversation_goes_on_at_whichever_frontend_hears_of_it(server: Server
             assert client.get(f"/v1/responses/{previous}").status_code == 404
 
 
+@pytest.mark.exhaustive
 def test_a_dead_frontend_ends_all() -> None:
     with serving("--frontends", "2") as server:
         pids = children(server.pid)
@@ -131,6 +134,7 @@ def test_a_dead_frontend_ends_all() -> None:
         assert "was killed by signal 9" in said
 
 
+@pytest.mark.exhaustive
 def test_all_frontends_drain() -> None:
     with serving("--frontends", "2") as server:
         body = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 600, "ignore_eos": True}}

@@ -190,6 +190,7 @@ def test_the_dashboard_shows_only_what_is_exported(client: httpx.Client) -> None
     assert named <= exported
 
 
+@pytest.mark.exhaustive
 def test_guesses_are_counted_as_the_answers_say() -> None:
     with (
         ramiform.Runtime(port=0, speculative="ngram", speculative_adaptive=False, num_pages=256) as runtime,

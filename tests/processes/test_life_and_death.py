@@ -29,6 +29,7 @@ def endless(s: ramiform.ProgramState, length: int = 1900) -> None:
     s += "Tell me everything." + ramiform.gen("x", max_tokens=length, ignore_eos=True, temperature=1.0)
 
 
+@pytest.mark.slow
 def test_a_killed_core_ends_the_frontend_and_fails_the_program(
     own_tmp: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,6 +47,7 @@ def test_a_killed_core_ends_the_frontend_and_fails_the_program(
     assert not list(own_tmp.iterdir())
 
 
+@pytest.mark.slow
 def test_a_killed_frontend_ends_the_core_and_fails_the_program(
     own_tmp: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,6 +65,7 @@ def test_a_killed_frontend_ends_the_core_and_fails_the_program(
     assert not list(own_tmp.iterdir())
 
 
+@pytest.mark.slow
 def test_a_killed_program_takes_its_runtime_along(own_tmp: Path) -> None:
     code = "import ramiform; r = ramiform.Runtime(); print(r.pid, flush=True); input()"
     with subprocess.Popen(
@@ -77,6 +80,7 @@ def test_a_killed_program_takes_its_runtime_along(own_tmp: Path) -> None:
     assert not list(own_tmp.iterdir())
 
 
+@pytest.mark.slow
 def test_shutdown_leaves_nothing_behind(own_tmp: Path) -> None:
     runtime = ramiform.Runtime()
     processes = [runtime.pid, *children(runtime.pid)]
@@ -88,6 +92,7 @@ def test_shutdown_leaves_nothing_behind(own_tmp: Path) -> None:
     runtime.shutdown()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_serve_cleanly(own_tmp: Path) -> None:
     with subprocess.Popen(
         [RAMIFORM, "serve", "--port", "0"],
@@ -109,6 +114,7 @@ def test_ctrl_c_ends_serve_cleanly(own_tmp: Path) -> None:
     assert not list(own_tmp.iterdir())
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_serve_cleanly_also_while_the_core_starts(own_tmp: Path) -> None:
     with subprocess.Popen(
         [RAMIFORM, "serve", "--port", "0"],
@@ -127,6 +133,7 @@ def test_ctrl_c_ends_serve_cleanly_also_while_the_core_starts(own_tmp: Path) -> 
     assert not list(own_tmp.iterdir())
 
 
+@pytest.mark.slow
 def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> None:
     config = RuntimeConfig(core=CoreConfig(), serve=ServeConfig(socket_dir=str(tmp_path / "gone")))
     with subprocess.Popen(
@@ -142,6 +149,7 @@ def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> N
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_core_that_was_stopped_for_a_while_goes_on() -> None:
     with ramiform.Runtime() as runtime:
         [core] = children(runtime.pid)
@@ -181,6 +189,7 @@ def test_output_of_a_library_is_not_taken_for_a_report(
     assert said.out == ""
 
 
+@pytest.mark.slow
 def test_threads_that_ask_at_once_share_one_connection() -> None:
     with ramiform.Runtime() as runtime, ThreadPoolExecutor(16) as threads:
         together = threading.Barrier(16)
@@ -188,6 +197,7 @@ def test_threads_that_ask_at_once_share_one_connection() -> None:
         assert len({id(future.result()) for future in asked}) == 1
 
 
+@pytest.mark.slow
 def test_the_end_of_a_program_s_fork_is_not_its_runtime_s() -> None:
     code = (
         "import os, sys, ramiform; r = ramiform.Runtime()\n"
@@ -208,6 +218,7 @@ def test_a_setting_that_is_no_amount_is_named_before_a_process_starts(own_tmp: P
     assert not list(own_tmp.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "info"])
 def test_an_unknown_model_is_a_clear_error(command: str) -> None:
     done = subprocess.run([RAMIFORM, command, "/no/such/model"], capture_output=True, text=True, timeout=120)
@@ -216,6 +227,7 @@ def test_an_unknown_model_is_a_clear_error(command: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_corrupt_checkpoint_is_a_clear_error(tmp_path: Path, own_tmp: Path) -> None:
     from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 

@@ -63,6 +63,7 @@ def endless(s: ramiform.ProgramState) -> None:
     s += "Tell me everything." + ramiform.gen("x", max_tokens=1900, ignore_eos=True, temperature=1.0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("ways", "end"),
     [({"tp": 2}, end_a_rank), ({"tp": 2, "pp": 2}, end_the_node), ({"pp": 2}, interrupt_the_node)],

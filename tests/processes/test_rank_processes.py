@@ -47,6 +47,7 @@ def divided(request: pytest.FixtureRequest) -> Iterator[ramiform.Runtime]:
         yield runtime
 
 
+@pytest.mark.exhaustive
 def test_several_ranks_answer_as_one(divided: ramiform.Runtime, runtime: ramiform.Runtime) -> None:
     for params in QUESTIONS:
         assert ask(divided.url, **params) == ask(runtime.url, **params), params
@@ -54,6 +55,7 @@ def test_several_ranks_answer_as_one(divided: ramiform.Runtime, runtime: ramifor
     assert states[0].text() == states[1].text()
 
 
+@pytest.mark.slow
 def test_ranks_end_with_their_runtime(own_tmp: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with ramiform.Runtime(tp=2, **CHECKED) as runtime:
         [core] = children(runtime.pid)
@@ -64,6 +66,7 @@ def test_ranks_end_with_their_runtime(own_tmp: Path, capfd: pytest.CaptureFixtur
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("busy", [True, False])
 @pytest.mark.parametrize("way", ["tp", "pp"])
 def test_a_killed_rank_ends_the_runtime_and_fails_the_program(
@@ -85,6 +88,7 @@ def test_a_killed_rank_ends_the_runtime_and_fails_the_program(
     assert not list(own_tmp.iterdir())
 
 
+@pytest.mark.slow
 def test_a_killed_core_takes_the_ranks_along(own_tmp: Path) -> None:
     with ramiform.Runtime(tp=2, **CHECKED) as runtime:
         [core] = children(runtime.pid)
@@ -95,6 +99,7 @@ def test_a_killed_core_takes_the_ranks_along(own_tmp: Path) -> None:
     assert not list(own_tmp.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "number", "reason"),
     [
@@ -108,6 +113,7 @@ def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused(way: str, n
     assert caught.value.param == way
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", ["tp", "pp"])
 def test_a_rank_that_cannot_load_says_why(way: str, tmp_path: Path) -> None:
     """Its own part of a file: the end of it, which the first rank does not read."""

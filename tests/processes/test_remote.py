@@ -52,6 +52,7 @@ def on_another_machine(keys: Path, folder: Path, name: str = "client") -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_program_runs_as_at_home(remote: str, keys: Path, tmp_path: Path) -> None:
     here = on_another_machine(keys, tmp_path / "there")
     with RuntimeEndpoint(remote, here) as first, RuntimeEndpoint(remote, here) as second:
@@ -61,6 +62,7 @@ def test_a_program_runs_as_at_home(remote: str, keys: Path, tmp_path: Path) -> N
         assert {state["answer"] for state in batch} == {states[0]["answer"]}
 
 
+@pytest.mark.slow
 def test_a_program_of_another_name_is_let_in_by_a_runtime_that_knows_it(keys: Path, tmp_path: Path) -> None:
     make_keys(keys, "anna")
     here = on_another_machine(keys, tmp_path / "there", "anna")
@@ -107,6 +109,7 @@ def test_garbage_at_the_port_harms_no_program(remote: str, keys: Path, tmp_path:
         assert "Paris" in ask.run(backend=backend)["answer"]
 
 
+@pytest.mark.slow
 def test_programs_hear_of_the_end_of_a_runtime_that_is_killed(keys: Path, tmp_path: Path) -> None:
     here = on_another_machine(keys, tmp_path / "there")
     runtime = ramiform.Runtime(bind="tcp://127.0.0.1:0", keys=str(keys), num_pages=2048, log_level="error")
@@ -150,6 +153,7 @@ def test_an_address_that_is_none_is_refused_before_anything_starts(bind: str, ke
         ramiform.Runtime(bind=bind, keys=str(keys))
 
 
+@pytest.mark.slow
 def test_an_address_that_is_taken_is_an_error_at_the_start(keys: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         bind = f"tcp://127.0.0.1:{server.getsockname()[1]}"

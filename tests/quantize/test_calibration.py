@@ -236,6 +236,7 @@ def test_awq_s_factors_cancel_when_nothing_is_rounded(
     torch.testing.assert_close(last_states(tmp_path / "moved", ids), last_states(dense, ids), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["awq", "gptq"])
 def test_the_command_calibrates_and_reports(method: str, dense: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT)

@@ -33,6 +33,7 @@ def test_windows_do_not_see_each_other() -> None:
     assert cut > whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "load_time"), [("int8", "int8"), ("int4-rtn", "int4"), ("fp8", None)])
 def test_the_command_reports_and_the_runtime_serves_its_checkpoint(
     method: str, load_time: QuantizeName | None, tmp_path: Path
@@ -49,6 +50,7 @@ def test_the_command_reports_and_the_runtime_serves_its_checkpoint(
         assert after == pytest.approx(perplexity_of(SHIPPED_MODEL, TEXT, quantize=load_time), rel=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("quantize", ["int8", "int4", "fp8"])
 def test_the_runtime_generates_with_quantised_weights(quantize: QuantizeName) -> None:
     import ramiform

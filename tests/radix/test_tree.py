@@ -169,6 +169,7 @@ def test_finding_a_prefix_costs_what_is_matched_not_what_is_cached() -> None:
     assert cost(3000, 4000) <= 2.2 * 4000 + 128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_siblings", [0, 1, 5, 3000])
 def test_the_nearest_sibling_is_found_as_if_all_were_compared(num_siblings: int) -> None:
     draw = random.Random(num_siblings)

@@ -114,6 +114,7 @@ def logged_run(seed: int, max_bytes: int = MAX_LOG_BYTES) -> tuple[list[bytes], 
     return file.getvalue().splitlines(keepends=True), runtime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_every_plan_comes_out_as_it_was_logged(seed: int) -> None:
     lines, runtime = logged_run(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from ramiform.runtime.scheduler.stops import StopRules, StopStrings
 from .fake_model import EOS, VOCABULARY
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text("abé", min_size=1, max_size=4), min_size=1, max_size=4, unique=True),
     st.lists(

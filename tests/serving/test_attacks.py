@@ -176,6 +176,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error  # type: ignore[no-any-return]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("case", UNREADABLE)
 def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, path: str, case: str) -> None:
@@ -184,6 +185,7 @@ def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, path: str,
     assert error_of(response)["type"] == "invalid_request_error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", BODIES)
 def test_a_wrong_value_anywhere_is_accepted_or_refused_by_name(http: httpx.Client, model: str, path: str) -> None:
     described = http.get("/openapi.json").json()

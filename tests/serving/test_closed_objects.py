@@ -91,6 +91,7 @@ def texts_of(answer: Any) -> list[str]:
     return [call["function"]["arguments"] for call in calls] or [message.get("content") or choice["text"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROUTES)
 def test_an_object_has_the_members_that_its_schema_lists(http: httpx.Client, model: str, name: str) -> None:
     route, body = ROUTES[name]

@@ -13,6 +13,7 @@ from openai import BadRequestError, OpenAI
 from .prompts import CAPITAL
 
 
+@pytest.mark.slow
 def test_a_prompt_is_continued(client: OpenAI, model: str) -> None:
     answer = client.completions.create(model=model, prompt=CAPITAL, temperature=0)
     [choice] = answer.choices

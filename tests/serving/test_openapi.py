@@ -111,6 +111,7 @@ CHECKS = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_document_says_which_bodies_are_answered(
     http: httpx.Client, url: str, model: str, tmp_path: Path, phase: str

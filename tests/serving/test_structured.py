@@ -53,6 +53,7 @@ def test_every_dialect_is_obeyed(http: httpx.Client, model: str, fields: dict[st
         assert check(choice["text"])
 
 
+@pytest.mark.slow
 def test_json_mode_begins_an_object(client: OpenAI, model: str) -> None:
     answer = client.chat.completions.create(
         model=model, messages=CHAT, temperature=0, response_format={"type": "json_object"}, max_tokens=400

@@ -114,6 +114,7 @@ def assert_tree(tree: DraftTree | None, wanted: Scored) -> None:
     assert tree.scores == pytest.approx([score for _, score in wanted], abs=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "by operators"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", KINDS)

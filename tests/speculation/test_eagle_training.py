@@ -96,6 +96,7 @@ def options(model: Path, data: Path, out: Path, **changes: object) -> TrainingOp
     return TrainingOptions(**(values | changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("eagle", "changes"),
     [
@@ -148,6 +149,7 @@ def test_the_model_s_text_equals_that_of_transformers(model: Path) -> None:
         assert answer == whole[0, len(prompt) :].tolist()
 
 
+@pytest.mark.slow
 def test_accepted_length_is_that_of_verifying_pass_by_pass(model: Path, data: Path, tmp_path: Path) -> None:
     """Judge: plain code with a tree at every place of the answer, from a source that has seen the rest anew."""
     train_draft(options(model, data, tmp_path / "head"), QUIET)

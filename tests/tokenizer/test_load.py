@@ -79,6 +79,7 @@ def test_a_configuration_may_say_that_bos_is_not_added(tmp_path: Path) -> None:
     assert not load_tokenizer(tmp_path).adds_bos
 
 
+@pytest.mark.slow
 def test_tokenizers_load_without_torch() -> None:
     code = "import sys, ramiform.runtime.tokenizer; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0

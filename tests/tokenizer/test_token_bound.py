@@ -96,6 +96,7 @@ def test_the_longest_tokens_and_names_of_a_vocabulary_are_within_the_bound(token
         check(tokenizer, name * 50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_normalisation_that_shrinks_text_is_allowed_for(name: str, tmp_path: Path) -> None:
     change, is_known = CHANGES[name]

@@ -59,6 +59,7 @@ def mutated(draw: st.DrawFn, texts: list[str], letters: str) -> str:
     return text[:60]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("syntax", "name"), CASES)
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=st.data())
@@ -179,6 +180,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("text", "syntax"), HOSTILE)
 def test_a_hostile_grammar_is_refused_or_small(text: str, syntax: str) -> None:
     try:
@@ -198,6 +200,7 @@ def test_regular_grammars_are_finite_automata() -> None:
         assert len(reached) < 12
 
 
+@pytest.mark.exhaustive
 def test_an_ambiguous_text_is_read_in_polynomial_time_or_refused() -> None:
     grammar, _ = grammar_and_judge("lark", "left recursive and ambiguous")
     assert accepts(grammar, b"a+aa" * 20)

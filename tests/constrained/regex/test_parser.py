@@ -109,6 +109,7 @@ def test_syntax_of_ecma_262_alone(pattern: str, accepted: list[str], refused: li
     assert not any(found.accepts(text) for text in refused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["i", "s", "m", "u", "iu", "x", "imsxu"])
 @pytest.mark.parametrize(
     "pattern", [r"a.b", r"(?m:^)b(?m:$)", r"^b$|\n^a", r"\w+ \d #x", "[a-zé]+", r"(?-i:A)b", "ſ|k"]
@@ -227,6 +228,7 @@ HOSTILE += ["(?:.*a){40}" + "(?=(?:.?a){30}b)" * 12 + ".*", r"(?:(?=.*a.{9})(?=.
 HOSTILE += ["(?:" + "|".join(f".{{{n}}}a.*" for n in range(40)) + ")"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", HOSTILE)
 def test_a_hostile_pattern_ends_in_an_error_or_a_small_automaton(pattern: str) -> None:
     try:

@@ -50,6 +50,7 @@ def compiled(schema: Any, whitespace: Whitespace, order: str = "any") -> Compile
         raise
 
 
+@pytest.mark.slow
 @SLOW
 @given(schema=schemas(), whitespace=WHITESPACE, seed=SEEDS, draft=DRAFTS)
 def test_a_text_is_accepted_exactly_when_its_value_is_valid(
@@ -123,6 +124,7 @@ def _takes(matcher: Matcher, data: bytes) -> bool:
     return True
 
 
+@pytest.mark.slow
 @SLOW
 @given(schema=schemas(), whitespace=WHITESPACE, seed=SEEDS, backs=st.lists(st.integers(0, 6), max_size=6))
 def test_masks_steps_ends_forced_bytes_and_rollback_agree(

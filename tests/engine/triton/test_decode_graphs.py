@@ -19,6 +19,8 @@ from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, Row, RowResult, Sample, Score
 from ramiform.tests.engine.test_launch import ahead, one_by_one, random_steps
 
+pytestmark = pytest.mark.exhaustive
+
 GPU = torch.cuda.is_available()
 NUM_ROWS, NUM_PAGES = 6, 8
 SAMPLE = Sample(temperature=0.0, draw=0, num_top_logprobs=5)

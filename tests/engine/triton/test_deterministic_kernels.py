@@ -14,6 +14,8 @@ from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.tests.engine.same_bits import check_same_bits
 from ramiform.tests.kernels.triton.interpreter_dtypes import uniform_dot
 
+pytestmark = pytest.mark.exhaustive
+
 
 def test_a_request_has_the_same_bits_in_any_batch(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_attention, "DETERMINISTIC_SPLIT_KEYS", 32)  # so that there is something to combine

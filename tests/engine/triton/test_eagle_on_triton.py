@@ -20,6 +20,8 @@ from ramiform.runtime.speculation.eagle.target_probe import probe
 from ramiform.runtime.train_draft.config import head_config
 from ramiform.runtime.train_draft.initial_head import initial_head
 
+pytestmark = pytest.mark.exhaustive
+
 SHAPE = {
     "vocab_size": 90,
     "hidden_size": 32,

@@ -20,6 +20,8 @@ from ramiform.runtime.engine.kv_ranges import KvRanges, write_ranges
 from ramiform.runtime.protocol.config import CoreConfig, KvDtypeName
 from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Penalties, Row, RowResult, Sample, Score
 
+pytestmark = pytest.mark.exhaustive
+
 VOCAB = 150
 SHAPE = {
     "vocab_size": VOCAB,

@@ -166,6 +166,7 @@ FORMAT_NAMES = ["hermes", "llama3_json", "pythonic", "mistral", "mistral_args", 
 SEVERAL = [name for name in FORMAT_NAMES if FORMATS[name].has_marker]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parser", SEVERAL)
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_the_text_of_several_calls_is_what_the_format_reads(parser: str, choice: str) -> None:

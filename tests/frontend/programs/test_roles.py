@@ -38,6 +38,7 @@ def play(template: ChatTemplate, messages: list[dict[str, str]]) -> str:
     return text
 
 
+@pytest.mark.slow
 @given(conversations())
 def test_pieces_add_up_to_the_whole_template(conversation: tuple[str, list[dict[str, str]]]) -> None:
     name, messages = conversation

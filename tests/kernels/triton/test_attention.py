@@ -149,6 +149,7 @@ CHUNKS = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_wanted", [1, 6])
 @pytest.mark.parametrize("case", DECODES + TREES, ids=str)
 def test_rows_of_few_tokens_attend_to_what_they_see(case: Case, num_wanted: int, device: torch.device) -> None:
@@ -159,6 +160,7 @@ def test_rows_of_few_tokens_attend_to_what_they_see(case: Case, num_wanted: int,
     check(out_THD, problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CHUNKS, ids=str)
 def test_rows_of_many_tokens_attend_to_what_they_see(case: Case, device: torch.device) -> None:
     problem = Problem(case, device)

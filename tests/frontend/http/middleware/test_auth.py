@@ -41,6 +41,7 @@ async def someone_else_s(
     return running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "key"),
     [

@@ -83,6 +83,7 @@ def test_a_key_has_so_many_requests_at_once_and_no_more() -> None:
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
 def test_an_answer_that_takes_too_long_is_a_504_and_aborted(path: str, clock: Clock) -> None:
     bodies: dict[str, dict[str, Any]] = {

@@ -209,6 +209,7 @@ WRONG: list[tuple[Any, str | None, str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_wrong_body_is_a_400_that_names_the_parameter() -> None:
     def script(request: Generate) -> list[int] | RamiformError:
         return FINE if request.tokens else RequestError("the prompt is empty")

@@ -41,6 +41,7 @@ def ids(value: Any) -> str:
     return str(value)[:60]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body"), [*((p, b | {"stream": True}) for p, b in ROUTES), *ROUTES, *WHOLE_ROUTES], ids=ids
 )
@@ -167,6 +168,7 @@ def test_other_origins_may_ask_only_when_allowed() -> None:
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [

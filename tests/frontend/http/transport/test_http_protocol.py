@@ -44,6 +44,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_head_beyond_the_bounds_is_refused_and_its_connection_ends(
     case: str, caplog: pytest.LogCaptureFixture

@@ -82,6 +82,7 @@ def name(value: Any) -> str:
     return str(value)[:50]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("path", "body", "param", "code"), TOO_LONG, ids=name)
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
     path: str, body: dict[str, Any], param: str, code: str, encoded: list[str]
@@ -158,6 +159,7 @@ def test_a_text_that_may_fit_is_counted_in_pieces_and_given_up_once_it_has_too_m
     run(main())
 
 
+@pytest.mark.slow
 def test_a_text_that_fits_is_never_refused_and_has_the_ids_of_the_whole(encoded: list[str]) -> None:
     text = max((data.decode() for data in TOKENIZER.token_bytes if data and data.isalpha()), key=len) * 60_000
 
@@ -217,6 +219,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -256,6 +259,7 @@ def test_abandoned_work_stops_and_counts_against_its_key_until_it_has_ended(
     run(main())
 
 
+@pytest.mark.exhaustive
 def test_a_request_that_times_out_while_it_is_tokenised_ends_after_its_work(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +310,7 @@ LARGE_WRONG: list[tuple[str, bytes, str | None, str]] = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("path", "content", "param", "word"), LARGE_WRONG, ids=name)
 def test_a_large_body_that_is_wrong_is_refused_in_the_shape_of_small_ones(
     path: str, content: bytes, param: str | None, word: str
