@@ -75,8 +75,8 @@ def build_source(
         if config.speculative is None:
             return None
         raise RequestError(
-            "the model's rotary scaling changes with the length of the sequence, so a token means another thing at the "
-            "end of a tree: such a model is served without speculation",
+            "the model's rotary scaling changes with the length of the sequence, so draft trees cannot be verified: "
+            "start it without --speculative",
             param="speculative",
         )
     if name == "eagle":

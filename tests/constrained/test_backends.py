@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from ramiform.constrained import (
     StructuralTag,
 )
 from ramiform.constrained.backends import BackendName, Compile, backend
+from ramiform.runtime.protocol.config import GrammarBackendName
 
 from .walks import EOS, shared_vocabulary
 
@@ -182,3 +183,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ramiform.constrained.peers.outlines", raising=False)
     with pytest.raises(ImportError, match="outlines_core"):
         backend("outlines", shared_vocabulary())
+
+
+def test_the_setting_names_the_engines_that_there_are() -> None:
+    assert get_args(GrammarBackendName) == get_args(BackendName)

@@ -72,7 +72,7 @@ class _MetricFamilies:
         self._all: list[Metric] = []
 
     def describe(self) -> list[Metric]:
-        """Return nothing: the collector are built for one scrape."""
+        """Return nothing: a collector is built for each scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -86,7 +86,7 @@ class _MetricFamilies:
         histogram("request_prompt_tokens", "Tokens of a prompt", measures.prompt_tokens)
         histogram("request_generated_tokens", "Tokens of an output", measures.output_tokens)
         ended = measures.outcomes
-        counter("requests_finished", "Requests that ended, however", sum(ended.values()))
+        counter("requests_finished", "Requests that ended, for any reason", sum(ended.values()))
         counter("requests_aborted", "Requests that were ended early", ended.get("abort", 0))
         for full in ("ramiform_request_outcomes", "vllm:request_success"):
             family = CounterMetricFamily(full, "Requests that ended, by how", labels=["model_name", "finished_reason"])
@@ -127,14 +127,14 @@ class _MetricFamilies:
         gauge("cached_pages", "KV pages that hold prefixes for reuse", stats.num_cached_pages)
         gauge("host_cached_pages", "Host pages that hold prefixes for reuse", stats.num_host_cached_pages)
         gauge("cache_hit_rate", "Share of prompt tokens that were not computed, since start", stats.cache_hit_rate)
-        counter("prompt_tokens", "Tokens of the prompts that started", stats.num_prompt_tokens)
-        counter("cached_tokens", "Of those, taken from the cache", stats.num_cached_tokens)
-        counter("generated_tokens", "Tokens put out", stats.num_output_tokens)
-        counter("forced_tokens", "Of those, left no choice about by a grammar", stats.num_forced_tokens)
+        counter("prompt_tokens", "Prompt tokens of requests that started", stats.num_prompt_tokens)
+        counter("cached_tokens", "Prompt tokens taken from the cache", stats.num_cached_tokens)
+        counter("generated_tokens", "Tokens generated", stats.num_output_tokens)
+        counter("forced_tokens", "Generated tokens that a grammar forced", stats.num_forced_tokens)
         counter("guessed_tokens", "Draft tokens that were verified", stats.num_guessed_tokens)
-        counter("accepted_tokens", "Of those, the ones that proved right", stats.num_accepted_tokens)
+        counter("accepted_tokens", "Draft tokens that were accepted", stats.num_accepted_tokens)
         self._accepted_lengths(stats.accepted_lengths)
-        counter("retractions", "Times that a running request gave up its place", stats.num_retractions)
+        counter("retractions", "Times that a running request was retracted", stats.num_retractions)
         counter("evicted_pages", "KV pages that lost what they held", stats.num_evicted_pages)
         counter("steps", "Forward steps", stats.num_steps)
         histogram("queue_seconds", "From a request's arrival to its first step", measures.queue)
