@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 from rich.console import Console
 
 from ramiform.chat import Chat
@@ -64,6 +65,7 @@ def test_mistakes_are_said_and_the_conversation_goes_on(url: str, tmp_path: Path
     assert len(chat.conversation.turns) == 2
 
 
+@pytest.mark.slow
 def test_the_command_talks_with_a_model_of_its_own(tmp_path: Path) -> None:
     typed = f"/max_tokens 4\nHello \\\nagain\n/save {tmp_path / 't.json'}\n"
     done = subprocess.run(

@@ -173,7 +173,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout.strip() == version("ramiform") == ramiform.__version__
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_info_shows_the_model_and_the_cache() -> None:
     done = subprocess.run(
         [RAMIFORM, "info", "--num-pages", "64"], capture_output=True, text=True, check=True, timeout=120
@@ -182,7 +182,7 @@ def test_info_shows_the_model_and_the_cache() -> None:
         assert fact in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_run_gives_the_script_its_arguments_and_its_folder(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("PROMPT = 'Question: What is the capital of France?\\nAnswer:'\n")
     (tmp_path / "script.py").write_text(

@@ -17,6 +17,7 @@ ORDERS: dict[str, Callable[[str], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("order", ORDERS)
 def test_all_files_are_collected_in_any_order(order: str) -> None:
     files = sorted(FILES, key=ORDERS[order])

@@ -131,6 +131,7 @@ def layer_of(name: str) -> int:
     return prefixes[max((prefix for prefix in prefixes if is_in(name, prefix)), key=len)]
 
 
+@pytest.mark.slow
 def test_imports_point_down() -> None:
     up = [f"{name} -> {used}" for name in modules() for used in ours(name) if layer_of(used) > layer_of(name)]
     assert up == []

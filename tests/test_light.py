@@ -86,7 +86,7 @@ def test_the_package_alone_loads_neither_a_runtime_nor_a_command_line() -> None:
     assert python(code, *OF_RUNTIMES, *OF_COMMANDS).split() == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["", "bench", *commands()])
 def test_help_loads_no_runtime(name: str) -> None:
     assert loaded([*name.split(), "--help"]) == []
@@ -110,6 +110,7 @@ def test_making_keys_loads_no_runtime(tmp_path: Path) -> None:
     assert loaded(["keys", str(tmp_path / "keys")]) == []
 
 
+@pytest.mark.slow
 def test_a_client_needs_none_of_the_runtimes_packages(runtime: ramiform.Runtime, url: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)

@@ -62,6 +62,7 @@ def run(folder: Path, **environment: str) -> tuple[str, str]:
     return output.strip(), errors
 
 
+@pytest.mark.slow
 def test_a_compiled_loop_is_cached_until_a_source_beside_it_changes(folder: Path) -> None:
     assert run(folder) == ("14 1", "")
     assert run(folder) == ("14 0", "")
@@ -70,6 +71,7 @@ def test_a_compiled_loop_is_cached_until_a_source_beside_it_changes(folder: Path
     assert run(folder) == ("21 0", "")
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_share_one_cache(folder: Path) -> None:
     for process in [start(folder) for _ in range(3)]:
         output, errors = process.communicate()
@@ -77,12 +79,14 @@ def test_processes_that_start_together_share_one_cache(folder: Path) -> None:
     assert run(folder) == ("14 0", "")
 
 
+@pytest.mark.slow
 def test_loops_of_a_read_only_folder_are_cached_in_the_users_directory(folder: Path, tmp_path: Path) -> None:
     (folder / "grown/__pycache__").write_text("a file where a directory should be: nobody can write there")
     assert run(folder, XDG_CACHE_HOME=str(tmp_path / "cache")) == ("14 1", "")
     assert run(folder, XDG_CACHE_HOME=str(tmp_path / "cache")) == ("14 0", "")
 
 
+@pytest.mark.slow
 def test_without_a_writable_directory_loops_work_and_a_warning_explains_it(folder: Path) -> None:
     (folder / "grown/__pycache__").write_text("a file where a directory should be: nobody can write there")
     for environment in ({"XDG_CACHE_HOME": "/dev/null"}, {"NUMBA_CACHE_DIR": "/dev/null"}):
@@ -111,6 +115,7 @@ def loop_modules() -> Iterator[str]:
                 break
 
 
+@pytest.mark.slow
 def test_every_loop_is_compiled_before_a_runtime_is_ready() -> None:
     imported = {f"ramiform.{name}" for name in LOOP_MODULES}
     code = f"import sys, {', '.join(sorted(imported))}; print(*sys.modules)"
@@ -132,6 +137,7 @@ def test_loops_can_be_compiled_ahead() -> None:
     assert done.stderr == "", "the second run compiles nothing, and prints nothing"
 
 
+@pytest.mark.slow
 def test_every_loop_is_compiled_through_the_cache() -> None:
     for path in [*ROOT.glob("[cklr]*/**/*.py"), ROOT / "cli.py", ROOT / "chat.py"]:
         for node in ast.walk(ast.parse(path.read_text())):

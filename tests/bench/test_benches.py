@@ -71,7 +71,7 @@ def test_radix_compares_with_a_flat_cache_and_a_trie(tmp_path: Path) -> None:
     assert ample["ramiform hit %"] == ample["token trie hit %"], "reuse is token-exact"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("loop", [["--concurrency", "3"], ["--rate", "200"]], ids=["closed", "open"])
 def test_serving_measures_closed_and_open_loops(url: str, loop: list[str], tmp_path: Path) -> None:
     load = ["--num-requests", "7", "--prompt-tokens", "40", "--output-tokens", "5", "--shared-tokens", "32"]

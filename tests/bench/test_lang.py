@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from .commands import run
 
 
+@pytest.mark.exhaustive
 def test_the_language_s_overhead_round_trips_and_tokens_are_measured(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     printed = run("lang.py", "--tiny", "--json", str(figures))

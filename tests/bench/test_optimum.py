@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import combinations, pairwise, permutations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ def test_the_optimum_is_that_of_the_best_order() -> None:
     assert optimal_hits(requests) == 4
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(schedules(), st.integers(0, 5))
 def test_no_choice_of_tokens_to_keep_hits_more_than_the_bound(events: list[Event], num_slots: int) -> None:

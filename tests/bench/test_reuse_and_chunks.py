@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from .commands import run
 
 
@@ -14,6 +16,7 @@ def run_with_figures(path: Path, script: str, *arguments: str) -> tuple[str, dic
     return printed, json.loads(path.read_text())
 
 
+@pytest.mark.exhaustive
 def test_prefix_reuse_compares_the_cache_with_none_and_with_the_optimum(tmp_path: Path) -> None:
     tiny = ["--size", "0.05", "--length", "0.1", "--pause", "0.01", "--repeat", "1"]
     printed, figures = run_with_figures(tmp_path / "figures.json", "prefix_reuse.py", *tiny)
@@ -29,6 +32,7 @@ def test_prefix_reuse_compares_the_cache_with_none_and_with_the_optimum(tmp_path
         assert row["program"] - 1e-9 <= row["bound"] <= row["optimum %"] + 1e-9
 
 
+@pytest.mark.exhaustive
 def test_chunked_prefill_compares_budgets_with_none(tmp_path: Path) -> None:
     load = ["--streams", "2", "--prompts", "2", "--prompt-tokens", "300", "--budgets", "64", "--repeat", "1"]
     printed, figures = run_with_figures(tmp_path / "figures.json", "chunked_prefill.py", *load)

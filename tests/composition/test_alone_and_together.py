@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import httpx
+import pytest
 
 WORDS = "the capital of France is a river in spring and Ada lives near seven spiders under blue lamps".split()
 
@@ -43,6 +44,7 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> list[str]:
     return texts(response.json())
 
 
+@pytest.mark.slow
 def test_32_mixed_requests_answer_as_they_do_alone(url: str) -> None:
     async def run() -> None:
         async with httpx.AsyncClient(base_url=url, timeout=120) as client:

@@ -120,7 +120,7 @@ def test_without_a_cache(mix: Expected, references: list[Target]) -> None:
     assert stats["num_cached_pages"] == stats["num_cached_tokens"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_with_a_cache_that_fills_and_is_full(mix: Expected) -> None:
     with start(num_pages=AMPLE) as runtime, Target(runtime) as target:
         mix.check(run_together(mix.cases, target))
@@ -219,6 +219,7 @@ def test_branches_reuse_all_but_one_token_of_what_they_were_forked_from() -> Non
         assert meta["cached_tokens"] == alone["prompt_tokens"]
 
 
+@pytest.mark.slow
 def test_prompt_logprobs_on_a_hit_equal_those_of_a_cold_run(runtime: ramiform.Runtime) -> None:
     def ask(start: int, ids: list[int]) -> tuple[list[float], int]:
         body = {

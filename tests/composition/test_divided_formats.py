@@ -88,6 +88,7 @@ def test_rounded_while_loading(quantize: str, bound: float, dense: Path) -> None
     assert divided < 1.3 * alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gguf_files(name: str, kind: str, tmp_path: Path) -> None:
@@ -127,6 +128,6 @@ def test_quantised_kv_gives_the_same_tokens(kv_dtype: str) -> None:
     check(said(kv_dtype, 2, speculative="off"), said(kv_dtype, 1, speculative="off"), tolerance=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_in_order_quantised_kv_gives_the_same_bits(kv_dtype: str) -> None:
     assert said(kv_dtype, 2, **ORDERED) == said(kv_dtype, 1, **ORDERED)

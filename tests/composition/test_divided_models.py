@@ -105,6 +105,7 @@ def test_in_order_any_number_of_ranks_computes_the_same_bits(checkpoint: Callabl
             assert torch.equal(mine, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["int8", "fp8"])
 def test_in_order_quantised_models_compute_the_same_bits_too(checkpoint: Callable[[str], Path], quantize: str) -> None:
     path = checkpoint("qwen2")

@@ -100,6 +100,7 @@ def test_every_source_with_trees_of_any_shape(kind: str, shape: dict[str, Any], 
         assert stats.num_evicted_pages > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("kind", ["eagle", "draft"])
 def test_outputs_stay_the_same_while_speculation_closes_and_opens(

@@ -63,7 +63,7 @@ def stats(runtime: ramiform.Runtime) -> dict[str, Any]:
     return figures
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("index", range(len(FORCED)))
 def test_forced_text_is_the_same_with_and_without_jumps(
     runtime: ramiform.Runtime, plain: ramiform.Runtime, index: int
@@ -71,7 +71,7 @@ def test_forced_text_is_the_same_with_and_without_jumps(
     assert texts(ask(runtime, FORCED[index])) == texts(ask(plain, FORCED[index]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_forced_text_is_the_same_when_memory_runs_out_and_rows_are_cut(
     cramped: ramiform.Runtime, plain: ramiform.Runtime
 ) -> None:
@@ -139,6 +139,7 @@ def test_forced_tokens_have_the_log_probabilities_of_a_prompt(request: pytest.Fi
     assert stats(runtime)["num_forced_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_40_mixed_requests_at_once_and_the_wrong_ones_are_told_where(runtime: ramiform.Runtime) -> None:
     good: list[dict[str, Any]] = [{}, {"json_schema": json.dumps(SCHEMA)}, *FORCED]
     wrong = {"json_schema": json.dumps({"properties": {"a": {"type": "strin"}}})}
@@ -165,7 +166,7 @@ def test_another_engine_of_grammars_end_to_end() -> None:
         jsonschema.validate(json.loads(text), SCHEMA)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_outlines_engine_end_to_end() -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 12]}}, "required": ["ok"]}
     with ramiform.Runtime(

@@ -148,6 +148,7 @@ def test_a_stream_is_the_text_in_pieces() -> None:
     assert len(pieces) > 5
 
 
+@pytest.mark.slow
 def test_stop_strings_end_the_text_across_tokens() -> None:
     @ramiform.function
     def stop(s: ramiform.ProgramState, at: list[str]) -> None:
@@ -168,6 +169,7 @@ def naive_cut(text: str, patterns: list[str]) -> tuple[str, str]:
     return text[:start], text[start:end]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "patterns",
     [[r"[.,]"], [r"[a-z]+ [a-z]*t"], [r"(?i)the \w{3}", r"\w\n+"], [r"a[^a]{3,}a"], [r"(?s).{25}"]],

@@ -75,7 +75,7 @@ def test_in_order_the_same_bits_come_of_any_number_of_ranks() -> None:
     assert any(mine.logprobs for mine in found[0].values())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("size", "stages"), [(2, 1), (1, 2)])
 def test_those_that_give_up_their_place_get_the_same_tokens_in_the_end(size: int, stages: int) -> None:
     requests = crowding_requests()

@@ -133,6 +133,7 @@ def test_guesses_from_the_text_itself(expected: dict[str, Got]) -> None:
     assert stats.num_accepted_tokens > 0
 
 
+@pytest.mark.slow
 def test_a_model_that_drafts_for_itself_is_nearly_always_right(expected: dict[str, Got]) -> None:
     """Its memory follows prefixes that are shared, copied, evicted and brought back: a wrong key would show."""
     model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)

@@ -102,7 +102,7 @@ def logits(path: Path, group: Group = SINGLE_RANK, captures: tuple[int, ...] = (
     return torch.cat([part.flatten() for part in found]) if found else torch.empty(0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize(("size", "stages"), [(2, 2), (1, 5)])
 @every_model
@@ -115,7 +115,7 @@ def test_stages_compute_what_one_does(checkpoint: Callable[[str], Path], name: s
             torch.testing.assert_close(mine, whole, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("name", ["llama with biases, tied", "qwen2, windows from layer 2 on", "qwen3"])
 def test_in_order_any_number_of_stages_computes_the_same_bits(checkpoint: Callable[[str], Path], name: str) -> None:

@@ -24,6 +24,7 @@ def asks(s: Any, topic: str) -> None:
     s += ramiform.gen("answer", max_tokens=24, ignore_eos=True, temperature=0)
 
 
+@pytest.mark.exhaustive
 def test_a_subscriber_receives_every_page_and_can_replay_what_it_missed() -> None:
     with tempfile.TemporaryDirectory(prefix="rf") as folder:
         address, log = f"ipc://{folder}/events", Path(folder) / "plans.jsonl"
@@ -51,6 +52,7 @@ def test_a_subscriber_receives_every_page_and_can_replay_what_it_missed() -> Non
         assert changed.exit_code == 0, changed.output
 
 
+@pytest.mark.slow
 def test_a_replay_is_whole_however_slowly_it_is_read(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/events"
     publisher = CacheEventPublisher(address, page_size=16)

@@ -73,6 +73,7 @@ def test_training_never_uses_held_out_names_numbers_or_wordings():
     )
 
 
+@pytest.mark.slow
 def test_wide_draws_hold_out_pairs():
     options = [f"wording {n}" for n in range(60)]
 

@@ -32,6 +32,7 @@ def deterministic(path: Path, **settings: object) -> CoreConfig:
     return CoreConfig(device="cpu", num_pages=40, deterministic=True, model=str(path), **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "kv_dtype", "num_threads"), [("float32", "auto", 2), ("bfloat16", "int8", 1)])
 def test_a_request_has_the_same_bits_in_any_batch(
     dtype: str, kv_dtype: str, num_threads: int, checkpoint: Path
@@ -73,6 +74,7 @@ MIXTURES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixtures_have_the_same_bits_in_any_batch(name: str, quantize: str | None, tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_tool_use_calls_the_right_function_and_answers_from_its_result(
     assert printed[-1].strip() == answer
 
 
+@pytest.mark.slow
 def test_judge_finds_what_is_wrong_and_only_that(runtime: ramiform.Runtime) -> None:
     right, wrong = run_example(runtime, "judge.py").split("Japan: ")[1:]
     assert right.startswith("5 of 5")
@@ -197,7 +198,7 @@ def test_every_agent_is_short_and_tested() -> None:
         assert path.name == "transcript.py" or f'"{path.name}"' in tested, path.name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_readme_program_runs_as_printed(runtime: ramiform.Runtime) -> None:
     program = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert program is not None

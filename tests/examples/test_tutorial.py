@@ -31,6 +31,7 @@ def without_line_ends(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backend")
 def test_every_snippet_prints_what_the_text_says() -> None:
     text = TUTORIAL.read_text()

@@ -21,6 +21,7 @@ def judge(q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, first: 
     return out[0].transpose(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(("kv_heads", "group", "head_dim"), [(2, 2, 64), (1, 7, 64), (3, 1, 10), (1, 33, 8)])
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ rows = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(
     parameters=st.lists(rows, min_size=1, max_size=4),
     vocab=st.integers(1, 50),

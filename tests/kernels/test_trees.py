@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ def attend(q_THD: torch.Tensor, spans: list[RowSpan], kv: KvCache, window: int |
     return paged_attention(q_THD, kv, layout, scale=0.3)
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6), trees()), min_size=1, max_size=5),
     window=st.none() | st.integers(1, 40),

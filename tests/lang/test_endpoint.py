@@ -54,6 +54,7 @@ def greet(s: ProgramState) -> None:
     s += assistant(gen("greeting", max_tokens=8, temperature=0))
 
 
+@pytest.mark.exhaustive
 def test_an_http_address_of_this_machine_gives_the_runtime_s_own_connection(
     runtime: ramiform.Runtime, url: str
 ) -> None:
@@ -79,6 +80,7 @@ def test_where_its_socket_cannot_be_opened_only_http_is_used(url: str, monkeypat
         assert count.run(backend=endpoint)["next"] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "facts"),
     [

@@ -47,6 +47,7 @@ def hurried() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hurried")
 def test_threads_that_speak_while_others_wait_are_heard_once_each() -> None:
     for _ in range(100):

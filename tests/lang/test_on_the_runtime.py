@@ -206,7 +206,7 @@ def test_cancelling_frees_the_runtime(backend: ramiform.Runtime) -> None:
     assert get_server_info()["num_running"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_when_the_runtime_is_killed_fifty_running_programs_raise_at_once_each_naming_its_line() -> None:
     failures: dict[int, BaseException | None] = {}
     running = threading.Barrier(51, timeout=120)

@@ -307,6 +307,7 @@ def test_errors_of_a_compiled_batch_stand_in_their_place(frontend: Any, endpoint
         next(given)
 
 
+@pytest.mark.slow
 def test_a_branch_dropped_while_recording_is_closed_after_its_messages(frontend: Any, endpoint: Any) -> None:
     import gc
 

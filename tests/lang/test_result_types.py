@@ -48,6 +48,7 @@ class Person(pydantic.BaseModel):
     friends: list[str] = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [int, float, bool, str, "int", "float", "bool", "str"])
 @given(data=st.data())
 def test_every_text_of_the_pattern_is_a_value_of_the_type(dtype: Any, data: st.DataObject) -> None:
@@ -138,6 +139,7 @@ TYPES: list[Any] = [int, list[int], int | None, bool | int, dict[str, int], Poin
 TYPES += [Literal[1, 2, 30], Annotated[int, msgspec.Meta(ge=-5, lt=2000, multiple_of=5)], int | str, tuple[int, str]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", TYPES, ids=str)
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=25)

@@ -190,6 +190,7 @@ def test_a_state_takes_strings_and_expressions_only(frontend: Any) -> None:
     assert not frontend.messages(session.Append)
 
 
+@pytest.mark.slow
 def test_a_collected_state_is_closed_in_the_runtime(frontend: Any) -> None:
     def body(s: ProgramState) -> None:
         forks = s.fork(3)

@@ -155,6 +155,7 @@ def logits(path: Path, *, group: Group | None = None, **options: Any) -> torch.T
     )
 
 
+@pytest.mark.slow
 @every_block
 def test_prompts_and_decode_steps_equal_the_judge_s(name: str, checkpoint: Checkpoint) -> None:
     model, pool = load(checkpoint(name))
@@ -176,6 +177,7 @@ def test_parameters_are_counted_as_the_judge_counts_them(name: str, checkpoint: 
     assert model_size(config).num_parameters == num_parameters(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "olmo 2"])
 def test_two_ranks_compute_what_one_does(name: str, checkpoint: Checkpoint) -> None:
     path = checkpoint(name)
@@ -183,6 +185,7 @@ def test_two_ranks_compute_what_one_does(name: str, checkpoint: Checkpoint) -> N
         torch.testing.assert_close(mine, logits(path), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @every_block
 def test_two_stages_compute_what_one_does(name: str, checkpoint: Checkpoint) -> None:
     path = checkpoint(name)
@@ -195,6 +198,7 @@ def test_norms_over_all_heads_are_refused_on_two_ranks(checkpoint: Checkpoint) -
         groups(checkpoint("olmo 2"), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLAIN)
 def test_deterministic_mode_gives_the_same_bits(name: str, checkpoint: Checkpoint) -> None:
     path = checkpoint(name)
@@ -202,6 +206,7 @@ def test_deterministic_mode_gives_the_same_bits(name: str, checkpoint: Checkpoin
     check_same_bits(build_engine(config, path), briefly=True)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["olmo 2", "starcoder 2", "gemma 2, no caps"])
 def test_triton_ops_compute_the_same(name: str, checkpoint: Checkpoint) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -231,6 +236,7 @@ def test_plain_ops_asked_for_by_name_cap_attention_too(checkpoint: Checkpoint) -
     torch.testing.assert_close(logits(path, ops=ops), logits(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("quantize", "bound"), [("int8", 0.05), ("int4", 0.6), ("fp8", 0.2)])
 @every_block
 def test_weights_rounded_while_loading(name: str, quantize: Any, bound: float, checkpoint: Checkpoint) -> None:
@@ -238,6 +244,7 @@ def test_weights_rounded_while_loading(name: str, quantize: Any, bound: float, c
     assert 0 < float((logits(checkpoint(name), quantize=quantize) - exact).norm() / exact.norm()) < bound
 
 
+@pytest.mark.slow
 @every_block
 def test_a_written_checkpoint_equals_rounding_while_loading(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
     write_quantised(checkpoint(name), tmp_path / "int8", "int8")
@@ -327,6 +334,7 @@ def test_draft_heads_are_not_trained_for_capped_logits(checkpoint: Checkpoint) -
         initial_head(config, model, None, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [Gemma2Config, Starcoder2Config])
 def test_gptq_is_nearer_to_the_dense_model_than_plain_rounding(config: Any, tmp_path: Path) -> None:
     torch.manual_seed(1)

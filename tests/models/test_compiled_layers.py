@@ -59,6 +59,7 @@ def states(model: Decoder, step: list[Row], captures: tuple[int, ...]) -> tuple[
     return hidden.double(), captured.double(), memory.k_LSKD.double(), memory.v_LSKD.double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", ["llama3", "llama with biases", "mistral, window", "qwen2, windows"])
 def test_a_small_step_equals_plain_ops(

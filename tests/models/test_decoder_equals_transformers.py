@@ -102,6 +102,7 @@ def test_a_prompt_in_one_pass(name: str, checkpoint: Checkpoint, judge: Judge) -
     assert_close(got, want)
 
 
+@pytest.mark.slow
 @every_family
 def test_a_prompt_in_chunks_of_any_size(name: str, checkpoint: Checkpoint, judge: Judge) -> None:
     model, pool = load(checkpoint(name))

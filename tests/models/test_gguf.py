@@ -98,6 +98,7 @@ def test_a_file_gives_the_logits_of_its_dequantised_tensors(name: str, kind: Typ
     assert error_of(path, dequantised(model, path)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_four_bit_formats_stay_packed_and_give_the_dequantised_logits(name: str, kind: Type, tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_a_scheme_that_is_not_read_is_refused_by_layer_and_name(
         logits(path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_file_is_served_with_its_own_tokenizer(tmp_path: Path) -> None:
     model = model_of("qwen2", vocab_size=28)
 

@@ -252,6 +252,7 @@ def test_an_ignored_layer_stays_dense(dense: Path, tmp_path: Path) -> None:
     assert isinstance(layer.o, EightBitLinear)
 
 
+@pytest.mark.slow
 def test_a_fused_layer_quantised_in_part_is_refused_by_name(dense: Path, tmp_path: Path) -> None:
     config = compressed("int-quantized") | {"ignore": ["model.layers.1.self_attn.k_proj"]}
     path = changed(dense, tmp_path / "packed", pack_gptq, quantization_config=config)
@@ -276,6 +277,7 @@ def test_quantised_checkpoints_are_not_quantised_again(dense: Path, tmp_path: Pa
         write_quantised(tmp_path / "out", tmp_path / "again", "fp8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

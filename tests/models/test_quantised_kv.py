@@ -55,6 +55,7 @@ def load(path: Path, stored: torch.dtype) -> tuple[Decoder, KvPool, KvScales]:
 FAMILIES = [name for name in NAMES if not any(part in name for part in ("dynamic", "moe", "mixtral"))]
 
 
+@pytest.mark.slow
 @QUANTISED
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_computes_with_dequantised_kv(

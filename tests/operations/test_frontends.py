@@ -55,6 +55,7 @@ def test_requests_over_many_connections_are_all_answered_and_counted_once(server
         assert asked("ramiform_request_generated_tokens_sum") == asked("ramiform_generated_tokens_total")
 
 
+@pytest.mark.exhaustive
 def test_programs_are_sent_on_in_turn_and_give_what_one_frontend_gives(server: Server) -> None:
     backends = [ramiform.RuntimeEndpoint(server.address) for _ in range(5)]
     try:
@@ -69,6 +70,7 @@ def test_programs_are_sent_on_in_turn_and_give_what_one_frontend_gives(server: S
             backend.close()
 
 
+@pytest.mark.slow
 def test_a_request_is_aborted_from_whichever_frontend_hears_of_it(server: Server) -> None:
     body = {
         "text": "x",

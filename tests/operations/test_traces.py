@@ -63,6 +63,7 @@ def attributes(span: Any) -> dict[str, Any]:
     return {attribute.key: value(attribute.value) for attribute in span.attributes}
 
 
+@pytest.mark.exhaustive
 def test_a_request_is_a_span_of_the_caller_s_trace_and_its_sequences_are_spans_of_it() -> None:
     with collecting() as (endpoint, spans), ramiform.Runtime(port=0, num_pages=256, otlp_endpoint=endpoint) as runtime:
         assert runtime.url is not None
@@ -98,6 +99,7 @@ def test_a_request_is_a_span_of_the_caller_s_trace_and_its_sequences_are_spans_o
     assert "regex" in sequence.status.message
 
 
+@pytest.mark.exhaustive
 def test_a_collector_that_is_gone_harms_nobody() -> None:
     with ramiform.Runtime(port=0, num_pages=256, otlp_endpoint="http://127.0.0.1:9") as runtime:
         assert runtime.url is not None

@@ -120,6 +120,7 @@ def test_nodes_are_told_of_the_end(house: House, come: Come, error: RamiformErro
     assert link.receive() == NodeLeave(info)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "param", "message"),
     [

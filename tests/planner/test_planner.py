@@ -211,6 +211,7 @@ sizes = st.sampled_from([LLAMA_8B, LLAMA_70B, MIXTRAL])
 kinds = st.sampled_from(sorted(DEVICES))
 
 
+@pytest.mark.slow
 @given(sizes, kinds, st.integers(1, 512), st.integers(2, 4000), st.integers(1, 4000))
 def test_orderings_hold_for_any_estimate(
     raw: dict[str, Any], kind: str, concurrency: int, prompt: int, more: int
@@ -241,6 +242,7 @@ def test_orderings_hold_for_any_estimate(
     assert slower.step_seconds == pytest.approx(2 * base.step_seconds)
 
 
+@pytest.mark.slow
 def test_the_choice_fits_and_meets_the_targets_with_the_fewest_devices() -> None:
     model, device = config(LLAMA_70B), DEVICES["h100"]
     chosen = choose(model, device, 8, WORKLOAD, max_ttft=0.5, max_itl=0.03)

@@ -42,6 +42,7 @@ def test_a_prompt_beyond_the_context_names_both_numbers(url: str, backend: ramif
     assert lives(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("params", "param"),
     [
@@ -68,6 +69,7 @@ def test_a_bad_parameter_is_a_400_that_names_it(url: str, params: dict[str, obje
     assert lives(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"null", b'{"text": 5}', b"{}", b'{"text": "a", "input_ids": [1]}', b"[" * 100_000, b"\xff"],
@@ -78,6 +80,7 @@ def test_a_malformed_body_is_a_400(url: str, body: bytes) -> None:
     assert answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("penalty", [0.01, 10.0])
 def test_the_strongest_penalties_leave_the_grammar_its_say(url: str, penalty: float, temperature: float) -> None:
@@ -112,6 +115,7 @@ def test_garbage_on_the_socket_is_answered_and_the_runtime_lives(
         assert isinstance(answer, Welcome)
 
 
+@pytest.mark.slow
 def test_thousands_that_come_and_go_do_not_stop_the_runtime(runtime: ramiform.Runtime) -> None:
     decoder = msgspec.msgpack.Decoder(FromFrontend)
     with zmq.Context() as context:

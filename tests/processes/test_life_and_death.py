@@ -29,7 +29,7 @@ def endless(s: ramiform.ProgramState, length: int = 1900) -> None:
     s += "Tell me everything." + ramiform.gen("x", max_tokens=length, ignore_eos=True, temperature=1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_core_ends_the_frontend_and_fails_the_program(
     own_tmp: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,7 +47,7 @@ def test_a_killed_core_ends_the_frontend_and_fails_the_program(
     assert not list(own_tmp.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_frontend_ends_the_core_and_fails_the_program(
     own_tmp: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,7 +65,7 @@ def test_a_killed_frontend_ends_the_core_and_fails_the_program(
     assert not list(own_tmp.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_program_takes_its_runtime_along(own_tmp: Path) -> None:
     code = "import ramiform; r = ramiform.Runtime(); print(r.pid, flush=True); input()"
     with subprocess.Popen(
@@ -80,7 +80,7 @@ def test_a_killed_program_takes_its_runtime_along(own_tmp: Path) -> None:
     assert not list(own_tmp.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_shutdown_leaves_nothing_behind(own_tmp: Path) -> None:
     runtime = ramiform.Runtime()
     processes = [runtime.pid, *children(runtime.pid)]
@@ -92,7 +92,7 @@ def test_shutdown_leaves_nothing_behind(own_tmp: Path) -> None:
     runtime.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ctrl_c_ends_serve_cleanly(own_tmp: Path) -> None:
     with subprocess.Popen(
         [RAMIFORM, "serve", "--port", "0"],
@@ -114,7 +114,7 @@ def test_ctrl_c_ends_serve_cleanly(own_tmp: Path) -> None:
     assert not list(own_tmp.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ctrl_c_ends_serve_cleanly_also_while_the_core_starts(own_tmp: Path) -> None:
     with subprocess.Popen(
         [RAMIFORM, "serve", "--port", "0"],
@@ -149,7 +149,7 @@ def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> N
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_core_that_was_stopped_for_a_while_goes_on() -> None:
     with ramiform.Runtime() as runtime:
         [core] = children(runtime.pid)
@@ -175,6 +175,7 @@ if modules:
 """
 
 
+@pytest.mark.exhaustive
 def test_output_of_a_library_is_not_taken_for_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,6 +95,7 @@ def test_ranks_of_two_nodes_answer_as_one_until_one_is_lost(
     assert "Traceback" not in capfd.readouterr().err + said
 
 
+@pytest.mark.exhaustive
 def test_nodes_end_together(meeting: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     settings = {**CHECKED, **meeting, "tp": 2}
     with other_node(settings) as node:
@@ -106,6 +107,7 @@ def test_nodes_end_together(meeting: dict[str, Any], capfd: pytest.CaptureFixtur
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.exhaustive
 def test_a_killed_core_takes_the_other_node_along(meeting: dict[str, Any]) -> None:
     settings = {**CHECKED, **meeting, "tp": 2}
     with other_node(settings) as node, ramiform.Runtime(**settings) as first:

@@ -55,7 +55,7 @@ def test_several_ranks_answer_as_one(divided: ramiform.Runtime, runtime: ramifor
     assert states[0].text() == states[1].text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ranks_end_with_their_runtime(own_tmp: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with ramiform.Runtime(tp=2, **CHECKED) as runtime:
         [core] = children(runtime.pid)
@@ -88,7 +88,7 @@ def test_a_killed_rank_ends_the_runtime_and_fails_the_program(
     assert not list(own_tmp.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_core_takes_the_ranks_along(own_tmp: Path) -> None:
     with ramiform.Runtime(tp=2, **CHECKED) as runtime:
         [core] = children(runtime.pid)
@@ -99,7 +99,7 @@ def test_a_killed_core_takes_the_ranks_along(own_tmp: Path) -> None:
     assert not list(own_tmp.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("way", "number", "reason"),
     [

@@ -52,7 +52,7 @@ def on_another_machine(keys: Path, folder: Path, name: str = "client") -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_program_runs_as_at_home(remote: str, keys: Path, tmp_path: Path) -> None:
     here = on_another_machine(keys, tmp_path / "there")
     with RuntimeEndpoint(remote, here) as first, RuntimeEndpoint(remote, here) as second:
@@ -62,7 +62,7 @@ def test_a_program_runs_as_at_home(remote: str, keys: Path, tmp_path: Path) -> N
         assert {state["answer"] for state in batch} == {states[0]["answer"]}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_program_of_another_name_is_let_in_by_a_runtime_that_knows_it(keys: Path, tmp_path: Path) -> None:
     make_keys(keys, "anna")
     here = on_another_machine(keys, tmp_path / "there", "anna")

@@ -37,6 +37,7 @@ def test_length_normalised_scores_are_means(table: list[list[float]]) -> None:
     assert choices.decide(scores) == int(np.argmax(scores))
 
 
+@pytest.mark.slow
 @given(tables)
 def test_greedy_selection_is_that_of_the_matrix(table: list[list[float]]) -> None:
     assert choices.decide(choices.scores("greedy_token_selection", table)) == naive_greedy(table)

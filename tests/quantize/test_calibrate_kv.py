@@ -31,6 +31,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_the_ranges_are_those_of_transformers_and_the_runtime_finds_them(model: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT)
     arguments = ["calibrate-kv", str(model), "--data", str(tmp_path / "text"), "--window", "40", "--dtype", "float32"]

@@ -182,6 +182,7 @@ def last_states(path: Path, ids: list[int]) -> torch.Tensor:
 NEARER = [*((name, "gptq") for name in CONFIGS), ("llama, biases", "awq"), ("qwen2, window", "awq")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dense", "method"), NEARER, indirect=["dense"])
 def test_a_calibrated_checkpoint_is_nearer_to_the_dense_model_than_a_rounded_one(
     method: str, dense: Path, tmp_path: Path
@@ -199,6 +200,7 @@ def test_a_calibrated_checkpoint_is_nearer_to_the_dense_model_than_a_rounded_one
     assert error(method) < 0.93 * error("plain")
 
 
+@pytest.mark.slow
 def test_awq_s_factors_cancel_when_nothing_is_rounded(
     dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +238,7 @@ def test_awq_s_factors_cancel_when_nothing_is_rounded(
     torch.testing.assert_close(last_states(tmp_path / "moved", ids), last_states(dense, ids), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", ["awq", "gptq"])
 def test_the_command_calibrates_and_reports(method: str, dense: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(TEXT)
@@ -261,6 +263,7 @@ def test_a_calibrated_method_needs_a_text_and_a_long_enough_one(dense: Path, tmp
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_experts_that_few_tokens_choose_are_rounded_to_nearest_and_named(tmp_path: Path) -> None:
     torch.manual_seed(2)
     path = made(MixtralConfig(**SIZES, num_local_experts=24, num_experts_per_tok=1), tmp_path / "mixture")

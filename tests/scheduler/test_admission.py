@@ -31,6 +31,7 @@ def run(seed: int) -> tuple[int, int]:
     return stats.num_steps, stats.num_retractions
 
 
+@pytest.mark.exhaustive
 def test_fewer_are_retracted_in_about_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     estimated = [run(seed) for seed in range(3)]
     monkeypatch.setattr("ramiform.runtime.scheduler.admission.peak_pages", page_each)

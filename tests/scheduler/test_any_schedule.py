@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,6 +121,7 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
     return shape, mix, draw(st.lists(st.lists(events, max_size=3), max_size=25))
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(scenarios())
 def test_every_request_gets_the_tokens_it_would_get_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from ramiform.runtime.scheduler.batch import SHORT_PROMPT_SHARE, PrefillBudget
 from .harness import Runtime, generate
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.integers(0, 5),
@@ -37,6 +39,7 @@ def test_a_running_stream_is_in_every_plan_whatever_prompts_come(
         assert runtime.plans[-1].num_tokens <= budget
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.integers(200, 400), min_size=1, max_size=3), st.integers(1, 32), st.booleans())
 def test_a_short_prompt_waits_a_bounded_number_of_chunks_behind_long_ones(

@@ -169,7 +169,7 @@ def test_only_so_many_are_looked_at_in_a_step() -> None:
     assert len(looked_at) <= MAX_ARRANGED
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
 def test_64_pages_serve_200_requests_to_the_end(name: OrderName) -> None:
     draw = random.Random(2)

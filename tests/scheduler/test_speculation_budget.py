@@ -91,6 +91,7 @@ def time_of(machine: Callable[[], Seconds], chance: float, batch: int, depth: in
     return done.now / done.num_tokens
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("batch", [1, 6])
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.85])
 @pytest.mark.parametrize("machine", LIKE_THE_MODEL + UNLIKE_THE_MODEL, ids=lambda machine: machine.__name__)

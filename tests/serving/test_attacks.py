@@ -185,7 +185,7 @@ def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, path: str,
     assert error_of(response)["type"] == "invalid_request_error"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", BODIES)
 def test_a_wrong_value_anywhere_is_accepted_or_refused_by_name(http: httpx.Client, model: str, path: str) -> None:
     described = http.get("/openapi.json").json()
@@ -200,6 +200,7 @@ def test_a_wrong_value_anywhere_is_accepted_or_refused_by_name(http: httpx.Clien
                 assert error["param"] is not None, (field, case, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", NUMERIC)
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:9])
 def test_a_number_that_is_none_is_refused_by_name(http: httpx.Client, model: str, field: str, number: str) -> None:
@@ -215,6 +216,7 @@ def test_a_number_that_cannot_be_read_is_refused(http: httpx.Client) -> None:
         assert "digits" in error["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("case", CHAT)
 def test_a_wrong_chat_is_refused_by_name(http: httpx.Client, model: str, case: str, stream: bool) -> None:

@@ -160,6 +160,7 @@ def test_a_bias_decides(client: OpenAI, http: httpx.Client, model: str) -> None:
     assert "Oslo".startswith(answer.choices[0].text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 import ramiform
 
@@ -14,6 +15,7 @@ DOCS = (Path(ramiform.__file__).parent / "docs/http.md").read_text("utf-8")
 WORDS = frozenset(re.findall(r"[a-z_0-9]+", DOCS))
 
 
+@pytest.mark.slow
 def test_every_route_is_documented_and_no_other(http: httpx.Client) -> None:
     table = DOCS.partition("## Routes")[2].partition("\n## ")[0]
     documented = set(re.findall(r"`(?:[A-Z]+ )?(/[^`]*)`", table)) - {"/v1"}

@@ -104,7 +104,7 @@ def test_its_three_lines_work_when_copied(http: httpx.Client) -> None:
             assert '"model"' in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_with_a_key_the_lines_ask_for_it_and_the_model_is_not_told(locked: httpx.Client) -> None:
     answer = locked.get("/")
     assert answer.status_code == 200

@@ -74,6 +74,7 @@ def test_the_events_of_a_response_have_names(url: str, model: str) -> None:
         assert name == b"event: " + json.loads(line.removeprefix(b"data: "))["type"].encode()
 
 
+@pytest.mark.slow
 def test_half_of_many_streams_are_dropped_and_the_rest_are_whole(url: str, model: str) -> None:
     num = 64
 

@@ -41,6 +41,7 @@ DIALECTS: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "check"), DIALECTS, ids=[json.dumps(fields)[:60] for fields, _ in DIALECTS])
 def test_every_dialect_is_obeyed(http: httpx.Client, model: str, fields: dict[str, Any], check: Any) -> None:
     body: dict[str, Any] = {"model": model, "temperature": 1.3, "seed": 1, "n": 3, "max_tokens": 200}

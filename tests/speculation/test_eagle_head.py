@@ -159,6 +159,7 @@ def test_any_chunks_of_any_rows_give_the_naive_heads_trees(
                     assert_tree(tree, wanted)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("computed", [False, True], ids=["before any tree", "after a tree"])
 def test_a_copied_prefix_goes_on_as_its_own_through_the_host_too(
     computed: bool, target: Decoder, tmp_path: Path

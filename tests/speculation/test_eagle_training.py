@@ -116,6 +116,7 @@ def test_a_head_learns_to_draft(
     assert files == {"config.json", "model.safetensors", "generated.jsonl"}
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def matched_stop(
     return None
 
 
+@pytest.mark.slow
 @given(data=st.data(), stops=STOPS, patterns=PATTERNS, skip=st.booleans())
 def test_the_stream_is_the_decoded_text_whatever_the_steps(
     tokenizer: Tokenizer, data: st.DataObject, stops: list[str], patterns: Search, skip: bool
@@ -63,6 +64,7 @@ def test_the_stream_is_the_decoded_text_whatever_the_steps(
     assert sent + detokenizer.finish() == whole
 
 
+@pytest.mark.slow
 @given(data=st.data(), stops=STOPS, patterns=PATTERNS, skip=st.booleans())
 def test_a_stop_cuts_the_stream_and_none_of_it_was_sent_before(
     tokenizer: Tokenizer, data: st.DataObject, stops: list[str], patterns: Search, skip: bool
@@ -85,6 +87,7 @@ def test_a_stop_cuts_the_stream_and_none_of_it_was_sent_before(
     assert result.num_whole < number
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_no_part_of_a_character_is_sent(tokenizer: Tokenizer, data: st.DataObject) -> None:
     text = data.draw(TEXTS)

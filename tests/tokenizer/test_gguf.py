@@ -141,6 +141,7 @@ def pieces(
     return theirs, load_tokenizer(path)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.text(max_size=40), st.sampled_from(CORPUS)))
 def test_sentencepiece_encodes_as_it_was_trained(

@@ -34,6 +34,7 @@ def metaspaces_are_spaces(tokenizer: Tokenizer, text: str) -> str:
     return text.replace("▁", " ") if bytes_of(tokenizer, tokenizer.encode("▁", continues=True)) == b" " else text
 
 
+@pytest.mark.slow
 @given(text=NAMED_TEXT)
 def test_plain_text_keeps_its_bytes_and_never_becomes_a_special_token(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text, parse_special=False, continues=True)
@@ -42,6 +43,7 @@ def test_plain_text_keeps_its_bytes_and_never_becomes_a_special_token(tokenizer:
     assert tokenizer.decode(ids) == metaspaces_are_spaces(tokenizer, text)
 
 
+@pytest.mark.slow
 @given(text=NAMED_TEXT)
 def test_text_with_special_tokens_comes_back_when_they_are_shown(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text, continues=True)
@@ -90,6 +92,7 @@ def test_unused_ids_show_nothing(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.token_bytes) == tokenizer.vocab_size
 
 
+@pytest.mark.slow
 @given(text=ANY_TEXT)
 def test_ids_equal_those_of_the_library(folder: Path, tokenizer: Tokenizer, text: str) -> None:
     plain = tokenizer.encode(text, parse_special=False)

@@ -82,6 +82,7 @@ def check(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.bound.least_tokens([text[:middle], text[middle:]]) <= len(ids)
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts)
 def test_no_text_has_fewer_tokens_than_the_bound(tokenizer: Tokenizer, text: str) -> None:
@@ -136,6 +137,7 @@ def test_a_sentencepiece_model_that_maps_characters_has_no_bound(tmp_path: Path)
             check(tokenizer, text)
 
 
+@pytest.mark.slow
 def test_normal_forms_shrink_no_text_by_more_than_is_allowed_for() -> None:
     size = [len(chr(point).encode("utf-8", "surrogatepass")) for point in range(sys.maxunicode + 1)]
     decomposed = [unicodedata.normalize("NFD", chr(point)) for point in range(sys.maxunicode + 1)]

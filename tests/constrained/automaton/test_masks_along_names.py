@@ -65,6 +65,7 @@ GIVEN: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["any", "schema"])
 @pytest.mark.parametrize("name", GIVEN)
 def test_along_names_a_token_is_in_the_mask_exactly_if_it_is_accepted(name: str, order: PropertyOrder) -> None:

@@ -106,6 +106,7 @@ def test_terminals_that_are_too_large_to_compare_are_named() -> None:
     assert ambiguous_terminals(grammar).unchecked == (("A", "B"),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "grammar",
     [

@@ -108,6 +108,7 @@ def test_a_mask_allows_the_tokens_whose_bytes_can_continue(
         assert matcher.accept(rng.choice(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("syntax", "name"), CASES)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))

@@ -135,6 +135,7 @@ def walked(rng: random.Random, matcher: OutputMatcher) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(120))
 def test_every_output_is_valid(seed: int) -> None:
     rng = random.Random(seed)
@@ -151,6 +152,7 @@ def test_every_output_is_valid(seed: int) -> None:
             jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("constraint", "text"),
     [
@@ -184,6 +186,7 @@ def test_a_pattern_means_what_it_means_in_python(pattern: str, text: str) -> Non
     assert not accepts(Regex(pattern), text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "constraint",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -58,6 +59,7 @@ def spellings(code: int) -> dict[Encoding, list[bytes]]:
     return {"utf8": [chr(code).encode()], "json_string": [text.encode() for text in (plain, escaped, upper)]}
 
 
+@pytest.mark.slow
 @given(sets=st.lists(SETS, max_size=3), code=CODES)
 @example(sets=[((0, 0x10FFFF),)], code=0xE000)
 @example(sets=[((0x10000, 0x10001), (0x10003, 0x10400))], code=0x10002)

@@ -40,6 +40,7 @@ def matches_of(patterns: list[str], text: bytes, first: int) -> list[tuple[int, 
     return sorted(found)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(patterns=st.lists(PATTERNS, min_size=1, max_size=3), pieces=PIECES, data=st.data())
 def test_the_first_match_is_found_in_the_chunk_in_which_it_ends(
@@ -63,6 +64,7 @@ def test_the_first_match_is_found_in_the_chunk_in_which_it_ends(
         assert scan.feed(piece) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(patterns=st.lists(PATTERNS, min_size=1, max_size=2), pieces=PIECES, rest=st.text("abcé東\n", max_size=4))
 def test_bytes_that_are_not_pending_belong_to_no_later_match(

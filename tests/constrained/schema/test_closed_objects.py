@@ -245,6 +245,7 @@ def written(constraint: JsonSchema | JsonObject, seed: int) -> Any:
     return json.loads(sample(grammar, random.Random(seed)), object_pairs_hook=_without_repeats)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=150)
 @given(schema=st.one_of(_objects, _beside), seed=st.integers(0, 2**32), options=st.sampled_from([CLOSED, DIGITS]))
 def test_generated_values_are_valid_and_repeat_no_name(schema: Any, seed: int, options: SchemaOptions) -> None:
@@ -255,6 +256,7 @@ def test_generated_values_are_valid_and_repeat_no_name(schema: Any, seed: int, o
             jsonschema.validate(value, closed(schema))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     schema=st.sampled_from(
@@ -316,6 +318,7 @@ def integers(*names: str) -> dict[str, Any]:
     return {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "schema",
     [
@@ -365,6 +368,7 @@ def test_a_token_that_contains_a_used_name_is_not_allowed(name: str, gap: str) -
     assert after_comma not in allowed(matcher, vocabulary)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     parts=st.lists(

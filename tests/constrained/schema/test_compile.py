@@ -27,6 +27,7 @@ def valid(value: Any, schema: Any) -> bool:
     return bool(jsonschema.Draft202012Validator(schema, format_checker=CHECKER).is_valid(value))
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32), whitespace=st.sampled_from(["compact", "bounded", "any"]))
 def test_outputs_drawn_from_masks_are_valid(schema: Any, seed: int, whitespace: WhitespacePolicy) -> None:

@@ -12,6 +12,7 @@ import random
 from functools import cache
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -117,6 +118,7 @@ def accepted(grammar: CompiledGrammar | None, text: str) -> bool:
     return all(matcher.accept(numbers[letter]) for letter in text) and matcher.is_accepting()
 
 
+@pytest.mark.exhaustive
 @MANY
 @given(
     schema=OBJECTS.map(lambda s: {**s, "type": "object"}),
@@ -138,6 +140,7 @@ OBJECT_VALUES = [
 ]
 
 
+@pytest.mark.exhaustive
 @MANY
 @given(schema=OBJECTS.map(lambda s: {**s, "type": "object"}), seed=st.integers(0, 2**32))
 def test_objects_are_accepted_exactly_when_they_are_valid(schema: Any, seed: int) -> None:
@@ -172,6 +175,7 @@ ARRAYS = _combined(_some(_array_keywords(_item | _arrays.map(lambda s: {"type": 
 ARRAY_VALUES = [list(items) for count in range(5) for items in itertools.product([0, 1, "a", False, [0]], repeat=count)]
 
 
+@pytest.mark.exhaustive
 @MANY
 @given(schema=ARRAYS.map(lambda s: {**s, "type": "array"}), seed=st.integers(0, 2**32))
 def test_an_array_that_has_begun_can_end(schema: Any, seed: int) -> None:
@@ -181,6 +185,7 @@ def test_an_array_that_has_begun_can_end(schema: Any, seed: int) -> None:
         assert text is None or is_valid(validator, text), text
 
 
+@pytest.mark.exhaustive
 @MANY
 @given(schema=ARRAYS.map(lambda s: {**s, "type": "array"}), seed=st.integers(0, 2**32))
 def test_arrays_are_accepted_exactly_when_they_are_valid(schema: Any, seed: int) -> None:

@@ -75,6 +75,7 @@ def accepted(grammar: CompiledGrammar | None, data: bytes) -> bool:
     return all(matcher.accept(byte) for byte in data) and matcher.is_accepting()
 
 
+@pytest.mark.slow
 @SLOW
 @given(schema=schemas(), whitespace=WHITESPACE, seed=SEEDS, order=st.sampled_from(["any", "schema"]), draft=DRAFTS)
 def test_outputs_drawn_from_masks_are_valid(
@@ -208,6 +209,7 @@ NUMBERS = _combined(
 WORDS = ["".join(word) for length in range(5) for word in itertools.product("ab", repeat=length)]
 
 
+@pytest.mark.slow
 @SLOW
 @given(schema=STRINGS.map(lambda s: {"type": "string", **s}) | NUMBERS.map(lambda s: {"type": "integer", **s}))
 def test_combined_string_and_number_keywords_accept_exactly_valid_values(schema: Any) -> None:

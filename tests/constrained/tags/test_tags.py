@@ -88,6 +88,7 @@ def test_triggers_begin_tags_in_free_text(pieces: list[str]) -> None:
     assert accepts(call_grammar(), text.encode()) == reads(text, CALLS), text
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), prefix=st.sampled_from(["", "x<", "<f=", "<f=a>{", "<f=ab>true", "<g>[", "é<<f"]))
 def test_masks_lead_to_valid_texts(seed: int, prefix: str) -> None:
@@ -137,6 +138,7 @@ WORDS = "<y> yes </y> <n> -1 2.5 </n> ! <t> no n </t> <r> x ( ) x) <j> , < <y>ye
 TEXTS = st.lists(st.sampled_from([*WORDS, '{"a":1}']), max_size=7).map("".join)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("format", "pattern"),
     [

@@ -197,6 +197,7 @@ def test_the_text_of_several_calls_is_what_the_format_reads(parser: str, choice:
     serving(say, check, tool_call_parser=parser)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parser", FORMAT_NAMES)
 def test_a_forced_call_is_made_in_every_format(parser: str) -> None:
     def say(prompt: str, request: Generate) -> str:
@@ -215,6 +216,7 @@ def test_a_forced_call_is_made_in_every_format(parser: str) -> None:
     serving(say, check, tool_call_parser=parser)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_call_is_held_to_its_schema_once_the_model_opens_it(strict: bool) -> None:
     def say(prompt: str, request: Generate) -> str:

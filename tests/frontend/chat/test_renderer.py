@@ -35,6 +35,7 @@ def render(template: str, messages: list[dict[str, Any]], **options: Any) -> lis
 contents = st.lists(st.sampled_from([*NAMES, "a", "<", "|im_end|>", "<|im", "é", "\n", " "]), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(templates.ALL)), contents, contents)
 def test_the_text_is_the_templates_and_names_in_contents_are_not_trusted(
     name: str, first: list[str], second: list[str]

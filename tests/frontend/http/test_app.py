@@ -78,6 +78,7 @@ def test_tokens_there_and_back() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokenisation runs in a thread; on the event loop it would block every client."""
     told: list[tuple[str, bool]] = []
@@ -198,6 +199,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_the_api_describes_itself() -> None:
     async def main() -> None:
         async with served() as (_, client):

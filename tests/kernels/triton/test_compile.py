@@ -13,6 +13,7 @@ import pytest
 SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("capability", SHARED_BYTES)
 @pytest.mark.timeout(600)
 def test_every_kernel_compiles_without_spilling(capability: int, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from .interpreter_dtypes import uniform_dot
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize(
     ("counts", "num_outputs", "num_inputs"),

@@ -21,6 +21,7 @@ FILTERS = {  # top-k (None: no filter), top-p, min-p
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
 @pytest.mark.parametrize("shape", ["spread", "ties", "flat", "masked"])
 def test_the_token_is_the_winner_among_those_the_filters_keep(

@@ -198,6 +198,7 @@ def test_compiled_async_and_batches_run_too() -> None:
     assert asyncio.run(read.arun(backend=backend)).ret_value == "7"
 
 
+@pytest.mark.slow
 def test_states_without_references_are_forgotten() -> None:
     backend = Scripted(lambda prompt: "a")
 

@@ -268,6 +268,7 @@ def test_an_error_of_the_core_has_its_status(error: RamiformError, status: int) 
     run(main())
 
 
+@pytest.mark.slow
 def test_an_error_on_the_way_ends_the_stream_with_an_event() -> None:
     async def main() -> None:
         async with served(lambda request: FINE if request.sampling.seed == 1 else None) as (built, client):

@@ -60,6 +60,7 @@ def test_a_client_that_leaves_before_the_answer_has_it_aborted(path: str, body: 
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "body"), [route for route in ROUTES if '"n"' in json.dumps(route)], ids=ids)
 def test_a_client_that_leaves_a_stream_has_the_rest_aborted(path: str, body: dict[str, Any]) -> None:
     """The first output ends at once, which begins the stream; the others never end."""
@@ -79,6 +80,7 @@ def test_a_client_that_leaves_a_stream_has_the_rest_aborted(path: str, body: dic
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

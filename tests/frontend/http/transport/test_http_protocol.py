@@ -153,6 +153,7 @@ async def arrived(built: House, num_bytes: int) -> None:
     await until(lambda: any(each._num_bytes == num_bytes for each in connections(built)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beginning", [b"G", HEAD, HEAD + b"X: a"], ids=["a letter", "a header", "half a header"])
 @pytest.mark.parametrize("before", [b"", WHOLE], ids=["first", "later"])
 def test_a_head_that_does_not_end_in_time_is_a_408(before: bytes, beginning: bytes) -> None:
@@ -230,6 +231,7 @@ def test_the_rest_of_a_body_that_was_refused_has_to_come_in_time(monkeypatch: py
     run(main())
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_its_answers_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "WRITE_SECONDS", 0.1)
 
@@ -326,6 +328,7 @@ def test_a_websocket_message_of_endless_fragments_ends_the_connection() -> None:
     run(main())
 
 
+@pytest.mark.slow
 def test_pongs_do_not_pile_up_for_a_client_that_does_not_read() -> None:
     async def main() -> None:
         async with house(http=True) as built, connected(built) as peer:
