@@ -61,7 +61,7 @@ def watch_parent(stdin: BinaryIO, on_end: Callable[[bool], None]) -> None:
     def wait() -> None:
         on_end(stdin.readline() == QUIT)
 
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+    threading.Thread(target=wait, name="parent watchdog", daemon=True).start()
 
 
 def exit_with_parent(

@@ -1,4 +1,4 @@
-"""What a request asks of the sampler: the table of sampling parameters, and values validated when they are built.
+"""The table of sampling parameters, and sampling values that are validated when they are built.
 
 Every field of `SamplingParams` is a row of the table. The bodies of the HTTP APIs, the arguments of `gen` and `run`,
 the plan's draw and the requests to other servers derive from it.

@@ -42,7 +42,7 @@ def create_app(
     app.state.core = generator.core  # body limits depend on the model's context
     errors.install_error_handlers(app)
     openapi.install_openapi(app, has_keys=bool(keys))
-    app.add_exception_handler(ClientDisconnectedError, _nobody_listens)
+    app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
     chat_service = ChatService(generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     for api in (
         NativeApi(generator, siblings),
@@ -91,5 +91,5 @@ def _listed(setting: str | None) -> list[str]:
     return [] if setting is None else [part.strip() for part in setting.split(",") if part.strip()]
 
 
-async def _nobody_listens(request: Request, error: Exception) -> Response:
+async def _client_disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # for the log and metrics; nobody receives it

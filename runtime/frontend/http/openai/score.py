@@ -50,8 +50,8 @@ class ScoreApi:
         info = self._generator.core.require_info()
         require_model(info, body.model)
         batch = await cancel_on_disconnect(request, self._batch(body))
-        asker = RequestContext(namespace=body.cache_salt)
-        scored = await cancel_on_disconnect(request, score(self._generator.core, batch, asker))
+        context = RequestContext(namespace=body.cache_salt)
+        scored = await cancel_on_disconnect(request, score(self._generator.core, batch, context))
         num_prompt = sum(part.prompt_tokens for part in scored)
         return json_response(
             {

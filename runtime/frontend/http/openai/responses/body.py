@@ -85,15 +85,15 @@ class ResponseBody(GenerationFields):
 
     def constraint(self) -> tuple[Constraint, str] | None:
         asked = super().constraint()
-        wanted = self.text.format if self.text is not None else None
-        if wanted is None or isinstance(wanted, TextFormat):
+        text_format = self.text.format if self.text is not None else None
+        if text_format is None or isinstance(text_format, TextFormat):
             return asked
         if asked is not None:
             raise RequestError(f"text.format and {asked[1]} exclude one another", param=asked[1])
-        if isinstance(wanted, JsonObjectFormat):
+        if isinstance(text_format, JsonObjectFormat):
             return self.as_constraint("text.format", "json_schema", {"type": "object"})
-        order: PropertyOrder = "schema" if wanted.strict else "any"
-        return self.as_constraint("text.format", "json_schema", wanted.schema_, order)
+        order: PropertyOrder = "schema" if text_format.strict else "any"
+        return self.as_constraint("text.format", "json_schema", text_format.schema_, order)
 
     @property
     def has_other_schemas(self) -> bool:
@@ -129,8 +129,8 @@ class ResponseBody(GenerationFields):
 
     def echoed(self) -> dict[str, Any]:
         """Return the fields that the response repeats."""
-        wish = self.text or TextOptions()
-        wanted = wish.format or TextFormat(type="text")
+        options = self.text or TextOptions()
+        text_format = options.format or TextFormat(type="text")
         choice = self.tool_choice
         reasoning = self.reasoning or ReasoningOptions()
         return {
@@ -151,8 +151,8 @@ class ResponseBody(GenerationFields):
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
             "text": {
-                "format": wanted.model_dump(by_alias=True, exclude_none=True),
-                "verbosity": wish.verbosity or "medium",
+                "format": text_format.model_dump(by_alias=True, exclude_none=True),
+                "verbosity": options.verbosity or "medium",
             },
             "tool_choice": choice.model_dump() if isinstance(choice, Body) else choice or "auto",
             "tools": [tool.model_dump() for tool in self.tools],
