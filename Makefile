@@ -41,16 +41,16 @@ demo: $(VENV)/.base  ## an agent that uses tools, on the model that ships
 	$(BIN)/ramiform run examples/agents/react.py
 
 TEST_ENVIRONMENTS := $(VENV)/.test $(VENV)/.clients $(VENV)/.node
-PYTEST := $(BIN)/pytest --rootdir=tests -n 2 --dist worksteal
+PYTEST := $(BIN)/pytest --rootdir=tests -n 2
 
 test-fast: $(VENV)/.test  ## while writing: two minutes; what takes seconds is left out
-	$(PYTEST) -m "not slow and not exhaustive and not install" $(PYTEST_ARGS)
+	$(PYTEST) --dist worksteal -m "not slow and not exhaustive and not install" $(PYTEST_ARGS)
 
 test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: six minutes on two quiet cores
-	$(PYTEST) -m "not exhaustive and not install" $(PYTEST_ARGS)
+	$(PYTEST) --dist worksteal -m "not exhaustive and not install" $(PYTEST_ARGS)
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) --dist loadscope $(PYTEST_ARGS)
 
 check-install: $(VENV)/.dev  ## resolve the pins from the package index for every platform; run a wheel in a clean environment
 	$(BIN)/pytest --rootdir=tests -m install $(PYTEST_ARGS) tests/install
