@@ -1,68 +1,103 @@
-"""Decoder layers as compiled loops, for small steps of small float32 models on a CPU.
+"""Decoder layers as one compiled call a step, for blocks that `kernels.cpu.decoder_step` computes.
 
-For small steps torch's dispatch costs more than the compute. Tokens of different rows meet in no layer, so a larger
-step's rows are split among threads once: a thread takes its rows through all layers.
-
-Legend: T tokens of the step, E hidden size, D head size.
+Legend: T tokens of the step, O wanted tokens, E hidden size, L layers, F fields of a layer's record, W words of a field.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...kernels import Attention, KvCache
+from ...kernels.cpu.attention import kv_descriptor
 from ...kernels.cpu.compiled import Floats, Ints
-from ...kernels.cpu.layers import decoder_layer
-from ...kernels.cpu.ops import CompiledAttention, is_unscaled_float32
-from ...kernels.cpu.packed_weights import PackedWeights, with_same_dtype
+from ...kernels.cpu.decoder_step import (
+    DOWN,
+    GATE_UP,
+    INPUT_NORM,
+    NUM_FIELDS,
+    NUM_WORDS,
+    OTHERS,
+    OUTPUT,
+    PHASES_PER_LAYER,
+    PLAN,
+    POST_NORM,
+    QK_NORM,
+    QKV,
+    decoder_layers,
+)
+from ...kernels.cpu.matmul import prepared_size
+from ...kernels.cpu.ops import CompiledAttention
+from ...kernels.cpu.packed_matrix import PackedMatrix
+from ...kernels.cpu.shared_phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
+from .config import ModelConfig
 from .linear import Linear
 from .mlp import DenseMlp
 from .norm import RmsNorm
-from .packed_linear import PackedLinear
 from .parameters import DecoderParameters, LayerParameters
 
-_MAX_TOKENS = 256  # tokens of a step; beyond it activations between products leave the cache
-# Least tokens and multiplications per thread: waking it and reading all weights must pay.
-_PART_TOKENS, _PART_WORK = 8, 30_000_000
+# Bytes of weights that a step reads, times its tokens, from which on waking a second thread pays.
+_MIN_SHARED_WORK = 8 << 20
+_KV_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class CompiledLayers:
-    """The layers' weights as the loops read them; `of` makes it."""
+    """The layers' parameters as the loop reads them; `of` makes it."""
 
-    def __init__(self, layers: Sequence[tuple[Any, ...]], eps: float, scale: float, work: int) -> None:
-        """`work` is the number of multiplications of a token."""
-        self._layers, self._eps, self._scale, self._work = layers, eps, scale, work
+    def __init__(
+        self, config: ModelConfig, layers: Sequence[LayerParameters], matrices: Sequence[PackedMatrix]
+    ) -> None:
+        """`matrices` are those of all layers in order: qkv, output, gate and up, down."""
+        self._config = config
+        self._matrices = matrices  # keeps the memory that the records point to
+        self._parameters: list[Floats] = []
+        self._records_LFW: Ints = np.zeros((len(layers), NUM_FIELDS, NUM_WORDS), dtype=np.int64)
+        for layer, record_FW in zip(layers, self._records_LFW, strict=True):
+            place = 4 * (len(self._parameters) // 3)
+            for field, matrix in zip((QKV, OUTPUT, GATE_UP, DOWN), matrices[place : place + 4], strict=True):
+                record_FW[field] = matrix.descriptor
+            norm_in, norm_mlp = layer.norms.attention_in, layer.norms.mlp_in
+            assert norm_in is not None and norm_mlp is not None
+            for word, weight in (
+                (INPUT_NORM, norm_in.weight_E),
+                (POST_NORM, norm_mlp.weight_E),
+                (QK_NORM, layer.qk_norm_HD),
+            ):
+                values = np.empty(0, np.float32) if weight is None else weight.detach().float().contiguous().numpy()
+                self._parameters.append(values)
+                record_FW[OTHERS, word] = values.ctypes.data if values.size else 0
+        self._weight_bytes = sum(matrix.nbytes for matrix in matrices)
+        self._scratch: dict[str, Floats] = {}
+        self._caches: tuple[Sequence[KvCache], Ints] | None = None
 
     @classmethod
-    def of(cls, parameters: DecoderParameters, eps: float, scale: float) -> CompiledLayers | None:
-        """Convert the layers; return None when the loops do not compute one of them."""
-        layers: list[tuple[Any, ...]] = []
-        work = 0
+    def of(cls, parameters: DecoderParameters, config: ModelConfig) -> CompiledLayers | None:
+        """Return the layers of a model or stage, or None when the loop does not compute one of them. `config` is that
+        of the layers."""
+        matrices: list[PackedMatrix] = []
         for layer in parameters.layers:
-            if not _is_compiled_block(layer):
+            mlp = layer.mlp
+            if not _is_compiled_block(layer) or not isinstance(mlp, DenseMlp):
                 return None
-            assert isinstance(layer.mlp, DenseMlp)
-            products = loop_weights([layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down])
-            if products is None:
-                return None
-            qkv, o, gate_up, down = products
-            work += sum(weights.size for weights, _ in products)
-            norms = [norm.weight_E.numpy() for norm in layer.norms if norm is not None]
-            layers.append((norms[0], *qkv, *o, norms[1], *gate_up, *down))
-        return cls(layers, eps, scale, work)
+            for linear in (layer.qkv, layer.o, mlp.gate_up, mlp.down):
+                matrix = packed_matrix(linear)
+                if matrix is None:
+                    return None
+                matrices.append(matrix)
+        if config.qk_norm == "all heads" or len(set(config.windows)) > 2:
+            return None
+        return cls(config, parameters.layers, matrices)
 
-    def supports(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache], num_tokens: int) -> bool:
-        """Return True when the loops compute this step."""
+    def supports(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache]) -> bool:
+        """Return True when the loop computes a step with these attentions and caches."""
         return (
-            num_tokens <= _MAX_TOKENS
-            and is_unscaled_float32(kv[0])
+            kv[0].k_SKD.dtype in _KV_DTYPES
+            and kv[0].k_scale_K is None
             and all(isinstance(attention, CompiledAttention) for attention in attentions.values())
         )
 
@@ -73,78 +108,94 @@ class CompiledLayers:
         sin_T1D: torch.Tensor,
         slots_T: torch.Tensor,
         kv: Sequence[KvCache],
-        attentions: Sequence[Attention],
-        captured: Mapping[int, torch.Tensor],
-    ) -> None:
-        """Compute all layers, and add their outputs to `x_TE` in place; store the tokens' keys and values in their
-        slots.
+        attentions: Mapping[int | None, Attention],
+        captures: Sequence[int],
+        wanted_O: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Return the residual stream after all layers, [T, E], and the inputs [T, E] of the layers `captures`.
 
-        `kv` and `attentions` have one entry per layer. The tensors `captured` [T, E] receive the inputs of the layers
-        that they are keyed by.
+        Keys and values of all tokens are stored in their slots. With `wanted_O` the stream is that of these tokens,
+        [O, E]. `kv` has one entry per layer, `attentions` one per window. All results have the dtype of `x_TE`, which
+        may be overwritten.
         """
-        x, slots = x_TE.numpy(), slots_T.numpy()
-        cos_TD, sin_TD = cos_T1D.squeeze(1).numpy(), sin_T1D.squeeze(1).numpy()
-        caches = [(layer_kv.k_SKD.numpy(), layer_kv.v_SKD.numpy()) for layer_kv in kv]
-        spans = [attention.spans for attention in attentions if isinstance(attention, CompiledAttention)]
-        assert len(spans) == len(self._layers)
-        copies = {place: capture.numpy() for place, capture in captured.items()}
+        config, L, (T, E) = self._config, len(self._records_LFW), x_TE.shape
+        H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
+        plans = list({id(attention): attention for attention in attentions.values()}.values())
+        plan_of = {window: plans.index(attention) for window, attention in attentions.items()}
+        self._records_LFW[:, OTHERS, PLAN] = [plan_of[window] for window in config.windows]
+        arrays = [attention.plan.array for attention in plans if isinstance(attention, CompiledAttention)]
 
-        def compute(own: slice) -> None:
-            own_x, own_cos, own_sin, own_slots = x[own], cos_TD[own], sin_TD[own], slots[own]
-            for place, (layer, cache, layer_spans) in enumerate(zip(self._layers, caches, spans, strict=True)):
-                if place in copies:
-                    copies[place][own] = own_x
-                decoder_layer(
-                    own_x,
-                    *layer,
-                    self._eps,
-                    own_cos,
-                    own_sin,
-                    own_slots,
-                    *cache,
-                    self._scale,
-                    *layer_spans.for_tokens(own),
-                )
+        x = x_TE.float().numpy()
+        wanted = np.empty(0, np.int64) if wanted_O is None else wanted_O.numpy()
+        last_OE = np.empty((len(wanted), E), np.float32)
+        capture_of_L = np.full(L, -1)
+        capture_of_L[list(captures)] = np.arange(len(captures))
+        captured_XTE = np.empty((len(captures), T, E), np.float32)
+        I = self._records_LFW[0, DOWN, 2]  # inputs of the last matrix
+        prepared = max((prepared_size(record_W, T) for record_W in self._records_LFW[0, :OTHERS]), default=0)
+        threads = num_threads() if T * self._weight_bytes >= _MIN_SHARED_WORK else 1
+        compute = partial(
+            decoder_layers,
+            new_phases(PHASES_PER_LAYER * L),
+            threads,
+            x,
+            self._records_LFW,
+            self._descriptors(kv),
+            arrays[0],
+            arrays[-1],
+            config.norm_eps,
+            config.attention_scale,
+            0.0,
+            cos_T1D.squeeze(1).float().numpy(),
+            sin_T1D.squeeze(1).float().numpy(),
+            slots_T.numpy(),
+            wanted,
+            wanted_O is not None,
+            last_OE,
+            self._floats("qkv", T, (H + 2 * K) * D),
+            self._floats("attention", T, H * D),
+            self._floats("normed", T, E),
+            self._floats("y", T, E),
+            self._floats("gate_up", T, 2 * I),
+            self._floats("gated", T, I),
+            self._floats("prepared", 1, -(-prepared // 4)).reshape(-1).view(np.uint8),
+            capture_of_L,
+            captured_XTE,
+        )
+        run_tasks([compute] * threads)
+        stream = torch.from_numpy(x if wanted_O is None else last_OE).to(x_TE.dtype)
+        captured = {index: torch.from_numpy(captured_XTE[place]).to(x_TE.dtype) for place, index in enumerate(captures)}
+        return stream, captured
 
-        run_tasks([partial(compute, own) for own in self._parts(spans[0].row_T)])
+    def _descriptors(self, kv: Sequence[KvCache]) -> Ints:
+        """Return the caches as the loop takes them, [L, X]."""
+        if self._caches is None or self._caches[0] is not kv:
+            self._caches = kv, np.stack([kv_descriptor(cache) for cache in kv])
+        return self._caches[1]
 
-    def _parts(self, row_T: Ints) -> list[slice]:
-        """Split the step's tokens into parts of whole rows, which threads take through all layers.
-
-        A row's tokens read what its earlier tokens wrote in the same layer, and nothing of other rows.
-        """
-        T = len(row_T)
-        count = min(T // _PART_TOKENS, T * self._work // _PART_WORK) if num_threads() > 1 else 1
-        if count < 2:
-            return [slice(0, T)]
-        bounds = np.searchsorted(row_T, row_T[np.arange(count) * T // count])  # first tokens of rows
-        return [slice(begin, end) for begin, end in pairwise([*np.unique(bounds).tolist(), T])]
+    def _floats(self, name: str, rows: int, columns: int) -> Floats:
+        """Return scratch memory [rows, columns], which is kept: fresh memory is slow to write to."""
+        held = self._scratch.get(name)
+        if held is None or held.size < rows * columns:
+            held = self._scratch[name] = np.empty(rows * columns, np.float32)
+        return held[: rows * columns].reshape(rows, columns)
 
 
 def _is_compiled_block(layer: LayerParameters) -> bool:
-    """Return True for a pre-norm block of RMS norms and a gated silu MLP, without q/k norms."""
+    """Return True for a pre-norm block of RMS norms and a gated silu MLP."""
     norms, mlp = layer.norms, layer.mlp
     return (
         isinstance(norms.attention_in, RmsNorm)
         and norms.attention_out is None
         and isinstance(norms.mlp_in, RmsNorm)
         and norms.mlp_out is None
-        and layer.qk_norm_HD is None
         and isinstance(mlp, DenseMlp)
         and mlp.gated
         and mlp.activation == "silu"
     )
 
 
-def loop_weights(linears: Sequence[Linear]) -> list[tuple[PackedWeights, Floats]] | None:
-    """Return weights and biases as the loops take them, of one type; None when one of the layers is not a packed
-    one."""
-    pairs = [
-        linear.loop_weights
-        for linear in linears
-        if isinstance(linear, PackedLinear) and linear.loop_weights is not None
-    ]
-    if len(pairs) < len(linears):
-        return None
-    weights, biases = zip(*pairs, strict=True)
-    return list(zip(with_same_dtype(weights), biases, strict=True))
+def packed_matrix(linear: Linear) -> PackedMatrix | None:
+    """Return the matrix of a layer whose products are computed by compiled loops, else None."""
+    matrix = getattr(linear, "matrix", None)
+    return matrix if isinstance(matrix, PackedMatrix) else None

@@ -95,7 +95,7 @@ class Decoder:
         self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
         self._compiled = None
         if ops.name == "cpu" and self._head_slices is None:
-            self._compiled = CompiledLayers.of(self.parameters, config.norm_eps, config.attention_scale)
+            self._compiled = CompiledLayers.of(self.parameters, self.config)
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
         """Return the final hidden states [O, E] of the wanted tokens; write the KV of all tokens to `kv`, one per
@@ -135,14 +135,19 @@ class Decoder:
         config, ops = self.config, self.ops
         num_layers, wanted_O = self.whole_config.num_layers, inputs.wanted_O
         is_last, residual = self.layers.stop == num_layers, stream_TE
-        if self._compiled is not None and self._compiled.supports(inputs.attention, kv, len(residual)):
-            copies = {
-                index - self.layers.start: torch.empty_like(residual) for index in captures if index in self.layers
-            }
-            attentions = [inputs.attention[window] for window in config.windows]
-            self._compiled.forward(residual, inputs.cos_T1D, inputs.sin_T1D, inputs.slots_T, kv, attentions, copies)
+        if self._compiled is not None and self._compiled.supports(inputs.attention, kv):
+            stream, copies = self._compiled.forward(
+                stream_TE,
+                inputs.cos_T1D,
+                inputs.sin_T1D,
+                inputs.slots_T,
+                kv,
+                inputs.attention,
+                [index - self.layers.start for index in captures if index in self.layers],
+                wanted_O if is_last and num_layers not in captures else None,
+            )
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
-            return residual[wanted_O] if is_last and wanted_O is not None and num_layers not in captures else residual
+            return stream
         rope_args = RopeAndStoreArgs(
             inputs.cos_T1D,
             inputs.sin_T1D,

@@ -1,0 +1,345 @@
+"""All decoder layers of a step in one compiled call, which several threads run at once.
+
+It computes pre-norm blocks of RMS norms, rotary attention and a gated silu MLP. Weights have any format of
+`packed_matrix`, the cache is float32 or bfloat16, everything between is float32. For few tokens the calls between
+operators would cost more than they compute. Threads meet after each phase (`shared_phases`).
+
+Legend: T tokens, O wanted tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head
+size, C = N D, A = H D, I intermediate size, J = 2 I, L layers, F fields of a layer's record, W words of a field.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, types
+from numpy.typing import NDArray
+
+from .attention import (
+    BFLOAT16,
+    DTYPE,
+    FLOAT32,
+    HEAD_SIZE,
+    KEYS,
+    KV_HEADS,
+    STRIDE,
+    VALUES,
+    attend_task,
+    num_tasks,
+    scratch_size,
+)
+from .attention_inner import pointer_to
+from .bfloat16 import narrow
+from .compiled import Floats, Ints, compiled, exp
+from .layers import rms_norm
+from .matmul import multiply_panels, num_panels, prepare_rows, prepared_size
+from .packed_matrix import WIDTH
+from .shared_phases import claim, complete, wait
+
+Bytes = NDArray[np.uint8]
+
+# Fields of a layer's record: descriptors of its matrices, and addresses of its other parameters.
+QKV, OUTPUT, GATE_UP, DOWN, OTHERS, NUM_FIELDS = range(6)
+INPUT_NORM, POST_NORM, QK_NORM, PLAN, NUM_WORDS = 0, 1, 2, 3, 8  # float32 [E], [E], [N - K, D] or 0; 0 or 1
+
+(
+    _CAPTURE,
+    _NORM_1,
+    _QKV,
+    _ROTATE,
+    _ATTEND,
+    _SELECT,
+    _PREPARE_O,
+    _O,
+    _NORM_2,
+    _GATE_UP,
+    _ACTIVATE,
+    _PREPARE_DOWN,
+    _DOWN,
+    PHASES_PER_LAYER,
+) = range(14)
+_FEW = 4  # tokens up to which every thread computes norms by itself: that takes less time than meeting the others
+_TASKS_PER_THREAD = 4
+
+_floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
+
+
+@compiled("int64(int64, int64)")
+def _num_parts(size: int, num_threads: int) -> int:
+    """Return the number of tasks that `size` rows or panels are divided into."""
+    return 1 if num_threads == 1 else min(size, _TASKS_PER_THREAD * num_threads)
+
+
+@compiled(
+    "void(int64[::1], int64, int64, boolean, int64[::1], float32[:,::1], int64, float32, float32[:,::1], uint8[::1])"
+)
+def _prepare(
+    phases: Ints,
+    phase: int,
+    num_threads: int,
+    alone: bool,
+    matrix_W: Ints,
+    x_TC: Floats,
+    norm: int,
+    eps: float,
+    normed_TC: Floats,
+    prepared: Bytes,
+) -> None:
+    """Prepare all rows for the product with a matrix, after a norm if `norm`, the address of its weights, is not 0.
+
+    Each thread prepares all rows in memory of its own if `alone`, else the threads share the rows.
+    """
+    T, C = x_TC.shape
+    if norm == 0 and prepared_size(matrix_W, 1) == 0:
+        return
+    parts = 1 if alone else _num_parts(T, num_threads)
+    while True:
+        part = 0 if alone else claim(phases, phase, parts)
+        if part < 0:
+            break
+        first, end = T * part // parts, T * (part + 1) // parts
+        if norm != 0:
+            rms_norm(x_TC[first:end], carray(_floats(norm), (C,)), eps, normed_TC[first:end])
+            prepare_rows(matrix_W, normed_TC, first, end, prepared)
+        else:
+            prepare_rows(matrix_W, x_TC, first, end, prepared)
+        if alone:
+            return
+        complete(phases, phase, parts)
+    wait(phases, phase, parts)
+
+
+@compiled(
+    "void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1], boolean)"
+)
+def _multiply(
+    phases: Ints,
+    phase: int,
+    num_threads: int,
+    matrix_W: Ints,
+    x_TC: Floats,
+    prepared: Bytes,
+    y_TN: Floats,
+    sum_TN: Floats,
+    add: bool,
+) -> None:
+    """Write `y = x w^T + bias`, and add it to `sum_TN` if `add`."""
+    T, N = y_TN.shape
+    panels = num_panels(matrix_W)
+    parts = _num_parts(panels, num_threads)
+    while True:
+        part = claim(phases, phase, parts)
+        if part < 0:
+            break
+        first, end = panels * part // parts, panels * (part + 1) // parts
+        multiply_panels(matrix_W, x_TC, prepared, y_TN, first, end)
+        if add:
+            for t in range(T):
+                for n in range(first * WIDTH, min(end * WIDTH, N)):
+                    sum_TN[t, n] += y_TN[t, n]
+        complete(phases, phase, parts)
+    wait(phases, phase, parts)
+
+
+@compiled("void(float32[:,::1], int64, int64, int64, int64[::1], float32, float32[:,::1], float32[:,::1], int64[::1])")
+def _rotate_rows(
+    qkv_TC: Floats,
+    first: int,
+    end: int,
+    qk_norm: int,
+    kv: Ints,
+    eps: float,
+    cos_TD: Floats,
+    sin_TD: Floats,
+    slots_T: Ints,
+) -> None:
+    """Rotate the queries of the rows [first, end) in place; write rotated keys, and values, to the tokens' slots.
+
+    `qk_norm` is the address of the weights of the norm of each head of queries and keys before the rotation; 0: none.
+    The first half of the sines is negated already.
+    """
+    K, D, stride, dtype = kv[KV_HEADS], kv[HEAD_SIZE], kv[STRIDE], kv[DTYPE]
+    N = qkv_TC.shape[1] // D
+    H, half = N - 2 * K, D // 2
+    for t in range(first, end):
+        slot = slots_T[t] * stride
+        cos_D, sin_D = cos_TD[t], sin_TD[t]
+        for head in range(H + K):
+            x_D = qkv_TC[t, head * D : (head + 1) * D]
+            if qk_norm != 0:
+                weight_D = carray(_floats(qk_norm + 4 * head * D), (D,))
+                total = np.float32(0)
+                for d in range(D):
+                    total += x_D[d] * x_D[d]
+                factor = np.float32(1) / np.sqrt(total / np.float32(D) + eps)
+                for d in range(D):
+                    x_D[d] = x_D[d] * factor * weight_D[d]
+            for d in range(half):
+                low, high = x_D[d], x_D[d + half]
+                x_D[d] = low * cos_D[d] + high * sin_D[d]
+                x_D[d + half] = high * cos_D[d + half] + low * sin_D[d + half]
+        keys, values = H * D, (H + K) * D
+        if dtype == FLOAT32:
+            k, v = carray(_floats(kv[KEYS] + 4 * slot), (K * D,)), carray(_floats(kv[VALUES] + 4 * slot), (K * D,))
+            for d in range(K * D):
+                k[d], v[d] = qkv_TC[t, keys + d], qkv_TC[t, values + d]
+        else:
+            kh, vh = carray(_halves(kv[KEYS] + 2 * slot), (K * D,)), carray(_halves(kv[VALUES] + 2 * slot), (K * D,))
+            for d in range(K * D):
+                kh[d], vh[d] = narrow(qkv_TC[t, keys + d], kh[d]), narrow(qkv_TC[t, values + d], vh[d])
+
+
+@compiled("void(float32[:,::1], float32[:,::1], int64, int64, int64, int64)")
+def _activate(gate_up_TJ: Floats, gated_TI: Floats, first: int, end: int, begin: int, stop: int) -> None:
+    """Write silu(gate) * up of the tokens [first, end) and the columns [begin, stop)."""
+    size = gated_TI.shape[1]
+    for t in range(first, end):
+        for i in range(begin, stop):
+            gate = gate_up_TJ[t, i]
+            small = exp(-abs(gate))
+            sigmoid = (np.float32(1) if gate >= 0 else small) / (np.float32(1) + small)
+            gated_TI[t, i] = gate * sigmoid * gate_up_TJ[t, size + i]
+
+
+@compiled("void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1])")
+def _gate_up(
+    phases: Ints,
+    phase: int,
+    num_threads: int,
+    matrix_W: Ints,
+    x_TE: Floats,
+    prepared: Bytes,
+    gate_up_TJ: Floats,
+    gated_TI: Floats,
+) -> None:
+    """Write silu(gate) * up, where gate and up are the halves of the product of `x_TE` and the matrix."""
+    T, size = gated_TI.shape
+    if size % WIDTH == 0:  # a panel of gates and one of ups are activated while they are in the cache
+        panels = size // WIDTH
+        parts = _num_parts(panels, num_threads)
+        while True:
+            part = claim(phases, phase + _GATE_UP, parts)
+            if part < 0:
+                break
+            first, end = panels * part // parts, panels * (part + 1) // parts
+            multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, first, end)
+            multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, panels + first, panels + end)
+            _activate(gate_up_TJ, gated_TI, 0, T, first * WIDTH, end * WIDTH)
+            complete(phases, phase + _GATE_UP, parts)
+        wait(phases, phase + _GATE_UP, parts)
+        return
+    _multiply(phases, phase + _GATE_UP, num_threads, matrix_W, x_TE, prepared, gate_up_TJ, gate_up_TJ, False)
+    parts = _num_parts(T, num_threads)
+    while True:
+        part = claim(phases, phase + _ACTIVATE, parts)
+        if part < 0:
+            break
+        _activate(gate_up_TJ, gated_TI, T * part // parts, T * (part + 1) // parts, 0, size)
+        complete(phases, phase + _ACTIVATE, parts)
+    wait(phases, phase + _ACTIVATE, parts)
+
+
+@compiled(
+    "void(int64[::1], int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32, float32,"
+    " float32, float32[:,::1], float32[:,::1], int64[::1], int64[::1], boolean, float32[:,::1], float32[:,::1],"
+    " float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1],"
+    " float32[:,:,::1])"
+)
+def decoder_layers(
+    phases: Ints,
+    num_threads: int,
+    x_TE: Floats,
+    layers_LFW: Ints,
+    kv_LX: Ints,
+    plan: Ints,
+    window_plan: Ints,
+    eps: float,
+    scale: float,
+    cap: float,
+    cos_TD: Floats,
+    sin_TD: Floats,
+    slots_T: Ints,
+    wanted_O: Ints,
+    select: bool,
+    last_OE: Floats,
+    qkv_TC: Floats,
+    out_TA: Floats,
+    normed_TE: Floats,
+    y_TE: Floats,
+    gate_up_TJ: Floats,
+    gated_TI: Floats,
+    prepared: Bytes,
+    capture_of_L: Ints,
+    captured_XTE: Floats,
+) -> None:
+    """Add the attention and the MLP of all layers to `x_TE` in place; store keys and values in the tokens' slots.
+
+    Every thread calls it with the same arguments. `phases` has PHASES_PER_LAYER * L phases. `layers_LFW` are the layers'
+    records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of `AttentionPlan`. If `select`,
+    the last layer computes only the tokens `wanted_O` after its attention, and writes them to `last_OE`. A layer's
+    input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory that the
+    threads share; `prepared` has the bytes of the largest prepared input of any matrix.
+    """
+    L, T, C, A = len(layers_LFW), x_TE.shape[0], qkv_TC.shape[1], out_TA.shape[1]
+    none, alone = np.float32(0), T <= _FEW
+    if alone:
+        normed_TE, prepared = np.empty_like(normed_TE), np.empty_like(prepared)
+    size = max(scratch_size(plan, kv_LX[0]), scratch_size(window_plan, kv_LX[0]))
+    scratch = np.empty(size, dtype=np.float32)
+    for layer in range(L):
+        qkv_W, o_W, gate_up_W = layers_LFW[layer, QKV], layers_LFW[layer, OUTPUT], layers_LFW[layer, GATE_UP]
+        down_W, others_W = layers_LFW[layer, DOWN], layers_LFW[layer, OTHERS]
+        kv, phase = kv_LX[layer], layer * PHASES_PER_LAYER
+        if capture_of_L[layer] >= 0:
+            if claim(phases, phase + _CAPTURE, 1) == 0:
+                captured_XTE[capture_of_L[layer]] = x_TE
+                complete(phases, phase + _CAPTURE, 1)
+            wait(phases, phase + _CAPTURE, 1)
+
+        _prepare(
+            phases, phase + _NORM_1, num_threads, alone, qkv_W, x_TE, others_W[INPUT_NORM], eps, normed_TE, prepared
+        )
+        _multiply(phases, phase + _QKV, num_threads, qkv_W, normed_TE, prepared, qkv_TC, qkv_TC, False)
+        parts = _num_parts(T, num_threads)
+        while True:
+            part = claim(phases, phase + _ROTATE, parts)
+            if part < 0:
+                break
+            first, end = T * part // parts, T * (part + 1) // parts
+            _rotate_rows(qkv_TC, first, end, others_W[QK_NORM], kv, eps, cos_TD, sin_TD, slots_T)
+            complete(phases, phase + _ROTATE, parts)
+        wait(phases, phase + _ROTATE, parts)
+
+        last = select and layer + 1 == L
+        if last and len(wanted_O) == 0:
+            return
+        own_plan = plan if others_W[PLAN] == 0 else window_plan
+        tasks = num_tasks(own_plan, kv)
+        while True:
+            task = claim(phases, phase + _ATTEND, tasks)
+            if task < 0:
+                break
+            attend_task(task, own_plan, kv, qkv_TC.ctypes.data, C, out_TA.ctypes.data, A, FLOAT32, scale, cap, scratch)
+            complete(phases, phase + _ATTEND, tasks)
+        wait(phases, phase + _ATTEND, tasks)
+
+        if last:
+            # Nothing reads `qkv_TC` any more: the wanted tokens' attention goes there.
+            T = len(wanted_O)
+            selected_OA = qkv_TC.reshape(-1)[: T * A].reshape((T, A))
+            if claim(phases, phase + _SELECT, 1) == 0:
+                for o in range(T):
+                    selected_OA[o] = out_TA[wanted_O[o]]
+                    last_OE[o] = x_TE[wanted_O[o]]
+                complete(phases, phase + _SELECT, 1)
+            wait(phases, phase + _SELECT, 1)
+            x_TE, out_TA, y_TE, normed_TE = last_OE, selected_OA, y_TE[:T], normed_TE[:T]
+            gate_up_TJ, gated_TI = gate_up_TJ[:T], gated_TI[:T]
+
+        _prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, out_TA, prepared)
+        _multiply(phases, phase + _O, num_threads, o_W, out_TA, prepared, y_TE, x_TE, True)
+        _prepare(
+            phases, phase + _NORM_2, num_threads, alone, gate_up_W, x_TE, others_W[POST_NORM], eps, normed_TE, prepared
+        )
+        _gate_up(phases, phase, num_threads, gate_up_W, normed_TE, prepared, gate_up_TJ, gated_TI)
+        _prepare(phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, gated_TI, prepared)
+        _multiply(phases, phase + _DOWN, num_threads, down_W, gated_TI, prepared, y_TE, x_TE, True)
