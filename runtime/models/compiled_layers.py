@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from ...kernels import Attention, KvCache
-from ...kernels.cpu.compiled import Floats, Ints
+from ...kernels.cpu.compiled import Ints
 from ...kernels.cpu.layers import decoder_layer
 from ...kernels.cpu.ops import CompiledAttention, is_unscaled_float32
-from ...kernels.cpu.packed_weights import PackedWeights, with_same_dtype
+from ...kernels.cpu.packed_matrix import PackedMatrix
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .linear import Linear
 from .mlp import DenseMlp
@@ -29,6 +29,7 @@ from .packed_linear import PackedLinear
 from .parameters import DecoderParameters, LayerParameters
 
 _MAX_TOKENS = 256  # tokens of a step; beyond it activations between products leave the cache
+_MAX_WEIGHTS = 1 << 20  # of a matrix
 # Least tokens and multiplications per thread: waking it and reading all weights must pay.
 _PART_TOKENS, _PART_WORK = 8, 30_000_000
 
@@ -49,13 +50,13 @@ class CompiledLayers:
             if not _is_compiled_block(layer):
                 return None
             assert isinstance(layer.mlp, DenseMlp)
-            products = loop_weights([layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down])
+            products = packed_matrices([layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down])
             if products is None:
                 return None
             qkv, o, gate_up, down = products
-            work += sum(weights.size for weights, _ in products)
+            work += sum(matrix.outputs * matrix.inputs for matrix in products)
             norms = [norm.weight_E.numpy() for norm in layer.norms if norm is not None]
-            layers.append((norms[0], *qkv, *o, norms[1], *gate_up, *down))
+            layers.append((norms[0], qkv.descriptor, o.descriptor, norms[1], gate_up.descriptor, down.descriptor))
         return cls(layers, eps, scale, work)
 
     def supports(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache], num_tokens: int) -> bool:
@@ -136,15 +137,11 @@ def _is_compiled_block(layer: LayerParameters) -> bool:
     )
 
 
-def loop_weights(linears: Sequence[Linear]) -> list[tuple[PackedWeights, Floats]] | None:
-    """Return weights and biases as the loops take them, of one type; None when one of the layers is not a packed
-    one."""
-    pairs = [
-        linear.loop_weights
-        for linear in linears
-        if isinstance(linear, PackedLinear) and linear.loop_weights is not None
+def packed_matrices(linears: Sequence[Linear]) -> list[PackedMatrix] | None:
+    """Return the layers' packed matrices; None when one of the layers is not float32, or large: then several threads
+    share a product."""
+    matrices = [
+        linear.matrix for linear in linears if isinstance(linear, PackedLinear) and linear.dtype == torch.float32
     ]
-    if len(pairs) < len(linears):
-        return None
-    weights, biases = zip(*pairs, strict=True)
-    return list(zip(with_same_dtype(weights), biases, strict=True))
+    small = all(matrix.outputs * matrix.inputs <= _MAX_WEIGHTS for matrix in matrices)
+    return matrices if small and len(matrices) == len(linears) else None
