@@ -3,6 +3,9 @@
 numba's cache detects changes only in the file of the loop itself. So the cache directory is named by a digest of all
 sources in that file's folder, and an entry is never older than a constant or another loop that it uses. A loop must not
 use anything of this package from outside its folder.
+
+The environment variable RAMIFORM_CPU restricts the instructions that compiled loops use, for tests and for processors
+whose wide instructions are slow. `kernels.cpu.instructions` chooses the loops' form by it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar, cast
 
+from llvmlite import binding
 from numba import njit
 from numba.core import config as numba_config
 
@@ -24,7 +28,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 config: Any = numba_config  # its attributes are set at import, so type checkers do not know them
 logger = logging.getLogger("ramiform.loops")
+# What RAMIFORM_CPU may be, and the processor that LLVM then compiles for; None: this one. `avx512-emulated` computes in
+# the form of avx512-dot without its instructions, so that any processor can test that form.
+CPU_LEVELS = {
+    "generic": "generic",
+    "avx2": "x86-64-v3",
+    "avx512": "x86-64-v4",
+    "avx512-dot": None,
+    "avx512-emulated": None,
+}
+CPU_LEVEL = os.environ.get("RAMIFORM_CPU", "avx512-dot")
+if CPU_LEVEL not in CPU_LEVELS:
+    raise ValueError(f"RAMIFORM_CPU is {CPU_LEVEL!r}, and can be {', '.join(CPU_LEVELS)}")
 _config_lock = Lock()  # the cache directory is a setting of the whole process, changed during a compilation only
+
+
+def _restrict_processor() -> None:
+    """Make LLVM compile for the processor that CPU_LEVEL names, if this one has all of its instructions."""
+    name = CPU_LEVELS[CPU_LEVEL]
+    features = binding.get_host_cpu_features()
+    needed = {"generic": None, "x86-64-v3": "avx2", "x86-64-v4": "avx512f"}
+    if name is not None and (name == "generic" or features.get(needed[name])):
+        config.CPU_NAME, config.CPU_FEATURES = name, ""
+
+
+_restrict_processor()
 
 
 def compiled(*signatures: str, **options: Any) -> Callable[[F], F]:
@@ -81,8 +109,8 @@ def cache_directory(folder: Path) -> Path | None:
 
 
 def _digest(folder: Path) -> str:
-    """Return a digest of the folder's sources and of this module."""
-    digest = hashlib.sha256()
+    """Return a digest of the folder's sources, of this module and of the level of instructions."""
+    digest = hashlib.sha256(CPU_LEVEL.encode())
     for source in (*sorted(folder.glob("*.py")), Path(__file__)):
         data = source.read_bytes()
         digest.update(f"{source.name} {len(data)}\n".encode() + data)

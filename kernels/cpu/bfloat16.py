@@ -36,7 +36,7 @@ def widen(number: Any) -> Any:
 
 def narrow(value: Any, kind: Any) -> Any:
     """Round a float32 to the type of `kind`, to the nearest, ties to even. For compiled loops."""
-    return _float32_to_bfloat16(value) if isinstance(kind, np.uint16) else value
+    return float32_to_bfloat16(value) if isinstance(kind, np.uint16) else value
 
 
 @compiled("float32(uint16)")
@@ -45,7 +45,8 @@ def _bfloat16_to_float32(number: np.uint16) -> np.float32:
 
 
 @compiled("uint16(float32)")
-def _float32_to_bfloat16(value: np.float32) -> np.uint16:
+def float32_to_bfloat16(value: np.float32) -> np.uint16:
+    """Round to the bits of the nearest bfloat16, ties to even."""
     bits = np.float32(value).view(np.uint32)
     if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):  # NaN stays NaN
         return np.uint16((bits | np.uint32(0x400000)) >> np.uint32(16))
@@ -57,7 +58,7 @@ def _widen_bfloat16(number: Any) -> Any:
 
 
 def _narrow_to_bfloat16(value: Any, kind: Any) -> Any:
-    return _float32_to_bfloat16(value)
+    return float32_to_bfloat16(value)
 
 
 def _keep(number: Any) -> Any:

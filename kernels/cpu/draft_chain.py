@@ -16,7 +16,6 @@ from .attention_spans import NO_TREE
 from .compiled import Floats, Ints, compiled, exp
 from .layers import add_rms_norm, rms_norm, rope_and_store, silu_and_mul
 from .matmul import multiply
-from .packed_weights import PackedWeights
 
 
 @compiled()
@@ -31,22 +30,16 @@ def draft_chain(
     cos_PD: Floats,
     sin_PD: Floats,
     embedding_VE: Floats,
-    fc_PCW: PackedWeights,
-    fc_bias: Floats,
+    fc: Ints,
     hidden_norm_E: Floats,
     input_norm_E: Floats,
-    qkv_PCW: PackedWeights,
-    qkv_bias: Floats,
-    o_PCW: PackedWeights,
-    o_bias: Floats,
+    qkv: Ints,
+    o: Ints,
     post_norm_E: Floats,
-    gate_up_PCW: PackedWeights,
-    gate_up_bias: Floats,
-    down_PCW: PackedWeights,
-    down_bias: Floats,
+    gate_up: Ints,
+    down: Ints,
     norm_E: Floats,
-    lm_head_PCW: PackedWeights,
-    lm_head_bias: Floats,
+    lm_head: Ints,
     token_ids_V: Ints,
     eps: float,
     scale: float,
@@ -63,7 +56,7 @@ def draft_chain(
     """
     W, P, E = len(ids_W), len(slots_P), feature_SE.shape[1]
     K, D = k_SKD.shape[1:]
-    N = len(qkv_bias) // D
+    N = qkv[1] // D
     H = N - 2 * K
     is_eagle3 = len(hidden_norm_E) > 0
     # Slots by place; a key's place is its position less one.
@@ -78,9 +71,9 @@ def draft_chain(
         np.empty((1, E), np.float32),
         np.empty((1, E), np.float32),
     )
-    gated_1J = np.empty((1, len(gate_up_bias)), dtype=np.float32)
-    gated_1I = np.empty((1, len(gate_up_bias) // 2), dtype=np.float32)
-    logits_1V = np.empty((1, len(lm_head_bias)), dtype=np.float32)
+    gated_1J = np.empty((1, gate_up[1]), dtype=np.float32)
+    gated_1I = np.empty((1, gate_up[1] // 2), dtype=np.float32)
+    logits_1V = np.empty((1, lm_head[1]), dtype=np.float32)
 
     first, T, token = P - W, W, 0
     before_TE = np.empty((W, E), dtype=np.float32)
@@ -100,10 +93,10 @@ def draft_chain(
         joined_TJ[:, E:] = before_TE
         if not is_eagle3:
             residual_TE = np.empty((T, E), dtype=np.float32)
-            multiply(fc_PCW, fc_bias, joined_TJ, residual_TE)
+            multiply(fc, joined_TJ, residual_TE)
         qkv_TN = np.empty((T, N * D), dtype=np.float32)
         q_THD = np.empty((T, H, D), dtype=np.float32)
-        multiply(qkv_PCW, qkv_bias, joined_TJ if is_eagle3 else residual_TE, qkv_TN)
+        multiply(qkv, joined_TJ if is_eagle3 else residual_TE, qkv_TN)
         own = slice(first, first + T)
         rope_and_store(qkv_TN.reshape((T, N, D)), cos_PD[own], sin_PD[own], places_1L[0, own], k_SKD, v_SKD, q_THD)
         end_1[0] = first + T
@@ -111,16 +104,16 @@ def draft_chain(
         attend(
             q_THD[last], k_SKD, v_SKD, places_1L, row_1, begin_1, end_1, tree_1, ancestors_1, np.float32(scale), out_1HD
         )
-        multiply(o_PCW, o_bias, out_1HD.reshape((1, H * D)), y_1E)
+        multiply(o, out_1HD.reshape((1, H * D)), y_1E)
         add_rms_norm(y_1E, residual_TE[last], post_norm_E, eps, normed_1E, feature_1E)
-        multiply(gate_up_PCW, gate_up_bias, normed_1E, gated_1J)
+        multiply(gate_up, normed_1E, gated_1J)
         silu_and_mul(gated_1J, gated_1I)
-        multiply(down_PCW, down_bias, gated_1I, y_1E)
+        multiply(down, gated_1I, y_1E)
         for e in range(E):
             feature_1E[0, e] += y_1E[0, e]
         if is_eagle3:
             rms_norm(feature_1E, norm_E, eps, normed_1E)
-        multiply(lm_head_PCW, lm_head_bias, normed_1E if is_eagle3 else feature_1E, logits_1V)
+        multiply(lm_head, normed_1E if is_eagle3 else feature_1E, logits_1V)
 
         logits_V = logits_1V[0]
         index = np.argmax(logits_V)

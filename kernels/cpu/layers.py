@@ -5,7 +5,7 @@ times. `reference.layers` defines the ops. Arrays are contiguous, float32 or bfl
 and rounded once. The whole layer is float32: calling its parts from Python would cost more than they do.
 
 Legend: T tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head size,
-I intermediate size, S slots of the cache; R, L as in `attention`, P, C, W as in `packed_weights`.
+I intermediate size, S slots of the cache; R, L as in `attention`. Matrices are descriptors of `packed_matrix`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from .attention_spans import Bits
 from .bfloat16 import FloatArray, for_float32_and_bfloat16, narrow, widen
 from .compiled import Floats, Ints, compiled, exp
 from .matmul import multiply
-from .packed_weights import PackedWeights, for_both_weight_dtypes
 
 
 @compiled(*for_float32_and_bfloat16("void({}[:,::1], {}[::1], float32, {}[:,::1])"))
@@ -99,25 +98,18 @@ def rope_and_store(
 
 
 @compiled(
-    *for_both_weight_dtypes(
-        "void(float32[:,::1], float32[::1], {}, float32[::1], {}, float32[::1],"
-        " float32[::1], {}, float32[::1], {}, float32[::1], float32,"
-        " float32[:,::1], float32[:,::1], int64[::1], float32[:,:,::1], float32[:,:,::1], float32,"
-        " int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], uint64[::1])"
-    )
+    "void(float32[:,::1], float32[::1], int64[::1], int64[::1], float32[::1], int64[::1], int64[::1], float32,"
+    " float32[:,::1], float32[:,::1], int64[::1], float32[:,:,::1], float32[:,:,::1], float32,"
+    " int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], uint64[::1])"
 )
 def decoder_layer(
     x_TE: Floats,
     input_norm_E: Floats,
-    qkv_PCW: PackedWeights,
-    qkv_bias: Floats,
-    o_PCW: PackedWeights,
-    o_bias: Floats,
+    qkv: Ints,
+    o: Ints,
     post_norm_E: Floats,
-    gate_up_PCW: PackedWeights,
-    gate_up_bias: Floats,
-    down_PCW: PackedWeights,
-    down_bias: Floats,
+    gate_up: Ints,
+    down: Ints,
     eps: float,
     cos_TD: Floats,
     sin_TD: Floats,
@@ -138,22 +130,22 @@ def decoder_layer(
     """
     T, E = x_TE.shape
     K, D = k_SKD.shape[1:]
-    N = len(qkv_bias) // D
+    N = qkv[1] // D
     normed_TE, y_TE = np.empty_like(x_TE), np.empty_like(x_TE)
     qkv_TN = np.empty((T, N * D), dtype=np.float32)
     q_THD = np.empty((T, N - 2 * K, D), dtype=np.float32)
     out_THD = np.empty_like(q_THD)
     rms_norm(x_TE, input_norm_E, eps, normed_TE)
-    multiply(qkv_PCW, qkv_bias, normed_TE, qkv_TN)
+    multiply(qkv, normed_TE, qkv_TN)
     rope_and_store(qkv_TN.reshape((T, N, D)), cos_TD, sin_TD, slots_T, k_SKD, v_SKD, q_THD)
     attend(q_THD, k_SKD, v_SKD, slots_RL, row_T, begin_T, end_T, tree_T, ancestors_T, scale, out_THD)
-    multiply(o_PCW, o_bias, out_THD.reshape((T, (N - 2 * K) * D)), y_TE)
+    multiply(o, out_THD.reshape((T, (N - 2 * K) * D)), y_TE)
     add_rms_norm(y_TE, x_TE, post_norm_E, eps, normed_TE, x_TE)
-    gated_TJ = np.empty((T, len(gate_up_bias)), dtype=np.float32)
-    gated_TI = np.empty((T, len(gate_up_bias) // 2), dtype=np.float32)
-    multiply(gate_up_PCW, gate_up_bias, normed_TE, gated_TJ)
+    gated_TJ = np.empty((T, gate_up[1]), dtype=np.float32)
+    gated_TI = np.empty((T, gate_up[1] // 2), dtype=np.float32)
+    multiply(gate_up, normed_TE, gated_TJ)
     silu_and_mul(gated_TJ, gated_TI)
-    multiply(down_PCW, down_bias, gated_TI, y_TE)
+    multiply(down, gated_TI, y_TE)
     for t in range(T):
         for e in range(E):
             x_TE[t, e] += y_TE[t, e]

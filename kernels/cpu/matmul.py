@@ -1,61 +1,171 @@
-"""Compiled products of a few float32 rows with packed weights, for decoding and verification with a small model.
+"""Compiled products of float32 rows with packed weights, from one row to thousands.
 
-torch's float32 product uses half of some processors, and oneDNN's has a fixed cost that only many rows repay. From two
-rows on, these loops come near a core's peak. bfloat16 weights are kept as sixteen bits and widened when read: a product
-of one row is bound by memory, and they take half of it.
+Several threads may multiply different panels at once: rows are prepared once for all, in parts by any thread, and each
+thread then writes the outputs of its panels. Nothing is allocated.
 
-Legend: P panels, C inputs, W outputs of a panel, T rows, N outputs.
+Many rows go in blocks whose inputs stay in the second cache, by blocks of steps whose weights stay in the first; sums
+wait in `y` between them. Sums run over the inputs in their order, so a row's numbers do not depend on the other rows.
+
+Legend: T rows, C inputs, N outputs.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from .compiled import Floats, compiled
-from .packed_weights import MAX_ROWS, WIDTH, PackedWeights, for_both_weight_dtypes, panel_matmul
+from .bfloat16 import float32_to_bfloat16
+from .compiled import Floats, Ints, compiled
+from .instructions import HOST
+from .memory import put
+from .packed_matrix import BFLOAT16, BFLOAT16_ROWS, FLOAT32, WIDTH, PackedMatrix
+from .thread_pool import num_threads, run_tasks
+from .tile_kernels import tile_kernels
 
-_one, _two, _three, _four, _five, _six = (panel_matmul(rows) for rows in range(1, MAX_ROWS + 1))
+_MOST_ROWS = 6  # of a kernel
+_WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other
+_WIDE_PANELS = 2 if HOST.registers > 16 else 3, 1 if HOST.registers > 16 else 2
+_SIZES = [
+    *((rows, 1) for rows in range(1, _MOST_ROWS + 1)),
+    *((rows, panels) for rows, panels in enumerate(_WIDE_PANELS, 1)),
+]
+_PANELS_1, _PANELS_2 = _WIDE_PANELS
+_multiply_tile = tile_kernels(
+    HOST, {"float32": _SIZES, "bfloat16": _SIZES, **({"bfloat16_dot": _SIZES} if HOST.bfloat16_dot else {})}
+)
+
+_FEW_ROWS = 64  # up to here a panel is read once, all steps at a time
+_BLOCK_ROWS = 96
+_BLOCK_STEPS = 512
+
+# Least work of a thread: it takes 0.1 ms, twice what waking the thread takes.
+_MIN_BYTES, _MIN_PRODUCTS = 2_000_000, 4_000_000
+_PARTS = 4  # per thread, so that one that started late takes fewer
+
+Bytes = NDArray[np.uint8]
 
 
-@compiled(*for_both_weight_dtypes("void({}, int64, float32[::1], float32[:,::1], float32[:,::1], int64)"))
-def _multiply_panel(w_PCW: PackedWeights, panel: int, bias: Floats, x_TC: Floats, y_TN: Floats, n: int) -> None:
-    """Multiply all rows by one panel, into the columns from `n` on. Rows go in blocks of nearly one size, while the
-    panel stays in the cache."""
-    t, T = 0, x_TC.shape[0]
-    for blocks in range(-(-T // MAX_ROWS), 0, -1):
-        rows = -(-(T - t) // blocks)
-        if rows == 6:
-            _six(w_PCW, panel, bias, x_TC, t, y_TN, n)
-        elif rows == 5:
-            _five(w_PCW, panel, bias, x_TC, t, y_TN, n)
-        elif rows == 4:
-            _four(w_PCW, panel, bias, x_TC, t, y_TN, n)
-        elif rows == 3:
-            _three(w_PCW, panel, bias, x_TC, t, y_TN, n)
-        elif rows == 2:
-            _two(w_PCW, panel, bias, x_TC, t, y_TN, n)
+@compiled("int64(int64[::1])")
+def num_panels(descriptor: Ints) -> int:
+    """Return how many panels a matrix has."""
+    return (descriptor[1] + WIDTH - 1) // WIDTH  # type: ignore[no-any-return]
+
+
+@compiled("int64(int64[::1])")
+def _row_bytes(descriptor: Ints) -> int:
+    """Return the bytes of a prepared row; 0 where rows are used as they are."""
+    kind, inputs = descriptor[0], descriptor[2]
+    if kind == BFLOAT16_ROWS:
+        return (inputs + 1) // 2 * 4  # type: ignore[no-any-return]
+    if kind == BFLOAT16 and inputs % 2:  # weights are in pairs
+        return (inputs + 1) * 4  # type: ignore[no-any-return]
+    return 0
+
+
+@compiled("int64(int64[::1], int64)")
+def prepared_size(descriptor: Ints, num_rows: int) -> int:
+    """Return the bytes that prepared rows take."""
+    return _row_bytes(descriptor) * num_rows
+
+
+@compiled("void(int64[::1], float32[:,::1], int64, int64, uint8[::1])")
+def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, prepared: Bytes) -> None:
+    """Convert rows to what the matrix's format multiplies, in their places of `prepared`, which has all rows."""
+    kind, C, size = descriptor[0], descriptor[2], _row_bytes(descriptor)
+    if size == 0:
+        return
+    for t in range(first_row, last_row):
+        row = prepared.ctypes.data + t * size
+        if kind == BFLOAT16_ROWS:
+            for c in range(C):
+                put(row + 2 * c, float32_to_bfloat16(x_TC[t, c]))
+            if C % 2:
+                put(row + 2 * C, np.uint16(0))
         else:
-            _one(w_PCW, panel, bias, x_TC, t, y_TN, n)
-        t += rows
+            for c in range(C):
+                put(row + 4 * c, x_TC[t, c])
+            put(row + 4 * C, np.float32(0))
 
 
-@compiled(*for_both_weight_dtypes("void({}, float32[::1], float32[:,::1], float32[:,::1])"))
-def multiply(w_PCW: PackedWeights, bias_N: Floats, x_TC: Floats, y_TN: Floats) -> None:
-    """Write `y = x w^T + bias`."""
-    N, whole = len(bias_N), len(bias_N) // WIDTH
-    for panel in range(whole):
-        _multiply_panel(w_PCW, panel, bias_N, x_TC, y_TN, panel * WIDTH)
-    if whole < w_PCW.shape[0]:
-        rest = N - whole * WIDTH
-        bias_W, y_TW = np.zeros(WIDTH, dtype=np.float32), np.empty((x_TC.shape[0], WIDTH), dtype=np.float32)
-        bias_W[:rest] = bias_N[whole * WIDTH :]
-        _multiply_panel(w_PCW, whole, bias_W, x_TC, y_TW, 0)
-        y_TN[:, whole * WIDTH :] = y_TW[:, :rest]
+@compiled("void(int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64, int64)")
+def multiply_panels(
+    descriptor: Ints, x_TC: Floats, prepared: Bytes, y_TN: Floats, first_panel: int, last_panel: int
+) -> None:
+    """Write `y = x w^T + bias` for all rows and the outputs of some panels; `prepared` comes from `prepare_rows`."""
+    kind, N, C = descriptor[0], descriptor[1], descriptor[2]
+    T = x_TC.shape[0]
+    steps = C if kind == FLOAT32 else (C + 1) // 2
+    panel_bytes = steps * WIDTH * 4
+    x, x_bytes = x_TC.ctypes.data, C * 4
+    if _row_bytes(descriptor) > 0:
+        x, x_bytes = prepared.ctypes.data, _row_bytes(descriptor)
+    y, y_bytes = y_TN.ctypes.data, y_TN.shape[1] * 4
+    block_rows, block_steps = (_FEW_ROWS, steps) if T <= _FEW_ROWS else (_BLOCK_ROWS, _BLOCK_STEPS)
+    for first_row in range(0, T, block_rows):
+        last_row = min(first_row + block_rows, T)
+        for begin in range(0, steps, block_steps):
+            end = min(begin + block_steps, steps)
+            panel = first_panel
+            while panel < last_panel:
+                count = 1
+                if T == 1 and panel + _PANELS_1 <= last_panel:
+                    count = _PANELS_1
+                elif T == 2 and panel + _PANELS_2 <= last_panel:
+                    count = _PANELS_2
+                row = first_row
+                for blocks in range(-(-(last_row - first_row) // _MOST_ROWS), 0, -1):
+                    rows = -(-(last_row - row) // blocks)  # blocks of nearly one size
+                    _multiply_tile(
+                        kind,
+                        rows - 1 if count == 1 else _MOST_ROWS + rows - 1,
+                        descriptor[4] + panel * panel_bytes,
+                        panel_bytes,
+                        0,
+                        0,
+                        descriptor[7] + panel * WIDTH * 4,
+                        x + row * x_bytes,
+                        x_bytes,
+                        y + row * y_bytes + panel * WIDTH * 4,
+                        y_bytes,
+                        begin,
+                        end,
+                        steps,
+                        N - panel * WIDTH,
+                    )
+                    row += rows
+                panel += count
 
 
-def packed_matmul(x_TC: torch.Tensor, w_PCW: PackedWeights, bias_N: Floats) -> torch.Tensor:
-    """Return `x w^T + bias` as [T, N], float32 on the CPU."""
-    y_TN = x_TC.new_empty((len(x_TC), len(bias_N)))
-    multiply(w_PCW, bias_N, x_TC.contiguous().numpy(), y_TN.numpy())
-    return y_TN
+@compiled("void(int64[::1], float32[:,::1], float32[:,::1])")
+def multiply(descriptor: Ints, x_TC: Floats, y_TN: Floats) -> None:
+    """Write `y = x w^T + bias` by one thread, with memory of its own for prepared rows."""
+    prepared = np.empty(prepared_size(descriptor, x_TC.shape[0]), np.uint8)
+    prepare_rows(descriptor, x_TC, 0, x_TC.shape[0], prepared)
+    multiply_panels(descriptor, x_TC, prepared, y_TN, 0, num_panels(descriptor))
+
+
+def packed_matmul(x_TC: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
+    """Return `x w^T + bias` as [T, N] in the dtype of x, float32 or bfloat16, by all threads of the pool."""
+    descriptor, x = matrix.descriptor, x_TC.float().contiguous().numpy()
+    y_TN = torch.empty((len(x), matrix.outputs), dtype=torch.float32)
+    y, prepared = y_TN.numpy(), np.empty(prepared_size(descriptor, len(x)), np.uint8)
+    count = _num_parts(matrix, len(x))
+    if count == 1:
+        multiply(descriptor, x, y)
+    else:
+        if len(prepared):
+            rows = [len(x) * part // count for part in range(count + 1)]
+            run_tasks([partial(prepare_rows, descriptor, x, *part, prepared) for part in pairwise(rows)])
+        panels = [matrix.num_panels * part // (_PARTS * count) for part in range(_PARTS * count + 1)]
+        run_tasks([partial(multiply_panels, descriptor, x, prepared, y, *part) for part in pairwise(panels)])
+    return y_TN.to(x_TC.dtype)
+
+
+def _num_parts(matrix: PackedMatrix, num_rows: int) -> int:
+    """Return how many threads share a product: so many that each has enough to read and compute."""
+    work = max(matrix.nbytes // _MIN_BYTES, num_rows * matrix.outputs * matrix.inputs // _MIN_PRODUCTS)
+    return max(1, min(num_threads(), matrix.num_panels, work))

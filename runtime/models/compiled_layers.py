@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,9 +35,9 @@ from ...kernels.cpu.packed_matrix import PackedMatrix
 from ...kernels.cpu.shared_phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .config import ModelConfig
-from .linear import Linear
 from .mlp import DenseMlp
 from .norm import RmsNorm
+from .packed_linear import packed_matrices
 from .parameters import DecoderParameters, LayerParameters
 
 # Bytes of weights that a step reads, times its tokens, from which on waking a second thread pays.
@@ -84,11 +83,10 @@ class CompiledLayers:
             mlp = layer.mlp
             if not _is_compiled_block(layer) or not isinstance(mlp, DenseMlp):
                 return None
-            for linear in (layer.qkv, layer.o, mlp.gate_up, mlp.down):
-                matrix = packed_matrix(linear)
-                if matrix is None:
-                    return None
-                matrices.append(matrix)
+            products = packed_matrices([layer.qkv, layer.o, mlp.gate_up, mlp.down])
+            if products is None:
+                return None
+            matrices += products
         if config.qk_norm == "all heads" or len(set(config.windows)) > 2:
             return None
         return cls(config, parameters.layers, matrices)
@@ -193,9 +191,3 @@ def _is_compiled_block(layer: LayerParameters) -> bool:
         and mlp.gated
         and mlp.activation == "silu"
     )
-
-
-def packed_matrix(linear: Linear) -> PackedMatrix | None:
-    """Return the matrix of a layer whose products are computed by compiled loops, else None."""
-    matrix = getattr(linear, "matrix", None)
-    return matrix if isinstance(matrix, PackedMatrix) else None

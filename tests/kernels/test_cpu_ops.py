@@ -14,7 +14,7 @@ from ramiform.kernels.cpu import ops, thread_pool
 from ramiform.kernels.cpu.compiled import exp
 from ramiform.kernels.cpu.matmul import packed_matmul
 from ramiform.kernels.cpu.ops import CompiledAttention, CpuOps
-from ramiform.kernels.cpu.packed_weights import WIDTH, pack_weights
+from ramiform.kernels.cpu.packed_matrix import PackedMatrix
 from ramiform.kernels.reference.ops import ReferenceOps
 
 CPU, REFERENCE = CpuOps(), ReferenceOps()
@@ -79,34 +79,6 @@ def test_rotation_and_storing_equal_the_reference(T: int, H: int, K: int, D: int
 
     for got, want in zip(run(CPU, torch.float32), run(REFERENCE, torch.float64), strict=True):
         torch.testing.assert_close(got, want, **NEAR)
-
-
-@pytest.mark.parametrize("kind", [np.uint16, np.float32])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("N", "C"), [(1, 1), (7, 33), (64, 256), (2 * WIDTH + 1, 9)])
-@pytest.mark.parametrize("T", [1, 2, 3, 4, 5, 6, 7, 13])
-def test_products_of_a_few_rows_equal_those_in_float64(
-    T: int, N: int, C: int, bias: bool, kind: type[np.generic]
-) -> None:
-    w, x, b = random(N, C), random(T, C, seed=1), random(N, seed=2)
-    if kind == np.uint16:
-        w = w.bfloat16().float()
-    held = pack_weights(w)
-    assert held.dtype == kind
-    want = x.double() @ w.double().t() + (b.double() if bias else 0)
-    bias_N = b.numpy() if bias else np.zeros(N, np.float32)
-    got = packed_matmul(x, held, bias_N)
-    torch.testing.assert_close(got.double(), want, atol=2e-5, rtol=2e-5)
-    alone = [packed_matmul(x[t : t + 1], held, bias_N) for t in range(T)]
-    assert torch.equal(got, torch.cat(alone))  # bit for bit, in any batch
-
-
-def test_weights_are_stored_as_bfloat16_only_if_that_is_exact() -> None:
-    w = torch.tensor([[1.0], [-0.5], [float("inf")], [float("nan")], [2.0**-133], [-0.0]])
-    assert pack_weights(w).dtype == np.uint16
-    got = packed_matmul(torch.ones(1, 1), pack_weights(w), np.zeros(len(w), np.float32))
-    torch.testing.assert_close(got, w.t(), atol=0, rtol=0, equal_nan=True)
-    assert pack_weights(w + 2.0**-20).dtype == np.float32
 
 
 CHAIN, TREE = (9, ()), (6, (-1, 0, 0, 2))  # tokens of a row, and the parents of its last ones
@@ -258,7 +230,7 @@ def test_nan_and_infinity_propagate(number: float) -> None:
         CPU.rms_norm(x, ones, 1e-6),
         CPU.add_rms_norm(x, torch.zeros(2, 32), ones, 1e-6)[0],
         CPU.silu_and_mul(torch.cat((x, x - x), dim=1)),
-        packed_matmul(x, pack_weights(torch.ones(4, 32)), np.zeros(4, np.float32)),
+        packed_matmul(x, PackedMatrix.of_dense(torch.ones(4, 32))),
     ):
         assert not y[0].isfinite().all()
         assert y[1:].isfinite().all()

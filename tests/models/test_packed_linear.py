@@ -1,4 +1,4 @@
-"""Products of weights in oneDNN's layout. Judge: torch's own product."""
+"""Products of weights packed in panels. Judge: torch's own product."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from ramiform.runtime.models.linear import DenseLinear
-from ramiform.runtime.models.packed_linear import PackedLinear, can_pack, pack_linear
+from ramiform.runtime.models.packed_linear import PackedLinear, pack_linear
 
-DTYPES = [
-    dtype for dtype in (torch.float32, torch.bfloat16) if can_pack("cpu", dtype)
-]  # not every processor multiplies bfloat16
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 def dense(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool = False) -> DenseLinear:
@@ -57,10 +55,10 @@ def test_a_layer_filled_in_pieces_equals_its_dense_layer() -> None:
             assert piece.shape == tuple(stored[start : start + size].shape)
             piece.put(stored[start : start + size])
     packed.finish()
-    assert packed.nbytes == (48 * 64 + 48) * 4
+    assert packed.nbytes >= (48 * 64 + 48) * 4  # the last panel is padded
     assert torch.equal(packed(torch.eye(64)), source.weight.T + source.bias)
 
 
-def test_types_that_onednn_does_not_multiply_are_not_packed() -> None:
+def test_types_that_the_loops_do_not_multiply_are_not_packed() -> None:
     linear = dense(8, 8, torch.float64)
     assert pack_linear(linear) is linear

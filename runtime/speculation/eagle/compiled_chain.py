@@ -10,9 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from ....kernels.cpu.draft_chain import draft_chain
-from ...models.compiled_layers import loop_weights
+from ...models.packed_linear import packed_matrices
 from .draft_memory import SCRATCH, DraftMemory
 from .head import EagleHead
+
+
+_MAX_WEIGHTS = 1 << 20  # of a matrix; products of larger ones are shared by threads
 
 
 class CompiledHead:
@@ -28,10 +31,12 @@ class CompiledHead:
     def of(cls, head: EagleHead, memory: DraftMemory) -> CompiledHead | None:
         """Return None if the head is on another device, of another dtype, or too large to gain by it."""
         own, lm_head = head.parameters, head.lm_head
-        products = loop_weights([own.fc, own.qkv, own.o, own.gate_up, own.down, lm_head])
-        if head.serving_ops.name != "cpu" or products is None:
+        products = packed_matrices([own.fc, own.qkv, own.o, own.gate_up, own.down, lm_head])
+        if head.serving_ops.name != "cpu" or products is None or head.embedding.dtype != torch.float32:
             return None
-        fc, qkv, o, gate_up, down, logits = products
+        if any(matrix.outputs * matrix.inputs > _MAX_WEIGHTS for matrix in products):
+            return None
+        fc, qkv, o, gate_up, down, logits = (matrix.descriptor for matrix in products)
 
         def vector(tensor: torch.Tensor | None) -> NDArray[np.generic]:
             return np.zeros(0, np.float32) if tensor is None else tensor.detach().numpy()
@@ -40,16 +45,16 @@ class CompiledHead:
         same = len(token_ids) == head.config.vocab_size and bool((np.diff(token_ids) == 1).all())
         weights = (
             head.embedding.detach().numpy(),
-            *fc,
+            fc,
             vector(own.hidden_norm_E),
             vector(own.input_norm_E),
-            *qkv,
-            *o,
+            qkv,
+            o,
             vector(own.post_norm_E),
-            *gate_up,
-            *down,
+            gate_up,
+            down,
             vector(own.norm_E),
-            *logits,
+            logits,
             token_ids[:0] if same else token_ids,
         )
         return cls(head, memory, weights)

@@ -1,0 +1,62 @@
+"""Compiled products with packed weights. Judge: float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ramiform.kernels.cpu.instructions import HOST
+from ramiform.kernels.cpu.matmul import packed_matmul
+from ramiform.kernels.cpu.packed_matrix import BFLOAT16, BFLOAT16_ROWS, FLOAT32, WIDTH, PackedMatrix
+
+ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 13, 63, 64, 65, 200]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def check_rows_alone(x: torch.Tensor, matrix: PackedMatrix, got: torch.Tensor) -> None:
+    alone = [packed_matmul(x[t : t + 1], matrix) for t in range(len(x))]
+    assert torch.equal(got, torch.cat([got[:0], *alone]))  # bit for bit, in any batch
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize(("N", "C"), [(1, 1), (7, 33), (64, 256), (2 * WIDTH + 1, 9), (5 * WIDTH, 1050)])
+@pytest.mark.parametrize("T", ROWS)
+def test_products_equal_those_in_float64(T: int, N: int, C: int, bias: bool, dtype: torch.dtype) -> None:
+    w, x, b = random(N, C).to(dtype), random(T, C, seed=1), random(N, seed=2) if bias else None
+    matrix = PackedMatrix.of_dense(w, b)
+    assert matrix.descriptor[0] == (FLOAT32 if dtype == torch.float32 else BFLOAT16)
+    got = packed_matmul(x, matrix)
+    want = x.double() @ w.double().t() + (0 if b is None else b.double())
+    torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=2e-5)
+    check_rows_alone(x, matrix, got)
+
+
+@pytest.mark.parametrize("T", ROWS)
+@pytest.mark.parametrize(("N", "C"), [(7, 33), (5 * WIDTH, 1050)])
+def test_rows_of_bfloat16_models_may_be_rounded(T: int, N: int, C: int) -> None:
+    w, x = random(N, C).bfloat16(), random(T, C, seed=1)
+    matrix = PackedMatrix.of_dense(w, rows=torch.bfloat16)
+    assert matrix.descriptor[0] == (BFLOAT16_ROWS if HOST.bfloat16_dot else BFLOAT16)
+    got = packed_matmul(x, matrix)
+    read = x.bfloat16() if HOST.bfloat16_dot else x
+    torch.testing.assert_close(got.double(), read.double() @ w.double().t(), atol=1e-4, rtol=2e-5)
+    check_rows_alone(x, matrix, got)
+    assert torch.equal(packed_matmul(x.bfloat16(), matrix), packed_matmul(x.bfloat16().float(), matrix).bfloat16())
+
+
+def test_weights_are_stored_as_bfloat16_only_if_that_is_exact() -> None:
+    w = torch.tensor([[1.0], [-0.5], [float("inf")], [float("nan")], [2.0**-133], [-0.0]])
+    matrix = PackedMatrix.of_dense(w)
+    assert matrix.descriptor[0] == BFLOAT16
+    torch.testing.assert_close(packed_matmul(torch.ones(1, 1), matrix), w.t(), atol=0, rtol=0, equal_nan=True)
+    assert PackedMatrix.of_dense(w + 2.0**-20).descriptor[0] == FLOAT32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_packed_weight_is_given_back(dtype: torch.dtype) -> None:
+    w = random(2 * WIDTH + 3, 77).to(dtype)
+    assert torch.equal(PackedMatrix.of_dense(w).dense(), w)
