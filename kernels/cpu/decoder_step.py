@@ -27,7 +27,7 @@ from .attention import (
     num_tasks,
     scratch_size,
 )
-from .attention_inner import pointer_to
+from .attention_inner import address_of, pointer_to
 from .bfloat16 import narrow
 from .compiled import Floats, Ints, compiled, exp
 from .layers import rms_norm
@@ -284,7 +284,8 @@ def decoder_layers(
     if alone:
         normed_TE, prepared = np.empty_like(normed_TE), np.empty_like(prepared)
     size = max(scratch_size(plan, kv_LX[0]), scratch_size(window_plan, kv_LX[0]))
-    scratch = np.empty(size, dtype=np.float32)
+    scratch = np.empty(size // 2 + 1, dtype=np.int64)
+    queries, outputs = address_of(qkv_TC), address_of(out_TA)
     for layer in range(L):
         qkv_W, o_W, gate_up_W = layers_LFW[layer, QKV], layers_LFW[layer, OUTPUT], layers_LFW[layer, GATE_UP]
         down_W, others_W = layers_LFW[layer, DOWN], layers_LFW[layer, OTHERS]
@@ -318,7 +319,9 @@ def decoder_layers(
             task = claim(phases, phase + _ATTEND, tasks)
             if task < 0:
                 break
-            attend_task(task, own_plan, kv, qkv_TC.ctypes.data, C, out_TA.ctypes.data, A, FLOAT32, scale, cap, scratch)
+            attend_task(
+                task, own_plan, kv, queries, C, outputs, A, FLOAT32, scale, cap, address_of(scratch)
+            )
             complete(phases, phase + _ATTEND, tasks)
         wait(phases, phase + _ATTEND, tasks)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...kernels import Attention, KvCache
-from ...kernels.cpu.attention import kv_descriptor
+from ...kernels.cpu.attention import CompiledAttention, kv_descriptor
 from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.decoder_step import (
     DOWN,
@@ -30,7 +30,6 @@ from ...kernels.cpu.decoder_step import (
     decoder_layers,
 )
 from ...kernels.cpu.matmul import prepared_size
-from ...kernels.cpu.ops import CompiledAttention
 from ...kernels.cpu.packed_matrix import PackedMatrix
 from ...kernels.cpu.shared_phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
@@ -118,10 +117,10 @@ class CompiledLayers:
         """
         config, L, (T, E) = self._config, len(self._records_LFW), x_TE.shape
         H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
-        plans = list({id(attention): attention for attention in attentions.values()}.values())
-        plan_of = {window: plans.index(attention) for window, attention in attentions.items()}
+        plans = {id(attention): attention for attention in attentions.values()}
+        plan_of = {window: list(plans).index(id(attention)) for window, attention in attentions.items()}
         self._records_LFW[:, OTHERS, PLAN] = [plan_of[window] for window in config.windows]
-        arrays = [attention.plan.array for attention in plans if isinstance(attention, CompiledAttention)]
+        arrays = [attention.plan.array for attention in plans.values() if isinstance(attention, CompiledAttention)]
 
         x = x_TE.float().numpy()
         wanted = np.empty(0, np.int64) if wanted_O is None else wanted_O.numpy()

@@ -61,7 +61,7 @@ def states(model: Decoder, step: list[Row], captures: tuple[int, ...]) -> tuple[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", ["llama3", "llama with biases", "mistral, window", "qwen2, windows"])
+@pytest.mark.parametrize("name", ["llama3", "llama with biases", "mistral, window", "qwen2, windows", "qwen3"])
 def test_a_small_step_equals_plain_ops(
     name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,8 +86,7 @@ def test_threads_do_not_change_a_bit_of_a_step(
     shared: list[int] = []
     run_tasks = thread_pool.run_tasks
     monkeypatch.setattr(compiled_layers, "run_tasks", lambda tasks: shared.append(len(tasks)) or run_tasks(tasks))
-    monkeypatch.setattr(compiled_layers, "_PART_TOKENS", 1)
-    monkeypatch.setattr(compiled_layers, "_PART_WORK", 1)
+    monkeypatch.setattr(compiled_layers, "_MIN_SHARED_WORK", 1)
     before = thread_pool.num_threads()
     thread_pool.set_num_threads(3)
     try:
@@ -96,12 +95,12 @@ def test_threads_do_not_change_a_bit_of_a_step(
         thread_pool.set_num_threads(before)
     for got, want in zip(together, alone, strict=True):
         assert torch.equal(got, want)
-    assert shared[-1] == len(STEPS[step])  # a part for each row, however many tokens it has
+    assert shared[-1] == 3
 
 
-def test_blocks_that_the_loops_do_not_compute_use_the_ops(checkpoint: Callable[[str], Path]) -> None:
-    for name in ("qwen3", "mixtral"):
+def test_blocks_that_the_loop_does_not_compute_use_the_ops(checkpoint: Callable[[str], Path]) -> None:
+    mixtral = load_model(checkpoint("mixtral"), device=CPU, dtype=torch.float32)
+    assert CompiledLayers.of(mixtral.parameters, mixtral.config) is None
+    for name in ("llama3", "qwen3"):
         model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
-        assert CompiledLayers.of(model.parameters, 1e-5, 1.0) is None
-    llama = load_model(checkpoint("llama3"), device=CPU, dtype=torch.float32)
-    assert CompiledLayers.of(llama.parameters, 1e-5, 1.0) is not None
+        assert CompiledLayers.of(model.parameters, model.config) is not None
