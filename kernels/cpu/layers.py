@@ -5,15 +5,14 @@ times. `reference.layers` defines the ops. Arrays are contiguous, float32 or bfl
 and rounded once. The whole layer is float32: calling its parts from Python would cost more than they do.
 
 Legend: T tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head size,
-I intermediate size, S slots of the cache; R, L as in `attention`, P, C, W as in `packed_weights`.
+I intermediate size, S slots of the cache; P, C, W as in `packed_weights`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .attention import attend
-from .attention_spans import Bits
+from .attention import attend_rows
 from .bfloat16 import FloatArray, for_float32_and_bfloat16, narrow, widen
 from .compiled import Floats, Ints, compiled, exp
 from .matmul import multiply
@@ -103,7 +102,7 @@ def rope_and_store(
         "void(float32[:,::1], float32[::1], {}, float32[::1], {}, float32[::1],"
         " float32[::1], {}, float32[::1], {}, float32[::1], float32,"
         " float32[:,::1], float32[:,::1], int64[::1], float32[:,:,::1], float32[:,:,::1], float32,"
-        " int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], uint64[::1])"
+        " int64[::1])"
     )
 )
 def decoder_layer(
@@ -125,16 +124,11 @@ def decoder_layer(
     k_SKD: Floats,
     v_SKD: Floats,
     scale: float,
-    slots_RL: Ints,
-    row_T: Ints,
-    begin_T: Ints,
-    end_T: Ints,
-    tree_T: Ints,
-    ancestors_T: Bits,
+    plan: Ints,
 ) -> None:
     """Add a pre-norm layer's attention and gated MLP to `x_TE` in place; keys and values go to `slots_T`.
 
-    The arrays from `slots_RL` on are those of `AttentionSpans`.
+    `plan` is the `AttentionPlan.array` of the tokens.
     """
     T, E = x_TE.shape
     K, D = k_SKD.shape[1:]
@@ -146,7 +140,7 @@ def decoder_layer(
     rms_norm(x_TE, input_norm_E, eps, normed_TE)
     multiply(qkv_PCW, qkv_bias, normed_TE, qkv_TN)
     rope_and_store(qkv_TN.reshape((T, N, D)), cos_TD, sin_TD, slots_T, k_SKD, v_SKD, q_THD)
-    attend(q_THD, k_SKD, v_SKD, slots_RL, row_T, begin_T, end_T, tree_T, ancestors_T, scale, out_THD)
+    attend_rows(plan, q_THD, k_SKD, v_SKD, scale, out_THD)
     multiply(o_PCW, o_bias, out_THD.reshape((T, (N - 2 * K) * D)), y_TE)
     add_rms_norm(y_TE, x_TE, post_norm_E, eps, normed_TE, x_TE)
     gated_TJ = np.empty((T, len(gate_up_bias)), dtype=np.float32)

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 
 from ...kernels import Attention, KvCache
-from ...kernels.cpu.compiled import Floats, Ints
+from ...kernels.cpu.attention import CompiledAttention
+from ...kernels.cpu.attention_plan import AttentionPlan
+from ...kernels.cpu.compiled import Floats
 from ...kernels.cpu.layers import decoder_layer
-from ...kernels.cpu.ops import CompiledAttention, is_unscaled_float32
+from ...kernels.cpu.ops import is_unscaled_float32
 from ...kernels.cpu.packed_weights import PackedWeights, with_same_dtype
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .linear import Linear
@@ -29,6 +31,7 @@ from .packed_linear import PackedLinear
 from .parameters import DecoderParameters, LayerParameters
 
 _MAX_TOKENS = 256  # tokens of a step; beyond it activations between products leave the cache
+_MAX_ROW_TOKENS = 64
 # Least tokens and multiplications per thread: waking it and reading all weights must pay.
 _PART_TOKENS, _PART_WORK = 8, 30_000_000
 
@@ -62,8 +65,8 @@ class CompiledLayers:
         """Return True when the loops compute this step."""
         return (
             num_tokens <= _MAX_TOKENS
+            and all(_splits_evenly(attention) for attention in attentions.values())
             and is_unscaled_float32(kv[0])
-            and all(isinstance(attention, CompiledAttention) for attention in attentions.values())
         )
 
     def forward(
@@ -85,13 +88,14 @@ class CompiledLayers:
         x, slots = x_TE.numpy(), slots_T.numpy()
         cos_TD, sin_TD = cos_T1D.squeeze(1).numpy(), sin_T1D.squeeze(1).numpy()
         caches = [(layer_kv.k_SKD.numpy(), layer_kv.v_SKD.numpy()) for layer_kv in kv]
-        spans = [attention.spans for attention in attentions if isinstance(attention, CompiledAttention)]
-        assert len(spans) == len(self._layers)
+        plans = [attention.plan for attention in attentions if isinstance(attention, CompiledAttention)]
+        assert len(plans) == len(self._layers)
         copies = {place: capture.numpy() for place, capture in captured.items()}
 
-        def compute(own: slice) -> None:
+        def compute(rows: slice, own: slice) -> None:
             own_x, own_cos, own_sin, own_slots = x[own], cos_TD[own], sin_TD[own], slots[own]
-            for place, (layer, cache, layer_spans) in enumerate(zip(self._layers, caches, spans, strict=True)):
+            own_plans = {id(plan): plan.for_rows(rows.start, rows.stop).array for plan in plans}
+            for place, (layer, cache, plan) in enumerate(zip(self._layers, caches, plans, strict=True)):
                 if place in copies:
                     copies[place][own] = own_x
                 decoder_layer(
@@ -103,22 +107,32 @@ class CompiledLayers:
                     own_slots,
                     *cache,
                     self._scale,
-                    *layer_spans.for_tokens(own),
+                    own_plans[id(plan)],
                 )
 
-        run_tasks([partial(compute, own) for own in self._parts(spans[0].row_T)])
+        run_tasks([partial(compute, rows, own) for rows, own in self._parts(plans[0])])
 
-    def _parts(self, row_T: Ints) -> list[slice]:
-        """Split the step's tokens into parts of whole rows, which threads take through all layers.
+    def _parts(self, plan: AttentionPlan) -> list[tuple[slice, slice]]:
+        """Split the step's rows into parts, which threads take through all layers; return their rows and tokens.
 
         A row's tokens read what its earlier tokens wrote in the same layer, and nothing of other rows.
         """
-        T = len(row_T)
+        ends_R = np.cumsum(plan.num_R)
+        T = int(ends_R[-1])
         count = min(T // _PART_TOKENS, T * self._work // _PART_WORK) if num_threads() > 1 else 1
         if count < 2:
-            return [slice(0, T)]
-        bounds = np.searchsorted(row_T, row_T[np.arange(count) * T // count])  # first tokens of rows
-        return [slice(begin, end) for begin, end in pairwise([*np.unique(bounds).tolist(), T])]
+            return [(slice(0, len(ends_R)), slice(0, T))]
+        first_rows = np.searchsorted(ends_R, np.arange(count) * T // count, side="right")
+        bounds = [*np.unique(first_rows).tolist(), len(ends_R)]
+        starts = [0, *ends_R.tolist()]
+        return [(slice(begin, end), slice(starts[begin], starts[end])) for begin, end in pairwise(bounds)]
+
+
+def _splits_evenly(attention: Attention) -> bool:
+    """Return True for compiled attention without long rows, which one thread would compute."""
+    if not isinstance(attention, CompiledAttention):
+        return False
+    return num_threads() == 1 or int(attention.plan.num_R.max()) <= _MAX_ROW_TOKENS
 
 
 def _is_compiled_block(layer: LayerParameters) -> bool:
