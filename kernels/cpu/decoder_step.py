@@ -15,7 +15,6 @@ from numba import carray, types
 from numpy.typing import NDArray
 
 from .attention import (
-    BFLOAT16,
     DTYPE,
     FLOAT32,
     HEAD_SIZE,
@@ -319,9 +318,7 @@ def decoder_layers(
             task = claim(phases, phase + _ATTEND, tasks)
             if task < 0:
                 break
-            attend_task(
-                task, own_plan, kv, queries, C, outputs, A, FLOAT32, scale, cap, address_of(scratch)
-            )
+            attend_task(task, own_plan, kv, queries, C, outputs, A, FLOAT32, scale, cap, address_of(scratch))
             complete(phases, phase + _ATTEND, tasks)
         wait(phases, phase + _ATTEND, tasks)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .attention import attend
-from .attention_spans import NO_TREE
+from .attention import attend_rows
+from .attention_plan import plan_one_query, set_num_keys
 from .compiled import Floats, Ints, compiled, exp
 from .layers import add_rms_norm, rms_norm, rope_and_store, silu_and_mul
 from .matmul import multiply
@@ -60,11 +60,10 @@ def draft_chain(
     H = N - 2 * K
     is_eagle3 = len(hidden_norm_E) > 0
     # Slots by place; a key's place is its position less one.
-    places_1L = np.empty((1, P + len(tokens_R) - 1), dtype=np.int64)
-    for place in range(places_1L.shape[1]):
-        places_1L[0, place] = slots_P[place + 1] if place + 1 < P else scratch + place + 1 - P
-    row_1, begin_1, end_1 = np.zeros(1, np.int64), np.zeros(1, np.int64), np.empty(1, np.int64)
-    tree_1, ancestors_1 = np.full(1, NO_TREE), np.zeros(1, np.uint64)
+    places_L = np.empty(P + len(tokens_R) - 1, dtype=np.int64)
+    for place in range(len(places_L)):
+        places_L[place] = slots_P[place + 1] if place + 1 < P else scratch + place + 1 - P
+    plan = plan_one_query(places_L, H // K)
     out_1HD = np.empty((1, H, D), dtype=np.float32)
     y_1E, normed_1E, feature_1E = (
         np.empty((1, E), np.float32),
@@ -98,12 +97,10 @@ def draft_chain(
         q_THD = np.empty((T, H, D), dtype=np.float32)
         multiply(qkv, joined_TJ if is_eagle3 else residual_TE, qkv_TN)
         own = slice(first, first + T)
-        rope_and_store(qkv_TN.reshape((T, N, D)), cos_PD[own], sin_PD[own], places_1L[0, own], k_SKD, v_SKD, q_THD)
-        end_1[0] = first + T
+        rope_and_store(qkv_TN.reshape((T, N, D)), cos_PD[own], sin_PD[own], places_L[own], k_SKD, v_SKD, q_THD)
+        set_num_keys(plan, first + T)
         last = slice(T - 1, T)
-        attend(
-            q_THD[last], k_SKD, v_SKD, places_1L, row_1, begin_1, end_1, tree_1, ancestors_1, np.float32(scale), out_1HD
-        )
+        attend_rows(plan, q_THD[last], k_SKD, v_SKD, np.float32(scale), out_1HD)
         multiply(o, out_1HD.reshape((1, H * D)), y_1E)
         add_rms_norm(y_1E, residual_TE[last], post_norm_E, eps, normed_1E, feature_1E)
         multiply(gate_up, normed_1E, gated_1J)

@@ -1,8 +1,8 @@
-"""Compiled norms, rotary embedding and gated activation, each in one pass, and a whole decoder layer of few tokens.
+"""Compiled norms, rotary embedding and gated activation, each in one pass.
 
 For a small step torch's dispatch costs more than the compute; for a large one its operators go through memory several
 times. `reference.layers` defines the ops. Arrays are contiguous, float32 or bfloat16; bfloat16 is computed in float32
-and rounded once. The whole layer is float32: calling its parts from Python would cost more than they do.
+and rounded once.
 
 Legend: T tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head size,
 I intermediate size, S slots of the cache; R, L as in `attention`. Matrices are descriptors of `packed_matrix`.
@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .attention import attend
-from .attention_spans import Bits
 from .bfloat16 import FloatArray, for_float32_and_bfloat16, narrow, widen
-from .compiled import Floats, Ints, compiled, exp
-from .matmul import multiply
+from .compiled import Ints, compiled, exp
 
 
 @compiled(*for_float32_and_bfloat16("void({}[:,::1], {}[::1], float32, {}[:,::1])"))
@@ -95,57 +92,3 @@ def rope_and_store(
         for head in range(K):
             for d in range(D):
                 v_SKD[slot, head, d] = qkv_TND[t, H + K + head, d]
-
-
-@compiled(
-    "void(float32[:,::1], float32[::1], int64[::1], int64[::1], float32[::1], int64[::1], int64[::1], float32,"
-    " float32[:,::1], float32[:,::1], int64[::1], float32[:,:,::1], float32[:,:,::1], float32,"
-    " int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], uint64[::1])"
-)
-def decoder_layer(
-    x_TE: Floats,
-    input_norm_E: Floats,
-    qkv: Ints,
-    o: Ints,
-    post_norm_E: Floats,
-    gate_up: Ints,
-    down: Ints,
-    eps: float,
-    cos_TD: Floats,
-    sin_TD: Floats,
-    slots_T: Ints,
-    k_SKD: Floats,
-    v_SKD: Floats,
-    scale: float,
-    slots_RL: Ints,
-    row_T: Ints,
-    begin_T: Ints,
-    end_T: Ints,
-    tree_T: Ints,
-    ancestors_T: Bits,
-) -> None:
-    """Add a pre-norm layer's attention and gated MLP to `x_TE` in place; keys and values go to `slots_T`.
-
-    The arrays from `slots_RL` on are those of `AttentionSpans`.
-    """
-    T, E = x_TE.shape
-    K, D = k_SKD.shape[1:]
-    N = qkv[1] // D
-    normed_TE, y_TE = np.empty_like(x_TE), np.empty_like(x_TE)
-    qkv_TN = np.empty((T, N * D), dtype=np.float32)
-    q_THD = np.empty((T, N - 2 * K, D), dtype=np.float32)
-    out_THD = np.empty_like(q_THD)
-    rms_norm(x_TE, input_norm_E, eps, normed_TE)
-    multiply(qkv, normed_TE, qkv_TN)
-    rope_and_store(qkv_TN.reshape((T, N, D)), cos_TD, sin_TD, slots_T, k_SKD, v_SKD, q_THD)
-    attend(q_THD, k_SKD, v_SKD, slots_RL, row_T, begin_T, end_T, tree_T, ancestors_T, scale, out_THD)
-    multiply(o, out_THD.reshape((T, (N - 2 * K) * D)), y_TE)
-    add_rms_norm(y_TE, x_TE, post_norm_E, eps, normed_TE, x_TE)
-    gated_TJ = np.empty((T, gate_up[1]), dtype=np.float32)
-    gated_TI = np.empty((T, gate_up[1] // 2), dtype=np.float32)
-    multiply(gate_up, normed_TE, gated_TJ)
-    silu_and_mul(gated_TJ, gated_TI)
-    multiply(down, gated_TI, y_TE)
-    for t in range(T):
-        for e in range(E):
-            x_TE[t, e] += y_TE[t, e]

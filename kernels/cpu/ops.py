@@ -7,7 +7,6 @@ walk along draft trees. All else is plain torch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,25 +16,12 @@ from ..kv_cache import KvCache
 from ..ops import Attention
 from ..reference.ops import ReferenceOps
 from . import layers
-from .attention import attend
-from .attention_spans import AttentionSpans, spans_of_rows
+from .attention import compiled_attention
 from .bfloat16 import as_float_array
 from .sampling import sample_unfiltered, walk_trees
 from .thread_pool import num_threads, run_tasks
 
 _MIN_NUMBERS = 1 << 17  # for each thread: reading them takes 0.1 ms, twice what waking the thread takes
-
-
-@dataclass(frozen=True)
-class CompiledAttention:
-    """Attention of a small step by a compiled loop that reads keys from their slots."""
-
-    spans: AttentionSpans
-
-    def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
-        out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
-        attend(q_THD.contiguous().numpy(), kv.k_SKD.numpy(), kv.v_SKD.numpy(), *self.spans, scale, out_THD.numpy())
-        return out_THD
 
 
 class CpuOps(ReferenceOps):
@@ -111,10 +97,7 @@ class CpuOps(ReferenceOps):
         return on_way_O
 
     def attention(self, args: AttentionArgs) -> Attention:
-        spans = None
-        if args.dtype == torch.float32 and is_unscaled_float32(args.kv) and args.key_rope is None:
-            spans = spans_of_rows(args.rows, args.page_size, args.window)
-        return super().attention(args) if spans is None else CompiledAttention(spans)
+        return compiled_attention(args, self.attention_cap) or super().attention(args)
 
 
 def _suit_loops(*tensors: torch.Tensor) -> bool:

@@ -44,7 +44,7 @@ class Decoder:
     """A model on its device, or the part of it that one rank holds.
 
     `ops` None selects the device's ops, or plain torch ops where only they compute the model: with dynamic rope, whose
-    keys are rotated when they are read, and with capped attention.
+    keys are rotated when they are read, and on CUDA devices with capped attention.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class Decoder:
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
         self.num_parameters = num_parameters(config)
         if ops is None:
-            plain = self.rope.depends_on_length or config.attention_cap is not None
+            capped = config.attention_cap is not None and self.device.type == "cuda"
+            plain = self.rope.depends_on_length or capped
             ops = for_device(self.device, "reference" if plain else "auto", attention_cap=config.attention_cap)
         if ops.attention_cap != config.attention_cap:
             raise ValueError(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from ramiform.kernels import AttentionArgs, KvCache, RopeAndStoreArgs, RowSpan, SamplingTensors, for_device
+from ramiform.kernels import KvCache, RopeAndStoreArgs, SamplingTensors, for_device
 from ramiform.kernels.cpu import ops, thread_pool
 from ramiform.kernels.cpu.compiled import exp
 from ramiform.kernels.cpu.matmul import packed_matmul
-from ramiform.kernels.cpu.ops import CompiledAttention, CpuOps
+from ramiform.kernels.cpu.ops import CpuOps
 from ramiform.kernels.cpu.packed_matrix import PackedMatrix
 from ramiform.kernels.reference.ops import ReferenceOps
 
@@ -79,69 +79,6 @@ def test_rotation_and_storing_equal_the_reference(T: int, H: int, K: int, D: int
 
     for got, want in zip(run(CPU, torch.float32), run(REFERENCE, torch.float64), strict=True):
         torch.testing.assert_close(got, want, **NEAR)
-
-
-CHAIN, TREE = (9, ()), (6, (-1, 0, 0, 2))  # tokens of a row, and the parents of its last ones
-
-
-@pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize(("K", "group", "D"), [(2, 2, 64), (1, 7, 10)])
-@pytest.mark.parametrize("shapes", [[CHAIN], [TREE], [(1, ()), TREE, CHAIN], [(4, (-1, -1, -1, -1))]], ids=str)
-def test_attention_of_draft_tokens(
-    shapes: list[tuple[int, tuple[int, ...]]], K: int, group: int, D: int, window: int | None
-) -> None:
-    spans = [(length - count, count, tree) for length, (count, tree) in zip((33, 17, 700), shapes, strict=False)]
-    check_attention(spans, K, group, D, window)
-
-
-@pytest.mark.parametrize(
-    ("rows", "window"),
-    [
-        pytest.param([RowSpan(0, 33, np.arange(3))], None, id="many-tokens"),
-        pytest.param([RowSpan(0, 66, np.arange(5), [-1] * 65)], None, id="many-nodes"),
-        pytest.param([RowSpan(0, 5, np.arange(1), [-1, 0, 1])], 3, id="a-tree-larger-than-the-window"),
-    ],
-)
-def test_steps_that_do_not_fit_the_loop_go_to_torch(rows: list[RowSpan], window: int | None) -> None:
-    kv = KvCache(*torch.zeros(2, 80, 1, 2))
-    attention = CPU.attention(AttentionArgs(rows, kv, 1, page_size=16, window=window, dtype=torch.float32))
-    assert not isinstance(attention, CompiledAttention)
-
-
-@pytest.mark.parametrize("window", [None, 1, 40])
-@pytest.mark.parametrize(("K", "group", "D"), [(2, 2, 64), (1, 7, 10), (3, 1, 2)])
-@pytest.mark.parametrize("lengths", [[1], [300], [17, 1, 16, 900, 33]], ids=str)
-def test_attention_of_decode_rows_over_shuffled_pages(
-    lengths: list[int], K: int, group: int, D: int, window: int | None
-) -> None:
-    check_attention([(length - 1, 1, ()) for length in lengths], K, group, D, window)
-
-
-def check_attention(
-    spans: list[tuple[int, int, tuple[int, ...]]], K: int, group: int, D: int, window: int | None
-) -> None:
-    """Compare with the reference. A span gives a row's tokens in the cache, its new tokens, and the tree among
-    these."""
-    lengths = [first + count for first, count, _ in spans]
-    draw = torch.Generator().manual_seed(sum(lengths))
-    pages = iter(torch.randperm(100, generator=draw).tolist())
-    # Slots that belong to no row hold NaN: none of it may enter a sum.
-    k, v = torch.full((2, 1600, K, D), float("nan"))
-    rows = []
-    for length, (first, count, tree) in zip(lengths, spans, strict=True):
-        own = np.array([next(pages) for _ in range(-(-length // 16))])
-        slots = own[np.arange(length) // 16] * 16 + np.arange(length) % 16
-        k[slots], v[slots] = torch.randn(2, length, K, D, generator=draw)
-        rows.append(RowSpan(first, count, own, tree))
-    q = torch.randn(sum(count for _, count, _ in spans), K * group, D, generator=draw)
-
-    def run(ops: ReferenceOps, dtype: torch.dtype) -> torch.Tensor:
-        kv = KvCache(k.to(dtype), v.to(dtype))
-        attention = ops.attention(AttentionArgs(rows, kv, K * group, page_size=16, window=window, dtype=dtype))
-        assert isinstance(attention, CompiledAttention) == (ops is CPU)
-        return attention.attend(q.to(dtype), kv, 0.3).double()
-
-    torch.testing.assert_close(run(CPU, torch.float32), run(REFERENCE, torch.float64), **NEAR)
 
 
 def test_draws_are_those_of_the_reference() -> None:

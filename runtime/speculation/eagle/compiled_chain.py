@@ -14,7 +14,6 @@ from ...models.packed_linear import packed_matrices
 from .draft_memory import SCRATCH, DraftMemory
 from .head import EagleHead
 
-
 _MAX_WEIGHTS = 1 << 20  # of a matrix; products of larger ones are shared by threads
 
 

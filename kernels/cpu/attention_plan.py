@@ -1,0 +1,358 @@
+"""Plan of a step's compiled attention: which queries meet which blocks of keys, in which order, as one index array.
+
+A row's place p is the p-th key of its page table. Keys are cut into blocks of BLOCK places, from place 0 on, and every
+query meets its blocks in ascending order. Rows whose page tables begin with the same pages share those blocks: a block
+is gathered once, then multiplied with the queries of all its rows. So rows are sorted into a tree by their pages, and a
+segment (some queries, some blocks) is a node of it.
+
+A node of a draft tree meets the blocks before the tree's like any token of its row. From the first block with places of
+the tree on, it meets keys of its own: the committed ones, its ancestors and itself, placed as in plain decoding.
+
+Legend: T tokens, R rows, P pages of all rows, N nodes of all draft trees, Q queries in the order of the tree of rows
+(tokens of a row stay together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from ..arguments import RowSpan
+from .attention_inner import BLOCK
+from .compiled import Ints, compiled
+
+# The plan's array begins with these numbers; COST is that of all tiles for one key/value head, in pairs of a query head
+# and a key. Then come its tables, each at the place that its number gives:
+# tiles [tiles, 4]: first and end query, first and end segment; the most expensive tile first.
+# segments [.., 7]: first and end query, first and end block, slot unit, table, number of keys. Key p of the segment has
+#     the slot unit * array[table + p // unit] + p % unit.
+# tokens [Q], begins [Q], ends [Q]: token of each query, and the places [begin, end) that it sees.
+NUM_TILES, MAX_QUERIES, GROUP, COST, TILES, SEGMENTS, TOKENS, BEGINS, ENDS, HEADER = range(10)
+TILE_FIELDS, SEGMENT_FIELDS = 4, 7
+_TILE_ROWS = 256  # rows (a query of one head) of a tile: their queries and sums stay in the second cache
+_GATHER_ROWS = 8  # rows whose products take the time of gathering a block
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Rows of a step as flat arrays, and the plan of all their tokens."""
+
+    array: Ints  # as described above
+    first_R: Ints
+    num_R: Ints
+    pages_P: Ints
+    page_starts_R: Ints
+    parents_N: Ints
+    num_nodes_R: Ints
+    page_size: int
+    window: int  # 0: none
+    group: int
+
+    @classmethod
+    def of(cls, rows: Sequence[RowSpan], *, page_size: int, window: int | None, group: int) -> AttentionPlan:
+        """Plan causal attention over `rows`, as `Ops.attention` defines it, with `group` query heads for each key/value
+        head."""
+        R = len(rows)
+        tree_R = [row.tree for row in rows]
+        flat = (
+            np.fromiter((row.first_position for row in rows), np.int64, R),
+            np.fromiter((row.num_tokens for row in rows), np.int64, R),
+            np.concatenate([row.pages for row in rows]),
+            np.cumsum([0, *(len(row.pages) for row in rows)]),
+            np.fromiter(chain.from_iterable(tree_R), np.int64),
+            np.fromiter(map(len, tree_R), np.int64, R),
+        )
+        settings = page_size, window or 0, group
+        return cls(_make_plan(*flat, *settings, _TILE_ROWS), *flat, *settings)
+
+    def for_rows(self, first: int, end: int) -> AttentionPlan:
+        """Return the plan of some rows, whose tokens count from 0."""
+        own = slice(first, end)
+        nodes = np.cumsum([0, *self.num_nodes_R.tolist()])
+        flat = (
+            self.first_R[own],
+            self.num_R[own],
+            self.pages_P,
+            self.page_starts_R[first : end + 1],
+            self.parents_N[nodes[first] : nodes[end]],
+            self.num_nodes_R[own],
+        )
+        settings = self.page_size, self.window, self.group
+        return AttentionPlan(_make_plan(*flat, *settings, _TILE_ROWS), *flat, *settings)
+
+
+@compiled()
+def plan_one_query(slots_L: Ints, group: int) -> Ints:
+    """Return the plan of one query, token 0, and the slots of its keys. The number of keys is set by
+    `set_num_keys`."""
+    plan = np.zeros(HEADER + TILE_FIELDS + SEGMENT_FIELDS + 3 + len(slots_L), dtype=np.int64)
+    plan[NUM_TILES], plan[MAX_QUERIES], plan[GROUP] = 1, 1, group
+    plan[TILES] = HEADER
+    plan[SEGMENTS] = plan[TILES] + TILE_FIELDS
+    plan[TOKENS] = plan[SEGMENTS] + SEGMENT_FIELDS
+    plan[BEGINS], plan[ENDS] = plan[TOKENS] + 1, plan[TOKENS] + 2
+    plan[HEADER + 1] = plan[HEADER + 3] = 1
+    segment = plan[plan[SEGMENTS] :]
+    segment[1], segment[4], segment[5] = 1, 1, plan[ENDS] + 1
+    plan[plan[ENDS] + 1 :] = slots_L
+    return plan
+
+
+@compiled()
+def set_num_keys(plan: Ints, num_keys: int) -> None:
+    """Let the query of `plan_one_query` see the first `num_keys` keys."""
+    segment = plan[plan[SEGMENTS] :]
+    segment[3], segment[6] = -(-num_keys // BLOCK), num_keys
+    plan[plan[ENDS]] = num_keys
+
+
+@compiled("boolean(int64[::1], int64[::1], int64, int64, int64, int64)")
+def _same_pages(pages_P: Ints, starts_R: Ints, row: int, other: int, block: int, page_size: int) -> bool:
+    """Return True if two rows, both of which have all places of the block, have the same pages for it."""
+    first, last = block * BLOCK // page_size, (block * BLOCK + BLOCK - 1) // page_size
+    x, y = starts_R[row], starts_R[other]
+    num_equal = 0
+    for page in range(first, last + 1):
+        num_equal += pages_P[x + page] == pages_P[y + page]
+    return num_equal == last + 1 - first  # type: ignore[no-any-return]
+
+
+@compiled("int64(int64[::1], int64[::1], int64[::1], int64[::1], int64, int64[:,::1], int64[::1], int64[::1])")
+def _sort_rows(
+    first_R: Ints,
+    num_R: Ints,
+    pages_P: Ints,
+    starts_R: Ints,
+    page_size: int,
+    shared: Ints,
+    order_R: Ints,
+    own_R: Ints,
+) -> int:
+    """Sort the rows into a tree by their pages. Write the shared segments to `shared` [R, 4] (first and end row of the
+    order, first and end block; parents first), the order of the rows, and the first block of each that it shares with
+    none; return the number of shared segments.
+
+    Rows share blocks that end before their first new token, so that all their queries see all of them.
+    """
+    R = len(first_R)
+    for r in range(R):
+        order_R[r] = r
+    own_R[:] = 0
+    stack = np.empty((R + 1, 3), dtype=np.int64)
+    stack[0, 0], stack[0, 1], stack[0, 2] = 0, R, 0
+    depth, found = 1, 0
+    while depth > 0:
+        low, high, block = stack[depth - 1]
+        if low == high:
+            depth -= 1
+            continue
+        leader = order_R[low]
+        middle = low + 1
+        if first_R[leader] // BLOCK > block:
+            for place in range(low + 1, high):
+                row = order_R[place]
+                if first_R[row] // BLOCK > block and _same_pages(pages_P, starts_R, leader, row, block, page_size):
+                    order_R[place], order_R[middle] = order_R[middle], row
+                    middle += 1
+        stack[depth - 1, 0] = middle
+        if middle == low + 1:
+            own_R[leader] = block
+            continue
+        end = block + 1
+        least = first_R[leader] // BLOCK
+        for place in range(low + 1, middle):
+            least = min(least, first_R[order_R[place]] // BLOCK)
+        same = True
+        while same and end < least:
+            for place in range(low + 1, middle):
+                same = same and _same_pages(pages_P, starts_R, leader, order_R[place], end, page_size)
+            end += same
+        shared[found, 0], shared[found, 1], shared[found, 2], shared[found, 3] = low, middle, block, end
+        found += 1
+        stack[depth, 0], stack[depth, 1], stack[depth, 2] = low, middle, end
+        depth += 1
+    return found
+
+
+@compiled("int64(int64, int64, int64)")
+def _num_pieces(num_queries: int, group: int, tile_rows: int) -> int:
+    """Return the number of tiles of a root's queries."""
+    return min(-(-num_queries * group // tile_rows), num_queries)
+
+
+@compiled("void(int64[:,::1], int64, int64, int64, int64, int64)")
+def _add_segment(segments: Ints, index: int, first: int, end: int, block: int, end_block: int) -> None:
+    """Write a segment's queries and blocks."""
+    segments[index, 0], segments[index, 1], segments[index, 2], segments[index, 3] = first, end, block, end_block
+
+
+@compiled(
+    "int64[::1](int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64, int64)"
+)
+def _make_plan(
+    first_R: Ints,
+    num_R: Ints,
+    pages_P: Ints,
+    page_starts_R: Ints,
+    parents_N: Ints,
+    num_nodes_R: Ints,
+    page_size: int,
+    window: int,
+    group: int,
+    tile_rows: int,
+) -> Ints:
+    R, T, N = len(first_R), num_R.sum(), len(parents_N)
+    order_R, own_R = np.empty(R, dtype=np.int64), np.empty(R, dtype=np.int64)
+    shared = np.empty((R, 4), dtype=np.int64)
+    num_shared = _sort_rows(first_R, num_R, pages_P, page_starts_R, page_size, shared, order_R, own_R)
+    depth_N = np.empty(N, dtype=np.int64)
+    node_starts_R, token_starts_R = np.empty(R, dtype=np.int64), np.empty(R, dtype=np.int64)
+    num_slots = nodes = tokens = 0  # slots of the nodes' own keys
+    for r in range(R):
+        node_starts_R[r], token_starts_R[r] = nodes, tokens
+        tree_start = first_R[r] + num_R[r] - num_nodes_R[r]
+        for node in range(num_nodes_R[r]):
+            parent = parents_N[nodes + node]
+            depth_N[nodes + node] = 1 + (depth_N[nodes + parent] if parent >= 0 else 0)
+            num_slots += tree_start % BLOCK + depth_N[nodes + node]
+        nodes, tokens = nodes + num_nodes_R[r], tokens + num_R[r]
+
+    # Queries in the order of the rows.
+    token_Q, begin_Q, end_Q = np.empty(T, dtype=np.int64), np.empty(T, dtype=np.int64), np.empty(T, dtype=np.int64)
+    starts_Q = np.empty(R + 1, dtype=np.int64)  # first query of the rows in their order
+    q = 0
+    for place in range(R):
+        r = order_R[place]
+        starts_Q[place] = q
+        num_plain = num_R[r] - num_nodes_R[r]
+        for t in range(num_R[r]):
+            ancestors = depth_N[node_starts_R[r] + t - num_plain] if t >= num_plain else t - num_plain + 1
+            token_Q[q] = token_starts_R[r] + t
+            end_Q[q] = first_R[r] + num_plain + ancestors
+            begin_Q[q] = max(end_Q[q] - window, 0) if window > 0 else 0
+            q += 1
+    starts_Q[R] = q
+
+    # Segments of the tree of rows, in the order of their first queries, parents first.
+    segments = np.empty((num_shared + 2 * R + N, SEGMENT_FIELDS), dtype=np.int64)
+    slots = np.empty(num_slots, dtype=np.int64)
+    first_page, num_pages = page_starts_R[0], page_starts_R[R] - page_starts_R[0]
+    num_segments = num_slots = next_shared = 0
+    root_of = np.empty(R + 1, dtype=np.int64)  # first query of each root, of which queries lie in no common segment
+    num_roots = root_end = 0
+    for place in range(R):
+        r = order_R[place]
+        table = page_starts_R[r] - first_page
+        pages_r = pages_P[page_starts_R[r] :]
+        if place >= root_end:
+            root_of[num_roots] = starts_Q[place]
+            num_roots += 1
+            root_end = place + 1
+        while next_shared < num_shared and shared[next_shared, 0] == place:
+            low, high, block, end = shared[next_shared]
+            next_shared += 1
+            root_end = max(root_end, high)
+            _add_segment(segments, num_segments, starts_Q[low], starts_Q[high], block, end)
+            segments[num_segments, 4:] = page_size, table, end * BLOCK
+            num_segments += 1
+        length = first_R[r] + num_R[r]
+        tree_start = length - num_nodes_R[r]
+        start, middle, stop = starts_Q[place], starts_Q[place + 1] - num_nodes_R[r], starts_Q[place + 1]
+        plain_end = -(-tree_start // BLOCK)
+        common_end = tree_start // BLOCK if num_nodes_R[r] else plain_end
+        _add_segment(segments, num_segments, start, stop, own_R[r], common_end)
+        segments[num_segments, 4:] = page_size, table, tree_start
+        num_segments += 1
+        if num_nodes_R[r] == 0:
+            continue
+        # A row's shared blocks end before its first new token, so `common_end` is not before `own_R`.
+        _add_segment(segments, num_segments, start, middle, common_end, plain_end)
+        segments[num_segments, 4:] = page_size, table, tree_start
+        num_segments += 1
+        for node in range(num_nodes_R[r]):
+            depth = depth_N[node_starts_R[r] + node]
+            num_keys = tree_start + depth
+            _add_segment(segments, num_segments, middle + node, middle + node + 1, common_end, -(-num_keys // BLOCK))
+            base = common_end * BLOCK
+            segments[num_segments, 4:] = 1, num_pages + num_slots - base, num_keys
+            num_segments += 1
+            for p in range(base, tree_start):
+                slots[num_slots + p - base] = pages_r[p // page_size] * page_size + p % page_size
+            ancestor = node
+            for p in range(num_keys - 1, tree_start - 1, -1):
+                at = tree_start + ancestor
+                slots[num_slots + p - base] = pages_r[at // page_size] * page_size + at % page_size
+                ancestor = parents_N[node_starts_R[r] + ancestor]
+            num_slots += num_keys - base
+    root_of[num_roots] = T
+
+    # Tiles: each root's queries in pieces of nearly one size, and what each piece has of the root's segments.
+    most = 0
+    num_tiles = 0
+    for root in range(num_roots):
+        num_tiles += _num_pieces(root_of[root + 1] - root_of[root], group, tile_rows)
+    tiles = np.empty((num_tiles, TILE_FIELDS), dtype=np.int64)
+    cost = np.empty(num_tiles, dtype=np.int64)
+    capacity = num_segments + num_tiles
+    clipped = np.empty((capacity, SEGMENT_FIELDS), dtype=np.int64)
+    num_clipped = tile = segment = 0
+    for root in range(num_roots):
+        low, high = root_of[root], root_of[root + 1]
+        last = segment
+        while last < num_segments and segments[last, 0] < high:
+            last += 1
+        pieces = _num_pieces(high - low, group, tile_rows)
+        for piece in range(pieces):
+            first_q, end_q = low + (high - low) * piece // pieces, low + (high - low) * (piece + 1) // pieces
+            tiles[tile, 0], tiles[tile, 1], tiles[tile, 2] = first_q, end_q, num_clipped
+            cost[tile] = 0
+            for s in range(segment, last):
+                start, stop = max(segments[s, 0], first_q), min(segments[s, 1], end_q)
+                if start >= stop:
+                    continue
+                earliest, latest = begin_Q[start], end_Q[start]
+                for q in range(start, stop):
+                    earliest, latest = min(earliest, begin_Q[q]), max(latest, end_Q[q])
+                block = max(segments[s, 2], earliest // BLOCK)
+                end = min(segments[s, 3], -(-latest // BLOCK))
+                if block >= end:
+                    continue
+                if num_clipped == capacity:
+                    capacity *= 2
+                    larger = np.empty((capacity, SEGMENT_FIELDS), dtype=np.int64)
+                    larger[:num_clipped] = clipped
+                    clipped = larger
+                clipped[num_clipped] = segments[s]
+                _add_segment(clipped, num_clipped, start, stop, block, end)
+                num_clipped += 1
+                cost[tile] += ((stop - start) * group + _GATHER_ROWS) * (end - block)
+            tiles[tile, 3] = num_clipped
+            most = max(most, end_q - first_q)
+            tile += 1
+        segment = last
+
+    plan = np.empty(
+        HEADER + num_tiles * TILE_FIELDS + num_clipped * SEGMENT_FIELDS + 3 * T + num_pages + num_slots, dtype=np.int64
+    )
+    plan[NUM_TILES], plan[MAX_QUERIES], plan[GROUP], plan[COST] = num_tiles, most, group, cost.sum() * BLOCK
+    plan[TILES] = HEADER
+    plan[SEGMENTS] = plan[TILES] + num_tiles * TILE_FIELDS
+    plan[TOKENS] = plan[SEGMENTS] + num_clipped * SEGMENT_FIELDS
+    plan[BEGINS], plan[ENDS] = plan[TOKENS] + T, plan[TOKENS] + 2 * T
+    pages_at = plan[TOKENS] + 3 * T
+    slots_at = pages_at + num_pages
+    by_cost = np.argsort(-cost, kind="mergesort")
+    for tile in range(num_tiles):
+        plan[HEADER + tile * TILE_FIELDS : HEADER + (tile + 1) * TILE_FIELDS] = tiles[by_cost[tile]]
+    for s in range(num_clipped):
+        clipped[s, 5] += pages_at  # pages, then the slots of nodes
+        plan[plan[SEGMENTS] + s * SEGMENT_FIELDS : plan[SEGMENTS] + (s + 1) * SEGMENT_FIELDS] = clipped[s]
+    plan[plan[TOKENS] : plan[BEGINS]] = token_Q
+    plan[plan[BEGINS] : plan[ENDS]] = begin_Q
+    plan[plan[ENDS] : pages_at] = end_Q
+    plan[pages_at:slots_at] = pages_P[first_page : first_page + num_pages]
+    plan[slots_at:] = slots[:num_slots]
+    return plan
