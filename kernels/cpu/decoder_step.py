@@ -272,11 +272,11 @@ def decoder_layers(
 ) -> None:
     """Add the attention and the MLP of all layers to `x_TE` in place; store keys and values in the tokens' slots.
 
-    Every thread calls it with the same arguments. `phases` has PHASES_PER_LAYER * L phases. `layers_LFW` are the layers'
-    records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of `AttentionPlan`. If `select`,
-    the last layer computes only the tokens `wanted_O` after its attention, and writes them to `last_OE`. A layer's
-    input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory that the
-    threads share; `prepared` has the bytes of the largest prepared input of any matrix.
+    Every thread calls it with the same arguments. `phases` has PHASES_PER_LAYER * L phases. `layers_LFW` are the
+    layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of `AttentionPlan`. If
+    `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes them to `last_OE`. A
+    layer's input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory
+    that the threads share; `prepared` has the bytes of the largest prepared input of any matrix.
     """
     L, T, C, A = len(layers_LFW), x_TE.shape[0], qkv_TC.shape[1], out_TA.shape[1]
     none, alone = np.float32(0), T <= _FEW

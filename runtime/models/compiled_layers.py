@@ -1,6 +1,7 @@
 """Decoder layers as one compiled call a step, for blocks that `kernels.cpu.decoder_step` computes.
 
-Legend: T tokens of the step, O wanted tokens, E hidden size, L layers, F fields of a layer's record, W words of a field.
+Legend: T tokens of the step, O wanted tokens, E hidden size, H query heads, K key/value heads, D head size,
+L layers, F fields of a layer's record, W words of a field, X numbers of a cache's descriptor.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class CompiledLayers:
             for field, matrix in zip((QKV, OUTPUT, GATE_UP, DOWN), matrices[place : place + 4], strict=True):
                 record_FW[field] = matrix.descriptor
             norm_in, norm_mlp = layer.norms.attention_in, layer.norms.mlp_in
-            assert norm_in is not None and norm_mlp is not None
+            assert norm_in is not None
+            assert norm_mlp is not None
             for word, weight in (
                 (INPUT_NORM, norm_in.weight_E),
                 (POST_NORM, norm_mlp.weight_E),
@@ -69,6 +71,7 @@ class CompiledLayers:
                 values = np.empty(0, np.float32) if weight is None else weight.detach().float().contiguous().numpy()
                 self._parameters.append(values)
                 record_FW[OTHERS, word] = values.ctypes.data if values.size else 0
+        self._widest = max(matrices, key=lambda matrix: prepared_size(matrix.descriptor, 1))  # prepared rows
         self._weight_bytes = sum(matrix.nbytes for matrix in matrices)
         self._scratch: dict[str, Floats] = {}
         self._caches: tuple[Sequence[KvCache], Ints] | None = None
@@ -128,8 +131,8 @@ class CompiledLayers:
         capture_of_L = np.full(L, -1)
         capture_of_L[list(captures)] = np.arange(len(captures))
         captured_XTE = np.empty((len(captures), T, E), np.float32)
-        I = self._records_LFW[0, DOWN, 2]  # inputs of the last matrix
-        prepared = max((prepared_size(record_W, T) for record_W in self._records_LFW[0, :OTHERS]), default=0)
+        size = int(self._records_LFW[0, DOWN, 2])  # inputs of the last matrix: the MLP's intermediate size
+        prepared = prepared_size(self._widest.descriptor, T)
         threads = num_threads() if T * self._weight_bytes >= _MIN_SHARED_WORK else 1
         compute = partial(
             decoder_layers,
@@ -153,8 +156,8 @@ class CompiledLayers:
             self._floats("attention", T, H * D),
             self._floats("normed", T, E),
             self._floats("y", T, E),
-            self._floats("gate_up", T, 2 * I),
-            self._floats("gated", T, I),
+            self._floats("gate_up", T, 2 * size),
+            self._floats("gated", T, size),
             self._floats("prepared", 1, -(-prepared // 4)).reshape(-1).view(np.uint8),
             capture_of_L,
             captured_XTE,
