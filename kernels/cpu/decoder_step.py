@@ -5,7 +5,8 @@ It computes pre-norm blocks of RMS norms, rotary attention and a gated silu MLP.
 operators would cost more than they compute. Threads meet after each phase (`shared_phases`).
 
 Legend: T tokens, O wanted tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head
-size, C = N D, A = H D, I intermediate size, J = 2 I, L layers, F fields of a layer's record, W words of a field.
+size, C = N D, A = H D, I intermediate size, J = 2 I, L layers, F fields of a layer's record, W words of a field,
+R rows of scratch memory.
 """
 
 from __future__ import annotations
@@ -260,12 +261,12 @@ def decoder_layers(
     wanted_O: Ints,
     select: bool,
     last_OE: Floats,
-    qkv_TC: Floats,
-    out_TA: Floats,
-    normed_TE: Floats,
-    y_TE: Floats,
-    gate_up_TJ: Floats,
-    gated_TI: Floats,
+    qkv_RC: Floats,
+    out_RA: Floats,
+    normed_RE: Floats,
+    y_RE: Floats,
+    gate_up_RJ: Floats,
+    gated_RI: Floats,
     prepared: Bytes,
     capture_of_L: Ints,
     captured_XTE: Floats,
@@ -276,12 +277,15 @@ def decoder_layers(
     layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of `AttentionPlan`. If
     `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes them to `last_OE`. A
     layer's input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory
-    that the threads share; `prepared` has the bytes of the largest prepared input of any matrix.
+    that the threads share, of R rows, at least T and O; `prepared` has the bytes of the largest prepared input of any
+    matrix.
     """
-    L, T, C, A = len(layers_LFW), x_TE.shape[0], qkv_TC.shape[1], out_TA.shape[1]
+    L, T, C, A = len(layers_LFW), x_TE.shape[0], qkv_RC.shape[1], out_RA.shape[1]
     none, alone = np.float32(0), T <= _FEW
     if alone:
-        normed_TE, prepared = np.empty_like(normed_TE), np.empty_like(prepared)
+        normed_RE, prepared = np.empty_like(normed_RE), np.empty_like(prepared)
+    qkv_TC, out_TA, normed_TE, y_TE = qkv_RC[:T], out_RA[:T], normed_RE[:T], y_RE[:T]
+    gate_up_TJ, gated_TI = gate_up_RJ[:T], gated_RI[:T]
     size = max(scratch_size(plan, kv_LX[0]), scratch_size(window_plan, kv_LX[0]))
     scratch = np.empty(size // 2 + 1, dtype=np.int64)
     queries, outputs = address_of(qkv_TC), address_of(out_TA)
@@ -325,15 +329,15 @@ def decoder_layers(
         if last:
             # Nothing reads `qkv_TC` any more: the wanted tokens' attention goes there.
             T = len(wanted_O)
-            selected_OA = qkv_TC.reshape(-1)[: T * A].reshape((T, A))
+            selected_OA = qkv_RC.reshape(-1)[: T * A].reshape((T, A))
             if claim(phases, phase + _SELECT, 1) == 0:
                 for o in range(T):
                     selected_OA[o] = out_TA[wanted_O[o]]
                     last_OE[o] = x_TE[wanted_O[o]]
                 complete(phases, phase + _SELECT, 1)
             wait(phases, phase + _SELECT, 1)
-            x_TE, out_TA, y_TE, normed_TE = last_OE, selected_OA, y_TE[:T], normed_TE[:T]
-            gate_up_TJ, gated_TI = gate_up_TJ[:T], gated_TI[:T]
+            x_TE, out_TA, normed_TE, y_TE = last_OE, selected_OA, normed_RE[:T], y_RE[:T]
+            gate_up_TJ, gated_TI = gate_up_RJ[:T], gated_RI[:T]
 
         _prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, out_TA, prepared)
         _multiply(phases, phase + _O, num_threads, o_W, out_TA, prepared, y_TE, x_TE, True)

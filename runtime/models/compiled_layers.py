@@ -131,8 +131,9 @@ class CompiledLayers:
         capture_of_L = np.full(L, -1)
         capture_of_L[list(captures)] = np.arange(len(captures))
         captured_XTE = np.empty((len(captures), T, E), np.float32)
+        rows = max(T, len(wanted))  # a token may be wanted twice
         size = int(self._records_LFW[0, DOWN, 2])  # inputs of the last matrix: the MLP's intermediate size
-        prepared = prepared_size(self._widest.descriptor, T)
+        prepared = prepared_size(self._widest.descriptor, rows)
         threads = num_threads() if T * self._weight_bytes >= _MIN_SHARED_WORK else 1
         compute = partial(
             decoder_layers,
@@ -152,12 +153,12 @@ class CompiledLayers:
             wanted,
             wanted_O is not None,
             last_OE,
-            self._floats("qkv", T, (H + 2 * K) * D),
-            self._floats("attention", T, H * D),
-            self._floats("normed", T, E),
-            self._floats("y", T, E),
-            self._floats("gate_up", T, 2 * size),
-            self._floats("gated", T, size),
+            self._floats("qkv", rows, (H + 2 * K) * D),
+            self._floats("attention", rows, H * D),
+            self._floats("normed", rows, E),
+            self._floats("y", rows, E),
+            self._floats("gate_up", rows, 2 * size),
+            self._floats("gated", rows, size),
             self._floats("prepared", 1, -(-prepared // 4)).reshape(-1).view(np.uint8),
             capture_of_L,
             captured_XTE,

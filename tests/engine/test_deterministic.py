@@ -46,7 +46,7 @@ def test_a_request_has_the_same_bits_in_any_batch(
 
 
 def test_the_plain_engine_fails_the_check(checkpoint: Path) -> None:
-    plain = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40), checkpoint)
+    plain = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40, kernels="reference"), checkpoint)
     with pytest.raises(AssertionError):
         check_same_bits(plain)
 
@@ -59,7 +59,7 @@ def test_windows_have_the_same_bits_in_any_batch(tmp_path: Path) -> None:
 
 
 def test_deterministic_gives_the_results_of_the_plain_engine(checkpoint: Path) -> None:
-    plain = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40), checkpoint)
+    plain = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40, kernels="reference"), checkpoint)
     ours = build_engine(deterministic(checkpoint, dtype="float32"), checkpoint)
     for mine, wanted in zip(results_of(ours, [30]), results_of(plain, [30]), strict=True):
         assert mine.tokens == wanted.tokens
