@@ -20,24 +20,18 @@ def for_device(
 ) -> Ops:
     """Return the op set for `device`.
 
-    `auto` is Triton on a CUDA device, and plain torch with compiled loops on a CPU. Triton on a CPU runs in its
-    interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment before the first import. Only plain torch
-    computes `attention_cap`; raises ValueError when other ops are asked for with it.
+    `auto` is Triton on a CUDA device, and plain torch with compiled loops on a CPU; with `attention_cap`, which those
+    loops do not compute, plain torch alone. Triton on a CPU runs in its interpreter, for tests: TRITON_INTERPRET=1 must
+    stand in the environment before the first import.
     """
-    if attention_cap is not None:
-        if name != "reference" or deterministic:
-            raise ValueError(f"attention_cap {attention_cap} needs plain reference ops, not {name}")
-        from .reference.ops import ReferenceOps
-
-        return ReferenceOps(attention_cap)
     if name == "triton" or (name == "auto" and device.type == "cuda"):
         from .triton.ops import TritonOps
 
-        return TritonOps(deterministic=deterministic)
-    if name == "auto" and device.type == "cpu" and not deterministic:
+        return TritonOps(deterministic, attention_cap)
+    if name == "auto" and device.type == "cpu" and not deterministic and attention_cap is None:
         from .cpu.ops import CpuOps
 
         return CpuOps()
     from .reference.ops import DeterministicOps, ReferenceOps
 
-    return DeterministicOps() if deterministic else ReferenceOps()
+    return DeterministicOps(attention_cap) if deterministic else ReferenceOps(attention_cap)

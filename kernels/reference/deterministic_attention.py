@@ -32,6 +32,7 @@ class DeterministicAttention:
 
     queries_BQ: torch.Tensor  # indices into the step's tokens; a short block repeats its last one
     blocks_BN: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # slots [B, N], and [B, Q, N] bool: hidden
+    cap: float | None = None
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
         _, H, D = q_THD.shape
@@ -53,6 +54,8 @@ class DeterministicAttention:
                 for cache_SKD in (kv.k_SKD, kv.v_SKD)
             )
             scores = torch.bmm(q_BKMD, k.transpose(1, 2)).view(B, K, Q, G, _KEYS)
+            if self.cap is not None:
+                scores = self.cap * torch.tanh(scores / self.cap)
             scores = scores.masked_fill(hidden_BQN[:, None, :, None], float("-inf")).view(B * K, Q * G, _KEYS)
             new = torch.maximum(largest, scores.amax(-1, keepdim=True))
             base = torch.where(new == float("-inf"), 0.0, new)
@@ -74,9 +77,14 @@ class _Run(NamedTuple):
 
 
 def deterministic_attention(
-    rows: Sequence[RowSpan], *, page_size: int, window: int | None, device: torch.device
+    rows: Sequence[RowSpan],
+    *,
+    page_size: int,
+    window: int | None,
+    device: torch.device,
+    cap: float | None = None,
 ) -> DeterministicAttention:
-    """Prepare causal attention over `rows`; the arguments are those of `attention_layout`.
+    """Prepare causal attention over `rows`; the arguments are those of `attention_layout` and `paged_attention`.
 
     A draft tree is computed path by path: the keys of a node's ancestors take the places in their blocks that they
     would have in plain decoding, wherever they lie in the cache.
@@ -104,7 +112,7 @@ def deterministic_attention(
         block = slice(begin, begin + _KEYS)
         arrays += [slots_BL[:, block].copy(), hidden_BQL[:, :, block].copy()]
     queries_BQ, *tensors = to_device(arrays, device)
-    return DeterministicAttention(queries_BQ, tuple(zip(tensors[::2], tensors[1::2], strict=True)))
+    return DeterministicAttention(queries_BQ, tuple(zip(tensors[::2], tensors[1::2], strict=True)), cap)
 
 
 def _runs(rows: Sequence[RowSpan], page_size: int) -> list[_Run]:

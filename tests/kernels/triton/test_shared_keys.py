@@ -1,4 +1,4 @@
-"""Keys that rows share, read once for all of them. Judges: plain torch, where each row reads its own; and for bits, each
+"""Keys that rows share, read once for all of them. Judges: plain torch, where each row reads its own, and for bits each
 row alone."""
 
 from __future__ import annotations
