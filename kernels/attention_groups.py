@@ -21,8 +21,8 @@ LEVELS = 3  # prefixes within prefixes
 SHARED_KEYS = 64  # shared keys are cut to a multiple of this
 
 # Costs in reads of a key by a tile of queries: estimates, to be measured by bench/kernels.py on a GPU.
-_MERGE_KEYS = 32  # writing and merging one more partial result of a row
-_PASS_KEYS = 2048  # one more launch
+MERGE_KEYS = 32  # writing and merging one more partial result of a row
+PASS_KEYS = 2048  # one more launch
 
 
 class SharedPrefix(NamedTuple):
@@ -115,7 +115,7 @@ def worthwhile(
         first, depth = (0, 0) if above is None else (chosen[above].end, level[above] + 1)
         seen = prefix.end * block_keys - max(first * block_keys, min(seen_from_R[row] for row in prefix.rows))
         num_tiles = -(-sum(num_tokens_R[row] for row in prefix.rows) // PIECE_TOKENS)
-        gain = (len(prefix.rows) - num_tiles) * seen - _MERGE_KEYS * len(prefix.rows)
+        gain = (len(prefix.rows) - num_tiles) * seen - MERGE_KEYS * len(prefix.rows)
         if gain > 0 and depth < levels:
             saved += gain
             above = len(chosen)
@@ -124,7 +124,7 @@ def worthwhile(
             )
             level.append(depth)
         around.append(above)
-    return chosen if saved > _PASS_KEYS else []
+    return chosen if saved > PASS_KEYS else []
 
 
 class SharedTokens(NamedTuple):

@@ -124,7 +124,7 @@ def test_graphs_give_the_results_of_plain_steps(either: Path) -> None:
 def test_rows_that_share_keys_give_the_results_of_rows_that_do_not(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_groups, "_PASS_KEYS", 0)
+    monkeypatch.setattr(attention_groups, "PASS_KEYS", 0)
     ours, judge = plain_engine(checkpoint), plain_engine(checkpoint)
     prefix = random.Random(3).choices(range(150), k=64)
     draw = random.Random(4)

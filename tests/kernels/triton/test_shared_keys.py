@@ -87,8 +87,8 @@ CASES = {
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Share whatever is shared, and launch few programs, since each takes the interpreter milliseconds."""
-    monkeypatch.setattr(attention_groups, "_PASS_KEYS", 0)
-    monkeypatch.setattr(attention_groups, "_MERGE_KEYS", 0)
+    monkeypatch.setattr(attention_groups, "PASS_KEYS", 0)
+    monkeypatch.setattr(attention_groups, "MERGE_KEYS", 0)
     monkeypatch.setattr(launch_configs, "ASSUMED_MULTIPROCESSORS", 1)
     launch_configs._num_multiprocessors.cache_clear()
     yield
