@@ -119,6 +119,45 @@ def decode_rows(seconds: Measure, copy_rate: float) -> Iterator[dict[str, Any]]:
             }
 
 
+def shared_rows(seconds: Measure) -> Iterator[dict[str, Any]]:
+    """Rows of few tokens that share a prefix: its keys read once for all, and row by row."""
+    import numpy as np
+
+    from ramiform.kernels import AttentionArgs, RowSpan, attention_groups
+    from ramiform.kernels.triton.paged_attention import step_attention
+
+    own = 64  # keys of each row behind the prefix, its own token included
+    for num_rows, num_shared, num_tokens in [
+        (2, 1024, 1), (4, 8192, 1), (16, 256, 1), (16, 1024, 1), (64, 1024, 1), (64, 8192, 1), (16, 1024, 8),
+        (64, 1024, 4),
+    ]:  # fmt: skip
+        pages = np.arange(num_shared // PAGE_SIZE)
+        rest = num_shared // PAGE_SIZE + np.arange(num_rows * 5).reshape(num_rows, 5)
+        spans = [RowSpan(num_shared + own - num_tokens, num_tokens, np.concatenate((pages, more))) for more in rest]
+        for stored in (torch.bfloat16, torch.float8_e4m3fn):
+            kv = Shape(1, num_shared + 80 * num_rows, 1, stored).kv
+            q_THD = torch.randn(num_rows * num_tokens, H, D, device="cuda", dtype=torch.bfloat16)
+            args = AttentionArgs(spans, kv, H, PAGE_SIZE, None, torch.bfloat16)
+            made = []
+            before = attention_groups.PASS_KEYS
+            for limit in (-1, 1 << 60):  # share what saves anything; share nothing
+                attention_groups.PASS_KEYS = limit
+                made.append(step_attention(args, deterministic=False))
+            attention_groups.PASS_KEYS = before
+            assert [attention.shared is not None for attention in made] == [True, False]
+            taken = [seconds(lambda a=attention, q=q_THD, kv=kv: a.attend(q, kv, D**-0.5)) for attention in made]
+            yield {
+                "rows": num_rows,
+                "tokens": num_tokens,
+                "shared keys": num_shared,
+                "stored": str(stored).removeprefix("torch."),
+                "us, shared": 1e6 * taken[0],
+                "us, row by row": 1e6 * taken[1],
+                "x": taken[1] / taken[0],
+                "saved key reads": (num_rows - -(-num_rows * num_tokens // attention_groups.PIECE_TOKENS)) * num_shared,
+            }
+
+
 def tree_rows(seconds: Measure) -> Iterator[dict[str, Any]]:
     for num_rows, num_keys in [(1, 8192), (1, 32768), (8, 8192), (8, 32768)]:
         one = seconds(Shape(num_rows, num_keys, 1, torch.bfloat16).split())
@@ -228,6 +267,12 @@ written) and multiplies {product_rate / 1e12:.0f} TFLOP/s in bf16; percentages a
 ## Tree attention: time against a single token's
 
 {table(list(tree_rows(seconds)))}
+
+## Shared prefixes: rows of 64 keys of their own
+
+Rows in which sharing is slower say what `PASS_KEYS` of kernels/attention_groups.py should be, in saved key reads.
+
+{table(list(shared_rows(seconds)))}
 
 ## Chunk attention
 

@@ -14,6 +14,7 @@ from .arguments import (
     RopeAndStoreArgs,
     RowSpan,
     SamplingTensors,
+    SharedKeys,
 )
 from .dispatch import KernelsName, for_device
 from .kv_cache import KvCache
@@ -43,6 +44,7 @@ __all__ = [
     "RopeAndStoreArgs",
     "RowSpan",
     "SamplingTensors",
+    "SharedKeys",
     "add_rms_norm",
     "apply_penalties",
     "apply_rope",

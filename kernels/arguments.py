@@ -4,7 +4,8 @@ To add an argument, add a field here and use it in the op sets that need it. Nam
 time of a frozen dataclass.
 
 Legend: T tokens of the step, R rows, P pages of the longest row, B rows of a group, L keys of a row, H query heads,
-K key/value heads, D head size, V vocabulary, N penalised (row, token) pairs.
+K key/value heads, D head size, V vocabulary, N penalised (row, token) pairs; of shared keys G pieces, N tokens of the
+pieces, L levels.
 """
 
 from __future__ import annotations
@@ -48,14 +49,28 @@ class AttentionArgs(NamedTuple):
     key_rope: KeyRope | None = None  # rotates keys when they are read; None: they are stored rotated
 
 
+class SharedKeys(NamedTuple):
+    """Keys that rows share, in pieces that some tokens see whole (`attention_groups.Pieces`), as tensors on the
+    device."""
+
+    page_table_GP: torch.Tensor  # int32; it begins with the piece's first key
+    first_key_G: torch.Tensor  # int32
+    num_keys_G: torch.Tensor  # int32, where the piece's keys end; 0: the piece is padding
+    num_tokens_G: torch.Tensor  # int32
+    tokens_N: torch.Tensor  # int32, PIECE_TOKENS for each piece: indices into the step's tokens
+    places_TL: torch.Tensor  # int32, where each token stands in `tokens_N`, once for each level; -1: nowhere
+
+
 class DecodeAttentionArgs(NamedTuple):
     """Arguments of `Ops.decode_attention`: rows of one token each, given by tensors on the device."""
 
-    page_table_RP: torch.Tensor  # int32
+    page_table_RP: torch.Tensor  # int32; it begins with key `first_key_R`
     num_keys_R: torch.Tensor  # int32, the row's own token included; 0: the row is padding, its output is zeros
     kv: KvCache  # of any layer
     page_size: int  # slots
     window: int | None
+    shared: SharedKeys | None = None  # None: each row's keys are all its own
+    first_key_R: torch.Tensor | None = None  # int32, where the row's own keys begin, if any are shared
 
 
 class RopeAndStoreArgs(NamedTuple):

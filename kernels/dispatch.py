@@ -21,20 +21,16 @@ def for_device(
     """Return the op set for `device`.
 
     `auto` is Triton on a CUDA device, and plain torch with compiled loops on a CPU. Triton on a CPU runs in its
-    interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment before the first import. Triton and the
-    deterministic ops do not compute `attention_cap`; raises ValueError when they are asked for with it.
+    interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment before the first import.
     """
-    triton = name == "triton" or (name == "auto" and device.type == "cuda")
-    if attention_cap is not None and (triton or deterministic):
-        raise ValueError(f"attention_cap {attention_cap} needs a CPU's or plain reference ops, not {name}")
-    if triton:
+    if name == "triton" or (name == "auto" and device.type == "cuda"):
         from .triton.ops import TritonOps
 
-        return TritonOps(deterministic=deterministic)
+        return TritonOps(deterministic, attention_cap)
     if name == "auto" and device.type == "cpu" and not deterministic:
         from .cpu.ops import CpuOps
 
         return CpuOps(attention_cap)
     from .reference.ops import DeterministicOps, ReferenceOps
 
-    return DeterministicOps() if deterministic else ReferenceOps(attention_cap)
+    return DeterministicOps(attention_cap) if deterministic else ReferenceOps(attention_cap)

@@ -183,3 +183,22 @@ def ancestors(tree: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         if parent >= 0:
             visible_NN[node] |= visible_NN[parent]
     return visible_NN, visible_NN.sum(axis=1)
+
+
+def tree_paths(tree: Sequence[int]) -> list[tuple[np.ndarray, int]]:
+    """Return the paths of a tree: of each leaf the nodes from the first level down to it, int64, and how many of them,
+    the last ones, no earlier path has."""
+    inner = set(tree)
+    seen: set[int] = set()
+    paths: list[tuple[np.ndarray, int]] = []
+    for leaf in range(len(tree)):
+        if leaf in inner:
+            continue
+        nodes, node = [leaf], tree[leaf]
+        while node >= 0:
+            nodes.append(node)
+            node = tree[node]
+        num_new = sum(node not in seen for node in nodes)
+        seen.update(nodes)
+        paths.append((np.array(nodes[::-1]), num_new))
+    return paths

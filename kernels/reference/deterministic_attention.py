@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from ..arguments import RowSpan
 from ..kv_cache import KvCache
 from ..transfer import to_device
 from .attention import gather_slots, scale_heads
-from .attention_layout import ancestors
+from .attention_layout import tree_paths
 
 _QUERIES = 8
 _KEYS = 64
@@ -31,6 +32,7 @@ class DeterministicAttention:
 
     queries_BQ: torch.Tensor  # indices into the step's tokens; a short block repeats its last one
     blocks_BN: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # slots [B, N], and [B, Q, N] bool: hidden
+    cap: float | None = None
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
         _, H, D = q_THD.shape
@@ -52,6 +54,8 @@ class DeterministicAttention:
                 for cache_SKD in (kv.k_SKD, kv.v_SKD)
             )
             scores = torch.bmm(q_BKMD, k.transpose(1, 2)).view(B, K, Q, G, _KEYS)
+            if self.cap is not None:
+                scores = self.cap * torch.tanh(scores / self.cap)
             scores = scores.masked_fill(hidden_BQN[:, None, :, None], float("-inf")).view(B * K, Q * G, _KEYS)
             new = torch.maximum(largest, scores.amax(-1, keepdim=True))
             base = torch.where(new == float("-inf"), 0.0, new)
@@ -65,45 +69,65 @@ class DeterministicAttention:
         return out_THD if kv.v_scale_K is None else scale_heads(out_THD, kv.v_scale_K)
 
 
+class _Run(NamedTuple):
+    """Consecutive places of one sequence: keys from the sequence's start, queries at the last of them."""
+
+    tokens_T: np.ndarray  # indices into the step's tokens
+    slots_L: np.ndarray
+
+
 def deterministic_attention(
-    rows: Sequence[RowSpan], *, page_size: int, window: int | None, device: torch.device
+    rows: Sequence[RowSpan],
+    *,
+    page_size: int,
+    window: int | None,
+    device: torch.device,
+    cap: float | None = None,
 ) -> DeterministicAttention:
-    """Prepare causal attention over `rows`; the arguments are those of `attention_layout`."""
-    most = max(row.first_position + row.num_tokens for row in rows)
-    num_keys = -(-most // _KEYS) * _KEYS
+    """Prepare causal attention over `rows`; the arguments are those of `attention_layout` and `paged_attention`.
+
+    A draft tree is computed path by path: the keys of a node's ancestors take the places in their blocks that they
+    would have in plain decoding, wherever they lie in the cache.
+    """
+    runs = _runs(rows, page_size)
+    num_keys = -(-max(len(run.slots_L) for run in runs) // _KEYS) * _KEYS
+    place_L = np.arange(num_keys)
     queries: list[np.ndarray] = []
     slots: list[np.ndarray] = []
     hidden: list[np.ndarray] = []
-    start = 0
-    for row in rows:
-        num_blocks = -(-row.num_tokens // _QUERIES)
-        own = np.minimum(np.arange(num_blocks * _QUERIES), row.num_tokens - 1)
-        queries.append((start + own).reshape(num_blocks, _QUERIES))
-        places = np.minimum(np.arange(num_keys), row.first_position + row.num_tokens - 1)
-        row_slots = row.pages[places // page_size] * page_size + places % page_size
-        slots.append(np.broadcast_to(row_slots, (num_blocks, num_keys)))
-        hidden.append(_hidden(row, num_keys, window)[own].reshape(num_blocks, _QUERIES, num_keys))
-        start += row.num_tokens
+    for run in runs:
+        T, L = len(run.tokens_T), len(run.slots_L)
+        num_blocks = -(-T // _QUERIES)
+        own = np.minimum(np.arange(num_blocks * _QUERIES), T - 1)
+        queries.append(run.tokens_T[own].reshape(num_blocks, _QUERIES))
+        slots.append(np.broadcast_to(run.slots_L[np.minimum(place_L, L - 1)], (num_blocks, num_keys)))
+        place_T = L - T + own
+        hidden_TL = place_L > place_T[:, None]
+        if window is not None:
+            hidden_TL |= place_L <= place_T[:, None] - window
+        hidden.append(hidden_TL.reshape(num_blocks, _QUERIES, num_keys))
     arrays = [np.concatenate(queries)]
     slots_BL, hidden_BQL = np.concatenate(slots), np.concatenate(hidden)
     for begin in range(0, num_keys, _KEYS):
         block = slice(begin, begin + _KEYS)
         arrays += [slots_BL[:, block].copy(), hidden_BQL[:, :, block].copy()]
     queries_BQ, *tensors = to_device(arrays, device)
-    return DeterministicAttention(queries_BQ, tuple(zip(tensors[::2], tensors[1::2], strict=True)))
+    return DeterministicAttention(queries_BQ, tuple(zip(tensors[::2], tensors[1::2], strict=True)), cap)
 
 
-def _hidden(row: RowSpan, num_keys: int, window: int | None) -> np.ndarray:
-    """Return bool [T, L]: True for the keys that the row's tokens do not see."""
-    place_T, place_L = row.first_position + np.arange(row.num_tokens), np.arange(num_keys)
-    hidden_TL = place_L > place_T[:, None]
-    position_T, position_L = place_T.copy(), place_L.copy()
-    if row.tree:
-        visible_NN, depth_N = ancestors(row.tree)
-        first = row.first_position + row.num_tokens - len(row.tree)
-        nodes = slice(first, first + len(row.tree))
-        hidden_TL[-len(row.tree) :, nodes] = ~visible_NN
-        position_T[-len(row.tree) :] = position_L[nodes] = first - 1 + depth_N
-    if window is not None:
-        hidden_TL |= position_L <= position_T[:, None] - window
-    return hidden_TL
+def _runs(rows: Sequence[RowSpan], page_size: int) -> list[_Run]:
+    """Return a run for each row's tokens before its tree, and one for each path of the tree."""
+    runs: list[_Run] = []
+    start = 0
+    for row in rows:
+        place_L = np.arange(row.first_position + row.num_tokens)
+        slots_L = row.pages[place_L // page_size] * page_size + place_L % page_size
+        num_before = row.num_tokens - len(row.tree)  # of the row's tokens
+        first_node = row.first_position + num_before  # its place
+        if num_before:
+            runs.append(_Run(start + np.arange(num_before), slots_L[:first_node]))
+        for nodes, num_new in tree_paths(row.tree):
+            path_L = np.concatenate((slots_L[:first_node], slots_L[first_node + nodes]))
+            runs.append(_Run(start + num_before + nodes[-num_new:], path_L))
+        start += row.num_tokens
+    return runs

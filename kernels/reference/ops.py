@@ -93,7 +93,11 @@ class DeterministicOps(ReferenceOps):
     def attention(self, args: AttentionArgs) -> Attention:
         assert args.key_rope is None, "deterministic attention does not rotate keys when it reads them"
         return deterministic_attention(
-            args.rows, page_size=args.page_size, window=args.window, device=args.kv.k_SKD.device
+            args.rows,
+            page_size=args.page_size,
+            window=args.window,
+            device=args.kv.k_SKD.device,
+            cap=self.attention_cap,
         )
 
     def sample_tokens(self, logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:

@@ -16,10 +16,10 @@ class TritonOps:
     """Device ops of CUDA devices. `deterministic` fixes tiles and splits, at the price of speed."""
 
     deterministic: bool = False
+    attention_cap: float | None = None
 
     name = "triton"
     groups_experts = True
-    attention_cap = None
 
     rms_norm = staticmethod(layers.rms_norm)
     add_rms_norm = staticmethod(layers.add_rms_norm)
@@ -32,10 +32,10 @@ class TritonOps:
 
     def attention(self, args: AttentionArgs) -> paged_attention.TritonAttention:
         assert args.key_rope is None, "Triton kernels do not rotate keys when they read them"
-        return paged_attention.step_attention(args, deterministic=self.deterministic)
+        return paged_attention.step_attention(args, deterministic=self.deterministic, soft_cap=self.attention_cap)
 
     def decode_attention(self, args: DecodeAttentionArgs) -> paged_attention.TritonAttention:
-        return paged_attention.decode_attention(args, deterministic=self.deterministic)
+        return paged_attention.decode_attention(args, deterministic=self.deterministic, soft_cap=self.attention_cap)
 
     def grouped_matmul(
         self, x: torch.Tensor, weight_NOI: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None

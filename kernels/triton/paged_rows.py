@@ -1,6 +1,6 @@
 """Tables of a step's rows on the device, as the attention kernels read them.
 
-Legend: T tokens of the step, R rows, P pages of the longest row.
+Legend: T tokens of the step, R rows, P pages of the longest row, N tokens of a launch, L levels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ MAX_TREE = 64  # tokens of a row with a tree: a bit each
 
 @dataclass(frozen=True)
 class PagedRows:
-    """Some rows of a step. A row's keys are its prefix, then its own tokens."""
+    """Some rows of a step. A row's keys are its prefix, then its own tokens.
+
+    Keys that rows share may be computed apart: the page table of such a row begins with its key `first_key_R`. The
+    shared keys are rows too, pieces: their tokens are other rows', which see all of the piece's keys.
+    """
 
     page_table_RP: torch.Tensor  # int32
     num_keys_R: torch.Tensor  # int32, its own tokens included
@@ -27,6 +31,15 @@ class PagedRows:
     max_queries: int  # of a row
     page_size: int
     window: int | None  # a position sees this many positions, itself included
+    first_key_R: torch.Tensor | None = None  # int32; None: 0
+    # int32, indices into the step's tokens that `first_query_R` points into; None: it points to the tokens themselves
+    tokens_N: torch.Tensor | None = None
+    are_pieces: bool = False
+
+    @property
+    def num_listed(self) -> torch.Tensor:
+        """Keys that each row's page table lists, int32 [R]."""
+        return self.num_keys_R if self.first_key_R is None else self.num_keys_R - self.first_key_R
 
 
 def product_dtype(kv_dtype: torch.dtype) -> tl.dtype:

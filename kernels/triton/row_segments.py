@@ -2,13 +2,15 @@
 
 Rows of few tokens and trees go to the kernel for splits, rows of many tokens to the kernel for chunks. A bitmask has 64
 bits. A row with a tree and more tokens is cut in two, so that the bits are for the nodes alone. Trees that outgrow the
-bits or the window are left to plain torch.
+bits or the window are left to plain torch. Where bits must not depend on the tree, each of its paths is a row of its
+own, whose keys are found slot by slot.
 
-Legend: R rows of a launch, P pages of its longest row, T tokens of the step, I tiles.
+Legend: R rows of a launch, P pages of its longest row, T tokens of the step, I tiles, L keys of a row.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..arguments import RowSpan
-from ..reference.attention_layout import ancestors
+from ..arguments import RowSpan, SharedKeys
+from ..attention_groups import PIECE_TOKENS, Pieces
+from ..reference.attention_layout import ancestors, tree_paths
 from ..transfer import to_device
 from .chunk_attention import QueryTiles, tile_table, tokens_of_tile
 from .launch_configs import AttentionTile
@@ -34,6 +37,8 @@ class RowSegment(NamedTuple):
     num_keys: int  # the tokens' own included
     num_tokens: int
     tree: Sequence[int]
+    first_key: int = 0  # the keys before it are shared, and computed apart
+    nodes: np.ndarray | None = None  # a path of the row's tree, of which the segment's tokens are the last
 
     @property
     def pages(self) -> np.ndarray:
@@ -45,40 +50,71 @@ class SegmentsByKernel:
     """Row segments by the kernel that computes them."""
 
     few: tuple[tuple[RowSegment, ...], ...]  # by launch of the kernel for splits
+    paths: tuple[RowSegment, ...]  # as one more launch
     many: tuple[RowSegment, ...]
     plain: tuple[RowSegment, ...]
 
 
-def segments_by_kernel(rows: Sequence[RowSpan], window: int | None, *, most: int | None = None) -> SegmentsByKernel:
-    """Assign the rows to kernels. With `most`, rows are cut into segments of at most so many tokens, which all go to
-    the kernel for splits."""
+def segments_by_kernel(
+    rows: Sequence[RowSpan],
+    window: int | None,
+    *,
+    first_key_R: Sequence[int],
+    path_key_R: Sequence[int],
+    most: int | None = None,
+) -> SegmentsByKernel:
+    """Assign the rows to kernels.
+
+    Keys before `first_key_R` are computed apart; for paths of trees it is those before `path_key_R`. With `most`, rows
+    are cut into segments of at most so many tokens, which all go to the kernel for splits, and trees into paths.
+    """
     few: dict[int, list[RowSegment]] = {size: [] for size in _FEW}
     many: list[RowSegment] = []
     plain: list[RowSegment] = []
     limit = min(_FEW[1] if most is None else most, window or MAX_TREE)
+    paths: list[RowSegment] = []
     start = 0
-    for row in rows:
-        for segment in _segments(row, start, window):
+    for row, first_key, path_key in zip(rows, first_key_R, path_key_R, strict=True):
+        if most is not None and row.tree:
+            paths += (part for path in _paths(row, start, path_key) for part in _slices(path, limit))
+        for segment in _segments(row, start, window, cut=most is not None):
+            segment = segment._replace(first_key=first_key)
             if not _fits(segment, window):
                 plain.append(segment)
-            elif segment.tree or segment.num_tokens <= limit:
-                few[_class(segment)].append(segment)
-            elif most is None:
-                many.append(segment)
-            else:
+            elif most is not None:
                 for part in _slices(segment, limit):
                     few[_class(part)].append(part)
+            elif segment.tree or first_key or segment.num_tokens <= limit:
+                few[_class(segment)].append(segment)
+            else:
+                many.append(segment)
         start += row.num_tokens
-    return SegmentsByKernel(tuple(tuple(some) for some in few.values() if some), tuple(many), tuple(plain))
+    launches = tuple(tuple(some) for some in few.values() if some)
+    return SegmentsByKernel(launches, tuple(paths), tuple(many), tuple(plain))
 
 
 def _class(segment: RowSegment) -> int:
     return next(size for size in _FEW if segment.num_tokens <= size)
 
 
-def _segments(row: RowSpan, start: int, window: int | None) -> list[RowSegment]:
-    whole = RowSegment(row, start, row.first_position + row.num_tokens, row.num_tokens, row.tree)
+def _paths(row: RowSpan, start: int, path_key: int) -> list[RowSegment]:
+    """Return a segment for each path of the row's tree, of the nodes that no earlier path has."""
     num_committed = row.num_tokens - len(row.tree)
+    first_node = row.first_position + num_committed  # its place
+    return [
+        RowSegment(row, start + num_committed, first_node + len(nodes), num_new, (), path_key, nodes)
+        for nodes, num_new in tree_paths(row.tree)
+    ]
+
+
+def _segments(row: RowSpan, start: int, window: int | None, *, cut: bool) -> list[RowSegment]:
+    """Return the row as one or two segments; with `cut` without its tree."""
+    num_committed = row.num_tokens - len(row.tree)
+    if cut:
+        if not num_committed:
+            return []
+        return [RowSegment(row, start, row.first_position + num_committed, num_committed, ())]
+    whole = RowSegment(row, start, row.first_position + row.num_tokens, row.num_tokens, row.tree)
     if not row.tree or not num_committed or _fits(whole, window):
         return [whole]
     committed = RowSegment(row, start, row.first_position + num_committed, num_committed, ())
@@ -94,7 +130,7 @@ def _slices(segment: RowSegment, most: int) -> list[RowSegment]:
     before = segment.num_keys - segment.num_tokens
     return [
         segment._replace(
-            first_query=segment.first_query + first,
+            first_query=segment.first_query + (first if segment.nodes is None else 0),
             num_keys=before + min(first + most, segment.num_tokens),
             num_tokens=min(most, segment.num_tokens - first),
         )
@@ -106,14 +142,16 @@ class KernelInputs(NamedTuple):
     """Tables of each launch."""
 
     few: tuple[PagedRows, ...]
-    most_keys: tuple[int, ...]  # of a row of each of them
+    most_keys: tuple[int, ...]  # of a row of each of them, the shared ones apart
     many: tuple[PagedRows, QueryTiles] | None
+    pieces: tuple[PagedRows, torch.Tensor] | None  # of shared keys, and where tokens find their results (`places_TL`)
 
 
 def kernel_inputs(
     segments: SegmentsByKernel,
     num_tokens: int,
     *,
+    shared: Pieces | None,
     group: int,
     tile: AttentionTile,
     page_size: int,
@@ -121,22 +159,26 @@ def kernel_inputs(
     device: torch.device,
 ) -> KernelInputs:
     """Build the kernels' tables. `num_tokens` is T; `group` query heads share a key head; `tile` is that of chunks."""
-    sets = [*segments.few, *([segments.many] if segments.many else [])]
+    few = [*segments.few, *([segments.paths] if segments.paths else [])]
+    sets = [*few, *([segments.many] if segments.many else [])]
     positions_T = np.zeros(num_tokens, dtype=np.int32)
     visible_T = np.zeros(num_tokens, dtype=np.int64)
     for segment in (segment for some in sets for segment in some):
-        own = slice(segment.first_query, segment.first_query + segment.num_tokens)
+        own = _tokens(segment)
         positions_T[own], visible_T[own] = _positions_and_bits(segment)
     arrays: list[np.ndarray] = [positions_T, visible_T]
     for some in sets:
-        arrays += [_page_table(some, page_size), *_lengths(some)]
+        is_paths = some is segments.paths
+        arrays += [_slot_table(some, page_size) if is_paths else _page_table(some, page_size)]
+        arrays += [*_lengths(some), *([np.concatenate([_tokens(one) for one in some])] if is_paths else [])]
     if segments.many:
         lengths = [segment.num_tokens for segment in segments.many], [segment.num_keys for segment in segments.many]
         arrays += tile_table(*lengths, group=group, tile=tile)
-    positions, visible, *tables = to_device(arrays, device)
+    positions, visible, *tables = to_device([*arrays, *(shared or ())], device)
+    taken = iter(tables)
     made: list[PagedRows] = []
     for some in sets:
-        page_table, num_keys, first_query, num_queries, *tables = tables
+        page_table, num_keys, first_key, first_query, num_queries = (next(taken) for _ in range(5))
         made.append(
             PagedRows(
                 page_table_RP=page_table,
@@ -146,15 +188,49 @@ def kernel_inputs(
                 positions_T=positions,
                 visible_T=visible if any(segment.tree for segment in some) else None,
                 max_queries=max(segment.num_tokens for segment in some),
-                page_size=page_size,
+                page_size=1 if some is segments.paths else page_size,
                 window=window,
+                first_key_R=first_key if any(segment.first_key for segment in some) else None,
+                tokens_N=next(taken) if some is segments.paths else None,
             )
         )
     many = None
     if segments.many:
-        row_I, first_I = tables
-        many = made.pop(), QueryTiles(row_I, first_I, tokens_of_tile(tile, group), tile)
-    return KernelInputs(tuple(made), tuple(max(segment.num_keys for segment in some) for some in segments.few), many)
+        many = made.pop(), QueryTiles(next(taken), next(taken), tokens_of_tile(tile, group), tile)
+    pieces = None
+    if shared is not None:
+        keys = SharedKeys(*taken)
+        pieces = piece_rows(keys, positions, page_size=page_size, window=window), keys.places_TL
+    most_keys = tuple(max(segment.num_keys - segment.first_key for segment in some) for some in few)
+    return KernelInputs(tuple(made), most_keys, many, pieces)
+
+
+def piece_rows(shared: SharedKeys, positions_T: torch.Tensor, *, page_size: int, window: int | None) -> PagedRows:
+    """Return pieces of shared keys as rows."""
+    G = len(shared.num_keys_G)
+    return PagedRows(
+        page_table_RP=shared.page_table_GP,
+        num_keys_R=shared.num_keys_G,
+        first_query_R=torch.arange(G, dtype=torch.int32, device=positions_T.device) * PIECE_TOKENS,
+        num_queries_R=shared.num_tokens_G,
+        positions_T=positions_T,
+        visible_T=None,
+        max_queries=PIECE_TOKENS,
+        page_size=page_size,
+        window=window,
+        first_key_R=shared.first_key_G,
+        tokens_N=shared.tokens_N,
+        are_pieces=True,
+    )
+
+
+def _tokens(segment: RowSegment) -> np.ndarray:
+    """Return the segment's tokens as indices into the step's, int32."""
+    if segment.nodes is None:
+        return np.arange(segment.first_query, segment.first_query + segment.num_tokens, dtype=np.int32)
+    first_node = segment.row.first_position + segment.row.num_tokens - len(segment.row.tree)
+    end = segment.num_keys - first_node
+    return (segment.first_query + segment.nodes[end - segment.num_tokens : end]).astype(np.int32)
 
 
 def _positions_and_bits(segment: RowSegment) -> tuple[np.ndarray, np.ndarray]:
@@ -176,14 +252,36 @@ def _positions_and_bits(segment: RowSegment) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _page_table(segments: Sequence[RowSegment], page_size: int) -> np.ndarray:
-    widths = [-(-segment.num_keys // page_size) for segment in segments]
-    table_RP = np.zeros((len(segments), max(widths)), dtype=np.int32)
-    for own_P, segment, width in zip(table_RP, segments, widths, strict=True):
-        own_P[:width] = segment.pages[:width]
+    pages = [segment.pages[segment.first_key // page_size : -(-segment.num_keys // page_size)] for segment in segments]
+    return _table(pages)
+
+
+def _slot_table(segments: Sequence[RowSegment], page_size: int) -> np.ndarray:
+    """Return a table of pages of one slot: those of the committed keys, then those of the path's nodes."""
+    slots: list[np.ndarray] = []
+    for segment in segments:
+        assert segment.nodes is not None
+        first_node = segment.row.first_position + segment.row.num_tokens - len(segment.row.tree)
+        nodes = first_node + segment.nodes[: segment.num_keys - first_node]
+        place_L = np.concatenate((np.arange(segment.first_key, first_node), nodes))
+        slots.append(segment.pages[place_L // page_size] * page_size + place_L % page_size)
+    return _table(slots)
+
+
+def _table(pages_R: Sequence[np.ndarray]) -> np.ndarray:
+    table_RP = np.zeros((len(pages_R), max(map(len, pages_R))), dtype=np.int32)
+    for own_P, pages in zip(table_RP, pages_R, strict=True):
+        own_P[: len(pages)] = pages
     return table_RP
 
 
 def _lengths(segments: Sequence[RowSegment]) -> list[np.ndarray]:
-    """Return `num_keys_R`, `first_query_R` and `num_queries_R`."""
-    columns = zip(*((segment.num_keys, segment.first_query, segment.num_tokens) for segment in segments), strict=True)
+    """Return `num_keys_R`, `first_key_R`, `first_query_R` and `num_queries_R`. A path's tokens come after those of the
+    paths before it."""
+    counts = [segment.num_tokens for segment in segments]
+    if segments[0].nodes is None:
+        first_query = [segment.first_query for segment in segments]
+    else:
+        first_query = [0, *itertools.accumulate(counts[:-1])]
+    columns = [s.num_keys for s in segments], [s.first_key for s in segments], first_query, counts
     return [np.array(column, dtype=np.int32) for column in columns]

@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .paged_rows import PagedRows
+
 
 class Splits(NamedTuple):
     """Splits of a step. Split i belongs to the row r with `first[r] <= i < first[r + 1]`; it holds `size` keys, the
@@ -26,6 +28,15 @@ class Splits(NamedTuple):
     first: torch.Tensor  # int32 [R + 1]
     size: torch.Tensor  # int32 [1]
     num_max: int
+
+
+def num_seen(rows: PagedRows) -> torch.Tensor:
+    """Return how many keys of its page table a row's tokens see together: the last ones."""
+    if rows.window is None:
+        return rows.num_listed
+    if rows.are_pieces:
+        return rows.num_listed.clamp(max=rows.window - 1)
+    return torch.minimum(rows.num_listed, rows.num_queries_R + (rows.window - 1))
 
 
 def make_splits(num_keys_R: torch.Tensor, *, num_wanted: int, tile: int) -> Splits:
@@ -49,7 +60,7 @@ def fixed_splits(num_keys_R: torch.Tensor, *, size: int, max_keys: int) -> Split
     return Splits(first, torch.full_like(first[:1], size), num_rows * triton.cdiv(max_keys, size))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_wanted"])
 def _split_kernel(num_keys_R, first, size, num_rows, num_wanted, TILE: tl.constexpr, BLOCK_R: tl.constexpr):
     r = tl.arange(0, BLOCK_R)
     num_keys = tl.load(num_keys_R + r, mask=r < num_rows, other=0)

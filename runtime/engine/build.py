@@ -32,7 +32,6 @@ from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
 
 logger = logging.getLogger("ramiform.engine")
 
-MAX_DETERMINISTIC_TREE = 64  # tokens: bits of the kernels' masks
 _SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -40,8 +39,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> Ops | None:
     """Return the op set that the settings ask for; None: the decoder chooses by model and device.
 
-    Raises RequestError naming the setting when Triton is not installed or has no such op, or when a draft tree may be
-    larger than deterministic kernels take.
+    Raises RequestError naming the setting when Triton is not installed or has no such op.
     """
     rotates = model.rope.type == "dynamic"
     if config.kernels == "triton":
@@ -53,28 +51,14 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
         if importlib.util.find_spec("triton") is None:
             raise RequestError("kernels 'triton' need the package triton: install ramiform[gpu]", param="kernels")
     cap = model.attention_cap
-    if cap is not None:
-        for param, asked in (("kernels", config.kernels == "triton"), ("deterministic", config.deterministic)):
-            if asked:
-                raise RequestError(
-                    f"{param}: the model caps attention scores at {cap:g}, which only plain torch ops compute",
-                    param=param,
-                )
-        return None if config.kernels == "auto" else for_device(device, config.kernels, attention_cap=cap)
     if rotates and config.deterministic:
         # A token's numbers depend on the length at which it was computed, with any op set.
         logger.warning(
             "with dynamic rotary scaling, deterministic does not cover other batches and chunks, only processes"
         )
     if rotates or not config.deterministic:
-        return None if config.kernels == "auto" else for_device(device, config.kernels)
-    if config.speculative_num_draft_tokens > MAX_DETERMINISTIC_TREE:
-        raise RequestError(
-            f"deterministic verifies at most {MAX_DETERMINISTIC_TREE} tokens at once, got "
-            f"{config.speculative_num_draft_tokens}",
-            param="speculative_num_draft_tokens",
-        )
-    return for_device(device, config.kernels, deterministic=True)
+        return None if config.kernels == "auto" else for_device(device, config.kernels, attention_cap=cap)
+    return for_device(device, config.kernels, deterministic=True, attention_cap=cap)
 
 
 class DraftSourceFactory(Protocol):

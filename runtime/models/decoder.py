@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ...kernels import Attention, KvCache, Ops, RopeAndStoreArgs, for_device
+from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, for_device
 from .compiled_layers import CompiledLayers
 from .config import ModelConfig
 from .fixed_rows import FixedRowsLinear, with_fixed_rows
@@ -65,9 +65,8 @@ class Decoder:
         self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
         self.num_parameters = num_parameters(config)
         if ops is None:
-            capped = config.attention_cap is not None and self.device.type == "cuda"
-            plain = self.rope.depends_on_length or capped
-            ops = for_device(self.device, "reference" if plain else "auto", attention_cap=config.attention_cap)
+            name: KernelsName = "reference" if self.rope.depends_on_length else "auto"
+            ops = for_device(self.device, name, attention_cap=config.attention_cap)
         if ops.attention_cap != config.attention_cap:
             raise ValueError(
                 f"the model caps attention scores at {config.attention_cap}, {ops.name} ops at {ops.attention_cap}"

@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+from ramiform.runtime.engine.draft_source import DraftRow
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
 from ramiform.runtime.speculation.draft_model import DraftModelSource
+from ramiform.runtime.speculation.tree import DraftTree
 
 from .alone import TOKENIZER, AnyTree, Got, run
 from .mix import SCHEMA, WORDS
@@ -125,6 +128,71 @@ def test_any_trees_leave_outputs_as_they_are(expected: dict[str, Got], shape: di
         assert sum(stats.accepted_lengths[2:]) > 5
     if shape.get("num_pages") == 20:
         assert stats.num_evicted_pages > 20
+
+
+class Siblings(AnyTree):
+    """Proposes `topk` tokens at each depth, the right one at any place among them, and the next depth below it."""
+
+    def __init__(self, topk: int, outputs: Sequence[tuple[list[int], list[int]]]) -> None:
+        super().__init__(topk, outputs)
+        self._topk = topk
+
+    def _any(self, row: DraftRow, tokens: list[int]) -> DraftTree:
+        draw, want = self._random, row.want
+        assert want is not None
+        wholes = (prompt + output for prompt, output in self._outputs)
+        right = next((whole for whole in wholes if whole[: len(tokens)] == tokens), [])[len(tokens) :]
+        nodes: list[int] = []
+        parents: list[int] = []
+        parent = -1
+        for token in right[: min(want.steps, want.num_tokens // self._topk)]:
+            place = draw.randrange(self._topk)
+            parents += [parent] * self._topk
+            parent = len(nodes) + place
+            nodes += [(token + other - place) % len(TOKENIZER.token_bytes) for other in range(self._topk)]
+        return DraftTree(nodes, parents, [-0.1] * len(nodes))
+
+
+@pytest.fixture(scope="module")
+def deterministic() -> tuple[list[Generate], dict[str, Got]]:
+    """Requests whose outputs cross boundaries of key blocks, and their results alone, without guesses."""
+    requests = [
+        Generate(
+            rid=f"r{index}",
+            tokens=TOKENIZER.encode(" ".join([TEXTS[index], *WORDS * 20]), add_bos=True)[:length],
+            sampling=SamplingParams(max_new_tokens=12, temperature=temperature, seed=index, ignore_eos=True),
+            logprobs=LogprobParams(num_top=5),
+        )
+        for index, (length, temperature) in enumerate([(60, 0.0), (55, 0.0), (124, 1.0)])
+    ]
+    settings: dict[str, Any] = {"deterministic": True, "speculative": "off", "prefix_cache": False}
+    return requests, {request.rid: run([request], **settings)[0][request.rid] for request in requests}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topk", [1, 2, 4])
+def test_deterministic_logprobs_keep_their_bits_whatever_is_guessed(
+    topk: int, deterministic: tuple[list[Generate], dict[str, Got]]
+) -> None:
+    requests, expected = deterministic
+    outputs = [(request.tokens, expected[request.rid].ids) for request in requests]
+    got, stats, _ = run(
+        requests,
+        source=Siblings(topk, outputs),
+        deterministic=True,
+        speculative="eagle",
+        speculative_adaptive=False,
+        speculative_num_steps=4,
+        speculative_eagle_topk=topk,
+        speculative_num_draft_tokens=4 * topk,
+    )
+    assert sum(stats.accepted_lengths[2:]) > 5
+    for rid, mine in got.items():
+        want = expected[rid]
+        assert mine.ids == want.ids
+        assert [(entry.logprob, entry.top) for entry in mine.logprobs] == [
+            (entry.logprob, entry.top) for entry in want.logprobs
+        ]
 
 
 def test_guesses_from_the_text_itself(expected: dict[str, Got]) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 
+from ramiform.kernels import attention_groups
 from ramiform.runtime.engine import Engine, build_engine
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, Row, Sample, Score
@@ -67,6 +68,41 @@ def test_a_captured_step_gives_the_results_of_a_launched_one(checkpoint: Path) -
             )
             for row, result in zip(rows, ours, strict=False)
         ]
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_rows_that_share_keys_give_the_results_of_the_cpu(
+    graphs: bool, engine: Engine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_groups, "PASS_KEYS", 0)
+    config = CoreConfig(device="cuda", dtype="float32", num_pages=300, max_running=16, cuda_graphs=graphs)
+    on_gpu = build_engine(config, checkpoint)
+    on_gpu.warm_up()
+    draw = random.Random(7)
+    prefix = draw.choices(range(150), k=64)
+    sample = Sample(temperature=0.0, draw=0, num_top_logprobs=5)
+    steps = [[Row(rid="a", tokens=prefix, first_position=0, pages=[90, 91, 92, 93], sample=sample)]]
+    for tokens in ([1, 5, 9, 1, 12, 3, 2, 16], *([[1] * 8] * 3)):
+        before = steps[-1] if len(steps) > 1 else None
+        steps.append(
+            [
+                Row(
+                    rid=str(index),
+                    tokens=draw.choices(range(150), k=num),
+                    first_position=64 if before is None else before[index].first_position + len(before[index].tokens),
+                    pages=[90, 91, 92, 93, *range(index * 4, index * 4 + 3)],
+                    sample=sample,
+                )
+                for index, num in enumerate(tokens)
+            ]
+        )
+    for rows in steps:
+        plan = ForwardPlan(step=0, copies=[], rows=rows)
+        for mine, judge in zip(on_gpu.run(plan).rows, engine.run(plan).rows, strict=True):
+            assert mine.tokens == judge.tokens
+            assert [p for p, _ in mine.logprobs[0].top] == pytest.approx(
+                [p for p, _ in judge.logprobs[0].top], abs=1e-4
+            )
 
 
 @pytest.mark.parametrize("graphs", [True, False])

@@ -102,8 +102,6 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "llama, gelu": lambda: LlamaConfig(**SIZES, hidden_act="gelu", mlp_bias=True),
     "llama, gelu by tanh": lambda: LlamaConfig(**SIZES, hidden_act="gelu_pytorch_tanh"),
 }  # fmt: skip
-CAPPED = ("gemma 2",)
-PLAIN = [name for name in CONFIGS if name not in CAPPED]
 Checkpoint = Callable[[str], Path]
 every_block = pytest.mark.parametrize("name", CONFIGS)
 
@@ -199,7 +197,7 @@ def test_norms_over_all_heads_are_refused_on_two_ranks(checkpoint: Checkpoint) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLAIN)
+@every_block
 def test_deterministic_mode_gives_the_same_bits(name: str, checkpoint: Checkpoint) -> None:
     path = checkpoint(name)
     config = CoreConfig(device="cpu", num_pages=40, deterministic=True, model=str(path), dtype="float32")
@@ -207,24 +205,21 @@ def test_deterministic_mode_gives_the_same_bits(name: str, checkpoint: Checkpoin
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["olmo 2", "starcoder 2", "gemma 2, no caps"])
+@pytest.mark.parametrize("name", ["olmo 2", "starcoder 2", "gemma 2", "gemma 2, no caps"])
 def test_triton_ops_compute_the_same(name: str, checkpoint: Checkpoint) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     path, row = checkpoint(name), rows_of(tokens(20, seed=1), [5, 0], [19, 1])
     found = []
     for kernels, on in (("triton", device), ("reference", CPU)):
-        model = load_model(path, device=on, dtype=torch.float32, ops=for_device(on, kernels))
+        ops = for_device(on, kernels, attention_cap=read_config(path).attention_cap)
+        model = load_model(path, device=on, dtype=torch.float32, ops=ops)
         pool = KvPool(KvMemory(model.config, 8, device=on, dtype=model.dtype))
         found.append(torch.cat([forward(model, pool, [part])[0] for part in row]).cpu())
     torch.testing.assert_close(*found, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("setting", [{"kernels": "triton"}, {"deterministic": True}], ids=str)
-def test_capped_attention_is_refused_where_it_is_not_computed(setting: Any, checkpoint: Checkpoint) -> None:
+def test_ops_that_do_not_cap_attention_are_refused(checkpoint: Checkpoint) -> None:
     path = checkpoint("gemma 2")
-    with pytest.raises(RequestError, match=rf"{next(iter(setting))}: the model caps attention scores at 3") as refused:
-        build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=8, **setting), path)
-    assert refused.value.param == next(iter(setting))
     with pytest.raises(ValueError, match=r"the model caps attention scores at 3\.0, cpu ops at None"):
         load_model(path, device=CPU, dtype=torch.float32, ops=for_device(CPU))
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from ramiform.kernels import attention_groups
 from ramiform.runtime.engine import Engine, build_engine
 from ramiform.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forward, graph_sizes
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS
@@ -110,7 +111,7 @@ def test_graphs_give_the_results_of_plain_steps(either: Path) -> None:
     capture = CountedCapture()
     engine = with_graphs(plain_engine(checkpoint), capture)
     engine.warm_up()
-    assert capture.num_captured == len(graph_sizes(5))
+    assert capture.num_captured == 2 * len(graph_sizes(5)) - 1  # one row shares nothing
     replayed = capture.num_replayed
     ours, judge = generate(engine), generate(plain_engine(checkpoint))
     assert capture.num_replayed - replayed == 3  # six rows are too many
@@ -118,6 +119,40 @@ def test_graphs_give_the_results_of_plain_steps(either: Path) -> None:
         assert [result.tokens for result in mine] == [result.tokens for result in wanted]
         for a, b in zip(mine, wanted, strict=True):
             assert [p for p, _ in a.logprobs[0].top] == pytest.approx([p for p, _ in b.logprobs[0].top], abs=1e-4)
+
+
+def test_rows_that_share_keys_give_the_results_of_rows_that_do_not(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_groups, "PASS_KEYS", 0)
+    ours, judge = plain_engine(checkpoint), plain_engine(checkpoint)
+    prefix = random.Random(3).choices(range(150), k=64)
+    draw = random.Random(4)
+    prompts = [prefix + draw.choices(range(150), k=k) for k in (1, 9, 17)] + [draw.choices(range(150), k=70)]
+    tables = [[50, 51, 52, 53, *pages(index)[:4]] for index in range(3)] + [pages(3)]
+    one = [Row(rid="a", tokens=prefix, first_position=0, pages=tables[0][:4], sample=SAMPLE)]
+    rows = [
+        Row(rid=str(index), tokens=prompt[first:], first_position=first, pages=table, sample=SAMPLE)
+        for index, (prompt, table, first) in enumerate(zip(prompts, tables, (64, 64, 64, 0), strict=True))
+    ]
+    capture = CountedCapture()
+    ours = with_graphs(ours, capture)
+    ours.warm_up()
+    kinds: list[bool] = []
+    graphs = ours._runner.graphs
+    assert graphs is not None
+    fill = graphs._fill
+    monkeypatch.setattr(graphs, "_fill", lambda *args: kinds.append(fill(*args)) or kinds[-1])
+    for engine in (ours, judge):
+        step(engine, one)
+    for num in (4, 4, 3, 1):
+        rows = rows[:num]
+        mine, wanted = step(ours, rows), step(judge, rows)
+        assert [result.tokens for result in mine] == [result.tokens for result in wanted]
+        for a, b in zip(mine, wanted, strict=True):
+            assert [p for p, _ in a.logprobs[0].top] == pytest.approx([p for p, _ in b.logprobs[0].top], abs=1e-4)
+        rows = [following(row, result) for row, result in zip(rows, mine, strict=True)]
+    assert kinds == [True, True, False]  # the first step is no decode step
 
 
 def test_rows_that_follow_take_their_tokens_from_the_last_step(checkpoint: Path) -> None:

@@ -6,15 +6,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from ramiform.kernels import KvCache, RopeAndStoreArgs, SamplingTensors
+from ramiform.kernels.attention_groups import LEVELS
 from ramiform.kernels.triton import experts, launch_configs, layers, logits, sampling, store
 from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
 from ramiform.kernels.triton.paged_rows import PagedRows
-from ramiform.kernels.triton.split_attention import split_attention
-from ramiform.kernels.triton.splits import make_splits
+from ramiform.kernels.triton.split_attention import Merge, SharedPass, attend_shared, split_attention
+from ramiform.kernels.triton.splits import fixed_splits, make_splits
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 from compiling import Launch, compile_launch, recorded
@@ -35,6 +37,22 @@ def rows(num_rows: int, queries: int, *, tree: bool, window: int | None = None) 
     return PagedRows(table, num, num, num, tokens, tokens.long() if tree else None, queries, 16, window)
 
 
+def shared_attention(q_THD: torch.Tensor, kv: KvCache) -> None:
+    """Launch attention of two decode rows, of a window's and of none, whose first keys are shared."""
+    tokens = torch.zeros(32, dtype=torch.int32)
+    for window in (None, 4096):
+        pieces = replace(rows(2, 16, tree=False, window=window), first_key_R=tokens, tokens_N=tokens, are_pieces=True)
+        splits = make_splits(pieces.num_keys_R, num_wanted=66, tile=64)
+        merge = Merge.empty(SharedPass(pieces, splits, torch.zeros((2, LEVELS), dtype=torch.int32)), 70, q_THD)
+        attend_shared(q_THD, kv, merge, 0.1)
+        own = replace(rows(2, 1, tree=False, window=window), first_key_R=tokens)
+        split_attention(q_THD, kv, own, make_splits(own.num_keys_R, num_wanted=66, tile=64), q_THD, 0.1, merge=merge)
+    # Paths of draft trees in deterministic mode: pages of one slot.
+    paths = replace(rows(2, 8, tree=False), first_key_R=tokens, tokens_N=tokens, page_size=1)
+    splits = fixed_splits(paths.num_keys_R, size=1024, max_keys=2048)
+    split_attention(q_THD, kv, paths, splits, q_THD, 0.1, fixed=True, merge=merge)
+
+
 def attention() -> Iterator[tuple[str, Launch]]:
     """Yield launches of every dtype and row size for one set of heads; of the other heads, trees and chunks only."""
     eight_bits = [torch.int8] + ([torch.float8_e4m3fn] if launch_configs.reads_fp8(CPU) else [])
@@ -49,6 +67,9 @@ def attention() -> Iterator[tuple[str, Launch]]:
                     splits = make_splits(torch.zeros(4, dtype=torch.int32), num_wanted=66, tile=64)
                     split_attention(q, kv, rows(4, queries, tree=queries > 1), splits, q, 0.1, fixed=fixed)
                 yield from ((f"{name}-Q{queries}{'-fixed' * fixed}", launch) for launch in launches)
+            with recorded() as launches:
+                shared_attention(torch.empty(4, heads, head_dim, dtype=torch.bfloat16), kv)
+            yield from ((f"{name}-shared", launch) for launch in launches)
             tile = launch_configs.chunk_tile(CPU, head_dim, dtype)
             tiles = query_tiles([100], [200], group=heads // kv_heads, tile=tile, device=CPU)
             q = torch.empty(100, heads, head_dim, dtype=torch.bfloat16)

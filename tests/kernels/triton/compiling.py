@@ -65,8 +65,8 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
     """Compile a launch as Triton specialises it: by divisibility of arguments by 16, with 1 and None as constants."""
     signature, constants, attributes = {}, {}, {}
     for index, (name, parameter) in enumerate(zip(launch.kernel.arg_names, launch.kernel.params, strict=True)):
-        value = launch.arguments[name]
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        value, specialised = launch.arguments[name], not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (specialised and type(value) is int and value == 1):
             signature[name], constants[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = "*" + triton._utils.canonicalize_dtype(value.dtype)
@@ -76,7 +76,7 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
         else:
             assert isinstance(value, int)
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
+            if specialised and value % 16 == 0:
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
     kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)

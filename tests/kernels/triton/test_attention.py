@@ -13,8 +13,8 @@ from ramiform.kernels.kv_cache import KvCache
 from ramiform.kernels.triton.chunk_attention import chunk_attention, query_tiles
 from ramiform.kernels.triton.launch_configs import chunk_tile
 from ramiform.kernels.triton.paged_rows import PagedRows
-from ramiform.kernels.triton.split_attention import num_seen, split_attention
-from ramiform.kernels.triton.splits import Splits, fixed_splits, make_splits
+from ramiform.kernels.triton.split_attention import split_attention
+from ramiform.kernels.triton.splits import Splits, fixed_splits, make_splits, num_seen
 
 PAGE_SIZE = 16
 QUANTISED = (torch.int8, torch.float8_e4m3fn)
@@ -86,8 +86,7 @@ class Problem:
         )
 
     def splits(self, num_wanted: int) -> Splits:
-        num_seen_R = num_seen(self.rows.num_keys_R, self.rows.num_queries_R, self.case.window)
-        return make_splits(num_seen_R, num_wanted=num_wanted, tile=64)
+        return make_splits(num_seen(self.rows), num_wanted=num_wanted, tile=64)
 
     def answer(self) -> torch.Tensor:
         case, group = self.case, self.case.heads // self.case.kv_heads
