@@ -10,7 +10,7 @@ from msgspec import Meta
 from .sampling import AdditionalProperties
 
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
-SpeculativeName = Literal["eagle", "ngram", "draft", "off"]
+SpeculativeName = Literal["eagle", "suffix", "ngram", "draft", "off"]
 KernelsName = Literal["auto", "triton", "reference"]
 GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 QuantizeName = Literal["int8", "int4", "fp8"]
