@@ -59,7 +59,7 @@ class Acceptance:
         return (kept * self.hits + weight * prior) / (kept * self.expected + weight)
 
     def _kept(self, now: int) -> float:
-        return 0.5 ** ((now - self.last_step) / HALF_LIFE)
+        return math.exp2((self.last_step - now) / HALF_LIFE)
 
 
 class StepWork(NamedTuple):

@@ -46,7 +46,7 @@ class IndexedText:
 
 
 @dataclass(frozen=True)
-class Match:
+class SuffixMatch:
     """A draft tree, the number of tokens matched for it, and the number of the text that has the longest match."""
 
     tree: DraftTree
@@ -102,7 +102,7 @@ class SuffixIndex:
 
     def propose(
         self, text: IndexedText, *, steps: int, top_k: int, num_tokens: int, shared: int = 0, excluded: int = 0
-    ) -> Match | None:
+    ) -> SuffixMatch | None:
         """Return the tree of what followed the longest matches of the text's end; None if there are none.
 
         Matches are searched in the text's own scope and in scope `shared` (0: none), there not in text `excluded`. The
@@ -129,7 +129,7 @@ class SuffixIndex:
         if not count:
             return None
         tree = DraftTree(self._tokens[:count].tolist(), self._parents[:count].tolist(), self._scores[:count].tolist())
-        return Match(tree, int(self._found[0]), int(self._found[1]))
+        return SuffixMatch(tree, int(self._found[0]), int(self._found[1]))
 
     def _add_block(self, text: IndexedText) -> None:
         block, blocks = self._free.pop(), self._blocks
