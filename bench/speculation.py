@@ -1,10 +1,13 @@
 """Speculation against plain decoding, in one run: tokens of a pass of the model, and tokens a second.
 
-    python -P bench/speculation.py [MODEL] [--sources off,ngram,eagle] [--draft-model PATH] [--batches 1,4,16]
+    python -P bench/speculation.py [MODEL] [--sources off,ngram,suffix,eagle] [--draft-model PATH] [--batches 1,4,16]
 
-The skills of the model that ships: extraction, JSON under a schema, tool calls, ReAct steps, chat, free text. One
-runtime for each source; the rounds go through them in turn, so that whatever else the machine does meets all alike. A
-ratio is the median, over rounds, of a source's tokens a second over plain decoding's in the same round.
+The skills of the model that ships: extraction, JSON under a schema, tool calls, ReAct steps, chat, free text; and texts
+of agents, which repeat themselves: ReAct loops, records one after the other, edits of code. The defaults take about
+five minutes. Each round has texts of its own, so that earlier outputs are like later ones and not the same; with
+`--no-fresh` all rounds are equal. One runtime for each source; the rounds go through them in turn, so that whatever
+else the machine does meets all alike. A ratio is the median, over rounds, of a source's tokens a second over plain
+decoding's in the same round.
 
 `--random HIDDENxLAYERS` makes a random bfloat16 checkpoint of Qwen2's shape instead (896x24 is that of 0.5B), whose
 greedy text repeats itself: what n-grams are worth to a larger model.
@@ -53,6 +56,24 @@ TOOLS = (
 CHAT = "<|user|>\nWhat is the capital of {country}?<|end|>\n<|assistant|>\n"
 EXTRACT = "Text: {name} is {age} years old and lives in {town}.\nJSON:"
 FREE = "Question: What is the capital of {country}?\nAnswer:"
+# Agents repeat themselves: steps in one form, records in one shape, code with a change.
+LOOP = REACT + (
+    "Thought 2: I have found the capital of {country}.\nAction 2: finish[{town}]\n\n"
+    "Question: What is the capital of {other}?\nThought 1: I need to look up {other}.\nAction 1: lookup[{other}]\n"
+    "Observation 1: {other} is a country. Its capital is {town}, and many people live there.\n"
+)
+RECORDS = (
+    'Text: {name} is {age} years old and lives in {town}.\nJSON: {{"name": "{name}", "age": {age}, "city": "{town}"}}\n'
+    "Text: {friend} is {older} years old and lives in {town}.\n"
+    'JSON: {{"name": "{friend}", "age": {older}, "city": "{town}"}}\n'
+    "Text: {name} is {older} years old and lives in {town}.\nJSON:"
+)
+EDIT = (
+    "def total(prices):\n    result = 0\n    for price in prices:\n        result = result + price\n"
+    "    return result\n\n"
+    "def count_{country}(prices):\n    result = 0\n    for price in prices:\n        result = result + 1\n"
+    "    return result\n\ndef largest_{country}(prices):\n"
+)
 # By kind: the prompt, the schema of the answer, whether it goes on to the limit.
 KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], dict[str, Any] | None, bool]] = {
     "extraction": (lambda words: EXTRACT.format(**words), None, False),
@@ -61,6 +82,9 @@ KINDS: dict[str, tuple[Callable[[dict[str, Any]], str], dict[str, Any] | None, b
     "react": (lambda words: REACT.format(**words), None, True),
     "chat": (lambda words: CHAT.format(**words), None, False),
     "free": (lambda words: FREE.format(**words), None, True),
+    "loop": (lambda words: LOOP.format(**words), None, True),
+    "records": (lambda words: RECORDS.format(**words), None, False),
+    "edit": (lambda words: EDIT.format(**words), None, True),
 }
 
 
@@ -77,15 +101,19 @@ class Round:
         return self.num_tokens / self.seconds
 
 
-def bodies(kind: str, temperature: float, size: int) -> Iterator[dict[str, Any]]:
-    """`size` requests of a kind, each with a seed of its own. Raises KeyError for an unknown kind."""
+def bodies(kind: str, temperature: float, size: int, first: int = 0) -> Iterator[dict[str, Any]]:
+    """`size` requests of a kind, each with a seed of its own, from number `first` on. Raises KeyError for an unknown
+    kind."""
     prompt, schema, endless = KINDS[kind]
-    for index in range(size):
+    for index in range(first, first + size):
         words = {
             "name": NAMES[index % 8],
             "age": 20 + index,
             "town": TOWNS[index // 2 % 8],
             "country": COUNTRIES[index * 3 % 8],
+            "other": COUNTRIES[(index * 3 + 1) % 8],
+            "friend": NAMES[(index + 3) % 8],
+            "older": 31 + index,
         }
         params: dict[str, Any] = {"temperature": temperature, "sampling_seed": index, "max_new_tokens": 64}
         if schema is not None:
@@ -129,17 +157,20 @@ def play(client: httpx.Client, requests: list[dict[str, Any]], batch: int) -> Ro
 
 def main(
     model: Model = None,
-    sources: Annotated[str, typer.Option(help="Who guesses, with commas; off is the baseline.")] = "off,ngram,eagle",
+    sources: Annotated[
+        str, typer.Option(help="Who guesses, with commas; off is the baseline.")
+    ] = "off,ngram,suffix,eagle",
     draft_model: Annotated[str | None, typer.Option(help="For the source draft.")] = None,
     batches: Batches = "1,4,16",
-    kinds: Annotated[str, typer.Option(help="Of text, with commas.")] = ",".join(KINDS),
-    rounds: Annotated[int, typer.Option(help="Of each cell, after one to warm up.")] = 5,
+    kinds: Annotated[str, typer.Option(help="Of text, with commas.")] = "extraction,json,react,chat,loop,records,edit",
+    rounds: Annotated[int, typer.Option(help="Of each cell, after one to warm up.")] = 3,
     size: Annotated[int, typer.Option(help="Requests in a round, at least.")] = 8,
     steps: Annotated[int, typer.Option(help="--speculative-num-steps")] = 7,
     tokens: Annotated[int, typer.Option(help="--speculative-num-draft-tokens")] = 8,
     top_k: Annotated[int | None, typer.Option(help="--speculative-eagle-topk")] = None,
     random: Annotated[str | None, typer.Option(help="HIDDENxLAYERS of a random checkpoint to make and serve.")] = None,
     adaptive: Annotated[bool, typer.Option(help="--speculative-adaptive")] = True,
+    fresh: Annotated[bool, typer.Option(help="New texts in each round; else outputs repeat exactly.")] = True,
 ) -> None:
     """Print a table: for every kind, temperature and batch, tau and the ratio of tokens a second."""
     names = sources.split(",")
@@ -172,11 +203,16 @@ def main(
             clients[name] = stack.enter_context(httpx.Client(base_url=runtime.url, timeout=600))
         rows = []
         for kind, temperature, batch in product(kinds.split(","), (0.0, 1.0), numbers(batches)):
-            requests = list(bodies(kind, temperature, max(size, 2 * batch)))
+            count = max(size, 2 * batch)
+            requests = [
+                list(bodies(kind, temperature, count, number * count if fresh else 0)) for number in range(rounds + 1)
+            ]
             played = interleaved(
                 rounds,
                 {
-                    name: lambda _, client=client, requests=requests, batch=batch: play(client, requests, batch)
+                    name: lambda number, client=client, requests=requests, batch=batch: play(
+                        client, requests[number], batch
+                    )
                     for name, client in clients.items()
                 },
             )

@@ -1,11 +1,11 @@
-"""Cost of a draft head per step without guesses, and its gain when the speculation policy decides.
+"""Cost of a draft source per step without guesses, and its gain when the speculation policy decides.
 
 It runs in one process, step by step in turn with plain decoding, and measures processor time, so that a busy machine
 can run it.
 
-    python -P bench/speculation_steps.py [--batches 1,4,16] [--kinds extraction,react,chat] [--rounds 8]
+    python -P bench/speculation_steps.py [--batches 1,4,16] [--kinds extraction,loop] [--rounds 8] [--source suffix]
 
-`shut`: guessing is closed by force; what remains is what having a head costs. `adaptive`: as served, by the clock of
+`shut`: guessing is closed by force; what remains is what having a source costs. `adaptive`: as served, by the clock of
 processor time. Ratios are speeds over plain decoding's: medians, over rounds, of seconds a token in the same round. The
 outputs are compared token for token on the way.
 """
@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from itertools import product
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 import typer
@@ -30,25 +30,28 @@ from ramiform.runtime.protocol.config import CoreConfig, SpeculativeName
 from ramiform.runtime.protocol.core import Generate, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.scheduler import Scheduler
-from ramiform.runtime.scheduler.speculation_budget import SpeculationBudget
+from ramiform.runtime.scheduler.speculation_policy import SpeculationPolicy
 from ramiform.runtime.tokenizer import load_tokenizer
 
 
-class Shut(SpeculationBudget):
+class Shut(SpeculationPolicy):
     """Measures, and lets nothing be guessed."""
 
     def is_open(self, num_rows: int) -> bool:
+        return False
+
+    def may_guess(self, num_rows: int) -> bool:
         return False
 
 
 class Decoding:
     """One core and the requests of a round, a step at a time."""
 
-    def __init__(self, speculative: SpeculativeName, guard: SpeculationBudget | None = None) -> None:
+    def __init__(self, speculative: SpeculativeName, policy: SpeculationPolicy | None = None) -> None:
         self._core: LoadedCore = load_core(CoreConfig(model=None, speculative=speculative))
         assert isinstance(self._core.scheduler, Scheduler)
-        if guard is not None:
-            self._core.scheduler._drafting._policy.budget = guard
+        if policy is not None:
+            self._core.scheduler._drafting._policy = policy
         self._since = 0.0  # processor time of what came after the last result
 
     def begin(self, requests: Sequence[Generate], batch: int) -> None:
@@ -102,9 +105,15 @@ def main(
     batches: Batches = "1,4,16",
     kinds: Annotated[str, typer.Option(help="Of text, with commas; not json.")] = "extraction,react,chat",
     rounds: Annotated[int, typer.Option(help="Of each cell, after one to warm up.")] = 8,
+    source: Annotated[str, typer.Option(help="Draft source: eagle, suffix or ngram.")] = "eagle",
 ) -> None:
     """Print a table: for every kind, temperature and batch, the speeds over plain decoding's."""
-    cores = {"plain": Decoding("off"), "shut": Decoding("eagle", Shut()), "adaptive": Decoding("eagle")}
+    name_of_source = cast(SpeculativeName, source)
+    cores = {
+        "plain": Decoding("off"),
+        "shut": Decoding(name_of_source, Shut()),
+        "adaptive": Decoding(name_of_source),
+    }
     torch.set_num_threads(1)
     rows = []
     for kind, temperature, batch in product(kinds.split(","), (0.0, 1.0), numbers(batches)):

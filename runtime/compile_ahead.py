@@ -28,6 +28,7 @@ LOOP_MODULES = (  # importing these compiles their loops of known signatures
     "constrained.automaton.walk_packed",
     "constrained.regex.dfa_kernel",
     "constrained.regex.subset_kernel",
+    "runtime.speculation.suffix.loops",
 )
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 from .sampling import AdditionalProperties
 
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
-SpeculativeName = Literal["eagle", "ngram", "draft", "off"]
+SpeculativeName = Literal["eagle", "suffix", "ngram", "draft", "off"]
 KernelsName = Literal["auto", "triton", "reference"]
 GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 QuantizeName = Literal["int8", "int4", "fp8"]
@@ -112,7 +112,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         SpeculativeName | None,
         Meta(
             description="draft source; default: eagle when the model has a head beside it, else off, "
-            "as for models under 50M parameters on a CPU"
+            "as for models under 50M parameters on a CPU; suffix and ngram draft from texts, without a model"
         ),
     ] = None
     speculative_draft_model: Annotated[

@@ -6,26 +6,23 @@ Draft tokens have the lowest rank in a step: they use tokens and pages that noth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Sequence
 
 from ..protocol.config import CoreConfig
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
-from .acceptance import Acceptance
 from .batch import Batch, ScheduledRequest
 from .counters import SpeculationCounters
 from .plan import DraftSpec, ForwardPlan, ForwardResult, Row, RowResult
 from .prepared_draft import prepare_draft
 from .request import Request
-from .speculation_budget import MAX_JUDGED_PROMPT, StepWork
-from .speculation_policy import DraftCandidate, DraftChoice, SpeculationPolicy
-from .step_cost import StepShape
+from .speculation_policy import MAX_JUDGED_PROMPT, SpeculationPolicy, StepWork
 
 BUDGET_DIVISOR = 4  # drafts get at most a quarter of the tokens left beside decoding
 DEFAULT_TOP_K = 4  # where `speculative_eagle_topk` is not set
 FEATURE_WINDOW = 16  # steps followed without a gap after which a head drafts as well as after all
 MIN_DRAFT_TEMPERATURE = 0.3  # heads are calibrated for 1: ranked much colder, second choices are noise
+UNFOLLOWED_INTERVAL = 8  # one in this many steps of plain decoding is timed: timing all would slow a small model
 
 
 class Drafting:
@@ -34,34 +31,48 @@ class Drafting:
 
     def __init__(self, config: CoreConfig, vocab_size: int) -> None:
         self._source = config.speculative or "off"
+        self._in_engine = self._source in ("eagle", "draft")  # which then drafts for the next step
         self._steps = config.speculative_num_steps
         self._top_k = config.speculative_eagle_topk or DEFAULT_TOP_K
         self._max_draft_tokens = config.speculative_num_draft_tokens - 1  # one of them is the last known token
         self._adaptive = config.speculative_adaptive
         self._vocab_size = vocab_size
         self._policy = SpeculationPolicy()
+        self._suffixes = None
+        if self._source == "suffix":
+            from ..speculation.suffix import SuffixDrafts  # its loops are compiled at import
+
+            self._suffixes = SuffixDrafts()
         self._proposals: dict[str, tuple[DraftTree, int]] = {}  # rid -> a tree, and the number of nodes to verify
         self._verified_drafts: dict[str, DraftTree] = {}
-        self._choice = DraftChoice()
-        self._chosen: frozenset[str] = frozenset()  # rids of `_choice`
-        self._followed: Set[str] = frozenset()  # rids that the last step drafted for
-        self._trial_rids: set[str] = set()  # rids whose next draft is verified whether that pays or not
-        self._plain_step_due = False  # this step is to be a plain one, to measure it
+        self._depths: dict[str, int] = {}  # rid -> depth of the next draft
+        self._new_depth = 0  # for requests whose prompts are computed in this step
+        self._plain_step_due = False  # this step is to be a plain one, to time it
+        self._held_back = False  # the step could have been planned ahead without speculation
         self._awaits_features = False  # no running request has the features that the source needs
         self._last_start = 0  # last step, by `_num_steps`, in which a request started
         self._drafted_last_step = False  # so that there may be something to verify
         self._num_steps = 0
+        self._num_untimed = 0  # steps of plain decoding since the last one that was timed
         self._last_closed = -FEATURE_WINDOW  # last step, by `_num_steps`, without the source
         self.closed = self._source == "off"  # no drafts, and the source does not follow
         self.counts = SpeculationCounters()
 
     def can_plan_ahead(self, batch: Batch) -> bool:
         """True if a step can be planned while one without drafts is in flight: it verifies none."""
-        return self._source == "off" or (self._adaptive and not self._policy.budget.is_open(max(1, len(batch))))
+        if self._source == "off" or (self._adaptive and not self._policy.may_guess(max(1, len(batch)))):
+            return True
+        self._held_back = True
+        return False
 
     def note_started(self, request: Request) -> None:
         """Record that the request starts, perhaps again, in the step that `propose` was called for."""
         request.first_step = self._last_start = self._num_steps
+
+    def note_ended(self, request: Request) -> None:
+        """Record that the request ended: its output may serve others."""
+        if self._suffixes is not None:
+            self._suffixes.end(request.rid, request.tokens, request.num_prompt, request.message.namespace)
 
     def source_follows(self, rows: Sequence[Row]) -> bool:
         """True if the engine's draft source follows the step with these rows.
@@ -78,15 +89,14 @@ class Drafting:
         if self._source == "off":
             return 0
         self._num_steps += 1
+        num_rows = max(1, len(batch))
         if self._adaptive:
-            policy, num_rows = self._policy, max(1, len(batch))
             pending = self._drafted_last_step and any(request.draft is not None for request in batch)
-            self.closed = not pending and not policy.budget.is_open(num_rows)
-            self._plain_step_due = not self.closed and not pending and not policy.may_draft(num_rows)
-        if self._choice.steps or self._proposals:
-            self._choice, self._chosen = DraftChoice(), frozenset()
-            self._proposals.clear()
-            self._verified_drafts.clear()
+            self.closed = not pending and not self._policy.is_open(num_rows)
+            self._plain_step_due = not self.closed and not pending and not self._policy.may_guess(num_rows)
+        self._depths, self._new_depth = {}, 0
+        self._proposals.clear()
+        self._verified_drafts.clear()
         self._awaits_features = False
         if self.closed or self._plain_step_due:
             return 0
@@ -97,11 +107,12 @@ class Drafting:
             return 0
         limit = max(0, budget - len(decoding)) // BUDGET_DIVISOR
         trees = [(request, tree) for request in decoding if (tree := self._tree(request)) is not None]
-        counts = self._num_to_verify([request for request, _ in trees], [tree for _, tree in trees], len(batch), limit)
+        counts = self._num_to_verify([request for request, _ in trees], [tree for _, tree in trees], num_rows, limit)
         for (request, tree), count in zip(trees, counts, strict=True):
             if count:
                 self._proposals[request.rid] = tree, count
-        self._choose(decoding, len(batch))
+        if self._in_engine:
+            self._choose_depths(decoding, num_rows)
         return sum(count for _, count in self._proposals.values())
 
     def add_drafts(self, scheduled: list[ScheduledRequest], batch: Batch) -> list[ScheduledRequest]:
@@ -110,25 +121,20 @@ class Drafting:
 
     def draft_spec(self, item: ScheduledRequest) -> DraftSpec | None:
         """The tree that the engine should draft for the request's next step, or None."""
-        choice = self._choice
-        if not choice.steps:
-            return None
         request = item.request
-        decodes = request.num_output > 0
-        newcomer = choice.include_new and (
-            item.num_tokens <= MAX_JUDGED_PROMPT or not self._adaptive
-        )  # longer prompts are drafted for one step later
-        if not (request.rid in self._chosen if decodes else newcomer):
-            return None
+        if request.num_output > 0:
+            depth = self._depths.get(request.rid, 0)
+        else:  # longer prompts are drafted for one step later
+            depth = self._new_depth if item.num_tokens <= MAX_JUDGED_PROMPT or not self._adaptive else 0
         will_have_more = request.end - len(request.tokens) >= 3  # so that a draft can save a step
-        if not will_have_more or not self._is_known(request):
+        if not depth or not will_have_more or not self._is_known(request):
             return None
-        if choice.is_trial:
-            self._trial_rids.add(request.rid)
-        bounds = self._candidate(request)
-        steps = min(choice.steps, bounds.steps)
         temperature = max(MIN_DRAFT_TEMPERATURE, request.message.sampling.temperature)
-        return DraftSpec(steps, bounds.top_k, bounds.num_verified(steps), temperature)
+        # A greedy request whose draft fits one chain gets a chain, which is cheaper to grow.
+        fits_chain = self._adaptive and request.message.sampling.greedy and self._max_draft_tokens <= self._steps
+        top_k = 1 if fits_chain else self._top_k
+        num_tokens = min(self._max_draft_tokens, depth) if top_k == 1 else self._max_draft_tokens
+        return DraftSpec(depth, top_k, num_tokens, temperature)
 
     def observe(self, request: Request, row: Row, result: RowResult) -> None:
         """Record what was accepted of a row's draft, and keep the next draft."""
@@ -136,78 +142,79 @@ class Drafting:
         if row.parents is not None:
             num_right = len(result.tokens) - 1
             self.counts.observe(len(row.parents), num_right)
-            expected = sum(math.exp(min(0.0, score)) for score in self._verified_drafts[row.rid].scores)
-            self._trial_rids.discard(row.rid)
-            depth = max(self._verified_drafts[row.rid].depths)
-            self._policy.observe(request.acceptance, expected, depth, num_right)
+            draft = self._verified_drafts[row.rid]
+            expected = sum(math.exp(min(0.0, score)) for score in draft.scores)
+            self._policy.observe_accepted(request.acceptance, expected, max(draft.depths), num_right)
 
     def observe_step(self, plan: ForwardPlan, result: ForwardResult) -> None:
+        """Record a step's work and time."""
         if not self._adaptive or self._source == "off":
             return
-        if not plan.followed and self._policy.may_skip(len(plan.rows)):
+        if not plan.followed:
             self._drafted_last_step = False
-            return
-        draft_specs = {row.rid: row.draft for row in plan.rows if row.draft is not None}
-        self._policy.observe_step(
-            _step_shape(plan, draft_specs), _step_work(plan, result, draft_specs, self._followed), result.seconds
+            self._num_untimed += 1
+            if self._num_untimed < UNFOLLOWED_INTERVAL and self._policy.is_measured(len(plan.rows)):
+                return
+        drafts = any(row.draft is not None for row in plan.rows)
+        self._policy.observe_step(self._work(plan, result, drafts=drafts), result.seconds, 1 + self._num_untimed)
+        self._num_untimed = 0
+        self._drafted_last_step, self._held_back = drafts, False
+
+    def _work(self, plan: ForwardPlan, result: ForwardResult, *, drafts: bool) -> StepWork:
+        sampled = [row for row in plan.rows if row.sample is not None]
+        num_guesses = sum(len(row.parents or ()) for row in sampled)
+        num_prompt = plan.num_tokens - num_guesses - len(sampled)
+        followed = plan.followed and self._in_engine and not num_prompt
+        return StepWork(
+            num_rows=len(sampled),
+            num_prompt=num_prompt,
+            num_guesses=num_guesses,
+            num_gained=sum(max(0, len(one.tokens) - 1) for one in result.rows),
+            context=sum(row.first_position for row in sampled) / max(1, len(sampled)),
+            speculated=bool(num_guesses) or drafts or followed or (plan.followed and self._held_back),
         )
-        self._followed, self._drafted_last_step = draft_specs.keys(), bool(draft_specs)
-        if self._trial_rids:  # forget requests that ended before their trial
-            self._trial_rids &= {row.rid for row in plan.rows}
 
     def _tree(self, request: Request) -> DraftTree | None:
-        if self._source != "ngram":
+        if self._in_engine:
             return request.draft
+        bounds = {"steps": self._steps, "top_k": self._top_k, "num_tokens": self._max_draft_tokens}
+        if self._suffixes is not None:
+            message = request.message
+            return self._suffixes.propose(request.rid, request.tokens, request.num_prompt, message.namespace, **bounds)
         if request.ngrams is None:
             request.ngrams = NgramIndex()
-        return request.ngrams.propose(
-            request.tokens, steps=self._steps, top_k=self._top_k, num_tokens=self._max_draft_tokens
-        )
+        return request.ngrams.propose(request.tokens, **bounds)
 
     def _num_to_verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], num_rows: int, limit: int
     ) -> list[int]:
-        if not trees:
-            return []
-        if not self._adaptive:
-            counts = []
-            for tree in trees:
-                counts.append(min(len(tree), limit))
-                limit -= counts[-1]
-            return counts
-        probabilities = [
-            [self._policy.probability(request.acceptance, score) for score in tree.scores]
-            for request, tree in zip(requests, trees, strict=True)
-        ]
-        forced_rows = [request.rid in self._trial_rids for request in requests]
-        return self._policy.num_to_verify(num_rows, probabilities, limit, forced_rows=forced_rows)
+        if self._adaptive:
+            probabilities = [
+                [self._policy.probability(request.acceptance, score) for score in tree.scores]
+                for request, tree in zip(requests, trees, strict=True)
+            ]
+            return self._policy.num_to_verify(num_rows, probabilities, limit, drafted=self._in_engine)
+        counts = []
+        for tree in trees:
+            counts.append(min(len(tree), limit))
+            limit -= counts[-1]
+        return counts
 
-    def _choose(self, decoding: Sequence[Request], num_rows: int) -> None:
-        if self._source not in ("eagle", "draft"):
-            return
+    def _choose_depths(self, decoding: Sequence[Request], num_rows: int) -> None:
+        """Choose the depths of the engine's next drafts."""
         if not self._adaptive:
-            self._choice = DraftChoice(self._steps, include_new=True)
-            self._chosen = frozenset(request.rid for request in decoding)
-            return
-        if not self._policy.may_draft(max(1, num_rows)):
-            self._choice, self._chosen = DraftChoice(), frozenset()
+            self._depths, self._new_depth = (
+                dict.fromkeys((request.rid for request in decoding), self._steps),
+                self._steps,
+            )
             return
         known = [request for request in decoding if self._is_known(request)]
-        if decoding and not known:
-            self._choice, self._chosen = (
-                DraftChoice(),
-                frozenset(),
-            )  # the source follows, and knows them after FEATURE_WINDOW steps
-            return
-        decoding, candidates = known, [self._candidate(request) for request in known]
-        if candidates:
-            self._choice = self._policy.choose_drafts(candidates, num_rows)
-        else:
-            first = DraftCandidate(Acceptance(), self._steps, self._top_k, self._max_draft_tokens)
-            choice = self._policy.choose_drafts([first], max(1, num_rows))
-            is_trial = choice.is_trial and self._policy.budget.prompts_measured
-            self._choice = replace(choice, chosen=(), include_new=choice.include_new or is_trial)
-        self._chosen = frozenset(decoding[index].rid for index in self._choice.chosen)
+        if not self._policy.may_guess(num_rows) or (decoding and not known):
+            return  # the source follows, and knows them after FEATURE_WINDOW steps
+        rates = [request.acceptance for request in known] or [self._policy.overall]
+        depths = self._policy.depths(num_rows, rates, self._steps)
+        self._depths = {request.rid: depth for request, depth in zip(known, depths, strict=False) if depth}
+        self._new_depth = max(depths) if self._policy.may_draft_new else 0
 
     def _is_known(self, request: Request) -> bool:
         """True if the source knows the request well enough to draft. A head lacks the features of steps that it did not
@@ -219,12 +226,6 @@ class Drafting:
         """True if the source knows the request, or following it may pay. The output so far predicts what is still to
         come."""
         return not self._adaptive or self._is_known(request) or request.num_output >= 4 * FEATURE_WINDOW
-
-    def _candidate(self, request: Request) -> DraftCandidate:
-        """Bounds of the request's draft. A greedy request whose draft fits one chain gets a chain, which is cheaper to
-        grow."""
-        chain = self._adaptive and request.message.sampling.greedy and self._max_draft_tokens <= self._steps
-        return DraftCandidate(request.acceptance, self._steps, 1 if chain else self._top_k, self._max_draft_tokens)
 
     def _add_draft(self, item: ScheduledRequest, batch: Batch) -> ScheduledRequest:
         proposed = self._proposals.get(item.request.rid)
@@ -247,30 +248,3 @@ def _remaining_draft(draft: DraftTree | None, request: Request, row: Row, result
     if draft is None or request.tokens[start:end] != result.tokens:
         return None
     return draft.after(request.tokens[end:])
-
-
-def _step_shape(plan: ForwardPlan, draft_specs: Mapping[str, DraftSpec]) -> StepShape:
-    return StepShape(
-        num_tokens=plan.num_tokens,
-        wide=any(len(row.tokens) > 1 for row in plan.rows),
-        num_drafts=len(draft_specs),
-        num_rounds=max((draft_spec.steps - 1 for draft_spec in draft_specs.values()), default=0),
-        num_nodes=sum((draft_spec.steps - 1) * draft_spec.top_k for draft_spec in draft_specs.values()),
-    )
-
-
-def _step_work(
-    plan: ForwardPlan, result: ForwardResult, draft_specs: Mapping[str, DraftSpec], followed: Set[str]
-) -> StepWork:
-    """Describe a step for the budget. `followed` are the requests that the step before drafted for."""
-    sampled = [row for row in plan.rows if row.sample is not None]
-    num_guesses = sum(len(row.parents or ()) for row in sampled)
-    num_prompt = plan.num_tokens - num_guesses - len(sampled)
-    return StepWork(
-        num_rows=len(sampled),
-        num_prompt=num_prompt,
-        num_gained=sum(max(0, len(one.tokens) - 1) for one in result.rows),
-        context=sum(row.first_position for row in sampled) / max(1, len(sampled)),
-        speculated=plan.followed and bool(num_guesses or draft_specs or not num_prompt),
-        catching_up=not draft_specs.keys() <= followed,
-    )

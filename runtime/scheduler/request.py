@@ -13,9 +13,9 @@ from ..protocol.errors import RequestError, context_exceeded
 from ..protocol.sampling import DrawParams, TokenLogprob
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
-from .acceptance import Acceptance
 from .embedding_pooling import EmbeddingPooling
 from .plan import Sample
+from .speculation_policy import Acceptance
 from .stops import StopRules
 
 MAX_PROMPT_LOGPROBS = 3 << 20  # 20 bytes each at most; a message holds 64 MiB

@@ -334,6 +334,7 @@ class Scheduler:
             self._end(request)
             return
         del self._requests[request.rid]
+        self._drafting.note_ended(request)
         if self._parked.pop(request.rid, None) is None:
             self._waiting.remove(request)
         else:
@@ -343,6 +344,7 @@ class Scheduler:
         """End a running request."""
         self._batch.remove(request)
         del self._requests[request.rid]
+        self._drafting.note_ended(request)
         request.leaving = True
         self._release(request)
 

@@ -24,18 +24,23 @@ from .eagle import EagleSource, draft_memory, load_head, read_fitting_config
 
 HEAD_FOLDER = "draft"  # folder of the head, beside the model's config.json
 _CHEAP_PARAMETERS = 50_000_000  # measured: docs/log.md
+# Draft source of models without a head that pays: "off" or "suffix" (docs/decisions/0016).
+DEFAULT_SOURCE: SpeculativeName = "off"
 
 
 def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
     """Resolve `--speculative` for the checkpoint in directory `path`: as requested; else eagle, if there is a head and
-    a pass is worth saving.
+    a pass is worth saving; else `DEFAULT_SOURCE`, if the model can verify drafts.
 
     Raises RequestError naming the setting when the draft model is missing.
     """
     requested, draft_model = config.speculative, config.speculative_draft_model
     has_head = (path / HEAD_FOLDER / "config.json").is_file()
     if requested is None and draft_model is None:
-        return "eagle" if has_head and not _is_cheap(config, path) else "off"
+        if has_head and not _is_cheap(config, path):
+            return "eagle"
+        verifies = DEFAULT_SOURCE == "off" or read_config(path).rope.type != "dynamic"
+        return DEFAULT_SOURCE if verifies else "off"
     if requested is None or (draft_model is not None and requested not in ("eagle", "draft")):
         raise RequestError(
             "a draft model needs --speculative eagle (a head) or draft (a smaller model)", param="speculative"
@@ -67,8 +72,8 @@ def build_source(
 ) -> DraftSource | None:
     """Build the draft source for `target`, the model of the checkpoint in `path`, with memory for the same pages.
 
-    Returns None for n-grams and without speculation. Raises CheckpointError or RequestError when the draft model cannot
-    draft for this target.
+    Returns None without speculation, and for drafts from texts, which the scheduler makes. Raises CheckpointError or
+    RequestError when the draft model cannot draft for this target.
     """
     name = choose_source(config, path)
     if name != "off" and target.rope.depends_on_length:

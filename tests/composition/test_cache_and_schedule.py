@@ -43,7 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "guesses from the text": {
         "num_pages": QUARTER,
-        "speculative": "ngram",
+        "speculative": "suffix",
         "speculative_adaptive": False,  # whether it pays depends on the machine
         "prefill_budget": 100,
     },
@@ -162,7 +162,7 @@ def test_with_and_without_jump_forward(mix: Expected) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("speculative", ["off", "ngram", "draft"])
+@pytest.mark.parametrize("speculative", ["off", "ngram", "suffix", "draft"])
 def test_outputs_that_have_to_give_up_their_pages_go_on_where_they_were(
     references: list[Target], speculative: str
 ) -> None:

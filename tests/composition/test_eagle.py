@@ -15,8 +15,7 @@ from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler import drafting
 from ramiform.runtime.scheduler.plan import DraftSpec
-from ramiform.runtime.scheduler.speculation_budget import SpeculationBudget, StepWork
-from ramiform.runtime.scheduler.speculation_policy import DraftChoice, SpeculationPolicy
+from ramiform.runtime.scheduler.speculation_policy import SpeculationPolicy, StepWork
 from ramiform.runtime.speculation.draft_model import DraftModelSource
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
 from ramiform.runtime.speculation.eagle.save import save_head
@@ -109,15 +108,12 @@ def test_outputs_stay_the_same_while_speculation_closes_and_opens(
     """Speculation opens and closes whatever the clock says. While it is closed no source follows, and steps are planned
     ahead."""
     seen: list[StepWork] = []
-    monkeypatch.setattr(SpeculationPolicy, "may_skip", lambda self, num_rows: False)
-    monkeypatch.setattr(SpeculationBudget, "observe", lambda self, work, seconds, count: seen.append(work))
-    monkeypatch.setattr(SpeculationBudget, "is_open", lambda self, num_rows: len(seen) // 7 % 2 == 1)
-    monkeypatch.setattr(SpeculationBudget, "measured", lambda self, num_rows: True)
-    monkeypatch.setattr(
-        SpeculationPolicy,
-        "choose_drafts",
-        lambda self, candidates, num_rows: DraftChoice(3, tuple(range(len(candidates))), include_new=True),
-    )
+    monkeypatch.setattr(drafting, "UNFOLLOWED_INTERVAL", 1)
+    monkeypatch.setattr(SpeculationPolicy, "observe_step", lambda self, work, seconds, count: seen.append(work))
+    monkeypatch.setattr(SpeculationPolicy, "is_open", lambda self, num_rows: len(seen) // 7 % 2 == 1)
+    monkeypatch.setattr(SpeculationPolicy, "may_guess", lambda self, num_rows: len(seen) // 7 % 2 == 1)
+    monkeypatch.setattr(SpeculationPolicy, "depths", lambda self, num_rows, requests, steps: [3] * len(requests))
+    monkeypatch.setattr(SpeculationPolicy, "may_draft_new", True)
     monkeypatch.setattr(drafting, "FEATURE_WINDOW", 4)
     target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
     source = make_source("eagle", SHIPPED_MODEL, 64, 0) if kind == "eagle" else DraftModelSource(target, 64, 0)

@@ -195,10 +195,42 @@ def test_deterministic_logprobs_keep_their_bits_whatever_is_guessed(
         ]
 
 
-def test_guesses_from_the_text_itself(expected: dict[str, Got]) -> None:
-    got, stats, _ = run(REQUESTS, speculative="ngram", speculative_adaptive=False)
+@pytest.mark.parametrize("source", ["ngram", "suffix"])
+def test_guesses_from_texts(expected: dict[str, Got], source: str) -> None:
+    got, stats, _ = run(REQUESTS, speculative=source, speculative_adaptive=False)
     check(got, expected)
     assert stats.num_accepted_tokens > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_outputs_that_came_before_are_guessed_in_any_shape(expected: dict[str, Got], shape: dict[str, Any]) -> None:
+    """Every request again, while the first ones run and after they ended: most of an output is known then."""
+    again = [msgspec.structs.replace(request, rid=f"again {request.rid}") for request in REQUESTS]
+    settings = {"speculative": "suffix", "speculative_adaptive": False} | shape
+    got, stats, _ = run([*REQUESTS, *again], **settings)
+    check(got, expected | {f"again {rid}": output for rid, output in expected.items()})
+    if not settings["speculative_adaptive"]:
+        assert sum(stats.accepted_lengths[2:]) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_deterministic_outputs_keep_their_bits_with_suffix_chains(overlap: str) -> None:
+    """A chain's rows are computed as they would be one by one. Log-probabilities are compared exactly."""
+    requests = make_requests(12, seed=9)
+    again = [msgspec.structs.replace(request, rid=f"again {request.rid}") for request in requests]
+    settings: dict[str, Any] = {"deterministic": True, "overlap": overlap}
+    expected = run(requests, speculative="off", **settings)[0]
+    got, stats, _ = run(
+        [*requests, *again],
+        speculative="suffix",
+        speculative_adaptive=False,
+        speculative_eagle_topk=1,
+        **settings,
+    )
+    check(got, expected | {f"again {rid}": output for rid, output in expected.items()}, tolerance=0.0)
+    assert stats.num_accepted_tokens > 20
 
 
 @pytest.mark.slow

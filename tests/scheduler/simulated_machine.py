@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from ramiform.runtime.scheduler.acceptance import Acceptance
-from ramiform.runtime.scheduler.speculation_budget import StepWork
-from ramiform.runtime.scheduler.speculation_policy import DraftCandidate, DraftChoice, SpeculationPolicy
-from ramiform.runtime.scheduler.step_cost import StepShape
+from ramiform.runtime.scheduler.speculation_policy import Acceptance, SpeculationPolicy, StepWork
 
 STEPS = 7
+
+
+class StepShape(NamedTuple):
+    """A step's work, as far as its time depends on it.
+
+    `num_nodes` are the tree nodes that the draft's rounds evaluate; `num_rounds` excludes the first round.
+    """
+
+    num_tokens: int
+    wide: bool = False  # any row has several tokens
+    num_drafts: int = 0
+    num_rounds: int = 0
+    num_nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,20 +93,20 @@ class Decoding:
 
     def _step(self) -> None:
         decoding = [slot for slot in self.slots if slot.num_done]
+        guessing = self.depth is not None or self.policy.may_guess(self.batch)
         counts = self._counts([slot for slot in decoding if slot.draft])
-        choice = self._choice(decoding)
-        chosen = {id(decoding[index]) for index in choice.chosen}
-        gained = prompt = guesses = caught_up = num_drafts = 0
-        catching_up = False
+        depths, new_depth = self._depths(decoding) if guessing else ({}, 0)
+        gained = prompt = guesses = caught_up = num_drafts = num_nodes = deepest = 0
         context = sum(slot.context for slot in self.slots) / self.batch
         for index, slot in enumerate(self.slots):
             count, newcomer = counts.get(id(slot), 0), not slot.num_done
-            drafts = choice.steps and (choice.include_new if newcomer else id(slot) in chosen)
+            depth = new_depth if newcomer else depths.get(id(slot), 0)
             right = 0
             while right < count and self.draw.random() < self.chance:
                 right += 1
             if count and self.depth is None:
-                self.policy.observe(slot.acceptance, sum(0.8**n for n in range(1, count + 1)), count, right)
+                expected = sum(0.8**n for n in range(1, count + 1))
+                self.policy.observe_accepted(slot.acceptance, expected, count, right)
             prompt += slot.prompt - 1 if newcomer else 0
             guesses += count
             right = min(right, slot.output - slot.num_done - 1)
@@ -103,26 +114,25 @@ class Decoding:
             self.num_tokens += right + 1
             gained += right
             slot.draft = 0
-            if drafts and slot.output - slot.num_done > 1:
-                slot.draft = choice.steps
+            if depth and slot.output - slot.num_done > 1:
+                slot.draft = depth
                 num_drafts += 1
+                num_nodes += depth - 1
+                deepest = max(deepest, depth)
                 missing = slot.context - slot.followed - 1
-                catching_up |= missing > STEPS
                 caught_up += missing if missing > STEPS else 0
                 slot.followed = slot.context - 1
             if slot.num_done >= slot.output:
                 self.slots[index] = self._slot()
-        rounds = choice.steps - 1 if num_drafts else 0
-        shape = StepShape(self.batch + prompt + guesses, prompt + guesses > 0, num_drafts, rounds, rounds * num_drafts)
+        rounds = deepest - 1 if num_drafts else 0
+        shape = StepShape(self.batch + prompt + guesses, prompt + guesses > 0, num_drafts, rounds, num_nodes)
         seconds = self.seconds(Step(shape, self.batch, context, prompt, caught_up, self.num_tokens / self.batch))
         self.now += seconds
         speculated = bool(guesses or num_drafts)
         self.num_guessing += speculated
         self.num_steps += 1
         if self.depth is None:
-            self.policy.observe_step(
-                shape, StepWork(self.batch, prompt, gained, context, speculated, catching_up), seconds
-            )
+            self.policy.observe_step(StepWork(self.batch, prompt, guesses, gained, context, speculated), seconds)
 
     def _counts(self, drafted: list[Slot]) -> dict[int, int]:
         if not drafted:
@@ -132,21 +142,17 @@ class Decoding:
         chances = [
             [self.policy.probability(slot.acceptance, -0.22 * n) for n in range(1, slot.draft + 1)] for slot in drafted
         ]
-        worth = self.policy.num_to_verify(self.batch, chances, 1000)
+        worth = self.policy.num_to_verify(self.batch, chances, 1000, drafted=True)
         return {id(slot): count for slot, count in zip(drafted, worth, strict=True)}
 
-    def _choice(self, decoding: list[Slot]) -> DraftChoice:
+    def _depths(self, decoding: list[Slot]) -> tuple[dict[int, int], int]:
+        """Depth of the next draft by slot, and of new requests'."""
         if self.depth is not None:
-            return (
-                DraftChoice(self.depth, tuple(range(len(decoding))), include_new=True) if self.depth else DraftChoice()
-            )
-        if not decoding:
-            choice = self.policy.choose_drafts([DraftCandidate(Acceptance(), STEPS, 1, STEPS)], self.batch)
-            look = choice.is_trial and self.policy.budget.prompts_measured
-            return replace(choice, chosen=(), include_new=choice.include_new or look)
-        return self.policy.choose_drafts(
-            [DraftCandidate(slot.acceptance, STEPS, 1, STEPS) for slot in decoding], self.batch
-        )
+            return {id(slot): self.depth for slot in decoding}, self.depth
+        rates = [slot.acceptance for slot in decoding] or [self.policy.overall]
+        depths = self.policy.depths(self.batch, rates, STEPS)
+        new_depth = max(depths) if self.policy.may_draft_new else 0
+        return {id(slot): depth for slot, depth in zip(decoding, depths, strict=False)}, new_depth
 
 
 def linear(

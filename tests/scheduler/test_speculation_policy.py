@@ -1,0 +1,216 @@
+"""Guesses that do not pay stop within some steps and are retried rarely, on any machine, and go on where they pay.
+
+Judges: simulated seconds of plain decoding and of the best fixed depth on the same machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from ramiform.runtime.scheduler.speculation_policy import (
+    MIN_PLAIN_STEPS,
+    PLAIN_INTERVAL,
+    TRIAL_BALANCE,
+    Acceptance,
+    DecayingLine,
+    SpeculationPolicy,
+    StepWork,
+)
+
+from .simulated_machine import Decoding, Seconds, linear
+
+LONG = 6000  # tokens of a request in the batch
+
+
+def hidden_cost_of_drafts() -> Seconds:
+    """Every step with drafts takes twice as long, by a part that no count explains; rounds and nodes are free."""
+    base = linear()
+    return lambda step: base(step) + (1.5 + 0.3 * step.num_rows) * (step.shape.num_drafts > 0)
+
+
+def catching_up() -> Seconds:
+    """The source has to read whole prompts, at a high cost."""
+    base = linear()
+    return lambda step: base(step) + 0.1 * step.num_caught_up
+
+
+def context_slows_all() -> Seconds:
+    base = linear()
+    return lambda step: base(step) * (1 + step.context / 60)
+
+
+def context_slows_drafts() -> Seconds:
+    base = linear()
+    return lambda step: base(step) + step.context / 40 * (step.shape.num_drafts > 0)
+
+
+def noise() -> Seconds:
+    base, draw = linear(), random.Random(5)
+    return lambda step: base(step) * draw.uniform(0.7, 1.3) * (8 if draw.random() < 0.01 else 1)
+
+
+def verifying_is_a_cliff() -> Seconds:
+    """More than four tokens per row take another, slower kernel."""
+    base = linear()
+    return lambda step: base(step) + 3 * (step.shape.num_tokens - step.num_prompt > 4 * step.num_rows)
+
+
+def slower_and_faster() -> Seconds:
+    base = linear()
+    return lambda step: base(step) * (3 if step.done // 1500 % 2 else 1)
+
+
+def drafts_get_dear() -> Seconds:
+    base = linear()
+    return lambda step: base(step) + 4 * (step.shape.num_drafts > 0) * (step.done > 2000)
+
+
+def drafts_get_cheap() -> Seconds:
+    base = linear()
+    return lambda step: base(step) + 4 * (step.shape.num_drafts > 0) * (step.done < 2000)
+
+
+LIKE_THE_MODEL = [linear, context_slows_all, noise, slower_and_faster]
+UNLIKE_THE_MODEL = [
+    hidden_cost_of_drafts,
+    catching_up,
+    context_slows_drafts,
+    verifying_is_a_cliff,
+    drafts_get_dear,
+    drafts_get_cheap,
+]
+
+
+def time_of(machine: Callable[[], Seconds], chance: float, batch: int, depth: int | None) -> float:
+    """Seconds per token; the last step may give more tokens than were wanted."""
+    done = Decoding(machine(), chance, batch=batch, depth=depth).run(LONG * batch)
+    return done.now / done.num_tokens
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("batch", [1, 6])
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.85])
+@pytest.mark.parametrize("machine", LIKE_THE_MODEL + UNLIKE_THE_MODEL, ids=lambda machine: machine.__name__)
+def test_speculation_costs_less_than_three_percent_on_any_machine(
+    machine: Callable[[], Seconds], chance: float, batch: int
+) -> None:
+    adaptive, plain = (time_of(machine, chance, batch, depth) for depth in (None, 0))
+    best = min(time_of(machine, chance, batch, depth) for depth in (1, 3, 7))
+    assert adaptive < 1.03 * plain
+    if best < 0.6 * plain and machine in LIKE_THE_MODEL[:3]:  # where it is worth having, it is had
+        assert adaptive < 1.15 * best
+
+
+def step(num_rows: int, num_guesses: int, num_gained: int, *, prompt: int = 0) -> StepWork:
+    return StepWork(num_rows, prompt, num_guesses, num_gained, 50.0, num_guesses > 0)
+
+
+def play(
+    policy: SpeculationPolicy, num_steps: int, seconds: Callable[[int], float], gained: int, num_rows: int = 1
+) -> list[bool]:
+    """Steps of given seconds by their number of guesses, each of which gains `gained` tokens a row, as often as the
+    policy guesses; returns when it did."""
+    guessed = []
+    for _ in range(num_steps):
+        guesses = 0
+        if policy.may_guess(num_rows):
+            guesses = sum(policy.num_to_verify(num_rows, [[0.9, 0.8, 0.7, 0.6]] * num_rows, 999))
+        policy.observe_step(step(num_rows, guesses, num_rows * gained * (guesses > 0)), seconds(guesses))
+        guessed.append(guesses > 0)
+    return guessed
+
+
+@pytest.mark.parametrize("seconds", [1.5, 2.0, 5.0])
+def test_guesses_that_gain_nothing_stop_within_some_steps_and_are_retried_rarely(seconds: float) -> None:
+    draw = random.Random(int(10 * seconds))
+    policy = SpeculationPolicy()
+    guessed = play(policy, 20000, lambda guesses: (seconds if guesses else 1.0) * draw.uniform(0.9, 1.1), gained=0)
+    lost = sum(guessed) * (seconds - 1.0)
+    assert sum(guessed[:200]) <= 1 + TRIAL_BALANCE / (min(seconds, 4.0) - 1.0) + 1
+    assert lost < 0.005 * 20000
+    assert any(guessed[1000:]), "never tried again"
+
+
+def test_guesses_that_gain_go_on_and_plain_steps_recur() -> None:
+    guessed = play(SpeculationPolicy(), 4000, lambda guesses: 1.5 if guesses else 1.0, gained=2)
+    num_plain = len(guessed) - sum(guessed)
+    assert 2 * (4000 // (PLAIN_INTERVAL + 2)) <= num_plain < 3 * (4000 // PLAIN_INTERVAL) + 3 * MIN_PLAIN_STEPS
+
+
+def test_one_batch_size_does_not_close_another_that_is_smaller() -> None:
+    policy = SpeculationPolicy()
+    for _ in range(40):
+        play(policy, 10, lambda guesses: 1.5 if guesses else 1.0, gained=2, num_rows=2)
+        play(policy, 10, lambda guesses: 9.0 if guesses else 1.0, gained=0, num_rows=16)
+    assert policy.is_open(2)
+    assert not policy.is_open(16)
+    assert not policy.is_open(32), "a larger one is not expected to gain more"
+
+
+def test_a_machine_that_gets_slower_is_timed_anew_and_not_blamed_on_guesses() -> None:
+    policy = SpeculationPolicy()
+    play(policy, 300, lambda guesses: 1.5 if guesses else 1.0, gained=2)
+    guessed = play(policy, 300, lambda guesses: 6.0 if guesses else 4.0, gained=2)
+    assert sum(guessed) > 260
+
+
+def test_as_many_guesses_are_verified_as_make_tokens_cheapest() -> None:
+    chances = [[0.9, 0.8, 0.7, 0.5, 0.2, 0.1, 0.05], [0.3, 0.1]]
+    for token, fixed in ((0.001, 0.0), (0.05, 0.3), (0.2, 0.0), (0.2, 0.7)):
+        policy = SpeculationPolicy()
+        for index in range(2 * MIN_PLAIN_STEPS + 40):
+            guesses = 0 if index < MIN_PLAIN_STEPS + 1 else 1 + index % 9
+            seconds = 1.0 + (fixed + token * guesses) * (guesses > 0)
+            # A balance that is never used up: all guesses are right.
+            policy.observe_step(step(2, guesses, 2 * guesses), seconds)
+        counts = policy.num_to_verify(2, chances, 99)
+
+        def speed(first: int, second: int, token: float = token, fixed: float = fixed) -> float:
+            gained = 2 + sum(chances[0][:first]) + sum(chances[1][:second])
+            return gained / (1 + token * (first + second) + fixed * (first + second > 0))
+
+        best = max(speed(first, second) for first in range(8) for second in range(3))
+        assert speed(*counts) == pytest.approx(best, rel=0.03)
+        assert sum(policy.num_to_verify(2, chances, 1)) <= 1
+
+
+def test_drafts_of_requests_that_accept_more_are_deeper() -> None:
+    policy = SpeculationPolicy()
+    for index in range(40):
+        guesses = 0 if index <= MIN_PLAIN_STEPS else 7
+        policy.observe_step(step(1, guesses, guesses), 1.0 + 0.15 * guesses)
+    rates = [Acceptance(hits=100 * chance, misses=100 * (1 - chance), expected=100.0) for chance in (0.9, 0.6, 0.1)]
+    depths = [policy.depths(1, [rate], 7)[0] for rate in rates]
+    assert depths[0] > depths[1] > depths[2]
+    assert depths[2] <= 1
+
+
+def test_a_record_of_long_ago_counts_less() -> None:
+    failed = Acceptance()
+    for _ in range(10):
+        failed.observe(3.0, 4, 0, memory=0.85)
+    assert failed.ratio(1.0, 0) < 0.3 < 0.6 < failed.ratio(1.0, 2000)
+    assert failed.chance(0.7, 0) < 0.2 < 0.5 < failed.chance(0.7, 2000)
+
+
+def test_a_line_fits_its_points_and_follows_new_ones() -> None:
+    for slope, start in ((0.0, 2.0), (0.5, 1.0), (-0.2, 30.0)):
+        line, draw = DecayingLine(spread=1.0), random.Random(3)
+        for _ in range(100):
+            x = draw.uniform(0, 100)
+            line.observe(x, start + slope * x)
+        assert line.at(40.0) == pytest.approx(start + slope * 40, rel=0.02)
+        for _ in range(100):
+            x = draw.uniform(0, 100)
+            line.observe(x, 3 * (start + slope * x))
+        assert line.at(70.0) == pytest.approx(3 * (start + slope * 70), rel=0.05)
+
+
+def test_a_proportional_line_with_one_point_goes_through_the_origin() -> None:
+    line = DecayingLine(spread=16.0, proportional=True)
+    line.observe(40.0, 2.0)
+    assert line.at(40.0) == pytest.approx(2.0)
+    assert line.at(80.0) == pytest.approx(4.0)
