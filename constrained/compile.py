@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from threading import Lock
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,18 @@ from .automaton.automaton import Automaton, ControlState, DfaStart
 from .automaton.matcher import CompiledGrammar
 from .automaton.vocabulary import Vocabulary
 from .budget import CompileBudget
-from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, SchemaOptions, StructuralTag
+from .constraint import (
+    Choices,
+    Constraint,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    PropertyOrder,
+    Regex,
+    SchemaOptions,
+    StructuralTag,
+    WhitespacePolicy,
+)
 from .errors import GrammarError
 from .grammar.gbnf import gbnf_grammar
 from .grammar.lark import lark_grammar
@@ -31,8 +41,6 @@ from .schema.string_states import part_block
 from .tags.build import SchemaStyle, tags_start
 from .tags.spec import read_tags
 
-WhitespacePolicy = Literal["compact", "bounded", "any"]
-PropertyOrder = Literal["any", "schema"]
 _warming = Lock()
 
 
