@@ -9,8 +9,10 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import loops
 from .automaton.actions import DEAD_END, FLAGS, FREE
 from .automaton.automaton import Automaton, ControlState, DfaStart
+from .automaton.masks import PACKAGE
 from .automaton.matcher import CompiledGrammar
 from .automaton.vocabulary import Vocabulary
 from .budget import CompileBudget
@@ -57,7 +59,8 @@ def compile_constraint(
     `:`, "any" everything that JSON allows inside the outermost value. `order` is that of an object's properties: "any",
     or "schema" for the order in which the schema lists them.
     """
-    warm_up()
+    if loops.ready(PACKAGE):
+        warm_up()
     match constraint:
         case JsonSchema(schema=schema, options=options):
             automaton = Automaton()
@@ -93,6 +96,7 @@ def _warm_up_once() -> None:
     # First, because the constructions that follow have a budget of CPU time.
     for name in ("automaton.walk_packed", "regex.dfa_kernel", "regex.subset_kernel"):
         import_module(f".{name}", __package__)
+    loops.compile_registered(PACKAGE)
     plain_states(any_string())
     labelled_product(any_string(), [any_string()], lambda _: 0)
     for name in PATTERNS:

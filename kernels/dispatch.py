@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from .. import loops
 from .ops import Ops
 
 KernelsName = Literal["auto", "triton", "reference"]
@@ -20,9 +21,10 @@ def for_device(
 ) -> Ops:
     """Return the op set for `device`.
 
-    `auto` is Triton on a CUDA device, and plain torch with compiled loops on a CPU. Triton on a CPU runs in its
-    interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment before the first import. Only plain torch
-    computes `attention_cap`; raises ValueError when other ops are asked for with it.
+    `auto` is Triton on a CUDA device, and plain torch with compiled loops on a CPU, without them while they are
+    postponed. Triton on a CPU runs in its interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment
+    before the first import. Only plain torch computes `attention_cap`; raises ValueError when other ops are asked for
+    with it.
     """
     if attention_cap is not None:
         if name != "reference" or deterministic:
@@ -34,10 +36,12 @@ def for_device(
         from .triton.ops import TritonOps
 
         return TritonOps(deterministic=deterministic)
-    if name == "auto" and device.type == "cpu" and not deterministic:
+    if name == "auto" and device.type == "cpu" and not deterministic and loops.ready("ramiform.kernels"):
         from .cpu.ops import CpuOps
 
         return CpuOps()
-    from .reference.ops import DeterministicOps, ReferenceOps
+    from .reference.ops import DeterministicOps, PlainCpuOps, ReferenceOps
 
+    if name == "auto" and device.type == "cpu" and not deterministic:
+        return PlainCpuOps()
     return DeterministicOps() if deterministic else ReferenceOps()

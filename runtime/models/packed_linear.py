@@ -8,12 +8,16 @@ Rearranged once, float32 is up to twice as fast at every number of rows, bfloat1
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from ...kernels.cpu.compiled import Floats
-from ...kernels.cpu.matmul import packed_matmul
-from ...kernels.cpu.packed_weights import PackedWeights, pack_weights
+from ... import loops
 from .linear import DenseLinear, Destination, Linear, total_bytes
+
+if TYPE_CHECKING:
+    from ...kernels.cpu.compiled import Floats
+    from ...kernels.cpu.packed_weights import PackedWeights
 
 _SMALL_BATCH = 8, 64  # most rows for the plain loops, which use one thread: when torch has many threads, and one
 _MAX_COPIED_BYTES = 4 << 20  # weights up to this size are kept twice; for larger ones oneDNN is as fast at one row
@@ -57,7 +61,7 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.loop_weights is not None and uses_small_batch_loop(len(x)):
-            return packed_matmul(x, *self.loop_weights)
+            return self._multiply(x, *self.loop_weights)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return y
 
@@ -69,10 +73,23 @@ class PackedLinear:
         assert self._dense is not None, "packed twice"
         weight = self._dense.weight.detach()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _NUM_ROWS)
+        if loops.ready("ramiform.kernels"):
+            self._pack_for_loops(weight)
+        self._dense = None
+
+    def use_loops(self) -> None:
+        """Compute with the plain loops from now on, where they are faster."""
+        if self.loop_weights is None:
+            self._pack_for_loops(self.dense().weight.detach())
+
+    def _pack_for_loops(self, weight: torch.Tensor) -> None:
         if weight.dtype == torch.float32 and weight.nbytes <= _MAX_COPIED_BYTES:
+            from ...kernels.cpu.matmul import packed_matmul  # here, because these import numba
+            from ...kernels.cpu.packed_weights import pack_weights
+
+            self._multiply = packed_matmul
             bias = weight.new_zeros(len(weight)) if self._bias is None else self._bias.detach().contiguous()
             self.loop_weights = pack_weights(weight), bias.numpy()
-        self._dense = None
 
     def dense(self) -> DenseLinear:
         """Return a dense layer with the same weights, which may be changed."""

@@ -58,7 +58,9 @@ async def serve(config: RuntimeConfig, signals: ShutdownSignals, on_start: Calla
     children: list[ChildProcess] = []
     try:
         # First, because the core has most to load: it starts while this process imports what it needs itself.
-        children.append(await ChildProcess.start("core", "ramiform.runtime.core.main", config=config, reports=False))
+        children.append(
+            await ChildProcess.start("core", "ramiform.runtime.processes.core_main", config=config, reports=False)
+        )
         frontend = await _make_frontend(config, children)
         error: RamiformError | None = None
         try:
