@@ -116,7 +116,7 @@ def _teach_numba() -> None:
 
     @typeof_impl.register(Loop)
     def _(loop: Loop, _context: Any) -> Any:
-        return types.Dispatcher(loop.load())  # type: ignore[attr-defined]
+        return types.Dispatcher(loop.load())
 
 
 def compiled(*signatures: str, **options: Any) -> Callable[[F], F]:

@@ -101,16 +101,17 @@ class LoopLoader:
         if is_compiled(group) or not is_cacheable(group):
             return
         self._announce(group, starts=True)
-        process = subprocess.Popen(
+        with subprocess.Popen(
             self._command(group),
             stdin=subprocess.PIPE,  # closes when this process ends, and the child ends too
             stdout=sys.stderr,
             env=parent_watchdog.child_environment(),
             start_new_session=True,
-        )
-        with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
-        if status := process.wait():
+        ) as process:
+            with contextlib.suppress(OSError, AttributeError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+            status = process.wait()
+        if status:
             logger.warning("compiling the loops of %s ended with status %d; they are compiled here", group, status)
         self._announce(group, starts=False)
 
