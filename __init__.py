@@ -1,7 +1,7 @@
 """ramiform: a structured-generation language and the runtime that serves it.
 
-Importing it loads the language only: no torch, no web server, no sockets. `Runtime`, the other backends and traces are
-loaded at their first use.
+A name is imported at its first use, so that a process of the runtime does not load the language, nor a program the
+runtime. The language needs no torch, no web server and no sockets.
 """
 
 from __future__ import annotations
@@ -9,49 +9,48 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .lang.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
-from .lang.choices import (
-    ChoicesDecision,
-    ChoicesSamplingMethod,
-    greedy_token_selection,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
-)
-from .lang.plan import Plan
-from .lang.primitives import (
-    assistant,
-    assistant_begin,
-    assistant_end,
-    gen,
-    gen_int,
-    gen_string,
-    image,
-    pick,
-    predicate,
-    rate,
-    role,
-    select,
-    separate_reasoning,
-    system,
-    system_begin,
-    system_end,
-    user,
-    user_begin,
-    user_end,
-    video,
-)
-from .lang.program import Program, function
-from .lang.state import ForkGroup, ProgramState
-from .lang.tools import tool_schemas
-from .runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
-from .runtime.protocol.version import __version__
-
 if TYPE_CHECKING:
+    from .lang.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
     from .lang.backends.http_runtime import HttpRuntime
     from .lang.backends.openai import OpenAI
     from .lang.backends.scripted import Scripted
+    from .lang.choices import (
+        ChoicesDecision,
+        ChoicesSamplingMethod,
+        greedy_token_selection,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
+    )
+    from .lang.plan import Plan
+    from .lang.primitives import (
+        assistant,
+        assistant_begin,
+        assistant_end,
+        gen,
+        gen_int,
+        gen_string,
+        image,
+        pick,
+        predicate,
+        rate,
+        role,
+        select,
+        separate_reasoning,
+        system,
+        system_begin,
+        system_end,
+        user,
+        user_begin,
+        user_end,
+        video,
+    )
+    from .lang.program import Program, function
+    from .lang.state import ForkGroup, ProgramState
+    from .lang.tools import tool_schemas
     from .lang.trace import Trace
     from .runtime.processes.launch import Runtime
+    from .runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
+    from .runtime.protocol.version import __version__
 
 __all__ = [
     "Backend",
@@ -103,16 +102,58 @@ __all__ = [
 ]
 
 
-_LAZY = {
+_MODULES = {
+    "Backend": ".lang.backend",
+    "BusyError": ".runtime.protocol.errors",
+    "ChoicesDecision": ".lang.choices",
+    "ChoicesSamplingMethod": ".lang.choices",
+    "ForkGroup": ".lang.state",
     "HttpRuntime": ".lang.backends.http_runtime",
     "OpenAI": ".lang.backends.openai",
+    "Plan": ".lang.plan",
+    "Program": ".lang.program",
+    "ProgramState": ".lang.state",
+    "RamiformError": ".runtime.protocol.errors",
+    "RequestError": ".runtime.protocol.errors",
     "Runtime": ".runtime.processes.launch",
+    "RuntimeEndpoint": ".lang.backend",
+    "RuntimeFailed": ".runtime.protocol.errors",
     "Scripted": ".lang.backends.scripted",
     "Trace": ".lang.trace",
+    "__version__": ".runtime.protocol.version",
+    "assistant": ".lang.primitives",
+    "assistant_begin": ".lang.primitives",
+    "assistant_end": ".lang.primitives",
+    "flush_cache": ".lang.backend",
+    "function": ".lang.program",
+    "gen": ".lang.primitives",
+    "gen_int": ".lang.primitives",
+    "gen_string": ".lang.primitives",
+    "get_server_info": ".lang.backend",
+    "greedy_token_selection": ".lang.choices",
+    "image": ".lang.primitives",
+    "pick": ".lang.primitives",
+    "predicate": ".lang.primitives",
+    "rate": ".lang.primitives",
+    "role": ".lang.primitives",
+    "select": ".lang.primitives",
+    "separate_reasoning": ".lang.primitives",
+    "set_default_backend": ".lang.backend",
+    "system": ".lang.primitives",
+    "system_begin": ".lang.primitives",
+    "system_end": ".lang.primitives",
+    "token_length_normalized": ".lang.choices",
+    "tool_schemas": ".lang.tools",
+    "unconditional_likelihood_normalized": ".lang.choices",
+    "user": ".lang.primitives",
+    "user_begin": ".lang.primitives",
+    "user_end": ".lang.primitives",
+    "video": ".lang.primitives",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if (module := _LAZY.get(name)) is None:
+    if (module := _MODULES.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(module, __name__), name)
+    value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
+    return value

@@ -1,8 +1,12 @@
-"""Compiles loops over arrays with numba: for given signatures, at import, and cached on disk for the next process.
+"""Compiles loops over arrays with numba: for given signatures, when first called, and cached on disk.
 
 numba's cache detects changes only in the file of the loop itself. So the cache directory is named by a digest of all
 sources in that file's folder, and an entry is never older than a constant or another loop that it uses. A loop must not
 use anything of this package from outside its folder.
+
+A process that should not wait for a compilation postpones the loops of a package: it asks `ready` where it has another
+way to compute the same, and interprets the loops where it has none. numba is imported with the first loop that is
+loaded.
 
 The environment variable RAMIFORM_CPU restricts the instructions that compiled loops use, for tests and for processors
 whose wide instructions are slow. `kernels.cpu.instructions` chooses the loops' form by it.
@@ -13,20 +17,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import platform
+import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, update_wrapper
+from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar, cast
-
-from llvmlite import binding
-from numba import njit
-from numba.core import config as numba_config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-config: Any = numba_config  # its attributes are set at import, so type checkers do not know them
 logger = logging.getLogger("ramiform.loops")
 # What RAMIFORM_CPU may be, and the processor that LLVM then compiles for; None: this one. `avx512-emulated` computes in
 # the form of avx512-dot without its instructions, so that any processor can test that form.
@@ -40,11 +41,106 @@ CPU_LEVELS = {
 CPU_LEVEL = os.environ.get("RAMIFORM_CPU", "avx512-dot")
 if CPU_LEVEL not in CPU_LEVELS:
     raise ValueError(f"RAMIFORM_CPU is {CPU_LEVEL!r}, and can be {', '.join(CPU_LEVELS)}")
-_config_lock = Lock()  # the cache directory is a setting of the whole process, changed during a compilation only
+_postponed: set[str] = set()  # packages
+_interpreted: set[str] = set()  # packages
+registered: list[Loop] = []  # all loops of the imported modules, callees before their callers
+
+
+def ready(package: str) -> bool:
+    """Return True if this process may use the compiled loops of a package now, and False while it computes without
+    them."""
+    return package not in _postponed
+
+
+def postpone(package: str, *, interpret: bool = False) -> None:
+    """Compute without the compiled loops of a package until `allow`. With `interpret`, Python runs those called."""
+    _postponed.add(package)
+    if interpret:
+        _interpreted.add(package)
+
+
+def allow(package: str) -> None:
+    """Use the compiled loops of a package from now on."""
+    _interpreted.discard(package)
+    _postponed.discard(package)
+
+
+class Loop:
+    """A compiled function. It is compiled, or loaded from disk, when it is first called or `load` is.
+
+    Compiled functions call it as they call numba's. Other attributes are those of numba's dispatcher.
+    """
+
+    def __init__(self, function: Callable[..., Any], signatures: tuple[str, ...], options: dict[str, Any]) -> None:
+        update_wrapper(self, function)
+        self._function, self._signatures, self._options = function, signatures, options
+        self._compiled: Any = None
+        registered.append(self)
+
+    def __call__(self, *args: Any) -> Any:
+        if self._compiled is None:
+            if _interpreted and any(self._function.__module__.startswith(package) for package in _interpreted):
+                return self._function(*args)
+            self.load()
+        return self._compiled(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.load(), name)
+
+    def load(self) -> Any:
+        """Load the function from disk or compile it; return numba's dispatcher."""
+        if self._compiled is None:
+            from numba.core.compiler_lock import global_compiler_lock
+
+            _prepare_numba()
+            with global_compiler_lock:
+                if self._compiled is None:
+                    self._compiled = self._load()
+        return self._compiled
+
+    def _load(self) -> Any:
+        from numba import njit
+        from numba.core import config as numba_config
+
+        config: Any = numba_config  # its attributes are set at import, so type checkers do not know them
+
+        def compile_now(**options: Any) -> Any:
+            return njit(list(self._signatures) or None, nogil=True, **self._options, **options)(self._function)
+
+        place = cache_directory(Path(self._function.__code__.co_filename).parent)
+        if place is None:
+            return compile_now()
+        # A setting of the whole process, changed under numba's own lock and during a compilation only.
+        before, config.CACHE_DIR = config.CACHE_DIR, str(place)
+        try:
+            return compile_now(cache=True)
+        except OSError as error:  # for example a full disk
+            logger.warning("cannot cache a compiled loop: %s", error)
+            return compile_now()
+        finally:
+            config.CACHE_DIR = before
+
+
+@cache
+def _prepare_numba() -> None:
+    """Register the type of a Loop for compiled functions, that of its dispatcher; restrict LLVM to CPU_LEVEL."""
+    _restrict_processor()
+    from numba import types
+    from numba.extending import typeof_impl
+
+    @typeof_impl.register(Loop)
+    def _(loop: Loop, _context: Any) -> Any:
+        return types.Dispatcher(loop.load())
 
 
 def _restrict_processor() -> None:
     """Make LLVM compile for the processor that CPU_LEVEL names, if this one has all of its instructions."""
+    from llvmlite import binding
+    from numba.core import config as numba_config
+
+    config: Any = numba_config
     name = CPU_LEVELS[CPU_LEVEL]
     features = binding.get_host_cpu_features()
     needed = {"generic": None, "x86-64-v3": "avx2", "x86-64-v4": "avx512f"}
@@ -52,32 +148,24 @@ def _restrict_processor() -> None:
         config.CPU_NAME, config.CPU_FEATURES = name, ""
 
 
-_restrict_processor()
-
-
 def compiled(*signatures: str, **options: Any) -> Callable[[F], F]:
-    """Compile the decorated function for exactly these signatures, or load it from disk; without any, on first call.
+    """Compile the decorated function for exactly these signatures; without any, for the arguments of each first call.
 
     `options` are numba's. The function releases the GIL. Every process compiles the same signatures, so processes can
     share a cache directory without locks: the last writer replaces a whole file by an equal one.
     """
 
     def decorate(function: F) -> F:
-        compile_now = partial(njit, list(signatures) or None, nogil=True, **options)
-        with _config_lock:
-            place = cache_directory(Path(function.__code__.co_filename).parent)
-            if place is None:
-                return cast(F, compile_now()(function))
-            before, config.CACHE_DIR = config.CACHE_DIR, str(place)
-            try:
-                return cast(F, compile_now(cache=True)(function))
-            except OSError as error:  # for example a full disk
-                logger.warning("cannot cache a compiled loop: %s", error)
-                return cast(F, compile_now()(function))
-            finally:
-                config.CACHE_DIR = before
+        return cast(F, Loop(function, signatures, options))
 
     return decorate
+
+
+def compile_registered(package: str) -> None:
+    """Compile or load every loop of known signatures in the imported modules of a package."""
+    for loop in registered:
+        if loop._signatures and loop._function.__module__.startswith(package):
+            loop.load()
 
 
 @cache
@@ -86,8 +174,8 @@ def cache_directory(folder: Path) -> Path | None:
 
     The candidates are below $NUMBA_CACHE_DIR if that is set, else beside the sources, else in the user's cache.
     """
-    if config.CACHE_DIR:
-        places = [config.CACHE_DIR]
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        places = [chosen]
     else:
         user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         places = [str(folder / "__pycache__")]
@@ -106,6 +194,38 @@ def cache_directory(folder: Path) -> Path | None:
         "compiled loops cannot be cached in %s; set NUMBA_CACHE_DIR to a writable directory", " nor ".join(places)
     )
     return None
+
+
+def is_complete(folder: Path) -> bool:
+    """Return True if all loops of a folder have been compiled for this processor, so that they load from disk."""
+    place = cache_directory(folder)
+    return place is not None and _completion_mark(place).exists()
+
+
+def mark_complete(folder: Path) -> None:
+    """Record that all loops of a folder have been compiled for this processor."""
+    if (place := cache_directory(folder)) is not None:
+        _completion_mark(place).touch()
+
+
+def _completion_mark(place: Path) -> Path:
+    """Return the path of a file named by everything beside the sources that compiled code depends on.
+
+    numba checks the same for each loop, but importing it takes longer than a start may wait.
+    """
+    numba = find_spec("numba")
+    assert numba is not None
+    assert numba.origin is not None
+    facts = [sys.version, platform.machine(), numba.origin, str(os.stat(numba.origin).st_mtime_ns)]
+    facts += [
+        f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(("NUMBA_", "RAMIFORM_CPU"))
+    ]
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        facts += [line for line in first if line.startswith(("model", "flags", "Features", "CPU part"))]
+    except OSError:
+        facts.append(platform.processor())
+    return place / f"complete-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
 def _digest(folder: Path) -> str:

@@ -6,12 +6,29 @@ matcher = grammar.matcher()
 matcher.mask(out); matcher.accept(token); matcher.rollback(1); matcher.is_accepting(); matcher.forced()
 """
 
-from .automaton.matcher import CompiledGrammar, Matcher, fill_batch
-from .automaton.vocabulary import Vocabulary
-from .compile import PropertyOrder, WhitespacePolicy, compile_constraint
-from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, SchemaOptions, StructuralTag
-from .errors import GrammarError
-from .regex.search import Match, Scan, Search, search
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .automaton.matcher import CompiledGrammar, Matcher, fill_batch
+    from .automaton.vocabulary import Vocabulary
+    from .compile import compile_constraint
+    from .constraint import (
+        Choices,
+        Constraint,
+        Grammar,
+        JsonObject,
+        JsonSchema,
+        PropertyOrder,
+        Regex,
+        SchemaOptions,
+        StructuralTag,
+        WhitespacePolicy,
+    )
+    from .errors import GrammarError
+    from .regex.search import Match, Scan, Search, search
 
 __all__ = [
     "Choices",
@@ -35,3 +52,35 @@ __all__ = [
     "fill_batch",
     "search",
 ]
+
+
+_MODULES = {
+    "Choices": ".constraint",
+    "CompiledGrammar": ".automaton.matcher",
+    "Constraint": ".constraint",
+    "Grammar": ".constraint",
+    "GrammarError": ".errors",
+    "JsonObject": ".constraint",
+    "JsonSchema": ".constraint",
+    "Match": ".regex.search",
+    "Matcher": ".automaton.matcher",
+    "PropertyOrder": ".constraint",
+    "Regex": ".constraint",
+    "Scan": ".regex.search",
+    "SchemaOptions": ".constraint",
+    "Search": ".regex.search",
+    "StructuralTag": ".constraint",
+    "Vocabulary": ".automaton.vocabulary",
+    "WhitespacePolicy": ".constraint",
+    "compile_constraint": ".compile",
+    "fill_batch": ".automaton.matcher",
+    "search": ".regex.search",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name at its first use: a process that searches texts for a pattern needs no compilers of grammars."""
+    if (module := _MODULES.get(name)) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module, __name__), name)
+    return value

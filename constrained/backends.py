@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .automaton.vocabulary import Vocabulary
-from .compile import PropertyOrder, WhitespacePolicy, compile_constraint
-from .constraint import Constraint
-from .peers.interface import Peer, PeerGrammar
+from .constraint import Constraint, PropertyOrder, WhitespacePolicy
+
+if TYPE_CHECKING:
+    from .peers.interface import Peer
 
 BackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 
@@ -47,7 +48,15 @@ def backend(name: BackendName, vocabulary: Vocabulary, *, whitespace: Whitespace
     missing.
     """
     if name == "native":
-        return lambda constraint, order: compile_constraint(constraint, vocabulary, whitespace=whitespace, order=order)
+
+        def compile_native(constraint: Constraint, order: PropertyOrder) -> MatcherSource:
+            from .compile import compile_constraint  # here: a runtime's start does not wait for it
+
+            return compile_constraint(constraint, vocabulary, whitespace=whitespace, order=order)
+
+        return compile_native
+    from .peers.interface import PeerGrammar
+
     try:
         module = import_module(f".peers.{name}", __package__)
         compile_one: Callable[[Constraint], Callable[[], Peer]] = module.compiler(vocabulary, whitespace == "any")

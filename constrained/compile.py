@@ -5,17 +5,29 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from threading import Lock
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import loops
 from .automaton.actions import DEAD_END, FLAGS, FREE
 from .automaton.automaton import Automaton, ControlState, DfaStart
+from .automaton.masks import PACKAGE
 from .automaton.matcher import CompiledGrammar
 from .automaton.vocabulary import Vocabulary
 from .budget import CompileBudget
-from .constraint import Choices, Constraint, Grammar, JsonObject, JsonSchema, Regex, SchemaOptions, StructuralTag
+from .constraint import (
+    Choices,
+    Constraint,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    PropertyOrder,
+    Regex,
+    SchemaOptions,
+    StructuralTag,
+    WhitespacePolicy,
+)
 from .errors import GrammarError
 from .grammar.gbnf import gbnf_grammar
 from .grammar.lark import lark_grammar
@@ -31,8 +43,6 @@ from .schema.string_states import part_block
 from .tags.build import SchemaStyle, tags_start
 from .tags.spec import read_tags
 
-WhitespacePolicy = Literal["compact", "bounded", "any"]
-PropertyOrder = Literal["any", "schema"]
 _warming = Lock()
 
 
@@ -49,7 +59,8 @@ def compile_constraint(
     `:`, "any" everything that JSON allows inside the outermost value. `order` is that of an object's properties: "any",
     or "schema" for the order in which the schema lists them.
     """
-    warm_up()
+    if loops.ready(PACKAGE):
+        warm_up()
     match constraint:
         case JsonSchema(schema=schema, options=options):
             automaton = Automaton()
@@ -85,6 +96,7 @@ def _warm_up_once() -> None:
     # First, because the constructions that follow have a budget of CPU time.
     for name in ("automaton.walk_packed", "regex.dfa_kernel", "regex.subset_kernel"):
         import_module(f".{name}", __package__)
+    loops.compile_registered(PACKAGE)
     plain_states(any_string())
     labelled_product(any_string(), [any_string()], lambda _: 0)
     for name in PATTERNS:

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+WhitespacePolicy = Literal["compact", "bounded", "any"]
+PropertyOrder = Literal["any", "schema"]
+
 
 @dataclass(frozen=True)
 class Regex:

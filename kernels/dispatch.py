@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from .. import loops
 from .ops import Ops
 
 KernelsName = Literal["auto", "triton", "reference"]
@@ -20,17 +21,20 @@ def for_device(
 ) -> Ops:
     """Return the op set for `device`.
 
-    `auto` is Triton on a CUDA device, and plain torch with compiled loops on a CPU. Triton on a CPU runs in its
-    interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment before the first import.
+    `auto` is Triton on a CUDA device, and plain torch with compiled loops on a CPU, without them while they are
+    postponed. Triton on a CPU runs in its interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment
+    before the first import.
     """
     if name == "triton" or (name == "auto" and device.type == "cuda"):
         from .triton.ops import TritonOps
 
         return TritonOps(deterministic, attention_cap)
-    if name == "auto" and device.type == "cpu" and not deterministic:
+    if name == "auto" and device.type == "cpu" and not deterministic and loops.ready("ramiform.kernels"):
         from .cpu.ops import CpuOps
 
         return CpuOps(attention_cap)
-    from .reference.ops import DeterministicOps, ReferenceOps
+    from .reference.ops import DeterministicOps, PlainCpuOps, ReferenceOps
 
+    if name == "auto" and device.type == "cpu" and not deterministic:
+        return PlainCpuOps(attention_cap)
     return DeterministicOps(attention_cap) if deterministic else ReferenceOps(attention_cap)

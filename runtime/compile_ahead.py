@@ -1,80 +1,137 @@
-"""Compiles all numba loops ahead of their first use: when a runtime starts, or when its image is built, by
+"""Compiles all numba loops into the cache on disk: in the background of a start, or when an image is built, by
 
     python -m ramiform.runtime.compile_ahead
 
-The first start after an install takes seconds; later ones load them from disk (`ramiform.loops`).
+Modules with loops are found by their decorator, and loops register themselves, so a new one needs no entry here. A
+module whose loops have no known signatures, or are made by functions, defines `compile_ahead()`, which is called.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-from numba.core import event
-from rich.console import Console
+from .. import loops
 
 logger = logging.getLogger("ramiform.core")
 
-LOOP_MODULES = (  # importing these compiles their loops of known signatures
-    "kernels.cpu.attention",
-    "kernels.cpu.layers",
-    "kernels.cpu.matmul",
-    "kernels.cpu.sampling",
-    "constrained.automaton.walk_packed",
-    "constrained.regex.dfa_kernel",
-    "constrained.regex.subset_kernel",
-    "runtime.speculation.suffix.loops",
-)
+LoopGroup = Literal["kernels", "grammars", "drafts"]
+_ROOT = Path(loops.__file__).parent
+_FOLDERS: dict[LoopGroup, tuple[str, ...]] = {
+    "kernels": ("kernels/cpu",),
+    "grammars": ("constrained/automaton", "constrained/regex"),
+    "drafts": ("runtime/speculation/suffix",),
+}
+PACKAGES: dict[LoopGroup, str] = {
+    "kernels": "ramiform.kernels",
+    "grammars": "ramiform.constrained",
+    "drafts": "ramiform.runtime.speculation.suffix",
+}
+MESSAGE = "compiling loops for this processor, once: up to half a minute"
+
+
+def loop_modules(group: LoopGroup) -> list[str]:
+    """Return the names below `ramiform` of the modules that define compiled loops."""
+    return [
+        ".".join(path.relative_to(_ROOT).with_suffix("").parts)
+        for folder in _FOLDERS[group]
+        for path in sorted((_ROOT / folder).glob("*.py"))
+        if _defines_loops(path)
+    ]
+
+
+def _defines_loops(path: Path) -> bool:
+    return any(line.lstrip().startswith("@compiled(") for line in path.read_text(encoding="utf-8").splitlines())
+
+
+def is_compiled(group: LoopGroup) -> bool:
+    """Return True if the loops of a group load from disk."""
+    return all(loops.is_complete(_ROOT / folder) for folder in _FOLDERS[group])
+
+
+def is_cacheable(group: LoopGroup) -> bool:
+    """Return True if there is a directory to keep the loops of a group in."""
+    return all(loops.cache_directory(_ROOT / folder) is not None for folder in _FOLDERS[group])
+
+
+def compile_group(group: LoopGroup) -> None:
+    """Compile the loops of a group, or load them. Returns when every one can be called."""
+    for name in loop_modules(group):
+        module = import_module(f"..{name}", __package__)
+        if (compile_more := getattr(module, "compile_ahead", None)) is not None:
+            compile_more()
+    loops.compile_registered(PACKAGES[group])
+    for folder in _FOLDERS[group]:
+        loops.mark_complete(_ROOT / folder)
 
 
 def compile_loops() -> None:
-    """Import every module with compiled loops. Returns when every loop can be called."""
+    """Compile all loops, or load them. Returns when every one can be called."""
     with _announced():
-        for name in LOOP_MODULES:
-            import_module(f"..{name}", __package__)
+        for group in get_args(LoopGroup):
+            compile_group(group)
 
 
 @contextmanager
 def _announced() -> Iterator[None]:
     """Announce a compilation, on a terminal or in the log, if anything is compiled and not only loaded."""
+    from numba.core import event
+
+    class FirstCompilation(event.Listener):  # type: ignore[misc]  # numba has no types
+        """Announces the first compilation."""
+
+        compiling = False
+
+        def on_start(self, event: Any) -> None:
+            if not self.compiling:
+                self.compiling = True
+                announce()
+
+        def on_end(self, event: Any) -> None:
+            """Ignored: more compilations may follow."""
+
     start = time.monotonic()
     with ExitStack() as stack:
 
         def announce() -> None:
-            message = "compiling loops for this processor, once: up to half a minute"
             if sys.stderr.isatty():
-                stack.enter_context(Console(stderr=True).status(message))
-            else:
-                logger.info(message)
+                from rich.console import Console
 
-        listener = _FirstCompilation(announce)
+                stack.enter_context(Console(stderr=True).status(MESSAGE))
+            else:
+                logger.info(MESSAGE)
+
+        listener = FirstCompilation()
         with event.install_listener("numba:compile", listener):
             yield
     if listener.compiling:
         logger.info("compiled loops in %.1f s", time.monotonic() - start)
 
 
-class _FirstCompilation(event.Listener):  # type: ignore[misc]  # numba has no types
-    """Calls `on_compile` when numba first compiles."""
+def _end_with_parent() -> None:
+    """End this process when its standard input closes: what it has compiled so far is on disk."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
 
-    def __init__(self, on_compile: Any) -> None:
-        self._on_compile = on_compile
-        self.compiling = False
 
-    def on_start(self, event: event.Event) -> None:
-        if not self.compiling:
-            self.compiling = True
-            self._on_compile()
-
-    def on_end(self, event: event.Event) -> None:
-        """Ignored: more compilations may follow."""
+def main(arguments: list[str]) -> None:
+    """Compile all loops; or one group, silently and as a child, which ends with its parent."""
+    if not arguments:
+        logging.basicConfig(level="INFO", format="%(message)s")
+        compile_loops()
+        return
+    [group] = arguments
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    compile_group(next(name for name in get_args(LoopGroup) if name == group))
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level="INFO", format="%(message)s")
-    compile_loops()
+    main(sys.argv[1:])

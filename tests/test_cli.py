@@ -52,6 +52,7 @@ MODEL_FLAGS = {
     "--max-waiting",
     "--prefix-cache",
     "--jump-forward",
+    "--wait-for-loops",
     "--speculative",
     "--speculative-draft-model",
     "--speculative-num-steps",

@@ -1,4 +1,4 @@
-"""The cache of compiled loops: never older than the sources, in any directory, shared by concurrent processes."""
+"""Compiled loops: a cache never older than the sources, shared by processes; interpreted while they are postponed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ramiform
-from ramiform.runtime.compile_ahead import LOOP_MODULES
+from ramiform.runtime.compile_ahead import loop_modules
 
 ROOT = Path(ramiform.__file__).parent
 CODE = """
@@ -21,7 +21,8 @@ from numba.core import event
 
 with event.install_recorder("numba:compile") as recorder:
     import grown.loop
-print(grown.loop.scaled(7), sum(occurred.is_start for _, occurred in recorder.buffer))
+    result = grown.loop.scaled(7)
+print(result, sum(occurred.is_start for _, occurred in recorder.buffer))
 """
 
 
@@ -103,26 +104,73 @@ def test_a_directory_that_the_user_names_comes_first(folder: Path, tmp_path: Pat
     assert not list(folder.rglob("__pycache__"))
 
 
-def loop_modules() -> Iterator[str]:
-    """Yield the names below `ramiform` of the modules whose loops are compiled at import."""
+def modules_with_loops() -> Iterator[str]:
+    """Yield the names below `ramiform` of the modules that define a compiled loop at any level."""
     for path in sorted(ROOT.glob("[kc]*/**/*.py")):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and any(
-                isinstance(mark, ast.Call) and getattr(mark.func, "id", None) == "compiled" and mark.args
-                for mark in node.decorator_list
-            ):
-                yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
-                break
+        marks = (
+            mark
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef)
+            for mark in node.decorator_list
+        )
+        if any(isinstance(mark, ast.Call) and getattr(mark.func, "id", None) == "compiled" for mark in marks):
+            yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def test_every_module_with_loops_is_compiled_ahead() -> None:
+    assert sorted(loop_modules("kernels") + loop_modules("grammars")) == sorted(modules_with_loops())
+
+
+POSTPONED = """
+import sys
+from ramiform import loops
+loops.postpone("grown", interpret=True)
+import grown.loop
+print(grown.loop.scaled(7), loops.ready("grown"), "numba" in sys.modules)
+loops.allow("grown")
+print(grown.loop.scaled(7), loops.ready("grown"), "numba" in sys.modules)
+"""
 
 
 @pytest.mark.slow
-def test_every_loop_is_compiled_before_a_runtime_is_ready() -> None:
-    imported = {f"ramiform.{name}" for name in LOOP_MODULES}
-    code = f"import sys, {', '.join(sorted(imported))}; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    names = [f"ramiform.{name}" for name in loop_modules()]
-    assert imported <= set(names)
-    assert set(names) <= set(modules.stdout.split())
+def test_a_postponed_loop_is_interpreted_with_those_that_it_calls_until_it_is_allowed(folder: Path) -> None:
+    with (folder / "grown/loop.py").open("a") as file:
+        file.write('\n@compiled("int64(int64)")\ndef twice(x):\n    return scaled(x) + scaled(x)\n')
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", POSTPONED.replace("scaled", "twice")],
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["28", "False", "False", "28", "True", "True"]
+
+
+COMPLETE = """
+from pathlib import Path
+import grown.loop
+from ramiform import loops
+folder = Path(grown.loop.__file__).parent
+print(loops.is_complete(folder))
+loops.compile_registered("grown")
+loops.mark_complete(folder)
+print(loops.is_complete(folder))
+"""
+
+
+@pytest.mark.slow
+def test_a_folder_is_complete_until_a_source_or_the_setting_of_the_processor_changes(folder: Path) -> None:
+    def said(**environment: str) -> list[str]:
+        command = [sys.executable, "-P", "-B", "-c", COMPLETE]
+        inherited = os.environ | {"PYTHONPATH": str(folder)} | environment
+        done = subprocess.run(command, env=inherited, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert said() == ["False", "True"]
+    assert said() == ["True", "True"]
+    assert said(RAMIFORM_CPU="generic") == ["False", "True"]
+    (folder / "grown/constants.py").write_text("FACTOR = 3\n")
+    assert said() == ["False", "True"]
 
 
 @pytest.mark.exhaustive

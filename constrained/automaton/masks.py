@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import loops
 from . import layout
 from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LIKE, LOOPS, MOST, PLAIN, RETURNS, UNBOUNDED
 from .automaton import Automaton
@@ -17,6 +19,7 @@ from .tables import Tables
 from .token_trie import FIRST_TOKEN, TokenTrie, addresses
 from .vocabulary import Vocabulary
 
+PACKAGE = "ramiform.constrained"  # of the compiled loops; while they are postponed, Python interprets `walk_kernel`
 MAX_MASK_BYTES = 64 << 20  # of cached masks per grammar; the least recently used are evicted
 
 _RESUME = (-1, 0, 0, 0, 0)  # in place of a configuration: resume the interrupted walk
@@ -192,10 +195,18 @@ class TokenWalker:
         depth, guarded = 0, False
         begin = (*at, len(history))
         while True:
-            arrays = self._current_arrays()
-            status, depth = arrays.walk(
-                *begin, depth, only_edges, cells_address, len(cells), trie.packed, out, arrays.addresses
-            )
+            if loops.ready(PACKAGE):
+                arrays = self._current_arrays()
+                status, depth = arrays.walk(
+                    *begin, depth, only_edges, cells_address, len(cells), trie.packed, out, arrays.addresses
+                )
+            else:
+                if begin is not _RESUME:
+                    self._begin(at, cells, len(history))
+                texts, tables = (trie.data, trie.nodes, trie.tokens), self.automaton.tables.arrays()
+                status, depth = self._kernel.walk(
+                    *texts, out, depth, only_edges, self._codes, *tables, cells, self._work, self._context
+                )
             begin = _RESUME
             if status == layout.DONE:
                 return guarded
@@ -267,6 +278,8 @@ class TokenWalker:
         self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray, token: int
     ) -> Configuration | None:
         """Return the configuration after a token that has bytes; None if it is refused."""
+        if not loops.ready(PACKAGE):
+            return self.advance(at, cells, history, self.vocabulary.tokens[token] or b"")
         arrays = self._current_arrays()
         status, place, *after = arrays.advance(token, *at, len(history), cells_address, len(cells), arrays.addresses)
         if status == layout.DONE:
@@ -321,15 +334,23 @@ class PackedArrays:
         codes: NDArray[np.int32],
         vocabulary: Vocabulary,
     ) -> None:
-        from . import walk_packed  # not at the top: it imports numba
-
-        self.advance: Any = walk_packed.advance
-        self.walk: Any = walk_packed.walk
         self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
         self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
         self._others = (work, context, codes, vocabulary)
         own = addresses(*tables.arrays(), work, context, codes)
         self.addresses = np.concatenate([own, vocabulary.packed_addresses])
+
+    @cached_property
+    def walk(self) -> Any:
+        from . import walk_packed  # not at the top: it imports numba
+
+        return walk_packed.walk
+
+    @cached_property
+    def advance(self) -> Any:
+        from . import walk_packed
+
+        return walk_packed.advance
 
     def update(self, tables: Tables) -> None:
         """Take over the tables that were reallocated because they grew."""

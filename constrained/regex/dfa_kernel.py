@@ -28,7 +28,7 @@ LONGEST = 1 << 15
 @compiled("(int64, int64, int32[:,::1], int32[::1], int64)")
 def find_slot(state_a: int, state_b: int, pairs: Ints, slots: Ints, mask: int) -> int:
     """Return the hash slot of a pair; if the pair is new, the free slot for it."""
-    mixed = (state_a * _SPREAD + state_b) * _SPREAD
+    mixed = (int(state_a) * _SPREAD + int(state_b)) * _SPREAD
     slot = (mixed ^ (mixed >> 17)) & mask
     while slots[slot] != 0 and (pairs[slots[slot], 0] != state_a or pairs[slots[slot], 1] != state_b):
         slot = (slot + 1) & mask

@@ -30,6 +30,11 @@ def is_supported() -> bool:
     return half > 0
 
 
+def compile_ahead() -> None:
+    """Compile the loop for the order in which this machine's torch packs codes."""
+    is_supported()
+
+
 def matmul(x_TC: torch.Tensor, codes: torch.Tensor, groups_GN2: torch.Tensor, group_size: int) -> torch.Tensor:
     """Return `torch._weight_int4pack_mm_for_cpu(x_TC, codes, group_size, groups_GN2)`, bfloat16 [T, N], of weights that
     are rounded to bfloat16.

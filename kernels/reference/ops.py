@@ -78,6 +78,13 @@ class ReferenceOps:
         return q
 
 
+class PlainCpuOps(ReferenceOps):
+    """Plain torch ops that serve a CPU until the compiled loops are loaded. Weights lie as `CpuOps` wants them."""
+
+    name = "plain-cpu"
+    groups_experts = False
+
+
 class DeterministicOps(ReferenceOps):
     """Plain torch ops whose results for a row do not depend on the other rows.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -51,8 +51,15 @@ class TimedGrammarCache(GrammarCache):
         *,
         engine: GrammarBackendName,
         additional_properties: AdditionalProperties,
+        wait_for_loops: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(token_bytes, eos_ids, engine=engine, additional_properties=additional_properties)
+        super().__init__(
+            token_bytes,
+            eos_ids,
+            engine=engine,
+            additional_properties=additional_properties,
+            wait_for_loops=wait_for_loops,
+        )
         self._measures = measures
         self._lock = Lock()  # compilations end in other threads
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from ... import loops
 from ...constrained import (
     Choices,
     Grammar,
@@ -32,6 +33,8 @@ from ..protocol.errors import RequestError
 from ..protocol.sampling import AdditionalProperties, Constraint, ConstraintKind
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a Lark rule has one colon
+MAX_INTERPRETED_TOKENS = 40_000  # of a vocabulary whose masks take milliseconds, not seconds, without compiled loops
+_LOOPS = "ramiform.constrained"
 MAX_GRAMMARS = 256  # cached; the least recently used are dropped first
 NUM_THREADS = 2
 _WARM_UP_GRAMMARS = (  # one of each kind of parser and automaton
@@ -63,12 +66,15 @@ class GrammarCache:
         whitespace: WhitespacePolicy = "bounded",
         additional_properties: AdditionalProperties = "closed",
         max_grammars: int = MAX_GRAMMARS,
+        wait_for_loops: Callable[[], None] | None = None,
     ) -> None:
+        """`wait_for_loops` is called in a thread when a grammar needs the compiled loops and they are postponed."""
         vocabulary = Vocabulary.from_tokens(token_bytes, eos_ids)
         try:
             self._compile_source = backend(engine, vocabulary, whitespace=whitespace)
         except ImportError as error:
             raise RequestError(str(error), param="grammar_backend", code="missing_package") from None
+        self._wait_for_loops = wait_for_loops
         self._num_words = -(-len(token_bytes) // 32)
         self._max_grammars = max_grammars
         self._additional_properties = additional_properties
@@ -127,10 +133,23 @@ class GrammarCache:
                 matcher.forced()
 
     def _compile(self, constraint: Constraint) -> MatcherSource:
+        is_interpreted = self._wait_for_loops is not None and not loops.ready(_LOOPS)
+        if is_interpreted and 32 * self._num_words > MAX_INTERPRETED_TOKENS:
+            self._wait()
         try:
-            return self._compile_source(_grammar_source(constraint), constraint.order)
+            try:
+                return self._compile_source(_grammar_source(constraint), constraint.order)
+            except GrammarError:
+                if not is_interpreted:
+                    raise
+                self._wait()  # perhaps the budget of time was used up by interpreting
+                return self._compile_source(_grammar_source(constraint), constraint.order)
         except GrammarError as error:
             raise _invalid_grammar(constraint.kind, str(error)) from None
+
+    def _wait(self) -> None:
+        if self._wait_for_loops is not None:
+            self._wait_for_loops()
 
 
 def _grammar_source(constraint: Constraint) -> GrammarSource:

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -46,16 +47,18 @@ from ..protocol.version import __version__
 from ..scheduler.jump_forward import Retokenise, Retokeniser
 from ..scheduler.plan_log import LoggingScheduler, LogHeader, PlanLog
 from ..scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
-from ..speculation.build import build_source, draft_page_bytes, resolve_speculation
+from ..speculation.build import build_source, choose_source, draft_page_bytes, resolve_speculation
 from ..tokenizer import load_tokenizer
 from . import load_progress
 from .cache_events import CacheEventPublisher
 from .core_metrics import CoreMetricsRecorder, TimedGrammarCache
+from .loop_loader import LoopLoader
 from .pipeline import Pipeline
 
 logger = logging.getLogger("ramiform.core")
 
 GRAMMAR_POLL_MS = 2  # polling interval while the only work is a grammar being compiled
+LOOPS_POLL_MS = 50  # polling interval of an idle core while compiled loops are being loaded
 # Seconds for which a thread may hold the interpreter lock when another waits. A step releases and takes it dozens
 # of times; with Python's 5 ms, a grammar that compiles for a second would delay every request by that second.
 SWITCH_INTERVAL = 1e-4
@@ -156,15 +159,22 @@ class LoadedCore:
     ahead: bool  # plan a step while the previous one is computed
 
 
-def load_core(config: CoreConfig, lead: MakeRankZeroEngine | None = None) -> LoadedCore:
+def load_core(
+    config: CoreConfig, lead: MakeRankZeroEngine | None = None, loader: LoopLoader | None = None
+) -> LoadedCore:
     """Load the model and build a core. `lead` makes the engine when several ranks share the model.
+
+    With `loader`, the core does not wait for compiled loops where plain torch can compute before they are loaded.
 
     Raises RamiformError when the checkpoint or a setting is at fault.
     """
     path = find_checkpoint(config.model)
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
-    compile_loops()
+    if loader is not None and _computes_without_loops(config, path):
+        loader.start()
+    else:
+        compile_loops()
     with load_progress.show_load_progress(name) as on_progress:
         make_source = partial(build_source, config, path)
         engine: Engine | RankZeroEngine
@@ -199,8 +209,12 @@ def load_core(config: CoreConfig, lead: MakeRankZeroEngine | None = None) -> Loa
         recorder.measures,
         engine=config.grammar_backend,
         additional_properties=config.additional_properties,
+        wait_for_loops=None if loader is None or not loader.pending else loader.wait_for_grammars,
     )
-    grammars.warm_up()
+    if loader is not None and loader.pending:
+        loader.on_grammars = grammars.warm_up
+    else:
+        grammars.warm_up()
     scheduler: Scheduler | LoggingScheduler = Scheduler(
         config,
         cache=cache,
@@ -216,6 +230,17 @@ def load_core(config: CoreConfig, lead: MakeRankZeroEngine | None = None) -> Loa
     return LoadedCore(engine, scheduler, info, cache, publisher, recorder, ahead)
 
 
+def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
+    """Return True if plain torch can serve until the compiled loops are loaded.
+
+    It rounds differently, so deterministic results need the loops from the first token on. Other ranks and draft
+    sources are set up once, with the loops.
+    """
+    if config.wait_for_loops or config.deterministic or config.num_ranks > 1:
+        return False
+    return choose_source(config, path) not in ("eagle", "draft")
+
+
 def _open_plan_log(path: str) -> IO[bytes]:
     try:
         return open(path, "wb")
@@ -223,7 +248,7 @@ def _open_plan_log(path: str) -> IO[bytes]:
         raise RequestError(f"cannot write the plan log: {error}", param="log_plans") from None
 
 
-def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses) -> None:
+def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loader: LoopLoader) -> None:
     """Repeat: messages in, one forward, tokens out. Raises RuntimeFailed when a rank dies."""
     scheduler, recorder = core.scheduler, core.recorder
     pipeline = Pipeline(core.engine, scheduler, ahead=core.ahead, on_step=recorder.record_step)
@@ -235,6 +260,8 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses) -> No
     unsent: list[tuple[bytes, Abort]] = []
     while True:
         wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if scheduler.pending_grammars else None
+        if wait is None and loader.pending:
+            wait = LOOPS_POLL_MS
         for owner, message in link.receive(wait):
             if isinstance(message, Attach):
                 link.reply(owner, CoreReady(core.info))
@@ -247,6 +274,9 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses) -> No
                 else:
                     send([answer])
         ranks.check()
+        if loader.take():
+            assert isinstance(core.engine, Engine)
+            core.engine.use_loops()
         if wait != 0:
             pipeline.reset_clock()
         for answers in pipeline.advance():
@@ -272,10 +302,12 @@ def main() -> int:
         return 1
     try:
         sys.setswitchinterval(SWITCH_INTERVAL)
-        core = load_core(config.core, partial(build_rank_zero_engine, config, ranks))
+        loader = LoopLoader()
+        core = load_core(config.core, partial(build_rank_zero_engine, config, ranks), loader)
         ranks.serve()
-        gc.collect()
         gc.freeze()  # permanent objects: garbage collections during steps need not walk them
+        gc.enable()
+        loader.load()
     except Exception as error:
         if not isinstance(error, RamiformError):
             traceback.print_exc()
@@ -284,7 +316,7 @@ def main() -> int:
         link.fail(error)
         return 1
     try:
-        run_loop(link, core, ranks)
+        run_loop(link, core, ranks, loader)
     except RuntimeFailed as error:  # of another rank
         print(f"ramiform core: {error}", file=sys.stderr)
         link.fail(error)

@@ -86,6 +86,10 @@ class Engine:
         """Launch a plan that is not open, and wait for its result and the drafts for the next step."""
         return self.launch(plan).wait()
 
+    def use_loops(self) -> None:
+        """Compute with compiled loops from the next step on, now that they are loaded."""
+        self._runner.model.use_loops()
+
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Capture the CUDA graphs and run one small plan, so that the first request pays for neither."""

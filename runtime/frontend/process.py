@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from typing import TYPE_CHECKING
 
 import zmq.asyncio
 
@@ -20,11 +21,12 @@ from .core.client import CoreClient
 from .core.frontend_peers import FrontendPeers
 from .core.opentelemetry import OpenTelemetryTracer
 from .core.request_metrics import RequestObserver
-from .http.app import create_app
 from .http.transport.listener import listen
-from .http.transport.server import STOP_GRACE_SECONDS, HttpServer
 from .programs.server import ProgramServer, RemoteProgramServer
 from .text.generation import Generator
+
+if TYPE_CHECKING:
+    from .http.transport.server import HttpServer
 
 SHUT_DOWN_ERROR = ErrorInfo.of(RuntimeFailed("the runtime was shut down"))
 DRAIN_IDLE_SECONDS = 0.5  # without a request, after which programs count as done: they compute between requests
@@ -88,6 +90,9 @@ class Frontend:
         self._peers.start()
         listener = listen(self._config) if self._listener is None and self._index == 0 else self._listener
         if listener is not None:
+            from .http.app import create_app  # here: a script's runtime does not wait for the web framework
+            from .http.transport.server import HttpServer
+
             app = create_app(self._generator, self._config, self._peers, self._tracer)
             self._http = HttpServer(app, listener, self._config)
             await self._http.start()
@@ -121,6 +126,8 @@ class Frontend:
         else:
             self._core.fail(SHUT_DOWN_ERROR)
         if self._http is not None:  # slow readers have the rest of the time
+            from .http.transport.server import STOP_GRACE_SECONDS
+
             await self._http.stop(max(0.0, deadline - time.monotonic()) + STOP_GRACE_SECONDS)
 
     async def stop(self, error: ErrorInfo | None = None) -> None:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, for_device
-from .compiled_layers import CompiledLayers
 from .config import ModelConfig
 from .fixed_rows import FixedRowsLinear, with_fixed_rows
 from .linear import Linear
 from .norm import Norm
-from .packed_linear import pack_linear
+from .packed_linear import PackedLinear, pack_linear
 from .parallel.group import SINGLE_RANK, Group
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
+
+if TYPE_CHECKING:
+    from .compiled_layers import CompiledLayers
 
 # Rows per product in deterministic mode. Fewer rows waste less in small steps, more read the weights less often in
 # large ones.
@@ -93,8 +96,25 @@ class Decoder:
         # Rounded to the weights' type first, as the reference implementations do.
         scale = config.embedding_scale
         self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
-        self._compiled = None
-        if ops.name == "cpu" and self._head_slices is None:
+        self._compiled: CompiledLayers | None = None
+        self._compile_layers()
+
+    def use_loops(self) -> None:
+        """Compute with compiled loops from the next step on; they were not loaded when the model was made.
+
+        Results change within rounding.
+        """
+        if self.ops.name == "plain-cpu":
+            self.ops = for_device(self.device, attention_cap=self.ops.attention_cap)
+        for linear in (*self.parameters.linears(), self.head):
+            if isinstance(linear, PackedLinear):
+                linear.use_loops()
+        self._compile_layers()
+
+    def _compile_layers(self) -> None:
+        if self.ops.name == "cpu" and self._head_slices is None:
+            from .compiled_layers import CompiledLayers  # here, because it imports numba
+
             self._compiled = CompiledLayers.of(self.parameters, self.config)
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:

@@ -7,12 +7,15 @@ call or walk it in an order that memory is slow in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from ...kernels.cpu.matmul import packed_matmul
-from ...kernels.cpu.packed_matrix import PackedMatrix
+from ... import loops
 from .linear import DenseLinear, Destination, Linear, total_bytes
+
+if TYPE_CHECKING:
+    from ...kernels.cpu.packed_matrix import PackedMatrix
 
 
 def can_pack(device: torch.device | str, dtype: torch.dtype) -> bool:
@@ -38,12 +41,14 @@ class PackedLinear:
         self._matrix: PackedMatrix | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return packed_matmul(x, self.matrix)
+        if self._matrix is None:
+            assert self._dense is not None
+            return self._dense(x)
+        return self._multiply(x, self._matrix)
 
     @property
-    def matrix(self) -> PackedMatrix:
-        """The packed weight and bias, for compiled loops."""
-        assert self._matrix is not None, "weights must be loaded and packed before the first product"
+    def matrix(self) -> PackedMatrix | None:
+        """The packed weight and bias, for compiled loops; None while they are not used."""
         return self._matrix
 
     def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
@@ -52,20 +57,37 @@ class PackedLinear:
 
     def finish(self) -> None:
         assert self._dense is not None, "packed twice"
+        if loops.ready("ramiform.kernels"):
+            self.use_loops()
+
+    def use_loops(self) -> None:
+        """Pack the weight, and compute with compiled loops from now on."""
+        if self._dense is None:
+            return
+        from ...kernels.cpu.matmul import packed_matmul  # here, because these import numba
+        from ...kernels.cpu.packed_matrix import PackedMatrix
+
+        self._multiply = packed_matmul
         self._matrix = PackedMatrix.of_dense(self._dense.weight, self._bias, rows=self.dtype)
         self._dense = None
 
     def dense(self) -> DenseLinear:
         """Return a dense layer with the same weights, which may be changed."""
-        return DenseLinear(self.matrix.dense().to(self.dtype), self._bias) if self._dense is None else self._dense
+        if self._dense is not None:
+            return self._dense
+        assert self._matrix is not None
+        return DenseLinear(self._matrix.dense().to(self.dtype), self._bias)
 
     @property
     def nbytes(self) -> int:
-        return self.matrix.nbytes if self._dense is None else total_bytes(self._dense.weight, self._bias)
+        if self._dense is not None:
+            return total_bytes(self._dense.weight, self._bias)
+        assert self._matrix is not None
+        return self._matrix.nbytes
 
 
 def packed_matrices(linears: Sequence[Linear]) -> list[PackedMatrix] | None:
     """Return the layers' packed matrices; None when the product of one of them is not computed by the packed loops."""
     matrices = [getattr(linear, "matrix", None) for linear in linears]
-    packed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
+    packed = [matrix for matrix in matrices if matrix is not None]
     return packed if len(packed) == len(linears) else None

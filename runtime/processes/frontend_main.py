@@ -14,22 +14,20 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import BinaryIO, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 import msgspec
 
-from ..frontend.http.transport.connection_limits import raise_descriptor_limit
-from ..frontend.http.transport.listener import listen, remove_socket_file
-from ..frontend.process import Frontend
-from ..models.checkpoint import find_checkpoint
 from ..protocol.config import RuntimeConfig
 from ..protocol.core import ModelInfo
 from ..protocol.errors import ErrorInfo, RamiformError
 from ..protocol.start_report import Started, StartFailed, StartReport
-from ..tokenizer import load_tokenizer
 from . import logs, parent_watchdog
 from .bounded_sleep import bounded_sleep
 from .supervisor import ChildProcess
+
+if TYPE_CHECKING:
+    from ..frontend.process import Frontend
 
 START_FAILURE_SECONDS = 5.0  # for the error message of a core that ended
 FRONTEND_EXIT_SECONDS = 10.0  # after which a frontend that is stuck exits
@@ -57,35 +55,15 @@ async def serve(config: RuntimeConfig, signals: ShutdownSignals, on_start: Calla
 
     The directory of the sockets is always removed.
     """
-    raise_descriptor_limit()
     children: list[ChildProcess] = []
     try:
-        tokenizer = load_tokenizer(find_checkpoint(config.core.model))
-        listener = listen(config.serve)
-        try:
-            frontend = Frontend(config, tokenizer, listener=listener)
-        except RamiformError:
-            if listener is not None:
-                listener.close()
-            raise
+        # First, because the core has most to load: it starts while this process imports what it needs itself.
+        children.append(
+            await ChildProcess.start("core", "ramiform.runtime.processes.core_main", config=config, reports=False)
+        )
+        frontend = await _make_frontend(config, children)
         error: RamiformError | None = None
         try:
-            children.append(
-                await ChildProcess.start("core", "ramiform.runtime.core.main", config=config, reports=False)
-            )
-            fds = [] if listener is None else [listener.fileno()]
-            for index in range(1, config.serve.frontends):
-                name, arguments = f"frontend {index}", (str(index), *map(str, fds))
-                children.append(
-                    await ChildProcess.start(
-                        name,
-                        "ramiform.runtime.processes.frontend_worker",
-                        *arguments,
-                        config=config,
-                        fds=fds,
-                        reports=True,
-                    )
-                )
             await frontend.start()
             await _supervise(config, frontend, children, signals, on_start)
         except RamiformError as failure:
@@ -93,13 +71,42 @@ async def serve(config: RuntimeConfig, signals: ShutdownSignals, on_start: Calla
             raise
         finally:
             await frontend.stop(None if error is None else ErrorInfo.of(error))
-            # The core last: the other frontends notify their clients first.
-            await asyncio.gather(*(child.end() for child in children[1:]))
-            for child in children[:1]:
-                await child.end()
     finally:
-        remove_socket_file(config.serve)
-        shutil.rmtree(config.serve.socket_dir, ignore_errors=True)
+        # The core last: the other frontends notify their clients first.
+        await asyncio.gather(*(child.end() for child in children[1:]))
+        for child in children[:1]:
+            await child.end()
+        _remove_sockets(config)
+
+
+async def _make_frontend(config: RuntimeConfig, children: list[ChildProcess]) -> Frontend:
+    """Make the first frontend and start the others, which are added to `children`."""
+    from ..frontend.http.transport.connection_limits import raise_descriptor_limit
+    from ..frontend.http.transport.listener import listen
+    from ..frontend.process import Frontend
+    from ..models.checkpoint import find_checkpoint
+    from ..tokenizer import load_tokenizer
+
+    raise_descriptor_limit()
+    listener = listen(config.serve)
+    fds = [] if listener is None else [listener.fileno()]
+    try:
+        for index in range(1, config.serve.frontends):
+            name, arguments = f"frontend {index}", (str(index), *map(str, fds))
+            module = "ramiform.runtime.processes.frontend_worker"
+            children.append(await ChildProcess.start(name, module, *arguments, config=config, fds=fds, reports=True))
+        return Frontend(config, load_tokenizer(find_checkpoint(config.core.model)), listener=listener)
+    except RamiformError:
+        if listener is not None:
+            listener.close()
+        raise
+
+
+def _remove_sockets(config: RuntimeConfig) -> None:
+    from ..frontend.http.transport.listener import remove_socket_file
+
+    remove_socket_file(config.serve)
+    shutil.rmtree(config.serve.socket_dir, ignore_errors=True)
 
 
 async def _supervise(

@@ -108,6 +108,10 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="ZMQ address to publish cache events at; tcp replays at the next port"),
     ] = None
+    wait_for_loops: Annotated[
+        bool,
+        Meta(description="answer when the compiled loops are loaded, instead of computing without them until then"),
+    ] = False
     speculative: Annotated[
         SpeculativeName | None,
         Meta(

@@ -18,6 +18,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ramiform.runtime.engine import Engine, build_engine
+from ramiform.runtime.models import packed_linear
+from ramiform.runtime.models.quantised import factory
 from ramiform.runtime.models.rope import Rope
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import (
@@ -132,6 +134,8 @@ def test_a_following_row_gets_the_sampled_token_at_any_index(engine: Engine, see
 def without_numbers(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine on torch ops only, which run on tensors without values. Rotary angles, which a CPU looks up in tables,
     are computed as on other devices."""
+    monkeypatch.setattr(packed_linear, "can_pack", lambda device, dtype: False)
+    monkeypatch.setattr(factory, "can_pack", lambda device, dtype: False)
     monkeypatch.setattr(Rope, "angles", lambda rope, positions, lengths: rope._compute(positions, rope._frequencies))
     return build_engine(CoreConfig(device="cpu", dtype="bfloat16", num_pages=60, kernels="reference"), checkpoint)
 

@@ -137,7 +137,9 @@ def test_ctrl_c_ends_serve_cleanly_also_while_the_core_starts(own_tmp: Path) -> 
 def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> None:
     config = RuntimeConfig(core=CoreConfig(), serve=ServeConfig(socket_dir=str(tmp_path / "gone")))
     with subprocess.Popen(
-        parent_watchdog.child_command("ramiform.runtime.core.main"), stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        parent_watchdog.child_command("ramiform.runtime.processes.core_main"),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as core:
         assert core.stdin is not None
         assert core.stderr is not None
@@ -185,7 +187,7 @@ def test_output_of_a_library_is_not_taken_for_a_report(
     with ramiform.Runtime(tp=2, frontends=2, port=0) as runtime:
         assert runtime.info.name == "ramiform-demo"
     said = capfd.readouterr()
-    for module in ("processes.frontend_main", "processes.frontend_worker", "core.main", "parallel.worker"):
+    for module in ("processes.frontend_main", "processes.frontend_worker", "processes.core_main", "parallel.worker"):
         assert f"ramiform.runtime.{module} says hello" in said.err
     assert said.out == ""
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from ....kernels.cpu import int4
 from ..linear import Destination, bias_destination, total_bytes
 from . import int4_packing
 from .rounding import int4_groups
@@ -51,6 +50,8 @@ class Int4Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.device.type == "cpu":
+            from ....kernels.cpu import int4  # here, because it imports numba
+
             many = len(x) >= int4.MIN_ROWS * torch.get_num_threads() and int4.is_supported()
             x_TC = x.to(self.groups_GN2.dtype)
             y = (int4.matmul if many else _torch_product)(x_TC, self.codes_NC2, self.groups_GN2, self.group_size)
@@ -63,6 +64,8 @@ class Int4Linear:
         if self.scheme.source != "gguf":  # GGUF stores the weight of code 8 itself; its zero points are no integers
             self.groups_GN2[..., 1] = (8 - self.zeros_NG.t().float()) * self.groups_GN2[..., 0].float()
         if self.codes_NC2.device.type == "cpu":
+            from ....kernels.cpu import int4
+
             codes = _two_to_one(self.codes_NC2).to(torch.int32)
             self.codes_NC2.copy_(torch._convert_weight_to_int4pack_for_cpu(codes, 1))
             int4.is_supported()  # compile now, not in the first step

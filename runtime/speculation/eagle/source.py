@@ -22,7 +22,6 @@ from ...engine.kv_pool import PAGE_SIZE
 from ...scheduler.plan import DraftSpec, PageCopy, Row
 from ..slot_ledger import SkippedRows, SlotLedger
 from ..tree import DraftTree
-from .compiled_chain import CompiledHead
 from .draft_memory import DraftMemory
 from .head import EagleHead
 from .tree_attention import TreeAttention
@@ -43,6 +42,8 @@ class EagleSource:
         self._head = head
         self._memory = DraftMemory(head.config, num_pages, num_host_pages, device=head.device, dtype=head.dtype)
         self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
+        from .compiled_chain import CompiledHead  # here, because it imports numba
+
         self._compiled = CompiledHead.of(head, self._memory)
         self._slots: list[int] = []  # pending, as are `_tokens` and `_captured`
         self._tokens: list[int] = []

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ....loops import ready
 from ..tree import DraftTree
 from .index import IndexedText, SuffixIndex
 from .loops import BLOCK
@@ -17,6 +18,7 @@ from .loops import BLOCK
 MAX_OWN_TOKENS = 1 << 15  # last tokens of a request's text that are indexed when it is drafted for first
 CONTEXT_TOKENS = 16  # of the prompt, before a shared output
 SHARE_INTERVAL = 16  # tokens after which a live output is shared
+PACKAGE = "ramiform.runtime.speculation.suffix"  # whose loops may be postponed: until then there are no drafts
 
 
 @dataclass(eq=False)
@@ -69,6 +71,8 @@ class SuffixDrafts:
 
         Between calls a request's tokens may only grow.
         """
+        if not ready(PACKAGE):
+            return None
         texts = self._live.get(rid)
         if texts is None:
             texts = self._live[rid] = self._begin(len(tokens), num_prompt, namespace)
@@ -94,6 +98,8 @@ class SuffixDrafts:
 
     def end(self, rid: str, tokens: Sequence[int], num_prompt: int, namespace: str) -> None:
         """Record that the request ended with these tokens: forget its own text, keep its output for others."""
+        if not ready(PACKAGE):
+            return
         texts = self._live.pop(rid, None) or self._begin(len(tokens), num_prompt, namespace)
         self._index.remove(texts.own)
         if len(tokens) > num_prompt and not texts.full and self._append(texts.shared, tokens, texts.num_shared):

@@ -1,0 +1,136 @@
+"""Compiles and loads the compiled loops while the core already answers without them (docs/decisions/0013).
+
+Plain torch computes for the kernels, Python interprets the grammars' loops, and there are no suffix drafts. Loops that
+this machine has never compiled are compiled by child processes at the same time, those of drafts last. The core loads
+them from disk in a thread, and switches to the kernels between two steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib import import_module
+
+from ... import loops
+from ..compile_ahead import MESSAGE, PACKAGES, LoopGroup, is_cacheable, is_compiled
+from ..processes import parent_watchdog
+
+logger = logging.getLogger("ramiform.core")
+
+# Modules that hold the loops of a decoder, and those of grammars. Others are loaded where they are used.
+_MODULES: dict[LoopGroup, tuple[str, ...]] = {
+    "kernels": ("ramiform.kernels.cpu.ops", "ramiform.runtime.models.compiled_layers"),
+    "grammars": tuple(
+        f"ramiform.constrained.{name}" for name in ("automaton.walk_packed", "regex.dfa_kernel", "regex.subset_kernel")
+    ),
+    "drafts": ("ramiform.runtime.speculation.suffix",),
+}
+_NICENESS = 10  # of the processes that compile: answers come first
+
+
+def compile_command(group: LoopGroup) -> list[str]:
+    """Return the command that compiles a group of loops into the cache."""
+    return [*parent_watchdog.child_command("ramiform.runtime.compile_ahead"), group]
+
+
+class LoopLoader:
+    """Loads loops in threads. `start` begins to compile; `load` begins to import what has been compiled."""
+
+    def __init__(self, command: Callable[[LoopGroup], list[str]] = compile_command) -> None:
+        self._command = command
+        self._may_load = threading.Event()
+        self._loading = threading.Lock()  # one group after the other: two threads that import take turns, and both wait
+        self._loaded: dict[LoopGroup, threading.Event] = {group: threading.Event() for group in PACKAGES}
+        self._announcing = threading.Lock()
+        self._compiling: set[LoopGroup] = set()
+        self._start_time = 0.0
+        self.on_grammars: Callable[[], object] = lambda: None
+        self.pending = False  # the kernels are on their way, and `take` has not returned True
+
+    def start(self) -> None:
+        """Compile in the background what is not on disk. From now on this process computes without loops."""
+        loops.postpone(PACKAGES["kernels"])
+        loops.postpone(PACKAGES["grammars"], interpret=True)
+        loops.postpone(PACKAGES["drafts"])
+        self.pending = True
+        self._start_time = time.monotonic()
+        for group in self._loaded:
+            threading.Thread(target=self._prepare, args=(group,), name=f"loops of {group}", daemon=True).start()
+
+    def load(self) -> None:
+        """Import the loops once they are compiled. Call it when the core is ready, which importing would delay."""
+        self._may_load.set()
+
+    def take(self) -> bool:
+        """Return True once, when the kernels can be used; from then on `loops.ready` says so."""
+        if not (self.pending and self._loaded["kernels"].is_set()):
+            return False
+        self.pending = False
+        loops.allow(PACKAGES["kernels"])
+        return True
+
+    def wait_for_grammars(self) -> None:
+        """Wait until the grammars' loops are loaded, or cannot be."""
+        self._loaded["grammars"].wait()
+
+    def _prepare(self, group: LoopGroup) -> None:
+        try:
+            if group == "drafts":  # what computes answers comes first
+                self._loaded["kernels"].wait()
+            self._compile(group)
+            self._may_load.wait()
+            with self._loading:
+                for name in _MODULES[group]:
+                    import_module(name)
+                loops.compile_registered(PACKAGES[group])
+        except Exception:
+            logger.exception("the compiled loops of %s cannot be loaded; answers stay slow", group)
+            if group == "kernels":
+                self.pending = False
+                return
+        if group == "drafts":
+            loops.allow(PACKAGES["drafts"])
+        if group == "grammars":
+            # In any thread: a grammar may go on after any call by the other kind, on the same arrays.
+            loops.allow(PACKAGES["grammars"])
+            self.on_grammars()
+        self._loaded[group].set()
+
+    def _compile(self, group: LoopGroup) -> None:
+        """Run a process that compiles a group into the cache, unless the cache has it or there is none."""
+        if is_compiled(group) or not is_cacheable(group):
+            return
+        self._announce(group, starts=True)
+        with subprocess.Popen(
+            self._command(group),
+            stdin=subprocess.PIPE,  # closes when this process ends, and the child ends too
+            stdout=sys.stderr,
+            env=parent_watchdog.child_environment(),
+            start_new_session=True,
+        ) as process:
+            with contextlib.suppress(OSError, AttributeError):
+                os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+            status = process.wait()
+        if status:
+            logger.warning("compiling the loops of %s ended with status %d; they are compiled here", group, status)
+        self._announce(group, starts=False)
+
+    def _announce(self, group: LoopGroup, *, starts: bool) -> None:
+        """Say once that loops are compiled, and once that all are: a line on a terminal, else in the log."""
+        with self._announcing:
+            before = bool(self._compiling)
+            (self._compiling.add if starts else self._compiling.discard)(group)
+            if before == bool(self._compiling):
+                return
+        seconds = time.monotonic() - self._start_time
+        message = f"{MESSAGE}; answers are slower until then" if starts else f"compiled loops in {seconds:.0f} s"
+        if sys.stderr.isatty():
+            print(f"ramiform: {message}", file=sys.stderr, flush=True)
+        else:
+            logger.warning(message)

@@ -1,0 +1,102 @@
+"""A core answers before its compiled loops are there, and alike afterwards."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ramiform import loops
+from ramiform.runtime.core import loop_loader
+from ramiform.runtime.core.loop_loader import LoopLoader
+from ramiform.runtime.core.main import LoadedCore, load_core
+from ramiform.runtime.engine import Engine
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import Generate, LogprobParams, Tokens
+from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
+
+WAIT = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nsys.exit(int(sys.argv[2]))"
+PROMPT = [5, 6, 7, 8, 9, 10]
+
+
+@pytest.fixture(autouse=True)
+def _used_again() -> Iterator[None]:
+    yield
+    for package in ("ramiform.kernels", "ramiform.constrained"):
+        loops.allow(package)
+
+
+def generate(core: LoadedCore, rid: str, constraint: Constraint | None = None) -> tuple[list[int], list[float]]:
+    """Return the tokens and the log-probabilities of a greedy answer, each step's computed as the core does."""
+    sampling = SamplingParams(
+        max_new_tokens=12, temperature=0, ignore_eos=constraint is None, constraint=constraint, seed=0
+    )
+    core.scheduler.handle(
+        Generate(rid=rid, tokens=PROMPT, sampling=sampling, logprobs=LogprobParams()), time.monotonic(), b""
+    )
+    ids: list[int] = []
+    logprobs: list[float] = []
+    while True:
+        plan = core.scheduler.plan(time.monotonic())
+        answers = core.scheduler.answers()
+        if plan is not None:
+            assert isinstance(core.engine, Engine)
+            answers = [*answers, *core.scheduler.commit(plan, core.engine.run(plan), time.monotonic())]
+        for answer in answers:
+            assert isinstance(answer, Tokens), answer
+            ids += answer.ids
+            logprobs += [entry.logprob for entry in answer.logprobs or []]
+            if answer.finish is not None:
+                return ids, logprobs
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 1], ids=["compiled", "failed"])
+def test_answers_come_before_the_loops_and_are_the_same_afterwards(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_loader, "is_compiled", lambda _group: False)
+    compiled = tmp_path / "compiled"
+    loader = LoopLoader(lambda _group: [sys.executable, "-c", WAIT, str(compiled), str(status)])
+    core = load_core(CoreConfig(num_pages=256, prefix_cache=False), loader=loader)
+    assert isinstance(core.engine, Engine)
+    loader.load()
+    number = Constraint("regex", "[0-9]{3}")
+
+    before = [generate(core, "free, before"), generate(core, "number, before", number)]
+    assert loader.pending
+    assert not loader.take()
+    assert not loops.ready("ramiform.kernels")
+    assert not loops.ready("ramiform.constrained")
+
+    compiled.touch()
+    until(loader.take)
+    core.engine.use_loops()
+    loader.wait_for_grammars()
+    assert loops.ready("ramiform.kernels")
+    assert loops.ready("ramiform.constrained")
+    after = [generate(core, "free, after"), generate(core, "number, after", number)]
+    for (ids, logprobs), (ids_after, logprobs_after) in zip(before, after, strict=True):
+        assert ids == ids_after
+        assert len(logprobs) == len(ids)
+        assert logprobs == pytest.approx(logprobs_after, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting", [{"deterministic": True}, {"wait_for_loops": True}], ids=lambda each: next(iter(each))
+)
+def test_settings_that_need_the_loops_from_the_first_token_wait_for_them(setting: dict[str, bool]) -> None:
+    loader = LoopLoader(lambda _group: pytest.fail("compiles in the background"))
+    load_core(msgspec.structs.replace(CoreConfig(num_pages=256), **{setting: True}), loader=loader)
+    assert not loader.pending
+    assert loops.ready("ramiform.kernels")
