@@ -31,10 +31,10 @@ def for_device(
         from .triton.ops import TritonOps
 
         return TritonOps(deterministic=deterministic)
-    if name == "auto" and device.type == "cpu" and not deterministic:
-        from .cpu.ops import CpuOps
+    if name == "auto" and device.type == "cpu":
+        from .cpu.ops import CpuOps, DeterministicCpuOps
 
-        return CpuOps(attention_cap)
+        return DeterministicCpuOps() if deterministic else CpuOps(attention_cap)
     from .reference.ops import DeterministicOps, ReferenceOps
 
     return DeterministicOps() if deterministic else ReferenceOps(attention_cap)

@@ -57,7 +57,8 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
         for param, asked in (("kernels", config.kernels == "triton"), ("deterministic", config.deterministic)):
             if asked:
                 raise RequestError(
-                    f"{param}: the model caps attention scores at {cap:g}, which only plain torch ops compute",
+                    f"{param}: the model caps attention scores at {cap:g}, which neither Triton's nor deterministic "
+                    "kernels do",
                     param=param,
                 )
         return None if config.kernels == "auto" else for_device(device, config.kernels, attention_cap=cap)
@@ -68,7 +69,7 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
         )
     if rotates or not config.deterministic:
         return None if config.kernels == "auto" else for_device(device, config.kernels)
-    if config.speculative_num_draft_tokens > MAX_DETERMINISTIC_TREE:
+    if device.type != "cpu" and config.speculative_num_draft_tokens > MAX_DETERMINISTIC_TREE:
         raise RequestError(
             f"deterministic verifies at most {MAX_DETERMINISTIC_TREE} tokens at once, got "
             f"{config.speculative_num_draft_tokens}",
