@@ -29,10 +29,10 @@ def for_device(
         from .triton.ops import TritonOps
 
         return TritonOps(deterministic, attention_cap)
-    if name == "auto" and device.type == "cpu" and not deterministic and loops.ready("ramiform.kernels"):
-        from .cpu.ops import CpuOps
+    if name == "auto" and device.type == "cpu" and loops.ready("ramiform.kernels"):
+        from .cpu.ops import CpuOps, DeterministicCpuOps
 
-        return CpuOps(attention_cap)
+        return DeterministicCpuOps(attention_cap) if deterministic else CpuOps(attention_cap)
     from .reference.ops import DeterministicOps, PlainCpuOps, ReferenceOps
 
     if name == "auto" and device.type == "cpu" and not deterministic:

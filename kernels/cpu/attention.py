@@ -21,7 +21,21 @@ from numba import carray, types
 from ..arguments import AttentionArgs
 from ..kv_cache import KvCache
 from ..reference.quantise import E4M3
-from .attention_inner import BLOCK, address_of, highest_score, pointer_to, score_rows, weigh_scores, weigh_values
+from .attention_inner import (
+    BFLOAT16,
+    BLOCK,
+    E4M3_CODES,
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    address_of,
+    gather_rows,
+    highest_score,
+    pointer_to,
+    score_rows,
+    weigh_scores,
+    weigh_values,
+)
 from .attention_plan import (
     BEGINS,
     COST,
@@ -37,14 +51,13 @@ from .attention_plan import (
     AttentionPlan,
 )
 from .bfloat16 import narrow, widen
-from .compiled import Floats, Ints, compiled
+from .compiled import Floats, Ints, compiled_in_order, exp
 from .instructions import HOST
 from .thread_pool import num_threads, run_tasks
 
 LANES = HOST.lanes
 
 # Codes of dtypes.
-FLOAT32, BFLOAT16, FLOAT16, E4M3_CODES, INT8 = range(5)
 DTYPES = {
     torch.float32: FLOAT32,
     torch.bfloat16: BFLOAT16,
@@ -59,11 +72,13 @@ KEYS, VALUES, STRIDE, KV_HEADS, HEAD_SIZE, DTYPE, KEY_SCALES, VALUE_SCALES, DESC
 _MIN_WORK = 1 << 16  # multiplications by keys: they take 10 microseconds, waking a thread takes more
 _FEW_ROWS = 4  # rows that read a float32 block where it lies: copying it would cost more than it saves
 _LOG2_E = np.float32(1.4426950408889634)
+_LN_2 = np.float32(0.6931471805599453)
 _NOTHING = np.float32(-np.inf)
 
-_floats, _halves, _bytes = pointer_to(types.float32), pointer_to(types.uint16), pointer_to(types.int8)
-_ints = pointer_to(types.int64)
+_floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
+_ints, _bytes = pointer_to(types.int64), pointer_to(types.uint8)
 
+_gather_float32, _gather_bfloat16, _gather_float16, _gather_e4m3, _gather_int8 = map(gather_rows, range(5))
 _score_one, _score_two, _score_three = score_rows(1), score_rows(2), score_rows(3)
 _weigh_one, _weigh_one_by_four, _weigh_one_by_eight = (weigh_values(1, vectors) for vectors in (1, 4, 8))
 _weigh_two, _weigh_two_by_four = weigh_values(2, 1), weigh_values(2, 4)
@@ -80,90 +95,84 @@ def kv_descriptor(kv: KvCache) -> Ints:
     return np.array([kv.k_SKD.data_ptr(), kv.v_SKD.data_ptr(), stride, K, D, DTYPES[kv.k_SKD.dtype], *scales])
 
 
-@compiled("int64(int64[::1], int64[::1])")
+@compiled_in_order("int64(int64[::1], int64[::1])")
 def num_tasks(plan: Ints, kv: Ints) -> int:
     return plan[NUM_TILES] * kv[KV_HEADS]  # type: ignore[no-any-return]
 
 
-@compiled("int64(int64[::1], int64[::1])")
+@compiled_in_order("int64(int64[::1], int64[::1])")
 def scratch_size(plan: Ints, kv: Ints) -> int:
     """Return the float32s of scratch memory that a thread needs for the plan's tasks."""
     rows = plan[MAX_QUERIES] * plan[GROUP]
     size = -(-kv[HEAD_SIZE] // LANES) * LANES
-    return rows * (2 * size + BLOCK + 3) + BLOCK * size + 4 * BLOCK  # type: ignore[no-any-return]
+    return rows * (2 * size + BLOCK + 3) + 2 * BLOCK * size + 4 * BLOCK  # type: ignore[no-any-return]
 
 
-@compiled("float32(uint16)")
-def _from_float16(half: np.uint16) -> np.float32:
-    bits = np.uint32(half)
-    magnitude = (bits & np.uint32(0x7FFF)) << np.uint32(13)
-    normal = np.uint32(magnitude + np.uint32(112 << 23))
-    # A subnormal is what its bits add to the least normal number.
-    subnormal = (np.uint32(magnitude + np.uint32(113 << 23))).view(np.float32) - np.float32(2.0**-14)
-    if magnitude < np.uint32(1 << 23):
-        normal = np.float32(subnormal).view(np.uint32)
-    if magnitude >= np.uint32(31 << 23):  # infinity and NaN
-        normal = np.uint32(normal + np.uint32(112 << 23))
-    return np.uint32(normal | ((bits & np.uint32(0x8000)) << np.uint32(16))).view(np.float32)  # type: ignore[no-any-return]
-
-
-@compiled("float32(int8)")
-def _from_e4m3(code: np.int8) -> np.float32:
-    """Convert a code as `reference.quantise.expand_e4m3` does: NaN becomes 480."""
-    bits = np.uint32(np.uint8(code))
-    magnitude = (bits & np.uint32(0x7F)) << np.uint32(20)
-    normal = np.uint32(magnitude + np.uint32(120 << 23))
-    subnormal = (np.uint32(magnitude + np.uint32(121 << 23))).view(np.float32) - np.float32(2.0**-6)
-    if magnitude < np.uint32(1 << 23):
-        normal = np.float32(subnormal).view(np.uint32)
-    return np.uint32(normal | ((bits & np.uint32(0x80)) << np.uint32(24))).view(np.float32)  # type: ignore[no-any-return]
-
-
-@compiled("void(int64, int64, int64, int64, int64, float32, int64)")
-def _read(source: int, dtype: int, first: int, num: int, size: int, scale: float, target: int) -> None:
-    """Write `num` numbers, from the `first` on of those at an address, times `scale`, and zeros up to `size`."""
+@compiled_in_order("void(int64, int64, int64, int64, int64, float32, int64)")
+def _read_query(source: int, dtype: int, first: int, D: int, size: int, scale: float, target: int) -> None:
+    """Write a query, times `scale`, and zeros up to `size`. It is the numbers from `first` on at the address
+    `source`."""
     to = carray(_floats(target), (size,))
-    to[num:] = 0
     if dtype == FLOAT32:
-        wide = carray(_floats(source + 4 * first), (num,))
-        for d in range(num):
+        wide = carray(_floats(source + 4 * first), (D,))
+        for d in range(D):
             to[d] = wide[d] * scale
-    elif dtype == BFLOAT16:
-        half = carray(_halves(source + 2 * first), (num,))
-        for d in range(num):
-            to[d] = widen(half[d]) * scale
-    elif dtype == FLOAT16:
-        half = carray(_halves(source + 2 * first), (num,))
-        for d in range(num):
-            to[d] = _from_float16(half[d]) * scale
-    elif dtype == E4M3_CODES:
-        codes = carray(_bytes(source + first), (num,))
-        for d in range(num):
-            to[d] = _from_e4m3(codes[d]) * scale
     else:
-        codes = carray(_bytes(source + first), (num,))
-        for d in range(num):
-            to[d] = np.float32(codes[d]) * scale
+        half = carray(_halves(source + 2 * first), (D,))
+        for d in range(D):
+            to[d] = widen(half[d]) * scale
+    for d in range(D, size):
+        to[d] = 0
 
 
-@compiled("void(int64[::1], int64, int64, int64, int64, int64, int64, int64, int64[::1])")
-def _find_block(
-    slots: Ints, num: int, source: int, dtype: int, stride: int, offset: int, D: int, gathered: int, addresses: Ints
-) -> None:
-    """Write the addresses of a block's keys (or values) as float32s. They are copied to the address `gathered`, unless
-    that is 0."""
-    size = -(-D // LANES) * LANES
+@compiled_in_order("void(int64[::1], int64, int64, int64, int64, int64, int64[::1])")
+def _find_slots(plan: Ints, table: int, unit: int, place: int, num: int, stride: int, first_L: Ints) -> None:
+    """Write where a block's keys begin, in numbers from the cache's first."""
+    key = 0
+    while key < num:
+        page, within = (place + key) // unit, (place + key) % unit
+        first = plan[table + page] * unit
+        for slot in range(first + within, first + min(unit, within + num - key)):
+            first_L[key] = slot * stride
+            key += 1
+
+
+@compiled_in_order("void(int64[::1], int64, int64, int64, int64, int64, int64[::1])")
+def _find_addresses(first_L: Ints, num: int, source: int, width: int, D: int, staged: int, addresses_L: Ints) -> None:
+    """Write the addresses of a block's keys (or values) of `width` bytes a number. If `staged` is an address and not 0,
+    they are copied there, with zeros up to a multiple of LANES numbers."""
     for key in range(num):
-        place = slots[key] * stride + offset
-        addresses[key] = source + 4 * place
-        if gathered != 0:
-            addresses[key] = gathered + 4 * size * key
-            _read(source, dtype, place, D, size, np.float32(1), addresses[key])
-    for more in range(num, min(-(-num // 8) * 8, BLOCK)):
-        addresses[more] = addresses[num - 1]
+        addresses_L[key] = source + width * first_L[key]
+    if staged != 0:
+        size = -(-D // LANES) * LANES * width
+        for key in range(num):
+            row = carray(_bytes(addresses_L[key]), (D * width,))
+            addresses_L[key] = staged + key * size
+            to = carray(_bytes(addresses_L[key]), (size,))
+            for byte in range(D * width):
+                to[byte] = row[byte]
+            for byte in range(D * width, size):
+                to[byte] = 0
 
 
-@compiled("void(int64, int64, int64, int64, int64, int64)")
+@compiled_in_order("void(int64, int64, int64, int64, int64, int64[::1])")
+def _gather(dtype: int, addresses: int, num: int, size: int, to: int, addresses_L: Ints) -> None:
+    """Copy a block's keys (or values) as float32s, and write their new addresses."""
+    if dtype == FLOAT32:
+        _gather_float32(addresses, num, size, to)
+    elif dtype == BFLOAT16:
+        _gather_bfloat16(addresses, num, size, to)
+    elif dtype == FLOAT16:
+        _gather_float16(addresses, num, size, to)
+    elif dtype == E4M3_CODES:
+        _gather_e4m3(addresses, num, size, to)
+    else:
+        _gather_int8(addresses, num, size, to)
+    for key in range(num):
+        addresses_L[key] = to + 4 * size * key
+
+
+@compiled_in_order("void(int64, int64, int64, int64, int64, int64)")
 def _score(q: int, num_rows: int, size: int, addresses: int, num_keys: int, scores: int) -> None:
     """Write the scores of all rows with a block's keys."""
     row = 0
@@ -181,7 +190,7 @@ def _score(q: int, num_rows: int, size: int, addresses: int, num_keys: int, scor
             row += 1
 
 
-@compiled("void(int64, int64, int64, int64, int64, int64, int64)")
+@compiled_in_order("void(int64, int64, int64, int64, int64, int64, int64)")
 def _weigh(weights: int, factors: int, num_rows: int, size: int, addresses: int, num_keys: int, sums: int) -> None:
     """Scale the sums of all rows by their factors, and add a block's values by their weights."""
     row = 0
@@ -218,7 +227,39 @@ def _weigh(weights: int, factors: int, num_rows: int, size: int, addresses: int,
             row += 1
 
 
-@compiled("void(int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, float32, float32, int64)")
+@compiled_in_order("void(int64, int64, int64, float32)")
+def _mask(scores: int, begin: int, end: int, cap: float) -> None:
+    """Cap a row's scores, and hide the keys outside [begin, end)."""
+    scores_L = carray(_floats(scores), (BLOCK,))
+    if cap > 0:
+        for key in range(BLOCK):
+            scores_L[key] = cap * _LOG2_E * np.tanh(scores_L[key])
+    for key in range(begin):
+        scores_L[key] = _NOTHING
+    for key in range(end, BLOCK):
+        scores_L[key] = _NOTHING
+
+
+@compiled_in_order("void(int64, int64, int64, int64, int64)")
+def _softmax(scores: int, num_rows: int, factors: int, highest: int, totals: int) -> None:
+    """Replace a block's scores by their weights, update the rows' largest score and total weight, and write the factors
+    of what was summed before."""
+    factor_R, highest_R = carray(_floats(factors), (num_rows,)), carray(_floats(highest), (num_rows,))
+    total_R = carray(_floats(totals), (num_rows,))
+    for r in range(num_rows):
+        before = highest_R[r]
+        found = highest_score(scores + 4 * r * BLOCK)
+        found = before if found < before else found
+        highest_R[r] = found
+        factor_R[r] = np.float32(0) if found == before else before - found
+    for r in range(num_rows):
+        factor_R[r] = exp(factor_R[r] * _LN_2)
+    for r in range(num_rows):
+        base = highest_R[r] if highest_R[r] != _NOTHING else np.float32(0)
+        total_R[r] = total_R[r] * factor_R[r] + weigh_scores(scores + 4 * r * BLOCK, base)
+
+
+@compiled_in_order("void(int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, float32, float32, int64)")
 def attend_task(
     task: int,
     plan: Ints,
@@ -250,10 +291,13 @@ def attend_task(
     gathered = sums + 4 * R * size
     scores = gathered + 4 * BLOCK * size
     factors = scores + 4 * R * BLOCK
-    slots_L, addresses_L = carray(_ints(scratch), (BLOCK,)), carray(_ints(addresses), (BLOCK,))
-    sums_RD, scores_RL = carray(_floats(sums), (R, size)), carray(_floats(scores), (R, BLOCK))
-    factor_R, highest_R = carray(_floats(factors), (R,)), carray(_floats(factors + 4 * R), (R,))
-    total_R = carray(_floats(factors + 8 * R), (R,))
+    highest, totals = factors + 4 * R, factors + 8 * R
+    staged = factors + 12 * R if size > D else 0
+    first_L, addresses_L = carray(_ints(scratch), (BLOCK,)), carray(_ints(addresses), (BLOCK,))
+    sums_RD = carray(_floats(sums), (R, size))
+    highest_R, total_R = carray(_floats(highest), (R,)), carray(_floats(totals), (R,))
+    cached = kv[DTYPE]
+    width = 4 if cached == FLOAT32 else 1 if cached in (E4M3_CODES, INT8) else 2
 
     # Scores are in powers of two, which saves the exponential a product.
     q_scale = scale / cap if cap > 0 else scale * _LOG2_E
@@ -264,7 +308,7 @@ def attend_task(
     for row in range(R):
         token = plan[plan[TOKENS] + first_q + row // G]
         place = token * q_stride + (head * G + row % G) * D
-        _read(q, dtype, place, D, size, q_scale, queries + 4 * row * size)
+        _read_query(q, dtype, place, D, size, q_scale, queries + 4 * row * size)
         sums_RD[row] = 0
         highest_R[row], total_R[row] = _NOTHING, 0
 
@@ -285,41 +329,35 @@ def attend_task(
             if start == stop:
                 continue
             num_keys = min(length - base, BLOCK)
-            for key in range(num_keys):
-                place = base + key
-                slots_L[key] = plan[table + place // unit] * unit + place % unit
             row, num_rows = (start - first_q) * G, (stop - start) * G
-            direct = kv[DTYPE] == FLOAT32 and size == D and num_rows <= _FEW_ROWS
-            to = 0 if direct else gathered
-            _find_block(slots_L, num_keys, kv[KEYS], kv[DTYPE], kv[STRIDE], head * D, D, to, addresses_L)
-            _score(queries + 4 * row * size, num_rows, size, addresses, num_keys, scores + 4 * row * BLOCK)
-            for query in range(start, stop):
-                begin = min(max(plan[plan[BEGINS] + query] - base, 0), BLOCK)
-                end = min(max(plan[plan[ENDS] + query] - base, 0), BLOCK)
-                for r in range((query - first_q) * G, (query - first_q + 1) * G):
-                    scores_L = scores_RL[r]
-                    if cap > 0:
-                        for key in range(BLOCK):
-                            scores_L[key] = cap * _LOG2_E * np.tanh(scores_L[key])
-                    scores_L[:begin] = _NOTHING
-                    scores_L[end:] = _NOTHING
-                    before = highest_R[r]
-                    highest = highest_score(scores + 4 * r * BLOCK)
-                    highest = before if highest < before else highest
-                    highest_R[r] = highest
-                    factor_R[r] = np.float32(1) if highest == before else np.exp2(before - highest)
-                    total = weigh_scores(scores + 4 * r * BLOCK, highest if highest != _NOTHING else np.float32(0))
-                    total_R[r] = total_R[r] * factor_R[r] + total
-            _find_block(slots_L, num_keys, kv[VALUES], kv[DTYPE], kv[STRIDE], head * D, D, to, addresses_L)
-            _weigh(
-                scores + 4 * row * BLOCK,
-                factors + 4 * row,
-                num_rows,
-                size,
-                addresses,
-                num_keys,
-                sums + 4 * row * size,
-            )
+            gather = cached != FLOAT32 or num_rows > _FEW_ROWS
+            _find_slots(plan, table, unit, base, num_keys, kv[STRIDE], first_L)
+            for values in range(2):
+                source = (kv[VALUES] if values else kv[KEYS]) + width * head * D
+                _find_addresses(first_L, num_keys, source, width, D, staged, addresses_L)
+                if gather:
+                    _gather(cached, addresses, num_keys, size, gathered, addresses_L)
+                if values:
+                    _weigh(
+                        scores + 4 * row * BLOCK,
+                        factors + 4 * row,
+                        num_rows,
+                        size,
+                        addresses,
+                        num_keys,
+                        sums + 4 * row * size,
+                    )
+                    continue
+                for more in range(num_keys, min(-(-num_keys // 8) * 8, BLOCK)):
+                    addresses_L[more] = addresses_L[num_keys - 1]
+                _score(queries + 4 * row * size, num_rows, size, addresses, num_keys, scores + 4 * row * BLOCK)
+                for query in range(start, stop):
+                    begin = min(max(plan[plan[BEGINS] + query] - base, 0), BLOCK)
+                    end = min(max(plan[plan[ENDS] + query] - base, 0), BLOCK)
+                    if begin > 0 or end < BLOCK or cap > 0:
+                        for r in range((query - first_q) * G, (query - first_q + 1) * G):
+                            _mask(scores + 4 * r * BLOCK, begin, end, cap)
+                _softmax(scores + 4 * row * BLOCK, num_rows, factors + 4 * row, highest + 4 * row, totals + 4 * row)
 
     for row in range(R):
         token = plan[plan[TOKENS] + first_q + row // G]
@@ -335,7 +373,9 @@ def attend_task(
                 half[d] = narrow(sums_RD[row, d] * factor, half[d])
 
 
-@compiled("void(int64, int64, int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, float32, float32)")
+@compiled_in_order(
+    "void(int64, int64, int64, int64[::1], int64[::1], int64, int64, int64, int64, int64, float32, float32)"
+)
 def attend_tasks(
     first: int,
     end: int,
@@ -356,7 +396,7 @@ def attend_tasks(
         attend_task(task, plan, kv, q, q_stride, out, out_stride, dtype, scale, cap, address_of(scratch))
 
 
-@compiled("void(int64[::1], float32[:,:,::1], float32[:,:,::1], float32[:,:,::1], float32, float32[:,:,::1])")
+@compiled_in_order("void(int64[::1], float32[:,:,::1], float32[:,:,::1], float32[:,:,::1], float32, float32[:,:,::1])")
 def attend_rows(plan: Ints, q_THD: Floats, k_SKD: Floats, v_SKD: Floats, scale: float, out_THD: Floats) -> None:
     """Compute all tasks of a plan over a float32 cache without scales."""
     H, D = q_THD.shape[1:]

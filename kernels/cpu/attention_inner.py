@@ -2,8 +2,9 @@
 the weighted sums of its values.
 
 They are written in LLVM IR, because compilers neither keep all sums in registers nor fix the order of a sum. A number
-is always summed in one order, however many rows are computed together. Memory is given by addresses: a key or value is
-D consecutive float32s at an address of its own, so the rows of a block may lie anywhere.
+is always summed in one order, however many rows are computed together (loops that use these functions are
+`compiled_in_order`). Memory is given by addresses: a key or value is D consecutive float32s at an address of its own,
+so the rows of a block may lie anywhere.
 
 Legend: R rows of a call (a query of one head), BLOCK keys of a block, D head size (a multiple of LANES).
 """
@@ -24,18 +25,27 @@ from .instructions import HOST
 LANES = HOST.lanes
 
 BLOCK = 64
-# Rows of a call. Four keys for each, or four vectors of a value for each, are the sums that registers hold.
-ROWS = 6 if LANES == 16 else 3
+# Dtypes of caches, by their codes.
+FLOAT32, BFLOAT16, FLOAT16, E4M3_CODES, INT8 = range(5)
 _KEYS = 4
 
 _FLOAT, _INT, _LANE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _FLOATS, _LANE_INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_LANE, LANES)
 _FLOAT_BYTES, _ADDRESS_BYTES = 4, 8
-# 2^r for r in [-1/2, 1/2] by powers of r: interpolation in Chebyshev's points, relative error 2e-9.
+# 2^r for r in [-1/2, 1/2] by powers of r: interpolation in Chebyshev's points, relative error 3e-9.
 _EXP2 = np.polynomial.chebyshev.Chebyshev.interpolate(np.exp2, 6, domain=(-0.5, 0.5)).convert(
     kind=np.polynomial.Polynomial
 )
 _EXP2_POWERS = [float(np.float32(power)) for power in _EXP2.coef]
+
+
+_ELEMENTS = {
+    FLOAT32: _FLOAT,
+    BFLOAT16: ir.IntType(16),
+    FLOAT16: ir.IntType(16),
+    E4M3_CODES: ir.IntType(8),
+    INT8: ir.IntType(8),
+}
 
 
 class _Builder:
@@ -134,6 +144,70 @@ def _sums_of_four(b: _Builder, sums: Sequence[Any]) -> Any:
     return total
 
 
+def _load_as_floats(b: _Builder, address: Any, dtype: int) -> Any:
+    """Return LANES numbers of a dtype, from an address on, as float32s."""
+    element = _ELEMENTS[dtype]
+    bits = b.ir.load(b.ir.inttoptr(address, ir.VectorType(element, LANES).as_pointer()))
+    bits.align = 4 if dtype == FLOAT32 else element.width // 8
+    if dtype == FLOAT32:
+        return bits
+    if dtype == INT8:
+        return b.ir.sitofp(b.ir.sext(bits, _LANE_INTS), _FLOATS)
+
+    def constant(number: int) -> Any:
+        return ir.Constant(_LANE_INTS, [number] * LANES)
+
+    wide = b.ir.zext(bits, _LANE_INTS)
+    if dtype == BFLOAT16:
+        return b.ir.bitcast(b.ir.shl(wide, constant(16)), _FLOATS)
+    # Shifted, the exponent and mantissa stand where a float32 has them; the exponents differ by a bias.
+    shift, bias, sign = (13, 127 - 15, 1 << 15) if dtype == FLOAT16 else (20, 127 - 7, 1 << 7)
+    magnitude = b.ir.shl(b.ir.and_(wide, constant(sign - 1)), constant(shift))
+    normal = b.ir.add(magnitude, constant(bias << 23))
+    # A subnormal number is what its bits add to the least normal one.
+    larger = b.ir.bitcast(b.ir.add(magnitude, constant((bias + 1) << 23)), _FLOATS)
+    subnormal = b.ir.bitcast(b.ir.fsub(larger, b.constant(2.0 ** (bias - 126))), _LANE_INTS)
+    found = b.ir.select(b.ir.icmp_signed("<", magnitude, constant(1 << 23)), subnormal, normal)
+    if dtype == FLOAT16:  # infinity and NaN; e4m3 has no infinity, and its NaN becomes 480, as in the reference
+        beyond = b.ir.add(normal, constant(bias << 23))
+        found = b.ir.select(b.ir.icmp_signed(">=", magnitude, constant(31 << 23)), beyond, found)
+    negative = b.ir.shl(b.ir.and_(wide, constant(sign)), constant(31 - sign.bit_length() + 1))
+    return b.ir.bitcast(b.ir.or_(found, negative), _FLOATS)
+
+
+def gather_rows(dtype: int) -> Callable[..., None]:
+    """Return a function for compiled loops that copies keys or values of a dtype as float32s, one after the other.
+
+    Its arguments are the address of the keys' addresses, the number of keys, D and the address of the copies.
+    """
+    width = 4 if dtype == FLOAT32 else _ELEMENTS[dtype].width // 8
+
+    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
+        b = _Builder(builder)
+        addresses, num_keys, size, to = args
+
+        def keys(key: Any) -> Sequence[Any]:
+            source = b.load(b.address(addresses, builder.mul(key, _INT(_ADDRESS_BYTES))), _INT)
+            target = b.address(to, builder.mul(builder.mul(key, size), _INT(_FLOAT_BYTES)))
+
+            def vectors(d: Any) -> Sequence[Any]:
+                numbers = _load_as_floats(b, b.address(source, builder.mul(d, _INT(width))), dtype)
+                b.store(numbers, b.address(target, builder.mul(d, _INT(_FLOAT_BYTES))))
+                return ()
+
+            b.loop(size, LANES, (), vectors)
+            return ()
+
+        b.loop(num_keys, 1, (), keys)
+        return context.get_dummy_value()
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def gather(_: Any, addresses: Any, num_keys: Any, size: Any, to: Any) -> Any:
+        return types.void(*[types.int64] * 4), generate
+
+    return gather  # type: ignore[no-any-return]
+
+
 def score_rows(num_rows: int) -> Callable[..., None]:
     """Return a function for compiled loops that writes the products of `num_rows` queries with the keys of a block.
 
@@ -156,13 +230,14 @@ def score_rows(num_rows: int) -> Callable[..., None]:
 
             def inputs(d: Any, *sums: Any) -> Sequence[Any]:
                 offset = builder.mul(d, _INT(_FLOAT_BYTES))
-                k = [b.load(b.address(row, offset)) for row in rows]
                 found = [b.load(b.address(query, offset)) for query in queries]
-                return [
-                    b.call("fmuladd", found[row], k[key], sums[row * keys_at_once + key])
-                    for row in range(num_rows)
-                    for key in range(keys_at_once)
-                ]
+                added = list(sums)
+                for key in range(keys_at_once):
+                    k = b.load(b.address(rows[key], offset))
+                    for row in range(num_rows):
+                        place = row * keys_at_once + key
+                        added[place] = b.call("fmuladd", found[row], k, sums[place])
+                return added
 
             sums = b.loop(size, LANES, [zero] * (num_rows * keys_at_once), inputs)
             for row in range(num_rows):
@@ -210,14 +285,15 @@ def weigh_values(num_rows: int, num_vectors: int) -> Callable[..., None]:
 
         def values(key: Any, *sums: Any) -> Sequence[Any]:
             row = b.load(b.address(addresses, builder.mul(key, _INT(_ADDRESS_BYTES))), _INT)
-            v = [b.load(b.address(row, offset, vector * LANES * _FLOAT_BYTES)) for vector in range(num_vectors)]
             column = b.address(weights, builder.mul(key, _INT(_FLOAT_BYTES)))
-            result = []
-            for number in range(num_rows):
-                weight = b.splat(b.load(b.address(column, number * BLOCK * _FLOAT_BYTES), _FLOAT))
-                own = sums[number * num_vectors :][:num_vectors]
-                result += [b.call("fmuladd", weight, v[index], own[index]) for index in range(num_vectors)]
-            return result
+            found = [b.splat(b.load(b.address(column, r * BLOCK * _FLOAT_BYTES), _FLOAT)) for r in range(num_rows)]
+            added = list(sums)
+            for vector in range(num_vectors):
+                v = b.load(b.address(row, offset, vector * LANES * _FLOAT_BYTES))
+                for number in range(num_rows):
+                    place = number * num_vectors + vector
+                    added[place] = b.call("fmuladd", found[number], v, sums[place])
+            return added
 
         for place, value in zip(places, b.loop(num_values, 1, first, values), strict=True):
             b.store(value, place)
@@ -256,19 +332,19 @@ def weigh_scores(_: Any, scores: Any, base: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
         b = _Builder(builder)
         base = b.splat(args[1])
-        least = b.constant(-126.0)
+        least, rounding = b.constant(-126.0), b.constant(1.5 * 2.0**23 + 127)
         weights = []
         for lane in range(0, BLOCK, LANES):
             place = b.address(args[0], lane * _FLOAT_BYTES)
             x = builder.fsub(b.load(place), base)
-            whole = b.call("rint", builder.select(builder.fcmp_ordered(">", x, least), x, least))
-            r = builder.fsub(x, whole)
+            # The sum's last bits are the nearest whole number, plus the bias of an exponent.
+            rounded = builder.fadd(builder.select(builder.fcmp_ordered(">", x, least), x, least), rounding)
+            r = builder.fsub(x, builder.fsub(rounded, rounding))
             series = b.constant(_EXP2_POWERS[-1])
             for power in _EXP2_POWERS[-2::-1]:
                 series = b.call("fmuladd", series, r, b.constant(power))
-            exponent = builder.add(builder.fptosi(whole, _LANE_INTS), ir.Constant(_LANE_INTS, [127] * LANES))
-            scale = builder.bitcast(builder.shl(exponent, ir.Constant(_LANE_INTS, [23] * LANES)), _FLOATS)
-            weight = builder.fmul(series, scale)
+            scale = builder.shl(builder.bitcast(rounded, _LANE_INTS), ir.Constant(_LANE_INTS, [23] * LANES))
+            weight = builder.fmul(series, builder.bitcast(scale, _FLOATS))
             # An ordered comparison: the weight of NaN is NaN.
             weight = builder.select(builder.fcmp_ordered("<", x, least), b.constant(0.0), weight)
             b.store(weight, place)

@@ -1,7 +1,7 @@
 """The device ops of a CPU: compiled loops where torch calls several operators that each go through memory.
 
-Loops compute norms, rotation and the gate in float32 and bfloat16, attention and draws of small float32 steps, and the
-walk along draft trees. All else is plain torch.
+Loops compute attention, norms, rotation and the gate in float32 and bfloat16, draws, and the walk along draft trees.
+All else is plain torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from ..arguments import AttentionArgs, RopeAndStoreArgs, SamplingTensors
 from ..kv_cache import KvCache
 from ..ops import Attention
-from ..reference.ops import ReferenceOps
+from ..reference.ops import DeterministicOps, ReferenceOps
 from . import layers
 from .attention import compiled_attention
 from .bfloat16 import as_float_array
@@ -95,6 +95,15 @@ class CpuOps(ReferenceOps):
         on_way_O = torch.empty(len(sampled_O), dtype=torch.bool)
         walk_trees(sampled_O.numpy(), guessed_O.numpy(), parents_O.numpy(), on_way_O.numpy())
         return on_way_O
+
+    def attention(self, args: AttentionArgs) -> Attention:
+        return compiled_attention(args, self.attention_cap) or super().attention(args)
+
+
+class DeterministicCpuOps(DeterministicOps):
+    """Deterministic ops of CPUs: compiled attention, whose bits depend on a query's own keys only, else plain torch."""
+
+    name = "deterministic cpu"
 
     def attention(self, args: AttentionArgs) -> Attention:
         return compiled_attention(args, self.attention_cap) or super().attention(args)

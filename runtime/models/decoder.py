@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, for_device
 from .config import ModelConfig
-from .fixed_rows import FixedRowsLinear, with_fixed_rows
+from .fixed_rows import with_fixed_product, with_fixed_rows
 from .linear import Linear
 from .norm import Norm
 from .packed_linear import PackedLinear, pack_linear
@@ -92,7 +92,7 @@ class Decoder:
         if ops.deterministic:
             num_rows = ROWS_PER_PRODUCT[self.device.type]
             self.parameters = with_fixed_rows(parameters, num_rows)
-            self.head = FixedRowsLinear(self.head, num_rows)
+            self.head = with_fixed_product(self.head, num_rows)
         # Rounded to the weights' type first, as the reference implementations do.
         scale = config.embedding_scale
         self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
@@ -112,7 +112,7 @@ class Decoder:
         self._compile_layers()
 
     def _compile_layers(self) -> None:
-        if self.ops.name == "cpu" and self._head_slices is None:
+        if self.ops.name in ("cpu", "deterministic cpu") and self._head_slices is None:
             from .compiled_layers import CompiledLayers  # here, because it imports numba
 
             self._compiled = CompiledLayers.of(self.parameters, self.config)

@@ -14,7 +14,8 @@ from ...kernels import Ops
 from ...kernels.reference.fixed_rows import in_fixed_rows
 from .linear import Destination, Linear, Loadable
 from .mixture import MixtureMlp
-from .mlp import Mlp
+from .mlp import DenseMlp, Mlp
+from .packed_linear import packed_matrices
 from .parameters import DecoderParameters, LayerParameters
 
 
@@ -65,16 +66,24 @@ class FixedRowsMlp:
         return self.mlp.destinations(prefix)
 
 
+def with_fixed_product(linear: Linear, num_rows: int) -> Linear:
+    """Return the layer with a product of `num_rows` rows at a time; the layer itself if its loops compute each row alike
+    in any batch."""
+    return linear if packed_matrices([linear]) is not None else FixedRowsLinear(linear, num_rows)
+
+
 def with_fixed_rows(parameters: DecoderParameters, num_rows: int) -> DecoderParameters:
-    """Return the parameters with all layer products computed `num_rows` rows at a time.
+    """Return the parameters with all layer products computed `num_rows` rows at a time, but for those of packed loops.
 
     Products of stacked experts stay as they are: the ops compute them.
     """
 
     def rows(linear: Linear) -> Linear:
-        return FixedRowsLinear(linear, num_rows)
+        return with_fixed_product(linear, num_rows)
 
     def mlp(whole: Mlp) -> Mlp:
+        if isinstance(whole, DenseMlp) and packed_matrices([whole.gate_up, whole.down]) is not None:
+            return whole
         if not isinstance(whole, MixtureMlp):
             return FixedRowsMlp(whole, num_rows)
         # Experts get other batches of tokens than the router.

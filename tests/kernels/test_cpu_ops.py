@@ -26,10 +26,10 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_for_device_returns_them_for_a_cpu_unless_deterministic() -> None:
+def test_for_device_returns_them_for_a_cpu_unless_told_otherwise() -> None:
     assert for_device(torch.device("cpu")).name == "cpu"
     assert for_device(torch.device("cpu"), "reference").name == "reference"
-    assert for_device(torch.device("cpu"), deterministic=True).name == "reference"
+    assert for_device(torch.device("cpu"), deterministic=True).name == "deterministic cpu"
 
 
 def test_exp_is_close_to_numpy_s() -> None:
