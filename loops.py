@@ -11,6 +11,7 @@ whose wide instructions are slow. `kernels.cpu.instructions` chooses the loops' 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 import os
 import tempfile
@@ -20,9 +21,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar, cast
 
-from llvmlite import binding
-from numba import njit
+from llvmlite import binding, ir
+from numba import cfunc, njit, types
+from numba.core import cgutils
 from numba.core import config as numba_config
+from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,19 +66,52 @@ def compiled(*signatures: str, **options: Any) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        compile_now = partial(njit, list(signatures) or None, nogil=True, **options)
-        with _config_lock:
-            place = cache_directory(Path(function.__code__.co_filename).parent)
-            if place is None:
-                return cast(F, compile_now()(function))
-            before, config.CACHE_DIR = config.CACHE_DIR, str(place)
-            try:
-                return cast(F, compile_now(cache=True)(function))
-            except OSError as error:  # for example a full disk
-                logger.warning("cannot cache a compiled loop: %s", error)
-                return cast(F, compile_now()(function))
-            finally:
-                config.CACHE_DIR = before
+        return cast(F, _compile(partial(njit, list(signatures) or None, nogil=True, **options), function))
+
+    return decorate
+
+
+def _compile(compile_now: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    """Apply one of numba's decorators, with its cache."""
+    with _config_lock:
+        place = cache_directory(Path(function.__code__.co_filename).parent)
+        if place is None:
+            return compile_now()(function)
+        before, config.CACHE_DIR = config.CACHE_DIR, str(place)
+        try:
+            return compile_now(cache=True)(function)
+        except OSError as error:  # for example a full disk
+            logger.warning("cannot cache a compiled loop: %s", error)
+            return compile_now()(function)
+        finally:
+            config.CACHE_DIR = before
+
+
+def compiled_once(signature: str, **options: Any) -> Callable[[F], F]:
+    """Compile the decorated function, of numbers only, once for all loops that call it, or load it from disk.
+
+    A `compiled` loop contains a copy of all it calls, which takes long for large functions. This one is called by its
+    name among the process's symbols. Only compiled loops can call it.
+    """
+
+    def decorate(function: F) -> F:
+        made = _compile(partial(cfunc, signature, **options), function)
+        name = f"{function.__module__}.{function.__qualname__}"
+        binding.add_symbol(name, made.address)
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kinds = [context.get_value_type(kind) for kind in signature.args]
+            kind = ir.FunctionType(context.get_value_type(signature.return_type), kinds)
+            called = cgutils.get_or_insert_function(builder.module, kind, name)
+            result = builder.call(called, arguments)
+            return context.get_dummy_value() if signature.return_type == types.void else result
+
+        names = ", ".join(inspect.signature(function).parameters)
+        scope: dict[str, Any] = {"answer": (made._sig, generate)}
+        exec(f"def {function.__name__}(context, {names}): return answer", scope)
+        call = intrinsic(scope[function.__name__])
+        call.compiled = made  # the machine code lives as long
+        return cast(F, call)
 
     return decorate
 
