@@ -84,19 +84,18 @@ def prepared_size(descriptor: Ints, num_rows: int) -> int:
     return _row_bytes(descriptor) * num_rows
 
 
-@loops.compiled("void(float32[::1], int64, int64)", error_model="numpy")  # without fused operations
-def _round_row(x_C: Floats, group: int, row: int) -> None:
-    """Write a row's int8 codes, then a float32 scale and then an int32 sum of codes of each group, to an address.
+@loops.compiled("void(float32[::1], int64, uint8[::1])", error_model="numpy")  # without fused operations
+def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
+    """Write a row's int8 codes, then a float32 scale and then an int32 sum of codes of each group.
 
     A group's scale is NaN if one of its numbers is not finite.
     """
-    C = len(x_C)
-    groups = (C + group - 1) // group
+    groups = (len(x_C) + group - 1) // group
     for g in range(groups):
-        first, last = g * group, min(g * group + group, C)
+        x_G, codes_G = x_C[g * group : (g + 1) * group], out[g * group : (g + 1) * group]
         largest = np.int32(0)  # the bits of a float's magnitude are ordered as it is
-        for c in range(first, last):
-            magnitude = np.int32(np.float32(x_C[c]).view(np.int32) & np.int32(0x7FFFFFFF))
+        for i in range(len(x_G)):
+            magnitude = np.int32(np.float32(x_G[i]).view(np.int32) & np.int32(0x7FFFFFFF))
             largest = np.int32(max(largest, magnitude))
         scale = np.int32(largest).view(np.float32) / np.float32(127)
         inverse = np.float32(1) / scale
@@ -105,15 +104,15 @@ def _round_row(x_C: Floats, group: int, row: int) -> None:
         elif scale < np.float32(1e-30):
             inverse = np.float32(0)
         total = np.int32(0)
-        for c in range(first, last):
+        for i in range(len(x_G)):
             # Added to 1.5 * 2^23, a number is rounded to an integer, ties to even, in the lowest bits.
-            code = np.int32(np.float32(x_C[c] * inverse + np.float32(12582912)).view(np.int32) - np.int32(0x4B400000))
-            put(row + c, np.int8(code))
+            code = np.int32(np.float32(x_G[i] * inverse + np.float32(12582912)).view(np.int32) - np.int32(0x4B400000))
+            codes_G[i] = np.uint8(code)
             total = np.int32(total + code)
-        for c in range(last, first + group):
-            put(row + c, np.int8(0))
-        put(row + groups * group + 4 * g, scale)
-        put(row + groups * (group + 4) + 4 * g, total)
+        for i in range(len(x_G), group):
+            codes_G[i] = np.uint8(0)
+        put(out.ctypes.data + groups * group + 4 * g, scale)
+        put(out.ctypes.data + groups * (group + 4) + 4 * g, total)
 
 
 @compiled("void(int64[::1], float32[:,::1], int64, int64, uint8[::1])")
@@ -125,7 +124,7 @@ def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, 
     for t in range(first_row, last_row):
         row = prepared.ctypes.data + t * size
         if kind >= INT8:
-            _round_row(x_TC[t], descriptor[3], row)
+            _round_row(x_TC[t], descriptor[3], prepared[t * size : (t + 1) * size])
         elif kind == BFLOAT16_ROWS:
             for c in range(C):
                 put(row + 2 * c, float32_to_bfloat16(x_TC[t, c]))

@@ -100,7 +100,7 @@ def test_four_bit_checkpoints_give_the_logits_of_their_dequantised_weights(
     )
     packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
     expected = logits(reference)
-    # The product rounds inputs and groups to bfloat16; the codes' own rounding is an order above that.
+    # The product rounds inputs to int8; the codes' own rounding is an order above that.
     assert ((logits(packed) - expected).norm() / expected.norm()).item() < 0.03
     assert ((logits(packed, group=TWO_SLICES) - expected).norm() / expected.norm()).item() < 0.03
     assert ((logits(dense) - expected).norm() / expected.norm()).item() > 0.1
@@ -127,8 +127,10 @@ def test_eight_bit_weights_give_the_logits_of_their_dequantised_weights(
     packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
     reference = changed(dense, tmp_path / "reference", unpack)
     expected = logits(reference)
-    torch.testing.assert_close(logits(packed), expected, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(logits(packed, group=TWO_SLICES), expected, rtol=1e-3, atol=1e-3)
+    # Inputs of int8 weights are rounded to int8, by group.
+    limit = 0.02 if kind == "int-quantized" else 1e-4
+    assert ((logits(packed) - expected).norm() / expected.norm()).item() < limit
+    assert ((logits(packed, group=TWO_SLICES) - expected).norm() / expected.norm()).item() < limit
 
 
 # In a mixture an input's rounding may choose another expert.
@@ -164,6 +166,7 @@ def test_a_product_with_quantised_inputs_equals_that_of_the_rounded_numbers(kind
         Scheme(kind=kind, source="dense", activations=True), 48, 32, bias=False, device="cpu", dtype=torch.float32
     )
     layer.row_destinations(0, 48)["weight"].put(weight)
+    layer.finish()
 
     def rounded(matrix: torch.Tensor) -> torch.Tensor:
         largest = {"int8": 127.0, "fp8": 448.0}[kind]
@@ -337,11 +340,13 @@ def test_eight_bit_weights_give_the_product_of_the_dequantised_weights(
     weight, x = torch.randn(48, 32), torch.randn(num_tokens, 32).to(dtype)
     layer = EightBitLinear(Scheme(kind=kind, source="dense"), 48, 32, bias=False, device="cpu", dtype=dtype)
     layer.row_destinations(0, 48)["weight"].put(weight)
+    layer.finish()
     codes, scale = (fp8_rows if kind == "fp8" else int8_rows)(weight)
     expected = x.double() @ (codes.double() * scale.double()).T
     error = (layer(x).double() - expected).norm() / expected.norm()
     assert layer(x).dtype == dtype
-    assert error.item() < {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+    rounded_inputs = 1e-2 if kind == "int8" else 1e-6
+    assert error.item() < max(rounded_inputs, {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 31, 32, 200])
@@ -359,7 +364,7 @@ def test_four_bit_weights_give_the_product_of_the_dequantised_weights(dtype: tor
     restored = dequantised(codes.long().numpy(), scale.numpy(), zero.long().numpy()).double()
     expected = x.double() @ restored.T + bias.double()
     assert layer(x).dtype == dtype
-    assert ((layer(x).double() - expected).norm() / expected.norm()).item() < 5e-3
+    assert ((layer(x).double() - expected).norm() / expected.norm()).item() < 1e-2  # inputs are rounded to int8
 
 
 @pytest.mark.parametrize("dim", [0, 1])
