@@ -15,13 +15,14 @@ whose wide instructions are slow. `kernels.cpu.instructions` chooses the loops' 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 import os
 import platform
 import sys
 import tempfile
 from collections.abc import Callable
-from functools import cache, update_wrapper
+from functools import cache, partial, update_wrapper
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -43,6 +44,7 @@ if CPU_LEVEL not in CPU_LEVELS:
     raise ValueError(f"RAMIFORM_CPU is {CPU_LEVEL!r}, and can be {', '.join(CPU_LEVELS)}")
 _postponed: set[str] = set()  # packages
 _interpreted: set[str] = set()  # packages
+_symbols: list[Symbol] = []
 registered: list[Loop] = []  # all loops of the imported modules, callees before their callers
 
 
@@ -102,25 +104,79 @@ class Loop:
 
     def _load(self) -> Any:
         from numba import njit
-        from numba.core import config as numba_config
 
-        config: Any = numba_config  # its attributes are set at import, so type checkers do not know them
+        for symbol in _symbols:
+            if symbol.folder == Path(self._function.__code__.co_filename).parent:
+                symbol.load()
+        return _compile(partial(njit, list(self._signatures) or None, nogil=True, **self._options), self._function)
 
-        def compile_now(**options: Any) -> Any:
-            return njit(list(self._signatures) or None, nogil=True, **self._options, **options)(self._function)
 
-        place = cache_directory(Path(self._function.__code__.co_filename).parent)
-        if place is None:
-            return compile_now()
-        # A setting of the whole process, changed under numba's own lock and during a compilation only.
-        before, config.CACHE_DIR = config.CACHE_DIR, str(place)
-        try:
-            return compile_now(cache=True)
-        except OSError as error:  # for example a full disk
-            logger.warning("cannot cache a compiled loop: %s", error)
-            return compile_now()
-        finally:
-            config.CACHE_DIR = before
+class Symbol:
+    """A function of numbers that is compiled once, and that compiled loops call by its name among the process's
+    symbols."""
+
+    def __init__(self, function: Callable[..., Any], signature: str, options: dict[str, Any]) -> None:
+        self._function, self._signature, self._options = function, signature, options
+        self.folder = Path(function.__code__.co_filename).parent
+        self._name = f"{function.__module__}.{function.__qualname__}"
+        self._loading = False
+        self._compiled: Any = None  # its machine code lives as long
+        _symbols.append(self)
+
+    def load(self) -> None:
+        """Load the function from disk or compile it, before the machine code of its callers is linked."""
+        if self._loading:  # by a loop that it calls itself
+            return
+        from llvmlite import binding
+        from numba import cfunc
+
+        self._loading = True
+        self._compiled = _compile(partial(cfunc, self._signature, **self._options), self._function)
+        binding.add_symbol(self._name, self._compiled.address)
+
+    def caller(self) -> Callable[..., Any]:
+        """Return a function for compiled loops that calls this one."""
+        from llvmlite import ir
+        from numba import types
+        from numba.core import cgutils, sigutils
+        from numba.core.typing import signature
+        from numba.extending import intrinsic
+
+        kinds, result = sigutils.normalize_signature(self._signature)
+        name = self._name
+
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            values = [context.get_value_type(kind) for kind in signature.args]
+            kind = ir.FunctionType(context.get_value_type(signature.return_type), values)
+            called = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+            return context.get_dummy_value() if signature.return_type == types.void else called
+
+        def call(_context: Any, *_arguments: Any) -> Any:
+            return signature(result, *kinds), generate
+
+        parameters = inspect.signature(self._function).parameters.values()
+        context = inspect.Parameter("_context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        call.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
+        return intrinsic(call)  # type: ignore[no-any-return]
+
+
+def _compile(compile_now: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    """Apply one of numba's decorators, with its cache."""
+    from numba.core import config as numba_config
+
+    config: Any = numba_config  # its attributes are set at import, so type checkers do not know them
+    place = cache_directory(Path(function.__code__.co_filename).parent)
+    if place is None:
+        return compile_now()(function)
+    # A setting of the whole process, changed under numba's own lock and during a compilation only.
+    before, config.CACHE_DIR = config.CACHE_DIR, str(place)
+    try:
+        return compile_now(cache=True)(function)
+    except OSError as error:  # for example a full disk
+        logger.warning("cannot cache a compiled loop: %s", error)
+        return compile_now()(function)
+    finally:
+        config.CACHE_DIR = before
 
 
 @cache
@@ -157,6 +213,19 @@ def compiled(*signatures: str, **options: Any) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         return cast(F, Loop(function, signatures, options))
+
+    return decorate
+
+
+def compiled_once(signature: str, **options: Any) -> Callable[[F], F]:
+    """Compile the decorated function, of numbers only, once for all loops of its folder that call it.
+
+    A `compiled` loop contains a copy of all it calls, which takes long for large functions. This one is called by its
+    name among the process's symbols. Only compiled loops can call it.
+    """
+
+    def decorate(function: F) -> F:
+        return cast(F, Symbol(function, signature, options).caller())
 
     return decorate
 

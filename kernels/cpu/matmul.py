@@ -18,29 +18,38 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ... import loops
 from .bfloat16 import float32_to_bfloat16
 from .compiled import Floats, Ints, compiled
 from .instructions import HOST
 from .memory import put
-from .packed_matrix import BFLOAT16, BFLOAT16_ROWS, FLOAT32, WIDTH, PackedMatrix
+from .packed_matrix import BFLOAT16, BFLOAT16_ROWS, FLOAT32, INT4, INT8, WIDTH, PackedMatrix
 from .thread_pool import num_threads, run_tasks
 from .tile_kernels import tile_kernels
 
-_MOST_ROWS = 6  # of a kernel
 _WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other
-_WIDE_PANELS = 2 if HOST.registers > 16 else 3, 1 if HOST.registers > 16 else 2
-_SIZES = [
-    *((rows, 1) for rows in range(1, _MOST_ROWS + 1)),
-    *((rows, panels) for rows, panels in enumerate(_WIDE_PANELS, 1)),
-]
-_PANELS_1, _PANELS_2 = _WIDE_PANELS
+_PANELS_1, _PANELS_2 = (3, 2) if HOST.registers == 16 else (2, 1)
+_MOST_ROWS = 6  # of a kernel for floats
+# Integer kernels hold sums, weights and their halves or signs in registers.
+_MOST_INT8_ROWS, _MOST_INT4_ROWS = (4, 4) if HOST.registers == 16 else (6, 5)
+_FLOAT_SIZES = [*((rows, 1) for rows in range(1, _MOST_ROWS + 1)), (1, _PANELS_1), (2, _PANELS_2)]
+_INT8_SIZES = [(rows, 1) for rows in range(1, _MOST_INT8_ROWS + 1)]
+_INT4_SIZES = [(rows, 1) for rows in range(1, _MOST_INT4_ROWS + 1)]
 _multiply_tile = tile_kernels(
-    HOST, {"float32": _SIZES, "bfloat16": _SIZES, **({"bfloat16_dot": _SIZES} if HOST.bfloat16_dot else {})}
+    HOST,
+    {
+        "float32": _FLOAT_SIZES,
+        "bfloat16": _FLOAT_SIZES,
+        "bfloat16_dot": _FLOAT_SIZES if HOST.bfloat16_dot else [],
+        "int8": _INT8_SIZES,
+        "int8_groups": _INT8_SIZES,
+        "int4": _INT4_SIZES,
+    },
 )
 
 _FEW_ROWS = 64  # up to here a panel is read once, all steps at a time
-_BLOCK_ROWS = 96
-_BLOCK_STEPS = 512
+_BLOCK_ROWS, _BLOCK_INPUTS = 96, 512  # of floats
+_INTEGER_BLOCK_ROWS, _INTEGER_BLOCK_INPUTS = 192, 1024
 
 # Least work of a thread: it takes 0.1 ms, twice what waking the thread takes.
 _MIN_BYTES, _MIN_PRODUCTS = 2_000_000, 4_000_000
@@ -63,6 +72,9 @@ def _row_bytes(descriptor: Ints) -> int:
         return (inputs + 1) // 2 * 4  # type: ignore[no-any-return]
     if kind == BFLOAT16 and inputs % 2:  # weights are in pairs
         return (inputs + 1) * 4  # type: ignore[no-any-return]
+    if kind >= INT8:
+        groups = (inputs + descriptor[3] - 1) // descriptor[3]
+        return groups * (descriptor[3] + 8)  # type: ignore[no-any-return]
     return 0
 
 
@@ -70,6 +82,37 @@ def _row_bytes(descriptor: Ints) -> int:
 def prepared_size(descriptor: Ints, num_rows: int) -> int:
     """Return the bytes that prepared rows take."""
     return _row_bytes(descriptor) * num_rows
+
+
+@loops.compiled("void(float32[::1], int64, uint8[::1])", error_model="numpy")  # without fused operations
+def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
+    """Write a row's int8 codes, then a float32 scale and then an int32 sum of codes of each group.
+
+    A group's scale is NaN if one of its numbers is not finite.
+    """
+    groups = (len(x_C) + group - 1) // group
+    for g in range(groups):
+        x_G, codes_G = x_C[g * group : (g + 1) * group], out[g * group : (g + 1) * group]
+        largest = np.int32(0)  # the bits of a float's magnitude are ordered as it is
+        for i in range(len(x_G)):
+            magnitude = np.int32(np.float32(x_G[i]).view(np.int32) & np.int32(0x7FFFFFFF))
+            largest = np.int32(max(largest, magnitude))
+        scale = np.int32(largest).view(np.float32) / np.float32(127)
+        inverse = np.float32(1) / scale
+        if largest >= np.int32(0x7F800000):
+            scale, inverse = np.float32(np.nan), np.float32(0)
+        elif scale < np.float32(1e-30):
+            inverse = np.float32(0)
+        total = np.int32(0)
+        for i in range(len(x_G)):
+            # Added to 1.5 * 2^23, a number is rounded to an integer, ties to even, in the lowest bits.
+            code = np.int32(np.float32(x_G[i] * inverse + np.float32(12582912)).view(np.int32) - np.int32(0x4B400000))
+            codes_G[i] = np.uint8(code)
+            total = np.int32(total + code)
+        for i in range(len(x_G), group):
+            codes_G[i] = np.uint8(0)
+        put(out.ctypes.data + groups * group + 4 * g, scale)
+        put(out.ctypes.data + groups * (group + 4) + 4 * g, total)
 
 
 @compiled("void(int64[::1], float32[:,::1], int64, int64, uint8[::1])")
@@ -80,7 +123,9 @@ def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, 
         return
     for t in range(first_row, last_row):
         row = prepared.ctypes.data + t * size
-        if kind == BFLOAT16_ROWS:
+        if kind >= INT8:
+            _round_row(x_TC[t], descriptor[3], prepared[t * size : (t + 1) * size])
+        elif kind == BFLOAT16_ROWS:
             for c in range(C):
                 put(row + 2 * c, float32_to_bfloat16(x_TC[t, c]))
             if C % 2:
@@ -91,42 +136,59 @@ def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, 
             put(row + 4 * C, np.float32(0))
 
 
-@compiled("void(int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64, int64)")
-def multiply_panels(
-    descriptor: Ints, x_TC: Floats, prepared: Bytes, y_TN: Floats, first_panel: int, last_panel: int
+@loops.compiled_once(f"void({', '.join(['int64'] * 14)})", error_model="numpy")
+def _multiply_panels(
+    kind: int,
+    N: int,
+    C: int,
+    group: int,
+    codes: int,
+    scales: int,
+    bases: int,
+    bias: int,
+    x: int,
+    x_bytes: int,
+    T: int,
+    y: int,
+    first_panel: int,
+    last_panel: int,
 ) -> None:
-    """Write `y = x w^T + bias` for all rows and the outputs of some panels; `prepared` comes from `prepare_rows`."""
-    kind, N, C = descriptor[0], descriptor[1], descriptor[2]
-    T = x_TC.shape[0]
-    steps = C if kind == FLOAT32 else (C + 1) // 2
-    panel_bytes = steps * WIDTH * 4
-    x, x_bytes = x_TC.ctypes.data, C * 4
-    if _row_bytes(descriptor) > 0:
-        x, x_bytes = prepared.ctypes.data, _row_bytes(descriptor)
-    y, y_bytes = y_TN.ctypes.data, y_TN.shape[1] * 4
-    block_rows, block_steps = (_FEW_ROWS, steps) if T <= _FEW_ROWS else (_BLOCK_ROWS, _BLOCK_STEPS)
+    """Multiply by the panels of a descriptor; x is the address of the rows as they are read."""
+    y_bytes = N * 4
+    scale_bytes, base_bytes = 0, 0
+    if kind < INT8:
+        most_rows, block_rows, per_step = _MOST_ROWS, _BLOCK_ROWS, 1 if kind == FLOAT32 else 2
+        steps = (C + per_step - 1) // per_step
+        panel_bytes, block_steps = steps * WIDTH * 4, _BLOCK_INPUTS // per_step
+    else:
+        most_rows, block_rows = _MOST_INT4_ROWS if kind == INT4 else _MOST_INT8_ROWS, _INTEGER_BLOCK_ROWS
+        steps, block_steps = (C + group - 1) // group, _INTEGER_BLOCK_INPUTS // group
+        panel_bytes = steps * group * WIDTH // (2 if kind == INT4 else 1)
+        scale_bytes = WIDTH * (4 if kind == INT8 else 4 + 2 * steps)
+        base_bytes = WIDTH * 2 * steps
+    if T <= _FEW_ROWS:
+        block_rows, block_steps = _FEW_ROWS, steps
+    wide = 1
+    if kind < INT8 and T <= _WIDE_ROWS:
+        wide = _PANELS_1 if T == 1 else _PANELS_2
     for first_row in range(0, T, block_rows):
         last_row = min(first_row + block_rows, T)
         for begin in range(0, steps, block_steps):
             end = min(begin + block_steps, steps)
             panel = first_panel
             while panel < last_panel:
-                count = 1
-                if T == 1 and panel + _PANELS_1 <= last_panel:
-                    count = _PANELS_1
-                elif T == 2 and panel + _PANELS_2 <= last_panel:
-                    count = _PANELS_2
+                count = wide if panel + wide <= last_panel else 1
                 row = first_row
-                for blocks in range(-(-(last_row - first_row) // _MOST_ROWS), 0, -1):
+                for blocks in range(-(-(last_row - first_row) // most_rows), 0, -1):
                     rows = -(-(last_row - row) // blocks)  # blocks of nearly one size
                     _multiply_tile(
                         kind,
-                        rows - 1 if count == 1 else _MOST_ROWS + rows - 1,
-                        descriptor[4] + panel * panel_bytes,
+                        rows - 1 + (0 if count == 1 else _MOST_ROWS),
+                        codes + panel * panel_bytes,
                         panel_bytes,
-                        0,
-                        0,
-                        descriptor[7] + panel * WIDTH * 4,
+                        scales + panel * scale_bytes,
+                        bases + panel * base_bytes,
+                        bias + panel * WIDTH * 4,
                         x + row * x_bytes,
                         x_bytes,
                         y + row * y_bytes + panel * WIDTH * 4,
@@ -134,10 +196,37 @@ def multiply_panels(
                         begin,
                         end,
                         steps,
+                        group,
                         N - panel * WIDTH,
                     )
                     row += rows
                 panel += count
+
+
+@compiled("void(int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64, int64)")
+def multiply_panels(
+    descriptor: Ints, x_TC: Floats, prepared: Bytes, y_TN: Floats, first_panel: int, last_panel: int
+) -> None:
+    """Write `y = x w^T + bias` for all rows and the outputs of some panels; `prepared` comes from `prepare_rows`."""
+    x, x_bytes = x_TC.ctypes.data, descriptor[2] * 4
+    if _row_bytes(descriptor) > 0:
+        x, x_bytes = prepared.ctypes.data, _row_bytes(descriptor)
+    _multiply_panels(
+        descriptor[0],
+        descriptor[1],
+        descriptor[2],
+        descriptor[3],
+        descriptor[4],
+        descriptor[5],
+        descriptor[6],
+        descriptor[7],
+        x,
+        x_bytes,
+        x_TC.shape[0],
+        y_TN.ctypes.data,
+        first_panel,
+        last_panel,
+    )
 
 
 @compiled("void(int64[::1], float32[:,::1], float32[:,::1])")

@@ -20,6 +20,12 @@ WIDTH = HOST.width
 FLOAT32 = 0
 BFLOAT16 = 1  # rows stay float32; exact for float32 models whose weights are bfloat16s
 BFLOAT16_ROWS = 2  # rows are rounded to bfloat16 for the processor's dot product
+# Rows are rounded to int8, with a scale per group of inputs. Weights are codes times scales:
+INT8 = 3  # a scale per output
+INT8_GROUPS = 4  # a scale per output and group
+INT4 = 5  # a scale and a base per output and group: (code - 8) * scale + base
+
+ROW_GROUP = 64  # inputs of a rows' group where weights have no groups: one large channel costs few others precision
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
@@ -61,13 +67,71 @@ class PackedMatrix:
         packed._hold(4, _panels(weight.view(_BITS[weight.dtype]), per_step))
         return packed
 
+    @classmethod
+    def of_int8(cls, codes: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatrix:
+        """Pack int8 codes [N, C] with scales [N], or [N, G] of G groups of 32, 64, 96, ... inputs."""
+        N, C = codes.shape
+        by_group = scale.dim() == 2
+        group = C // scale.shape[1] if by_group else min(ROW_GROUP, -(-C // 32) * 32)
+        packed = cls(INT8_GROUPS if by_group else INT8, N, C, group, bias)
+        packed._hold(4, _panels(codes.view(torch.uint8) ^ 128, 4, num_steps=-(-C // group) * group // 4))
+        if by_group:
+            packed._hold_scales(scale, None)
+        else:
+            packed._hold(5, packed._by_output(scale))
+        return packed
+
+    @classmethod
+    def of_int4(
+        cls, codes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> PackedMatrix:
+        """Pack codes in [0, 16), two to a byte [N, C / 2] with the first one low, with scales and bases [N, G]:
+        weight = (code - 8) * scale + base.
+
+        Groups have 32, 64, 96, ... inputs. Scales and bases are rounded to float16, whose range is shifted by output.
+        """
+        N, C = len(codes), 2 * codes.shape[1]
+        packed = cls(INT4, N, C, C // scale.shape[1], bias)
+        order = codes.view(N, C // 8, 4)
+        # A byte of a step has the codes of its inputs j and 4 + j.
+        first, second = order[..., :2], order[..., 2:]
+        low = torch.stack((first & 15, first >> 4), dim=3).flatten(2)
+        high = torch.stack((second & 15, second >> 4), dim=3).flatten(2)
+        packed._hold(4, _panels((low | high << 4).view(N, C // 2), 4))
+        packed._hold_scales(scale, base)
+        return packed
+
+    def _by_output(self, numbers_N: torch.Tensor) -> torch.Tensor:
+        """Return float32 [P, W]."""
+        out = torch.zeros(self.num_panels * WIDTH)
+        out[: self.outputs] = numbers_N.float().flatten()
+        return out.view(-1, WIDTH)
+
+    def _hold_scales(self, scale_NG: torch.Tensor, base_NG: torch.Tensor | None) -> None:
+        """Keep scales and bases as float16s, times powers of two that the outputs' sums are multiplied by."""
+        scale_NG = scale_NG.float()
+        largest_N = scale_NG.abs().amax(1)
+        if base_NG is not None:
+            largest_N = torch.maximum(largest_N, base_NG.float().abs().amax(1))
+        exponent_N = torch.frexp(largest_N)[1] - 15  # numbers are below 2^15
+        factor_N1 = torch.ldexp(torch.ones(len(scale_NG)), exponent_N)[:, None]
+
+        def halves(numbers_NG: torch.Tensor) -> torch.Tensor:
+            return _panels((numbers_NG / factor_N1).half().view(torch.int16), 1).flatten(1)
+
+        multipliers = self._by_output(factor_N1).view(torch.int16)
+        self._hold(5, torch.cat((multipliers, halves(scale_NG)), dim=1))
+        if base_NG is not None:
+            self._hold(6, halves(base_NG.float()))
+
     def _hold(self, place: int, array: torch.Tensor) -> None:
         """Keep an array, and write its address to the descriptor."""
         self._arrays.append(array.numpy())
         self.descriptor[place] = array.data_ptr()
 
     def dense(self) -> torch.Tensor:
-        """Return the weight [N, C], float32 or bfloat16."""
+        """Return the weight [N, C], float32 or bfloat16, of those formats."""
+        assert self.descriptor[0] <= BFLOAT16_ROWS
         panels = torch.from_numpy(self._arrays[0]).permute(0, 2, 1, 3)
         rows = panels.reshape(self.num_panels * WIDTH, -1)[: self.outputs, : self.inputs].contiguous()
         return rows.view(torch.float32 if self.descriptor[0] == FLOAT32 else torch.bfloat16)
@@ -78,10 +142,10 @@ class PackedMatrix:
         return self._bias.nbytes + sum(array.nbytes for array in self._arrays)
 
 
-def _panels(numbers_NC: torch.Tensor, per_step: int) -> torch.Tensor:
-    """Return [P, S, W, I] of I = `per_step` inputs; zeros fill the last step and panel."""
+def _panels(numbers_NC: torch.Tensor, per_step: int, num_steps: int | None = None) -> torch.Tensor:
+    """Return [P, S, W, I] of I = `per_step` inputs; zeros fill the last steps and the last panel."""
     N, C = numbers_NC.shape
-    panels, steps = -(-N // WIDTH), -(-C // per_step)
+    panels, steps = -(-N // WIDTH), num_steps or -(-C // per_step)
     out = torch.zeros((panels, steps, WIDTH, per_step), dtype=numbers_NC.dtype)
     whole, rest = divmod(N, WIDTH)
     whole_steps, rest_inputs = divmod(C, per_step)

@@ -8,7 +8,9 @@ A vector's lanes are outputs of a panel, and nothing is added up across lanes. A
 their order: through the steps of a block of inputs, and on from the sums in `y` where the block before stopped. So a
 row's numbers are the same, bit for bit, however many rows and blocks there are.
 
-A step takes the inputs of one 32-bit lane of weights: one float32, two bfloat16.
+A step of float weights takes the inputs of one 32-bit lane: one float32 or two bfloat16. A step of integers takes a
+group of inputs: products with the rows' int8 codes are summed exactly in int32, and scaled. Scaled sums are added
+without fused operations, so that all instruction sets return the same bits.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from .instructions import Instructions
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
+
+INTEGERS = ("int8", "int8_groups", "int4")
 
 
 class _BFloat(ir.types.Type):  # type: ignore[misc]
@@ -54,6 +58,7 @@ class TileArguments(NamedTuple):
     begin: Any  # first step; at 0 the sums start, else they go on from y
     end: Any  # behind the last step
     steps: Any  # of a whole row
+    group: Any  # inputs of a group, a multiple of 32, or 0
     outputs: Any  # of the panel that exist; others are not written
 
 
@@ -134,8 +139,8 @@ def emit_tile(
 ) -> None:
     """Emit a kernel that writes the sums of `num_rows` rows and `num_panels` adjacent panels to y.
 
-    `weights` is "float32", or "bfloat16" with float32 rows or, where the instructions have a dot product, rows of
-    bfloat16 pairs ("bfloat16_dot").
+    `weights` is "float32"; "bfloat16" with float32 rows; "bfloat16_dot" with rows of bfloat16 pairs for dot products;
+    "int8" (scaled by output), "int8_groups" (and by group), "int4" (and with a base by group) with rows of int8.
     """
     tile = Tile(builder, instructions, num_rows, num_panels)
     b, a = builder, arguments
@@ -153,14 +158,23 @@ def emit_tile(
             _copy(tile, row, own, partial_bytes)
 
     offsets = [I64(4 * tile.lanes * index) for index in range(count)]
-    bias = tile.pointer(a.bias)
-    first = [tile.load(bias, offset, tile.floats, 4) for offset in offsets]
+    is_integer = weights in INTEGERS
+    bias = [tile.load(tile.pointer(a.bias), offset, tile.floats, 4) for offset in offsets]
+    start = [ir.Constant(tile.floats, None)] * count if is_integer else bias
     sums = [
-        b.select(is_first, start, tile.load(row, offset, tile.floats, 4))
+        b.select(is_first, start[index], tile.load(row, offset, tile.floats, 4))
         for row in rows
-        for offset, start in zip(offsets, first, strict=True)
+        for index, offset in enumerate(offsets)
     ]
-    sums = _float_sums(tile, a, weights, sums)
+    if is_integer:
+        sums = _integer_sums(tile, a, weights, sums)
+        is_last = b.icmp_signed("==", a.end, a.steps)
+        scales = [tile.load(tile.pointer(a.scales), offset, tile.floats, 4) for offset in offsets]
+        for index, total in enumerate(sums):
+            scaled = b.fadd(b.fmul(total, scales[index % count]), bias[index % count])
+            sums[index] = b.select(is_last, scaled, total)
+    else:
+        sums = _float_sums(tile, a, weights, sums)
     for index, total in enumerate(sums):
         tile.store(total, rows[index // count], offsets[index % count])
     with b.if_then(b.not_(is_whole), likely=False):
@@ -223,6 +237,160 @@ def _float_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -> 
         return new
 
     return tile.loop(a.begin, a.end, sums, step)
+
+
+def _integer_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -> list[Any]:
+    """Add the scaled products of all groups to the sums.
+
+    A row has its int8 codes, then a float32 scale and then an int32 sum of codes of each group. Weights of int8 are
+    stored as code + 128, those of int4 as code + 8. A panel's scales are a float32 by output, then float16 by group and
+    output; its bases are float16.
+    """
+    b, count, width = tile.b, tile.num_vectors, tile.instructions.width
+    codes, scales, bases = (tile.pointer(address) for address in (a.codes, a.scales, a.bases))
+    rows = [tile.pointer(b.add(a.x, b.mul(a.x_bytes, I64(row)))) for row in range(tile.num_rows)]
+    row_scales_offset = b.mul(a.steps, a.group)
+    row_sums_offset = b.add(row_scales_offset, b.mul(a.steps, I64(4)))
+    is_int4 = weights == "int4"
+    num_steps = _steps_of_block(tile, is_int4)
+    block_inputs = num_steps * (8 if is_int4 else 4)
+    num_blocks = b.sdiv(a.group, I64(block_inputs))
+    block_bytes = num_steps * 4 * width
+
+    def group(index: Any, sums: list[Any]) -> list[Any]:
+        group_offset = b.mul(index, I64(4))
+        row_scales = [tile.load(row, b.add(row_scales_offset, group_offset), F32, 4) for row in rows]
+        row_sums = [tile.load(row, b.add(row_sums_offset, group_offset), I32, 4) for row in rows]
+        excess = 8 if is_int4 else 0 if tile.instructions.byte_dot == "avx2" else 128
+        first = [tile.broadcast(b.mul(total, I32(-excess))) for total in row_sums for _ in range(count)]
+        first_block = b.mul(index, num_blocks)
+
+        def block(number: Any, totals: list[Any]) -> list[Any]:
+            here = b.gep(codes, [b.mul(number, I64(block_bytes))])
+            inputs = [b.gep(row, [b.mul(number, I64(block_inputs))]) for row in rows]
+            return _add_block(tile, here, inputs, totals, num_steps, is_int4)
+
+        totals = tile.loop(first_block, b.add(first_block, num_blocks), first, block)
+        first_half = b.mul(index, I64(2 * width))
+        places = [b.add(first_half, I64(2 * tile.lanes * vector)) for vector in range(count)]
+        new = list(sums)
+        if weights != "int8":
+            by_group = b.gep(scales, [I64(4 * width)])
+            w_scales = [_load_half(tile, by_group, place) for place in places]
+        if is_int4:
+            w_bases = [_load_half(tile, bases, place) for place in places]
+        for row in range(tile.num_rows):
+            x_scale = tile.broadcast(row_scales[row])
+            x_sum = tile.broadcast(b.sitofp(row_sums[row], F32))
+            for vector in range(count):
+                place = row * count + vector
+                product = b.sitofp(totals[place], tile.floats)
+                if weights != "int8":
+                    product = b.fmul(product, w_scales[vector])
+                if is_int4:
+                    product = b.fadd(product, b.fmul(x_sum, w_bases[vector]))
+                new[place] = b.fadd(new[place], b.fmul(product, x_scale))
+        return new
+
+    return tile.loop(a.begin, a.end, sums, group)
+
+
+def _steps_of_block(tile: Tile, is_int4: bool) -> int:
+    """Return how many 32-bit lanes of an output a round of the inner loop takes, of the 8 or 4 of 32 inputs."""
+    if tile.instructions.emulated:
+        return 1
+    if is_int4:
+        return 4
+    return 8 if tile.num_rows == 1 else 4 if tile.num_rows <= 3 else 2
+
+
+def _add_block(
+    tile: Tile, codes: Any, inputs: list[Any], totals: list[Any], num_steps: int, is_int4: bool
+) -> list[Any]:
+    """Add the products of a round's inputs to the int32 sums."""
+    b, count, instructions = tile.b, tile.num_vectors, tile.instructions
+    size = 4 * tile.lanes
+    totals = list(totals)
+    if instructions.byte_dot == "avx2":
+        pairs_of_bytes, pairs_of_words = (
+            ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd")
+            if tile.lanes == 8
+            else ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512")
+        )
+        words = ir.VectorType(I16, 2 * tile.lanes)
+        ones = ir.Constant(words, [1] * 2 * tile.lanes)
+
+        def widened(pairs: Any) -> Any:
+            return tile.call(pairs_of_words, tile.ints, pairs, ones)
+
+    if is_int4:
+        nibbles = tile.constant(0x0F0F0F0F)
+        # Sums of eight pairs of products, 8 * 2 * 15 * 127, fit sixteen bits.
+        short: list[Any] = [None] * len(totals)
+        for step in range(num_steps):
+            both = [tile.load(codes, I64((step * count + vector) * size), tile.ints, 4) for vector in range(count)]
+            low = [b.and_(value, nibbles) for value in both]
+            high = [b.and_(b.lshr(value, tile.constant(4)), nibbles) for value in both]
+            for half, weights in enumerate((low, high)):
+                for row, data in enumerate(inputs):
+                    x = tile.broadcast(tile.load(data, I64(8 * step + 4 * half), I32, 4))
+                    for vector, w in enumerate(weights):
+                        place = row * count + vector
+                        if instructions.byte_dot == "avx2":
+                            pairs = tile.call(pairs_of_bytes, words, b.bitcast(w, tile.bytes), b.bitcast(x, tile.bytes))
+                            short[place] = pairs if short[place] is None else b.add(short[place], pairs)
+                        else:
+                            totals[place] = _add_dot(tile, totals[place], w, x)
+        if instructions.byte_dot == "avx2":
+            totals = [b.add(total, widened(pairs)) for total, pairs in zip(totals, short, strict=True)]
+        return totals
+
+    for step in range(num_steps):
+        w = [tile.load(codes, I64((step * count + vector) * size), tile.ints, 4) for vector in range(count)]
+        xs = [tile.broadcast(tile.load(data, I64(4 * step), I32, 4)) for data in inputs]
+        if instructions.byte_dot != "avx2":
+            for place in range(len(totals)):
+                totals[place] = _add_dot(tile, totals[place], w[place % count], xs[place // count])
+            continue
+        # |w| |x| <= 128 * 127, so the sums of two products fit sixteen bits.
+        signed = [b.bitcast(b.xor(value, tile.constant(-0x7F7F7F80)), tile.bytes) for value in w]
+        zero = ir.Constant(tile.bytes, None)
+        is_negative = [b.icmp_signed("<", value, zero) for value in signed]
+        magnitudes = [b.select(sign, b.sub(zero, v), v) for sign, v in zip(is_negative, signed, strict=True)]
+        for row, data in enumerate(xs):
+            x = b.bitcast(data, tile.bytes)
+            for vector in range(count):
+                if tile.lanes == 8:
+                    factor = tile.call("llvm.x86.avx2.psign.b", tile.bytes, x, signed[vector])
+                else:
+                    factor = b.select(is_negative[vector], b.sub(zero, x), x)
+                pairs = tile.call(pairs_of_bytes, words, magnitudes[vector], factor)
+                totals[row * count + vector] = b.add(totals[row * count + vector], widened(pairs))
+    return totals
+
+
+def _add_dot(tile: Tile, total: Any, w: Any, x: Any) -> Any:
+    """Add the products of four unsigned with four signed bytes in each lane."""
+    b = tile.b
+    if tile.instructions.byte_dot == "vnni" and not tile.instructions.emulated:
+        return tile.call(f"llvm.x86.avx512.vpdpbusd.{32 * tile.lanes}", tile.ints, total, w, x)
+    for number in range(4):
+        weight = b.and_(b.lshr(w, tile.constant(8 * number)), tile.constant(255))
+        factor = b.ashr(b.shl(x, tile.constant(24 - 8 * number)), tile.constant(24))
+        total = b.add(total, b.mul(weight, factor))
+    return total
+
+
+def _load_half(tile: Tile, base: Any, offset: Any) -> Any:
+    """Load finite float16s as float32s."""
+    b = tile.b
+    if tile.instructions.has_half:
+        return b.fpext(tile.load(base, offset, ir.VectorType(F16, tile.lanes), 2), tile.floats)
+    bits = b.zext(tile.load(base, offset, ir.VectorType(I16, tile.lanes), 2), tile.ints)
+    # The exponents' biases, 15 and 127, differ by a factor that makes subnormals good too.
+    magnitude = b.bitcast(b.shl(b.and_(bits, tile.constant(0x7FFF)), tile.constant(13)), tile.floats)
+    value = b.bitcast(b.fmul(magnitude, ir.Constant(tile.floats, [2.0**112] * tile.lanes)), tile.ints)
+    return b.bitcast(b.or_(value, b.shl(b.and_(bits, tile.constant(0x8000)), tile.constant(16))), tile.floats)
 
 
 def _buffer(builder: Any, num_floats: int) -> Any:
@@ -299,6 +467,7 @@ def tile_kernels(instructions: Instructions, sizes: dict[str, list[tuple[int, in
         begin: Any,
         end: Any,
         steps: Any,
+        group: Any,
         outputs: Any,
     ) -> Any:
         return types.void(*[types.int64] * (2 + len(TileArguments._fields))), generate

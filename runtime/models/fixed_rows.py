@@ -67,7 +67,7 @@ class FixedRowsMlp:
 
 
 def with_fixed_product(linear: Linear, num_rows: int) -> Linear:
-    """Return the layer with a product of `num_rows` rows at a time; the layer itself if its loops compute each row alike
+    """Return the layer with a product of `num_rows` rows at a time; the layer itself if its loops compute a row alike
     in any batch."""
     return linear if packed_matrices([linear]) is not None else FixedRowsLinear(linear, num_rows)
 

@@ -104,7 +104,7 @@ def test_a_file_gives_the_logits_of_its_dequantised_tensors(name: str, kind: Typ
 def test_four_bit_formats_stay_packed_and_give_the_dequantised_logits(name: str, kind: Type, tmp_path: Path) -> None:
     model = model_of(name)
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
-    assert error_of(path, dequantised(model, path)) < 0.03  # the product rounds inputs and scales to bfloat16
+    assert error_of(path, dequantised(model, path)) < 0.05  # the product rounds inputs to int8
     parameters = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters
     assert isinstance(parameters.layers[1].qkv, Int4Linear)
     assert isinstance(parameters.layers[1].o, Int4Linear)

@@ -100,7 +100,7 @@ def test_four_bit_checkpoints_give_the_logits_of_their_dequantised_weights(
     )
     packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
     expected = logits(reference)
-    # The product rounds inputs and groups to bfloat16; the codes' own rounding is an order above that.
+    # The product rounds inputs to int8; the codes' own rounding is an order above that.
     assert ((logits(packed) - expected).norm() / expected.norm()).item() < 0.03
     assert ((logits(packed, group=TWO_SLICES) - expected).norm() / expected.norm()).item() < 0.03
     assert ((logits(dense) - expected).norm() / expected.norm()).item() > 0.1
@@ -127,8 +127,22 @@ def test_eight_bit_weights_give_the_logits_of_their_dequantised_weights(
     packed = changed(dense, tmp_path / "packed", pack, quantization_config=config)
     reference = changed(dense, tmp_path / "reference", unpack)
     expected = logits(reference)
-    torch.testing.assert_close(logits(packed), expected, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(logits(packed, group=TWO_SLICES), expected, rtol=1e-3, atol=1e-3)
+    if kind == "float-quantized":
+        torch.testing.assert_close(logits(packed), expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(logits(packed, group=TWO_SLICES), expected, rtol=1e-3, atol=1e-3)
+        return
+    # Inputs of int8 weights are rounded to int8 by group, which changes nothing where there is one.
+    for ours, judge in zip(layers_of(packed), layers_of(reference), strict=True):
+        identity = torch.eye(SIZES["hidden_size"])
+        torch.testing.assert_close(ours.qkv(identity), judge.qkv(identity), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours.o(identity), judge.o(identity), rtol=1e-5, atol=1e-6)
+    if "num_local_experts" not in json.loads((dense / "config.json").read_text()):
+        assert ((logits(packed) - expected).norm() / expected.norm()).item() < 0.04
+        assert ((logits(packed, group=TWO_SLICES) - expected).norm() / expected.norm()).item() < 0.04
+
+
+def layers_of(path: Path) -> Any:
+    return load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters.layers
 
 
 # In a mixture an input's rounding may choose another expert.
@@ -164,6 +178,7 @@ def test_a_product_with_quantised_inputs_equals_that_of_the_rounded_numbers(kind
         Scheme(kind=kind, source="dense", activations=True), 48, 32, bias=False, device="cpu", dtype=torch.float32
     )
     layer.row_destinations(0, 48)["weight"].put(weight)
+    layer.finish()
 
     def rounded(matrix: torch.Tensor) -> torch.Tensor:
         largest = {"int8": 127.0, "fp8": 448.0}[kind]
@@ -193,6 +208,7 @@ def test_a_written_checkpoint_equals_rounding_while_loading(
     assert torch.equal(logits(tmp_path / "out"), logits(dense, quantize=quantize))
 
 
+@pytest.mark.parametrize("dense", ["llama", "qwen2, biases"], indirect=True)
 def test_the_compressed_tensors_package_decompresses_what_is_written(dense: Path, tmp_path: Path) -> None:
     # transformers cannot load packed zero points: the package allocates them unpacked.
     package = pytest.importorskip("compressed_tensors.compressors.pack_quantized.base")
@@ -210,7 +226,7 @@ def test_the_compressed_tensors_package_decompresses_what_is_written(dense: Path
         return {f"{module}.weight": weight.float()}
 
     reference = changed(dense, tmp_path / "reference", decompress)
-    # The package multiplies in the scale's bfloat16.
+    # The package multiplies in the scale's bfloat16, and the layers round inputs to int8.
     error = (logits(tmp_path / "out") - logits(reference)).norm() / logits(reference).norm()
     assert error.item() < 0.03
 
@@ -225,7 +241,7 @@ def test_transformers_reads_what_is_written(method: str, dense: Path, tmp_path: 
     with torch.inference_mode():
         expected = judge(torch.tensor([TOKENS])).logits[0]
     error = (logits(tmp_path / "out") - expected).norm() / expected.norm()
-    assert error.item() < (0.02 if method == "fp8" else 1e-3)
+    assert error.item() < (0.02 if method == "fp8" else 0.04)  # inputs of int8 weights are rounded
 
 
 def test_a_sharded_checkpoint_is_written_sharded(dense: Path, tmp_path: Path) -> None:
@@ -337,11 +353,13 @@ def test_eight_bit_weights_give_the_product_of_the_dequantised_weights(
     weight, x = torch.randn(48, 32), torch.randn(num_tokens, 32).to(dtype)
     layer = EightBitLinear(Scheme(kind=kind, source="dense"), 48, 32, bias=False, device="cpu", dtype=dtype)
     layer.row_destinations(0, 48)["weight"].put(weight)
+    layer.finish()
     codes, scale = (fp8_rows if kind == "fp8" else int8_rows)(weight)
     expected = x.double() @ (codes.double() * scale.double()).T
     error = (layer(x).double() - expected).norm() / expected.norm()
     assert layer(x).dtype == dtype
-    assert error.item() < {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+    rounded_inputs = 1e-2 if kind == "int8" else 1e-6
+    assert error.item() < max(rounded_inputs, {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 31, 32, 200])
@@ -359,7 +377,7 @@ def test_four_bit_weights_give_the_product_of_the_dequantised_weights(dtype: tor
     restored = dequantised(codes.long().numpy(), scale.numpy(), zero.long().numpy()).double()
     expected = x.double() @ restored.T + bias.double()
     assert layer(x).dtype == dtype
-    assert ((layer(x).double() - expected).norm() / expected.norm()).item() < 5e-3
+    assert ((layer(x).double() - expected).norm() / expected.norm()).item() < 1e-2  # inputs are rounded to int8
 
 
 @pytest.mark.parametrize("dim", [0, 1])

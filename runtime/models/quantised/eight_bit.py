@@ -5,6 +5,8 @@ Legend: T tokens, N outputs, C inputs.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 
@@ -12,12 +14,18 @@ from ..linear import Destination, bias_destination, total_bytes
 from .rounding import FP8, fp8_as_bfloat16, fp8_rows, int8_rows
 from .scheme import Scheme
 
+if TYPE_CHECKING:
+    from ....kernels.cpu.packed_matrix import PackedMatrix
+
 _MIN_INT_MM_ROWS = 17  # CUDA's int8 product refuses fewer
-_MAX_PACK_ROWS = 24  # above it torch's int8 product on CPUs is slower than dequantising
 
 
 class EightBitLinear:
-    """A linear layer of int8 or float8 e4m3 codes; row n of the weight is `codes_NC[n] * scale_N[n]`."""
+    """A linear layer of int8 or float8 e4m3 codes; row n of the weight is `codes_NC[n] * scale_N[n]`.
+
+    On a CPU `finish` packs them for the compiled loops: int8 is multiplied by rows rounded to int8 by group of inputs,
+    with or without `scheme.activations`; FP8, which CPUs do not multiply, is widened to bfloat16, exactly.
+    """
 
     def __init__(
         self, scheme: Scheme, outputs: int, inputs: int, bias: bool, *, device: torch.device | str, dtype: torch.dtype
@@ -26,32 +34,38 @@ class EightBitLinear:
         self.codes_NC = torch.empty((outputs, inputs), device=device, dtype=FP8 if scheme.kind == "fp8" else torch.int8)
         self.scale_N = torch.empty(outputs, device=device, dtype=torch.float32)
         self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
+        self._dtype = dtype
+        self._packed: PackedMatrix | None = None
+
+    @property
+    def matrix(self) -> PackedMatrix | None:
+        """The whole layer as compiled loops multiply by it; None on other devices and of FP8."""
+        return self._packed if self.scheme.kind == "int8" else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._packed is not None:
+            return self._packed_product(x, self._packed)
         if not self.scheme.activations:
-            return self._weight_only(x)
-        y = self._fp8_product(x) if self.scheme.kind == "fp8" else self._int8_product(x)
+            y = (F.linear(x, self.codes_NC.to(x.dtype)).float() * self.scale_N).to(x.dtype)
+        else:
+            y = self._fp8_product(x) if self.scheme.kind == "fp8" else self._int8_product(x)
         return y if self.bias_N is None else y + self.bias_N
 
-    def _weight_only(self, x: torch.Tensor) -> torch.Tensor:
-        # torch's int8 product is fast on CPUs in bfloat16 only; in float32 dequantising is faster.
-        on_cpu = x.device.type == "cpu"
-        int8 = self.codes_NC.dtype == torch.int8
-        if int8 and on_cpu and x.dtype == torch.bfloat16 and len(x) <= _MAX_PACK_ROWS:
-            y = torch._weight_int8pack_mm(x, self.codes_NC, self.scale_N.to(x.dtype))
+    def _packed_product(self, x: torch.Tensor, packed: PackedMatrix) -> torch.Tensor:
+        from ....kernels.cpu.matmul import packed_matmul  # here, because it imports numba
+
+        if self.scheme.kind == "int8":
+            return packed_matmul(x, packed)
+        if self.scheme.activations:
+            x_TC, scale_T1 = fp8_rows(x)
+            y = packed_matmul(fp8_as_bfloat16(x_TC).float(), packed) * scale_T1
         else:
-            codes_NC = self.codes_NC if int8 or not on_cpu else fp8_as_bfloat16(self.codes_NC)
-            y = (F.linear(x, codes_NC.to(x.dtype)).float() * self.scale_N).to(x.dtype)
-        return y if self.bias_N is None else y + self.bias_N
+            y = packed_matmul(x.float(), packed)
+        y = y * self.scale_N
+        return (y if self.bias_N is None else y + self.bias_N).to(x.dtype)
 
     def _fp8_product(self, x: torch.Tensor) -> torch.Tensor:
         x_TC, scale_T1 = fp8_rows(x)
-        if x.device.type == "cpu":
-            # CPUs have no FP8 products, and torch's emulation is ten times slower. Products are exact in either type;
-            # their sums may overflow float16.
-            wide = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
-            y = F.linear(fp8_as_bfloat16(x_TC).to(wide), fp8_as_bfloat16(self.codes_NC).to(wide))
-            return (y.float() * scale_T1 * self.scale_N).to(x.dtype)
         y = torch._scaled_mm(
             x_TC,
             self.codes_NC.t(),
@@ -97,8 +111,19 @@ class EightBitLinear:
         }
 
     def finish(self) -> None:
-        """Do nothing: codes and scales are ready."""
+        if self.codes_NC.device.type != "cpu":
+            return
+        from ....kernels.cpu.packed_matrix import PackedMatrix
+
+        if self.scheme.kind == "int8":
+            self._packed = PackedMatrix.of_int8(self.codes_NC, self.scale_N, self.bias_N)
+        else:
+            rows = torch.bfloat16 if self.scheme.activations else self._dtype
+            self._packed = PackedMatrix.of_dense(fp8_as_bfloat16(self.codes_NC), rows=rows)
+        self.codes_NC = torch.empty_like(self.codes_NC[:0])  # a slice would keep them in memory
 
     @property
     def nbytes(self) -> int:
+        if self._packed is not None:
+            return self._packed.nbytes
         return total_bytes(self.codes_NC, self.scale_N, self.bias_N)

@@ -6,6 +6,7 @@ Legend: T tokens, N outputs, C inputs, G groups of a row's C.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,9 @@ from . import int4_packing
 from .rounding import int4_groups
 from .scheme import Scheme
 
+if TYPE_CHECKING:
+    from ....kernels.cpu.packed_matrix import PackedMatrix
+
 _INT32 = (torch.int32,)
 _TRANSPOSED = {"outputs": 1, "inputs": 0}  # the stored axes are inputs, outputs
 _ACT_ORDER = "groups inputs that are not neighbours (act-order), which is not supported"
@@ -23,8 +27,8 @@ _ACT_ORDER = "groups inputs that are not neighbours (act-order), which is not su
 class Int4Linear:
     """4-bit linear layer: weight[n, c] = (code[n, c] - zero[n, g]) * scale[n, g], codes and zero points in [0, 16).
 
-    Codes are stored at once in place, two to a byte, low nibble first. On a CPU `finish` reorders them, in place, into
-    the order of torch's product.
+    Codes are stored at once in place, two to a byte, low nibble first. On a CPU `finish` packs them for the compiled
+    loops, which multiply them by rows rounded to int8 by group.
     """
 
     def __init__(
@@ -41,34 +45,30 @@ class Int4Linear:
         self.scheme = scheme
         self.group_size = group_size
         self.codes_NC2 = torch.empty((outputs, inputs // 2), device=device, dtype=torch.uint8)
-        # torch's product on CPUs is fast in bfloat16 only: in float32 it is 50 times slower.
-        groups_dtype = torch.bfloat16 if torch.device(device).type == "cpu" else dtype
-        # Scale s and the weight of code 8, (8 - zero) * s, as torch's product wants them.
+        groups_dtype = torch.float32 if torch.device(device).type == "cpu" else dtype
+        # Scale s and the weight of code 8, (8 - zero) * s.
         self.groups_GN2 = torch.empty((inputs // group_size, outputs, 2), device=device, dtype=groups_dtype)
         self.zeros_NG = torch.full((outputs, inputs // group_size), 8, device=device, dtype=torch.uint8)
         self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
+        self.matrix: PackedMatrix | None = None  # the whole layer, packed for compiled loops
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.device.type == "cpu":
-            from ....kernels.cpu import int4  # here, because it imports numba
+        if self.matrix is not None:
+            from ....kernels.cpu.matmul import packed_matmul
 
-            many = len(x) >= int4.MIN_ROWS * torch.get_num_threads() and int4.is_supported()
-            x_TC = x.to(self.groups_GN2.dtype)
-            y = (int4.matmul if many else _torch_product)(x_TC, self.codes_NC2, self.groups_GN2, self.group_size)
-            y = y.to(x.dtype)
-        else:
-            y = F.linear(x, self._dequantised().to(x.dtype))
+            return packed_matmul(x, self.matrix)
+        y = F.linear(x, self._dequantised().to(x.dtype))
         return y if self.bias_N is None else y + self.bias_N
 
     def finish(self) -> None:
         if self.scheme.source != "gguf":  # GGUF stores the weight of code 8 itself; its zero points are no integers
             self.groups_GN2[..., 1] = (8 - self.zeros_NG.t().float()) * self.groups_GN2[..., 0].float()
         if self.codes_NC2.device.type == "cpu":
-            from ....kernels.cpu import int4
+            from ....kernels.cpu.packed_matrix import PackedMatrix  # here, because it imports numba
 
-            codes = _two_to_one(self.codes_NC2).to(torch.int32)
-            self.codes_NC2.copy_(torch._convert_weight_to_int4pack_for_cpu(codes, 1))
-            int4.is_supported()  # compile now, not in the first step
+            scale_NG, base_NG = self.groups_GN2.permute(2, 1, 0)
+            self.matrix = PackedMatrix.of_int4(self.codes_NC2, scale_NG, base_NG, self.bias_N)
+            self.codes_NC2, self.groups_GN2, self.zeros_NG = (torch.empty(0) for _ in range(3))
 
     def _dequantised(self) -> torch.Tensor:
         """Return the dense weight [N, C] of codes in their stored order."""
@@ -79,6 +79,8 @@ class Int4Linear:
 
     @property
     def nbytes(self) -> int:
+        if self.matrix is not None:
+            return self.matrix.nbytes
         return total_bytes(self.codes_NC2, self.groups_GN2, self.bias_N)
 
     def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
@@ -152,12 +154,6 @@ class Int4Linear:
                     ),
                 }
         return {**pieces, **bias}
-
-
-def _torch_product(
-    x_TC: torch.Tensor, codes_NC2: torch.Tensor, groups_GN2: torch.Tensor, group_size: int
-) -> torch.Tensor:
-    return torch._weight_int4pack_mm_for_cpu(x_TC, codes_NC2, group_size, groups_GN2)
 
 
 def _two_to_one(codes_NC2: torch.Tensor) -> torch.Tensor:
