@@ -37,8 +37,9 @@ def rows(num_rows: int, queries: int, *, tree: bool, window: int | None = None) 
     return PagedRows(table, num, num, num, tokens, tokens.long() if tree else None, queries, 16, window)
 
 
-def shared_attention(q_THD: torch.Tensor, kv: KvCache) -> None:
-    """Launch attention of two decode rows, of a window's and of none, whose first keys are shared."""
+def shared_attention(q_THD: torch.Tensor, kv: KvCache, *, paths: bool) -> None:
+    """Launch attention of two decode rows, with a window and without, whose first keys are shared; with `paths` also
+    that of paths of draft trees in deterministic mode, which have pages of one slot."""
     tokens = torch.zeros(32, dtype=torch.int32)
     for window in (None, 4096):
         pieces = replace(rows(2, 16, tree=False, window=window), first_key_R=tokens, tokens_N=tokens, are_pieces=True)
@@ -47,10 +48,10 @@ def shared_attention(q_THD: torch.Tensor, kv: KvCache) -> None:
         attend_shared(q_THD, kv, merge, 0.1)
         own = replace(rows(2, 1, tree=False, window=window), first_key_R=tokens)
         split_attention(q_THD, kv, own, make_splits(own.num_keys_R, num_wanted=66, tile=64), q_THD, 0.1, merge=merge)
-    # Paths of draft trees in deterministic mode: pages of one slot.
-    paths = replace(rows(2, 8, tree=False), first_key_R=tokens, tokens_N=tokens, page_size=1)
-    splits = fixed_splits(paths.num_keys_R, size=1024, max_keys=2048)
-    split_attention(q_THD, kv, paths, splits, q_THD, 0.1, fixed=True, merge=merge)
+    if paths:
+        slots = replace(rows(2, 8, tree=False), first_key_R=tokens, tokens_N=tokens, page_size=1)
+        splits = fixed_splits(slots.num_keys_R, size=1024, max_keys=2048)
+        split_attention(q_THD, kv, slots, splits, q_THD, 0.1, fixed=True, merge=merge)
 
 
 def attention() -> Iterator[tuple[str, Launch]]:
@@ -68,7 +69,7 @@ def attention() -> Iterator[tuple[str, Launch]]:
                     split_attention(q, kv, rows(4, queries, tree=queries > 1), splits, q, 0.1, fixed=fixed)
                 yield from ((f"{name}-Q{queries}{'-fixed' * fixed}", launch) for launch in launches)
             with recorded() as launches:
-                shared_attention(torch.empty(4, heads, head_dim, dtype=torch.bfloat16), kv)
+                shared_attention(torch.empty(4, heads, head_dim, dtype=torch.bfloat16), kv, paths=first)
             yield from ((f"{name}-shared", launch) for launch in launches)
             tile = launch_configs.chunk_tile(CPU, head_dim, dtype)
             tiles = query_tiles([100], [200], group=heads // kv_heads, tile=tile, device=CPU)
