@@ -16,6 +16,7 @@ from .loops import BLOCK
 
 MAX_OWN_TOKENS = 1 << 15  # last tokens of a request's text that are indexed when it is drafted for first
 CONTEXT_TOKENS = 16  # of the prompt, before a shared output
+MIN_SHARED_TOKENS = 4  # of an output, so that it is worth sharing
 SHARE_INTERVAL = 16  # tokens after which a live output is shared
 
 
@@ -94,9 +95,14 @@ class SuffixDrafts:
 
     def end(self, rid: str, tokens: Sequence[int], num_prompt: int, namespace: str) -> None:
         """Record that the request ended with these tokens: forget its own text, keep its output for others."""
-        texts = self._live.pop(rid, None) or self._begin(len(tokens), num_prompt, namespace)
+        texts = self._live.pop(rid, None)
+        is_worth_sharing = len(tokens) >= num_prompt + MIN_SHARED_TOKENS
+        if texts is None:
+            if not is_worth_sharing:
+                return
+            texts = self._begin(len(tokens), num_prompt, namespace)
         self._index.remove(texts.own)
-        if len(tokens) > num_prompt and not texts.full and self._append(texts.shared, tokens, texts.num_shared):
+        if is_worth_sharing and not texts.full and self._append(texts.shared, tokens, texts.num_shared):
             self._ended[texts.shared.number] = namespace, texts.shared
         else:
             self._forget(namespace, texts.shared)
