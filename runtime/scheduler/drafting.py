@@ -75,6 +75,11 @@ class Drafting:
         if self._suffixes is not None:
             self._suffixes.end(request.rid, request.tokens, request.num_prompt, request.message.namespace)
 
+    def flush(self) -> None:
+        """Forget the outputs of requests that ended."""
+        if self._suffixes is not None:
+            self._suffixes.flush()
+
     def source_follows(self, rows: Sequence[Row]) -> bool:
         """True if the engine's draft source follows the step with these rows.
 

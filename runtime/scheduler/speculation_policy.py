@@ -23,7 +23,8 @@ PLAIN_PROMPT_INTERVAL = 16  # the same for steps with prompts
 MAX_JUDGED_PROMPT = 256  # prompt tokens; in larger steps the effect of guesses is lost in the noise
 OUTLIER_RATIO = 4.0  # slower steps are clipped: other processes cause them
 DECAY = 15 / 16  # weight of older steps, from step to step
-MIN_TRIAL_PROBABILITY = 0.3  # of guesses that are verified while their cost is not known
+MIN_TRIAL_PROBABILITY = 0.2  # of guesses that are verified while their cost is not known
+NUM_TRIAL_GUESSES = 4  # if none is as likely: without evidence the estimate would stay
 MAX_PROBABILITY = 0.98  # of an acceptance
 PRIOR_CHANCE = 0.7  # acceptance of a level before anything was verified
 NUM_DEPTHS = 3  # trials alternate between the greatest depth, half and a quarter of it
@@ -54,9 +55,9 @@ class Acceptance:
         kept, weight = self._kept(now), 1.5
         return min(MAX_PROBABILITY, (kept * self.hits + weight * prior) / (kept * (self.hits + self.misses) + weight))
 
-    def ratio(self, prior: float, now: int = 0) -> float:
+    def ratio(self, prior: float, now: int = 0, weight: float = 6.0) -> float:
         """Ratio of accepted to predicted draft tokens."""
-        kept, weight = self._kept(now), 3.0
+        kept = self._kept(now)
         return (kept * self.hits + weight * prior) / (kept * self.expected + weight)
 
     def _kept(self, now: int) -> float:
@@ -257,7 +258,7 @@ class SpeculationPolicy:
 
     def probability(self, own: Acceptance, score: float) -> float:
         """Probability that a draft token of score `score` is accepted."""
-        return min(MAX_PROBABILITY, own.ratio(self.overall.ratio(1.0), self.now) * math.exp(score))
+        return min(MAX_PROBABILITY, own.ratio(self.overall.ratio(1.0, weight=24.0), self.now) * math.exp(score))
 
     def num_to_verify(
         self, num_rows: int, probabilities: Sequence[Sequence[float]], limit: int, *, drafted: bool = False
@@ -268,7 +269,8 @@ class SpeculationPolicy:
         size, counts = self._size(num_rows), [0] * len(probabilities)
         ranked = sorted(((p, index) for index, own in enumerate(probabilities) for p in own), reverse=True)[:limit]
         if size.trials or not size.extra.count:
-            num_best = len(ranked) if drafted else sum(p >= MIN_TRIAL_PROBABILITY for p, _ in ranked)
+            num_likely = sum(p >= MIN_TRIAL_PROBABILITY for p, _ in ranked)
+            num_best = len(ranked) if drafted else num_likely or min(NUM_TRIAL_GUESSES, len(ranked))
         elif drafted:
             least = 0.5 * self._level_cost(size, num_rows, len(ranked))
             num_best = sum(p >= least for p, _ in ranked)

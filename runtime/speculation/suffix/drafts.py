@@ -107,6 +107,12 @@ class SuffixDrafts:
         else:
             self._forget(namespace, texts.shared)
 
+    def flush(self) -> None:
+        """Forget the outputs of requests that ended."""
+        while self._ended:
+            _, (namespace, text) = self._ended.popitem()
+            self._forget(namespace, text)
+
     def _begin(self, num_tokens: int, num_prompt: int, namespace: str) -> _Texts:
         space = self._namespaces.get(namespace)
         if space is None:
