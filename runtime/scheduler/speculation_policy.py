@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MIN_SPEEDUP = 1.02  # over plain decoding; smaller gains are within the measurement error
-TRIAL_BALANCE, MAX_BALANCE = 3.0, 12.0  # plain steps; less to lose at first than after gains
+TRIAL_BALANCE, MAX_BALANCE = 3.0, 6.0  # plain steps; less to lose at first than after gains
 FIRST_PAUSE, MAX_PAUSE = 256, 2048  # plain steps until the next trial
 TRIAL_STEPS = 3  # steps with guesses, from which their cost is learned
 MIN_PLAIN_STEPS = 3  # needed before speculation can be judged
