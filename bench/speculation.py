@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -155,6 +156,10 @@ def play(client: httpx.Client, requests: list[dict[str, Any]], batch: int) -> Ro
     )
 
 
+def play_round(client: httpx.Client, rounds: Sequence[list[dict[str, Any]]], batch: int, number: int) -> Round:
+    return play(client, rounds[number], batch)
+
+
 def main(
     model: Model = None,
     sources: Annotated[
@@ -209,12 +214,7 @@ def main(
             ]
             played = interleaved(
                 rounds,
-                {
-                    name: lambda number, client=client, requests=requests, batch=batch: play(
-                        client, requests[number], batch
-                    )
-                    for name, client in clients.items()
-                },
+                {name: partial(play_round, client, requests, batch) for name, client in clients.items()},
             )
             row: dict[str, Any] = {"text": kind, "T": f"{temperature:g}", "batch": batch}
             row["plain tok/s"] = statistics.median(r.speed for r in played["off"])

@@ -86,10 +86,10 @@ class Decoding:
         return True
 
 
-def requests_of(kind: str, temperature: float, size: int) -> list[Generate]:
-    """Those of `bench/speculation.py`, of a kind without a grammar."""
+def requests_of(kind: str, temperature: float, size: int, first: int = 0) -> list[Generate]:
+    """Those of `bench/speculation.py` from number `first` on, of a kind without a grammar."""
     tokenizer, requests = load_tokenizer(SHIPPED_MODEL), []
-    for index, body in enumerate(bodies(kind, temperature, size)):
+    for index, body in enumerate(bodies(kind, temperature, size, first), first):
         params = body["sampling_params"]
         sampling = SamplingParams(
             max_new_tokens=params["max_new_tokens"],
@@ -117,9 +117,10 @@ def main(
     torch.set_num_threads(1)
     rows = []
     for kind, temperature, batch in product(kinds.split(","), (0.0, 1.0), numbers(batches)):
-        requests = requests_of(kind, temperature, max(8, 2 * batch))
+        count = max(8, 2 * batch)
         ratios: dict[str, list[float]] = {name: [] for name in cores}
-        for _ in range(rounds + 1):
+        for number in range(rounds + 1):
+            requests = requests_of(kind, temperature, count, number * count)
             for core in cores.values():
                 core.begin(requests, batch)
             going = dict(cores)

@@ -106,7 +106,8 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class FlushCache(msgspec.Struct, frozen=True, tag="flush"):
-    """Remove every cached prefix that no running request uses. Answered by `CoreReply`."""
+    """Remove every cached prefix that no running request uses, and the outputs kept for drafts. Answered by
+    `CoreReply`."""
 
     call: int
 

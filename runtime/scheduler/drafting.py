@@ -22,6 +22,7 @@ BUDGET_DIVISOR = 4  # drafts get at most a quarter of the tokens left beside dec
 DEFAULT_TOP_K = 4  # where `speculative_eagle_topk` is not set
 FEATURE_WINDOW = 16  # steps followed without a gap after which a head drafts as well as after all
 MIN_DRAFT_TEMPERATURE = 0.3  # heads are calibrated for 1: ranked much colder, second choices are noise
+MAX_LOOKUP_INTERVAL = 8  # output tokens; lookups that are of no use are made ever more rarely
 UNFOLLOWED_INTERVAL = 8  # one in this many steps of plain decoding is timed: timing all would slow a small model
 
 
@@ -73,6 +74,11 @@ class Drafting:
         """Record that the request ended: its output may serve others."""
         if self._suffixes is not None:
             self._suffixes.end(request.rid, request.tokens, request.num_prompt, request.message.namespace)
+
+    def flush(self) -> None:
+        """Forget the outputs of requests that ended."""
+        if self._suffixes is not None:
+            self._suffixes.flush()
 
     def source_follows(self, rows: Sequence[Row]) -> bool:
         """True if the engine's draft source follows the step with these rows.
@@ -141,6 +147,8 @@ class Drafting:
         request.draft = _remaining_draft(result.draft, request, row, result)
         if row.parents is not None:
             num_right = len(result.tokens) - 1
+            if num_right:
+                request.next_lookup, request.lookup_interval = 0, 1
             self.counts.observe(len(row.parents), num_right)
             draft = self._verified_drafts[row.rid]
             expected = sum(math.exp(min(0.0, score)) for score in draft.scores)
@@ -177,6 +185,11 @@ class Drafting:
     def _tree(self, request: Request) -> DraftTree | None:
         if self._in_engine:
             return request.draft
+        if self._adaptive:
+            if request.num_output < request.next_lookup:
+                return None
+            request.next_lookup = request.num_output + request.lookup_interval
+            request.lookup_interval = min(MAX_LOOKUP_INTERVAL, 2 * request.lookup_interval)
         bounds = {"steps": self._steps, "top_k": self._top_k, "num_tokens": self._max_draft_tokens}
         if self._suffixes is not None:
             message = request.message

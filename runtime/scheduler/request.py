@@ -117,6 +117,8 @@ class Request:
     accepted_lengths: list[int] = field(default_factory=list)  # verifications that accepted 0, 1, 2, ... tokens
     acceptance: Acceptance = field(default_factory=Acceptance)  # of its drafts
     ngrams: NgramIndex | None = None  # for `--speculative ngram`
+    next_lookup: int = 2  # number of output tokens at which a draft is next looked for in texts
+    lookup_interval: int = 1  # output tokens from that lookup to the next, if it is of no use
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     pooling: EmbeddingPooling | None = None
     answered: bool = False  # the client has the first tokens and the prompt's log-probabilities

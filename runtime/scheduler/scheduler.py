@@ -143,6 +143,7 @@ class Scheduler:
                 return []
             case FlushCache(call=call):
                 self._cache.flush()
+                self._drafting.flush()
                 return [CoreReply(call)]
             case GetStats(call=call):
                 return [CoreReply(call, stats=self.stats())]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MIN_SPEEDUP = 1.02  # over plain decoding; smaller gains are within the measurement error
-TRIAL_BALANCE, MAX_BALANCE = 3.0, 12.0  # plain steps; less to lose at first than after gains
-FIRST_PAUSE, MAX_PAUSE = 256, 8192  # plain steps until the next trial
+TRIAL_BALANCE, MAX_BALANCE = 3.0, 6.0  # plain steps; less to lose at first than after gains
+FIRST_PAUSE, MAX_PAUSE = 256, 2048  # plain steps until the next trial
 TRIAL_STEPS = 3  # steps with guesses, from which their cost is learned
 MIN_PLAIN_STEPS = 3  # needed before speculation can be judged
 PLAIN_INTERVAL = 96  # speculative steps after which plain ones are timed again
@@ -23,7 +23,9 @@ PLAIN_PROMPT_INTERVAL = 16  # the same for steps with prompts
 MAX_JUDGED_PROMPT = 256  # prompt tokens; in larger steps the effect of guesses is lost in the noise
 OUTLIER_RATIO = 4.0  # slower steps are clipped: other processes cause them
 DECAY = 15 / 16  # weight of older steps, from step to step
-MIN_TRIAL_PROBABILITY = 0.3  # of guesses that are verified while their cost is not known
+MIN_TRIAL_PROBABILITY = 0.2  # of guesses that are verified while their cost is not known
+NUM_TRIAL_GUESSES = 4  # if none is as likely: without evidence the estimate would stay
+MAX_PROBABILITY = 0.98  # of an acceptance
 PRIOR_CHANCE = 0.7  # acceptance of a level before anything was verified
 NUM_DEPTHS = 3  # trials alternate between the greatest depth, half and a quarter of it
 DEEPEN_STEPS = 512  # speculative steps after which the next depth is tried
@@ -51,11 +53,11 @@ class Acceptance:
     def chance(self, prior: float, now: int = 0) -> float:
         """Probability that the next level is accepted too."""
         kept, weight = self._kept(now), 1.5
-        return min(0.98, (kept * self.hits + weight * prior) / (kept * (self.hits + self.misses) + weight))
+        return min(MAX_PROBABILITY, (kept * self.hits + weight * prior) / (kept * (self.hits + self.misses) + weight))
 
-    def ratio(self, prior: float, now: int = 0) -> float:
+    def ratio(self, prior: float, now: int = 0, weight: float = 6.0) -> float:
         """Ratio of accepted to predicted draft tokens."""
-        kept, weight = self._kept(now), 3.0
+        kept = self._kept(now)
         return (kept * self.hits + weight * prior) / (kept * self.expected + weight)
 
     def _kept(self, now: int) -> float:
@@ -170,9 +172,9 @@ class _BatchSize:
             return
         if not work.num_prompt:
             self.seconds, self.tokens = DECAY * self.seconds + seconds, DECAY * self.tokens + tokens
-            if work.num_guesses:
-                self.extra.observe(work.num_guesses, seconds - step)
-                self.trials, self.waited = max(0, self.trials - 1), 0
+        if work.num_guesses:
+            self.extra.observe(work.num_guesses, seconds - plain)
+            self.trials, self.waited = max(0, self.trials - 1), 0
         self.balance += (plain + (tokens - 1) * step) / MIN_SPEEDUP / step - seconds / step
         if self.balance >= MAX_BALANCE:
             self.balance, self.pause = MAX_BALANCE, FIRST_PAUSE
@@ -256,7 +258,7 @@ class SpeculationPolicy:
 
     def probability(self, own: Acceptance, score: float) -> float:
         """Probability that a draft token of score `score` is accepted."""
-        return min(0.98, own.ratio(self.overall.ratio(1.0), self.now) * math.exp(score))
+        return min(MAX_PROBABILITY, own.ratio(self.overall.ratio(1.0, weight=24.0), self.now) * math.exp(score))
 
     def num_to_verify(
         self, num_rows: int, probabilities: Sequence[Sequence[float]], limit: int, *, drafted: bool = False
@@ -267,7 +269,8 @@ class SpeculationPolicy:
         size, counts = self._size(num_rows), [0] * len(probabilities)
         ranked = sorted(((p, index) for index, own in enumerate(probabilities) for p in own), reverse=True)[:limit]
         if size.trials or not size.extra.count:
-            num_best = len(ranked) if drafted else sum(p >= MIN_TRIAL_PROBABILITY for p, _ in ranked)
+            num_likely = sum(p >= MIN_TRIAL_PROBABILITY for p, _ in ranked)
+            num_best = len(ranked) if drafted else num_likely or min(NUM_TRIAL_GUESSES, len(ranked))
         elif drafted:
             least = 0.5 * self._level_cost(size, num_rows, len(ranked))
             num_best = sum(p >= least for p, _ in ranked)
@@ -280,7 +283,10 @@ class SpeculationPolicy:
         for _, index in ranked[:num_best]:
             counts[index] += 1
         if ranked and not num_best and not drafted:
-            size.decline()
+            if self._is_hopeless(size, num_rows):
+                size.close()
+            else:
+                size.decline()
         return counts
 
     def depths(self, num_rows: int, requests: Sequence[Acceptance], steps: int) -> list[int]:
@@ -302,6 +308,13 @@ class SpeculationPolicy:
             size.close()
             return [0] * len(requests)
         return depths if pays else [max(1, depth) for depth in depths]
+
+    def _is_hopeless(self, size: _BatchSize, num_rows: int) -> bool:
+        """True if guesses that are nearly always right would not pay: arithmetic bounds the step."""
+        return all(
+            1 + MAX_PROBABILITY * levels <= MIN_SPEEDUP * self._relative_cost(size, levels * num_rows)
+            for levels in (1, 4)
+        )
 
     def _level_cost(self, size: _BatchSize, num_rows: int, num_guesses: int) -> float:
         """What one more guess costs, in tokens."""

@@ -187,6 +187,21 @@ def test_the_least_recently_used_output_is_forgotten_when_room_is_needed() -> No
     assert draft(drafts, "gone", [1, *outputs[2][:9]], 1) == []
 
 
+def test_a_flush_forgets_the_outputs_of_ended_requests_and_keeps_live_ones() -> None:
+    index = SuffixIndex(1 << 12)
+    drafts = SuffixDrafts(index)
+    text = list(range(300))
+    drafts.end("ended", text[:200], 100, "")
+    for end in (201, 240):
+        draft(drafts, "live", [*range(1000, 1200), *text[200:end]], 200)
+    drafts.flush()
+    assert draft(drafts, "one", [1, *text[120:130]], 1) == []
+    assert draft(drafts, "two", [1, *text[210:220]], 1) == text[220:224]
+    for rid in ("live", "one", "two"):
+        drafts.end(rid, [1], 1, "")
+    assert index.num_free == 1 << 12
+
+
 def test_a_text_without_room_is_not_drafted_for_and_gives_its_room_back() -> None:
     index = SuffixIndex(1 << 9)
     drafts = SuffixDrafts(index)

@@ -17,6 +17,7 @@ from .loops import BLOCK
 
 MAX_OWN_TOKENS = 1 << 15  # last tokens of a request's text that are indexed when it is drafted for first
 CONTEXT_TOKENS = 16  # of the prompt, before a shared output
+MIN_SHARED_TOKENS = 4  # of an output, so that it is worth sharing
 SHARE_INTERVAL = 16  # tokens after which a live output is shared
 PACKAGE = "ramiform.runtime.speculation.suffix"  # whose loops may be postponed: until then there are no drafts
 
@@ -100,12 +101,23 @@ class SuffixDrafts:
         """Record that the request ended with these tokens: forget its own text, keep its output for others."""
         if not ready(PACKAGE):
             return
-        texts = self._live.pop(rid, None) or self._begin(len(tokens), num_prompt, namespace)
+        texts = self._live.pop(rid, None)
+        is_worth_sharing = len(tokens) >= num_prompt + MIN_SHARED_TOKENS
+        if texts is None:
+            if not is_worth_sharing:
+                return
+            texts = self._begin(len(tokens), num_prompt, namespace)
         self._index.remove(texts.own)
-        if len(tokens) > num_prompt and not texts.full and self._append(texts.shared, tokens, texts.num_shared):
+        if is_worth_sharing and not texts.full and self._append(texts.shared, tokens, texts.num_shared):
             self._ended[texts.shared.number] = namespace, texts.shared
         else:
             self._forget(namespace, texts.shared)
+
+    def flush(self) -> None:
+        """Forget the outputs of requests that ended."""
+        while self._ended:
+            _, (namespace, text) = self._ended.popitem()
+            self._forget(namespace, text)
 
     def _begin(self, num_tokens: int, num_prompt: int, namespace: str) -> _Texts:
         space = self._namespaces.get(namespace)
