@@ -1,4 +1,4 @@
-"""A script's start: `ramiform run` to its first token, with loops on disk and on a machine that never compiled them.
+"""A script's start: `ramiform run` to its first token, with the loops on disk and where they were never compiled.
 
     python -P bench/start.py [--rounds 5] [--wheel dist/ramiform-*.whl] [--name 2core-cpu_202611]
 
