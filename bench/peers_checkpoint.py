@@ -6,6 +6,7 @@ What it says is noise; what it costs is what a trained model of the shape costs,
 from __future__ import annotations
 
 import json
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ SMALL: dict[str, int] = {  # 16M parameters with 32,768 tokens
     "num_key_value_heads": 2,
 }
 GGUF_NAME = "model.gguf"
+GGUF_TYPES = {"Q8_0": Type.Q8_0, "Q4_0": Type.Q4_0}  # written here; others by llama.cpp's quantiser
 
 
 def make_checkpoint(folder: Path, *, small: bool, dtype: torch.dtype) -> Path:
@@ -33,11 +35,29 @@ def make_checkpoint(folder: Path, *, small: bool, dtype: torch.dtype) -> Path:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     _fill_vocabulary(folder / "tokenizer.json", model.config.vocab_size)
 
-    def kind(_: str) -> Type:
-        return Type.BF16 if dtype == torch.bfloat16 else Type.F32
-
-    write_gguf(model, folder / GGUF_NAME, kind, partial(add_bpe_tokenizer, tokenizer_json=folder / "tokenizer.json"))
+    _write_gguf(model, folder / GGUF_NAME, Type.BF16 if dtype == torch.bfloat16 else Type.F32)
     return folder
+
+
+def make_gguf(folder: Path, name: str, quantizer: Path) -> Path:
+    """Write `model-NAME.gguf` beside `make_checkpoint`'s file, unless it is there; return its path.
+
+    Q8_0 and Q4_0 hold every matrix in that format. Mixed formats, such as Q4_K_M, are what llama.cpp's `quantizer`
+    makes of them: rows that do not divide into its blocks get another format.
+    """
+    path = folder / f"model-{name}.gguf"
+    if path.exists():
+        return path
+    if name in GGUF_TYPES:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return _write_gguf(model, path, GGUF_TYPES[name])
+    subprocess.run([quantizer, folder / GGUF_NAME, path, name], check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
+def _write_gguf(model: transformers.PreTrainedModel, path: Path, kind: Type) -> Path:
+    tokenizer_json = path.with_name("tokenizer.json")
+    return write_gguf(model, path, lambda _: kind, partial(add_bpe_tokenizer, tokenizer_json=tokenizer_json))
 
 
 def _fill_vocabulary(path: Path, vocab_size: int) -> None:

@@ -21,8 +21,6 @@ from typing import Any
 import httpx
 import psutil
 
-from ramiform.bench.peers_checkpoint import GGUF_NAME
-
 CONTEXT = 2560
 MAX_REQUESTS = 32  # decoded at once by llama.cpp, which divides its memory among so many; the others need not be told
 KV_GIB = 1  # what ramiform takes by default
@@ -66,9 +64,9 @@ def vllm(python: Path, model: Path, dtype: str, port: int) -> Launch:
 
 
 def llama_server(binary: Path, model: Path, port: int) -> Launch:
-    """The file decides the dtype. One pool of KV for all its slots, as the others have."""
+    """The GGUF file `model` decides the dtype. One pool of KV for all its slots, as the others have."""
     version = _output(str(binary), "--version").splitlines()[0].removeprefix("version: ")
-    command = [str(binary), "-m", str(model / GGUF_NAME), "--port", str(port), "-t", str(len(os.sched_getaffinity(0)))]
+    command = [str(binary), "-m", str(model), "--port", str(port), "-t", str(len(os.sched_getaffinity(0)))]
     room = ["-np", str(MAX_REQUESTS), "-c", str(MAX_REQUESTS * CONTEXT), "--kv-unified"]
     return Launch("llama.cpp", [*command, *room], version)
 

@@ -1,0 +1,152 @@
+"""The machine's limits, measured, and the least time that they leave a load: reading the weights, and multiplying.
+
+Limits of all cores together, in the process's own threads. They hold on a quiet machine only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Barrier
+
+import numba
+import numpy as np
+import torch
+import transformers
+
+from ramiform.bench.peers_load import Run, Scenario
+
+SUMS = 96  # float32: twelve vectors of AVX2, which stay in registers
+REPEAT = 5
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bytes a second that all cores read from memory; FLOP/s of float32 FMAs, and of torch's product in a dtype."""
+
+    read: float
+    fma: float
+    product: float
+
+    @property
+    def flops(self) -> float:
+        return max(self.fma, self.product)
+
+    def __str__(self) -> str:
+        return (
+            f"Limits of this machine, measured in this run: reading {self.read / 1e9:.1f} GB/s, float32 FMA "
+            f"{self.fma / 1e9:.0f} GFLOP/s, torch's product {self.product / 1e9:.0f} GFLOP/s"
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a model's tokens cost at least. Parameters of its layers and head; bytes of its weights and of a token's
+    keys and values; `attention` is the FLOP of one token for each key that it sees."""
+
+    layers: int
+    head: int
+    weight_bytes: int
+    kv_bytes: int
+    attention: int
+
+    @classmethod
+    def of(cls, folder: Path, weights: Path, dtype: torch.dtype) -> Work:
+        """Return the work of a dense Qwen2 with a tied head. `weights` is the file that is served."""
+        config = transformers.AutoConfig.from_pretrained(folder)
+        E, layers = config.hidden_size, config.num_hidden_layers
+        D = E // config.num_attention_heads
+        width = config.num_attention_heads * D
+        kv_width = config.num_key_value_heads * D
+        per_layer = 2 * E * width + 2 * E * kv_width + 3 * E * config.intermediate_size
+        return cls(
+            layers=layers * per_layer,
+            head=config.vocab_size * E,
+            weight_bytes=weights.stat().st_size,
+            kv_bytes=2 * layers * kv_width * dtype.itemsize,
+            attention=4 * layers * width,
+        )
+
+    def least_seconds(self, scenario: Scenario, machine: Machine) -> float:
+        """Return the least time of a scenario: each step at the limit of its products or of its reading.
+
+        A shared prefix is computed once; all prompts are one step. The head is computed of read tokens only.
+        """
+        N, shared = scenario.num_requests, scenario.num_shared
+        own = scenario.prompt_tokens - shared
+        keys = shared * shared // 2 + N * (own * shared + own * own // 2)
+        prefill = 2 * self.layers * (shared + N * own) + self.attention * keys + 2 * self.head * N
+        seconds = max(prefill / machine.flops, self.weight_bytes / machine.read)
+        for length in range(scenario.prompt_tokens + 1, scenario.prompt_tokens + scenario.output_tokens):
+            flops = N * (2 * (self.layers + self.head) + self.attention * length)
+            num_bytes = self.weight_bytes + self.kv_bytes * (shared + N * (length - shared))
+            seconds += max(flops / machine.flops, num_bytes / machine.read)
+        return seconds
+
+    def limit(self, scenario: Scenario, machine: Machine) -> Run:
+        """Return the run that would meet the limits."""
+        seconds = self.least_seconds(scenario, machine)
+        return Run(scenario, seconds, seconds, 0.0)
+
+
+@numba.njit(nogil=True)
+def _read(numbers: np.ndarray) -> int:
+    total = 0
+    for index in range(numbers.size):
+        total += numbers[index]
+    return total
+
+
+@numba.njit(nogil=True, fastmath=True)
+def _multiply_add(count: int) -> np.ndarray:
+    factor, term = np.float32(0.999), np.float32(1)
+    sums = np.zeros(SUMS, np.float32)
+    for _ in range(count):
+        for index in range(SUMS):
+            sums[index] = sums[index] * factor + term
+    return sums
+
+
+def measure_machine(dtype: torch.dtype) -> Machine:
+    """Measure the limits of all cores together; the best of a few times."""
+    cores = len(os.sched_getaffinity(0))
+    numbers = [np.ones(1 << 25, dtype=np.int64) for _ in range(cores)]
+    read = _best(cores, lambda core: _read(numbers[core]))
+    count = 500_000
+    fma = _best(cores, lambda core: _multiply_add(count))
+    size = 2048
+    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+    product = _best(1, lambda core: torch.nn.functional.linear(a, b))
+    return Machine(
+        read=sum(each.nbytes for each in numbers) / read,
+        fma=2 * SUMS * count * cores / fma,
+        product=2 * size**3 / product,
+    )
+
+
+def _best(threads: int, run: Callable[[int], object]) -> float:
+    """Return the least seconds until `run` has returned in all threads, which begin together."""
+    together = Barrier(threads + 1)
+
+    def in_step(thread: int) -> None:
+        run(thread)  # compiles, and touches the memory
+        for _ in range(REPEAT):
+            together.wait()
+            run(thread)
+            together.wait()
+
+    with ThreadPoolExecutor(threads) as pool:
+        done = [pool.submit(in_step, thread) for thread in range(threads)]
+        seconds = []
+        for _ in range(REPEAT):
+            together.wait()
+            begin = time.perf_counter()
+            together.wait()
+            seconds.append(time.perf_counter() - begin)
+        for future in done:
+            future.result()
+    return min(seconds)
