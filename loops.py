@@ -138,26 +138,26 @@ class Symbol:
         """Return a function for compiled loops that calls this one."""
         from llvmlite import ir
         from numba import types
-        from numba.core import cgutils, sigutils
-        from numba.core.typing import signature
+        from numba.core import cgutils, sigutils, typing
         from numba.extending import intrinsic
 
-        kinds, result = sigutils.normalize_signature(self._signature)
-        name = self._name
+        untyped: Any = sigutils, typing, cgutils
+        kinds, result = untyped[0].normalize_signature(self._signature)
+        signature, find, name = untyped[1].signature(result, *kinds), untyped[2].get_or_insert_function, self._name
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            values = [context.get_value_type(kind) for kind in signature.args]
-            kind = ir.FunctionType(context.get_value_type(signature.return_type), values)
-            called = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-            return context.get_dummy_value() if signature.return_type == types.void else called
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            values = [context.get_value_type(kind) for kind in kinds]
+            kind = ir.FunctionType(context.get_value_type(result), values)
+            called = builder.call(find(builder.module, kind, name), arguments)
+            return context.get_dummy_value() if result == types.void else called
 
         def call(_context: Any, *_arguments: Any) -> Any:
-            return signature(result, *kinds), generate
+            return signature, generate
 
         parameters = inspect.signature(self._function).parameters.values()
         context = inspect.Parameter("_context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         call.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
-        return intrinsic(call)  # type: ignore[no-any-return]
+        return cast(Callable[..., Any], intrinsic(call))
 
 
 def _compile(compile_now: Callable[..., Any], function: Callable[..., Any]) -> Any:
