@@ -11,7 +11,7 @@ head).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -413,13 +413,20 @@ class CompiledAttention:
 
     plan: AttentionPlan
     cap: float = 0.0
+    _plans: dict[int, AttentionPlan] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._plans[self.plan.group] = self.plan
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
         T, H, D = q_THD.shape
+        group = H // kv.k_SKD.shape[1]
+        if group not in self._plans:  # a slice of the query heads of one key/value head
+            self._plans[group] = self.plan.with_group(group)
         if q_THD.stride()[1:] != (D, 1):
             q_THD = q_THD.contiguous()
         out_THD = torch.empty((T, H, D), dtype=q_THD.dtype)
-        array, descriptor = self.plan.array, kv_descriptor(kv)
+        array, descriptor = self._plans[group].array, kv_descriptor(kv)
         arguments = (
             array,
             descriptor,

@@ -68,6 +68,19 @@ class AttentionPlan:
         settings = page_size, window or 0, group
         return cls(_make_plan(*flat, *settings, _TILE_ROWS), *flat, *settings)
 
+    def with_group(self, group: int) -> AttentionPlan:
+        """Return the plan of the same rows for another number of query heads for each key/value head."""
+        flat = (
+            self.first_R,
+            self.num_R,
+            self.pages_P,
+            self.page_starts_R,
+            self.parents_N,
+            self.num_nodes_R,
+        )
+        settings = self.page_size, self.window, group
+        return AttentionPlan(_make_plan(*flat, *settings, _TILE_ROWS), *flat, *settings)
+
     def for_rows(self, first: int, end: int) -> AttentionPlan:
         """Return the plan of some rows, whose tokens count from 0."""
         own = slice(first, end)

@@ -45,7 +45,7 @@ def test_a_request_has_the_same_bits_in_any_batch(
         torch.set_num_threads(1)
 
 
-def test_the_plain_engine_fails_the_check(checkpoint: Path) -> None:
+def test_plain_torch_fails_the_check(checkpoint: Path) -> None:
     plain = build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=40, kernels="reference"), checkpoint)
     with pytest.raises(AssertionError):
         check_same_bits(plain)

@@ -270,3 +270,6 @@ def test_slices_of_heads_have_the_bits_of_all() -> None:
     whole = memory.attend(q_THD, rows)
     part = memory.attend(q_THD[:, 4:], rows, kv=memory.kv.heads(slice(2, 4)))
     assert torch.equal(part, whole[:, 4:])
+    attention = for_device(CPU).attention(AttentionArgs(rows, memory.kv, 8, PAGE_SIZE, None, torch.float32))
+    one = attention.attend(q_THD[:, 3:4], memory.kv.heads(slice(1, 2)), SCALE)  # half of a key head's queries
+    assert torch.equal(one, whole[:, 3:4])
