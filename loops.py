@@ -106,10 +106,13 @@ def compiled_once(signature: str, **options: Any) -> Callable[[F], F]:
             result = builder.call(called, arguments)
             return context.get_dummy_value() if signature.return_type == types.void else result
 
-        names = ", ".join(inspect.signature(function).parameters)
-        scope: dict[str, Any] = {"answer": (made._sig, generate)}
-        exec(f"def {function.__name__}(context, {names}): return answer", scope)
-        call = intrinsic(scope[function.__name__])
+        def call_by_name(context: Any, *_: Any) -> Any:
+            return made._sig, generate
+
+        own = inspect.signature(function)  # numba matches arguments with it
+        context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        call_by_name.__signature__ = own.replace(parameters=[context, *own.parameters.values()])  # type: ignore[attr-defined]
+        call = intrinsic(call_by_name)
         call.compiled = made  # the machine code lives as long
         return cast(F, call)
 
