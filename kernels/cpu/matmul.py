@@ -48,7 +48,7 @@ _multiply_tile = tile_kernels(
 )
 
 _FEW_ROWS = 64  # up to here a panel is read once, all steps at a time
-_BLOCK_ROWS, _BLOCK_INPUTS = 96, 512  # of floats
+_BLOCK_ROWS, _BLOCK_INPUTS, _BLOCK_BFLOAT16_INPUTS = 96, 512, 2048
 _INTEGER_BLOCK_ROWS, _INTEGER_BLOCK_INPUTS = 192, 1024
 
 # Least work of a thread: it takes 0.1 ms, twice what waking the thread takes.
@@ -159,10 +159,11 @@ def _multiply_panels(
     if kind < INT8:
         most_rows, block_rows, per_step = _MOST_ROWS, _BLOCK_ROWS, 1 if kind == FLOAT32 else 2
         steps = (C + per_step - 1) // per_step
-        panel_bytes, block_steps = steps * WIDTH * 4, _BLOCK_INPUTS // per_step
+        panel_bytes = steps * WIDTH * 4
+        block_steps = _BLOCK_INPUTS if kind == FLOAT32 else _BLOCK_BFLOAT16_INPUTS // per_step
     else:
         most_rows, block_rows = _MOST_INT4_ROWS if kind == INT4 else _MOST_INT8_ROWS, _INTEGER_BLOCK_ROWS
-        steps, block_steps = (C + group - 1) // group, _INTEGER_BLOCK_INPUTS // group
+        steps, block_steps = (C + group - 1) // group, max(1, _INTEGER_BLOCK_INPUTS // group)
         panel_bytes = steps * group * WIDTH // (2 if kind == INT4 else 1)
         scale_bytes = WIDTH * (4 if kind == INT8 else 4 + 2 * steps)
         base_bytes = WIDTH * 2 * steps

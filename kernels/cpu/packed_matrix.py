@@ -38,6 +38,8 @@ class PackedMatrix:
     """
 
     def __init__(self, kind: int, outputs: int, inputs: int, group: int, bias: torch.Tensor | None) -> None:
+        if kind >= INT8 and (group % 32 or (kind != INT8 and inputs % group)):
+            raise ValueError(f"groups of {group} of {inputs} inputs: products take multiples of 32 that divide them")
         self.outputs, self.inputs, self.num_panels = outputs, inputs, -(-outputs // WIDTH)
         self._bias = np.zeros(self.num_panels * WIDTH, np.float32)
         if bias is not None:

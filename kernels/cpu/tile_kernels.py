@@ -27,6 +27,7 @@ from .instructions import Instructions
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 
+_PREFETCH_BYTES = 2048  # ahead of the weights that are read; the processor's own prefetching stops at pages
 INTEGERS = ("int8", "int8_groups", "int4")
 
 
@@ -85,6 +86,13 @@ class Tile:
         value = self.b.load(self.b.bitcast(self.b.gep(base, [offset]), kind.as_pointer()))
         value.align = align
         return value
+
+    def prefetch(self, base: Any, offsets: list[Any], num_bytes: int) -> None:
+        """Fetch the weights that are read some rounds later."""
+        for offset in offsets:
+            for line in range(0, num_bytes, 64):
+                place = self.b.gep(base, [self.b.add(offset, I64(_PREFETCH_BYTES + line))])
+                self.call("llvm.prefetch.p0i8", ir.VoidType(), place, I32(0), I32(3), I32(1))
 
     def store(self, value: Any, base: Any, offset: Any) -> None:
         self.b.store(value, self.b.bitcast(self.b.gep(base, [offset]), value.type.as_pointer())).align = 4
@@ -193,6 +201,7 @@ def _float_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -> 
         here = b.gep(codes, [b.mul(index, I64(4 * tile.instructions.width))])
         kind = tile.floats if weights == "float32" else tile.ints
         w = [tile.load(here, offset, kind, 4) for offset in offsets]
+        tile.prefetch(here, [*offsets[:: tile.instructions.vectors]], 4 * tile.instructions.width)
         new = list(sums)
 
         def add_products(factors: list[Any], inputs: list[Any]) -> None:
@@ -267,6 +276,7 @@ def _integer_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -
 
         def block(number: Any, totals: list[Any]) -> list[Any]:
             here = b.gep(codes, [b.mul(number, I64(block_bytes))])
+            tile.prefetch(here, [I64(0)], block_bytes)
             inputs = [b.gep(row, [b.mul(number, I64(block_inputs))]) for row in rows]
             return _add_block(tile, here, inputs, totals, num_steps, is_int4)
 
