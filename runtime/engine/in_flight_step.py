@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -131,7 +132,7 @@ class InFlightStep:
         sampled = _indices(rows, starts_R, _sampled)
         scored = _indices(rows, starts_R, _scored)
         pooled = _indices(rows, starts_R, _pooled)
-        wanted = np.concatenate((*sampled, *scored, *pooled, np.empty(0, dtype=np.int64)))
+        wanted = np.fromiter(chain.from_iterable((*sampled, *scored, *pooled)), dtype=np.int64)
         hidden_OE, self._features_TE = runner.forward(rows, wanted, features=self._plan.followed)
         if not runner.group.stage.has_ends:
             return  # only the first stage has hidden states
@@ -218,10 +219,10 @@ def _with_sampling(row: Row, own: RowSampling | None) -> Row:
     return row if own is None else msgspec.structs.replace(row, sample=own.sample, mask=own.mask)
 
 
-def _indices(rows: Sequence[Row], starts_R: Sequence[int], tokens: Callable[[Row], range | None]) -> list[np.ndarray]:
+def _indices(rows: Sequence[Row], starts_R: Sequence[int], tokens: Callable[[Row], range | None]) -> list[range]:
     """Return the indices in the step of the `tokens` of each row that has any; `tokens` gives indices in the row."""
     found = ((tokens(row), start) for row, start in zip(rows, starts_R, strict=True))
-    return [np.arange(start + own.start, start + own.stop) for own, start in found if own is not None]
+    return [range(start + own.start, start + own.stop) for own, start in found if own is not None]
 
 
 def _sampled(row: Row) -> range | None:

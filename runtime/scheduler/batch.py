@@ -139,9 +139,10 @@ class Batch:
         extended = []
         for item in scheduled:
             request = item.request
-            room = self._room(request, self._cache.num_available)
-            more = max(0, min(num_tokens, request.num_unplanned - item.num_tokens, room - item.num_tokens))
-            if more:
+            more = min(num_tokens, request.num_unplanned - item.num_tokens)
+            if more > 0:  # a decode row never lacks any, so its room need not be found
+                more = min(more, self._room(request, self._cache.num_available) - item.num_tokens)
+            if more > 0:
                 self._extend(request, item.num_tokens + more)
                 item = replace(item, num_tokens=item.num_tokens + more)
                 num_tokens -= more
