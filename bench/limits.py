@@ -129,24 +129,24 @@ def measure_machine(dtype: torch.dtype) -> Machine:
 
 
 def _best(threads: int, run: Callable[[int], object]) -> float:
-    """Return the least seconds until `run` has returned in all threads, which begin together."""
-    together = Barrier(threads + 1)
+    """Return the least seconds from the first thread's begin to the last one's end, of a few times.
 
-    def in_step(thread: int) -> None:
+    The threads read the clock themselves: one that watched them might wake after they had begun.
+    """
+    together = Barrier(threads)
+
+    def in_step(thread: int) -> list[tuple[float, float]]:
         run(thread)  # compiles, and touches the memory
-        for _ in range(REPEAT):
-            together.wait()
-            run(thread)
-            together.wait()
-
-    with ThreadPoolExecutor(threads) as pool:
-        done = [pool.submit(in_step, thread) for thread in range(threads)]
-        seconds = []
+        spans = []
         for _ in range(REPEAT):
             together.wait()
             begin = time.perf_counter()
-            together.wait()
-            seconds.append(time.perf_counter() - begin)
-        for future in done:
-            future.result()
+            run(thread)
+            spans.append((begin, time.perf_counter()))
+        return spans
+
+    with ThreadPoolExecutor(threads) as pool:
+        by_thread = list(pool.map(in_step, range(threads)))
+    rounds = zip(*by_thread, strict=True)
+    seconds: list[float] = [max(end for _, end in spans) - min(begin for begin, _ in spans) for spans in rounds]
     return min(seconds)
