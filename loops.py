@@ -44,6 +44,8 @@ if CPU_LEVEL not in CPU_LEVELS:
     raise ValueError(f"RAMIFORM_CPU is {CPU_LEVEL!r}, and can be {', '.join(CPU_LEVELS)}")
 _postponed: set[str] = set()  # packages
 _interpreted: set[str] = set()  # packages
+# numba gives a function that is compiled for a caller the caller's options where it has none of its own.
+_OWN_OPTIONS: dict[str, Any] = {"fastmath": False, "error_model": "python"}
 _symbols: list[Symbol] = []
 registered: list[Loop] = []  # all loops of the imported modules, callees before their callers
 
@@ -108,7 +110,8 @@ class Loop:
         for symbol in _symbols:
             if symbol.folder == Path(self._function.__code__.co_filename).parent:
                 symbol.load()
-        return _compile(partial(njit, list(self._signatures) or None, nogil=True, **self._options), self._function)
+        options = _OWN_OPTIONS | self._options
+        return _compile(partial(njit, list(self._signatures) or None, nogil=True, **options), self._function)
 
 
 class Symbol:
@@ -131,7 +134,7 @@ class Symbol:
         from numba import cfunc
 
         self._loading = True
-        self._compiled = _compile(partial(cfunc, self._signature, **self._options), self._function)
+        self._compiled = _compile(partial(cfunc, self._signature, **_OWN_OPTIONS | self._options), self._function)
         binding.add_symbol(self._name, self._compiled.address)
 
     def caller(self) -> Callable[..., Any]:

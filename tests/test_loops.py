@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import ramiform
-from ramiform.runtime.compile_ahead import loop_modules
+from ramiform.runtime.compile_ahead import LoopGroup, loop_modules
 
 ROOT = Path(ramiform.__file__).parent
 CODE = """
@@ -118,7 +120,22 @@ def modules_with_loops() -> Iterator[str]:
 
 
 def test_every_module_with_loops_is_compiled_ahead() -> None:
-    assert sorted(loop_modules("kernels") + loop_modules("grammars")) == sorted(modules_with_loops())
+    assert sorted(chain.from_iterable(map(loop_modules, get_args(LoopGroup)))) == sorted(modules_with_loops())
+
+
+@pytest.mark.slow
+def test_a_loop_keeps_its_own_options_when_it_is_compiled_for_a_caller(folder: Path) -> None:
+    with (folder / "grown/loop.py").open("a") as file:
+        file.write(
+            '\n@compiled("float32(float32, float32)")\ndef exact(x, y):\n    return (x + y) - x\n'
+            '\n@compiled("float32(float32, float32)", fastmath=True)\ndef outer(x, y):\n    return exact(x, y)\n'
+        )
+    code = "import grown.loop as loop; print(loop.outer(1e8, 1), loop.exact(1e8, 1))"
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["0.0", "0.0"]
 
 
 POSTPONED = """

@@ -78,8 +78,8 @@ class CompiledLayers:
 
     @classmethod
     def of(cls, parameters: DecoderParameters, config: ModelConfig) -> CompiledLayers | None:
-        """Return the layers of a model or stage, or None when the loop does not compute one of them. `config` is that
-        of the layers."""
+        """Return the layers of a model or stage, or None when it has none, or one that the loop does not compute.
+        `config` is that of the layers."""
         matrices: list[PackedMatrix] = []
         for layer in parameters.layers:
             mlp = layer.mlp
@@ -89,7 +89,7 @@ class CompiledLayers:
             if products is None:
                 return None
             matrices += products
-        if config.qk_norm == "all heads" or len(set(config.windows)) > 2:
+        if not matrices or config.qk_norm == "all heads" or len(set(config.windows)) > 2:
             return None
         return cls(config, parameters.layers, matrices)
 

@@ -74,8 +74,8 @@ def test_four_bit_checkpoints(stored: str, dense: Path, tmp_path: Path) -> None:
 def test_eight_bit_checkpoints(method: Any, dense: Path, tmp_path: Path) -> None:
     write_quantised(dense, tmp_path / "out", method)
     alone = logits(tmp_path / "out")
-    # With FP8 each rank's inputs have a scale of their own.
-    assert difference(on_two(tmp_path / "out"), alone) < (1e-5 if method == "int8" else 0.1)
+    # Each rank's part of a row has scales of its own, by group of inputs with int8.
+    assert difference(on_two(tmp_path / "out"), alone) < (0.05 if method == "int8" else 0.1)
     assert difference(logits(dense), alone) > 1e-3
 
 
