@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -49,7 +50,7 @@ def loop_modules(group: LoopGroup) -> list[str]:
 
 
 def _defines_loops(path: Path) -> bool:
-    return any(line.lstrip().startswith("@compiled(") for line in path.read_text(encoding="utf-8").splitlines())
+    return re.search(r"^\s*@(loops\.)?compiled\w*\(", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
 def is_compiled(group: LoopGroup) -> bool:

@@ -106,16 +106,21 @@ def test_a_directory_that_the_user_names_comes_first(folder: Path, tmp_path: Pat
     assert not list(folder.rglob("__pycache__"))
 
 
+MARKS = ("compiled", "compiled_in_order", "loops.compiled", "loops.compiled_once")
+
+
 def modules_with_loops() -> Iterator[str]:
     """Yield the names below `ramiform` of the modules that define a compiled loop at any level."""
-    for path in sorted(ROOT.glob("[kc]*/**/*.py")):
+    for path in sorted(
+        path for layer in ("constrained", "kernels", "runtime") for path in ROOT.glob(f"{layer}/**/*.py")
+    ):
         marks = (
             mark
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.FunctionDef)
             for mark in node.decorator_list
         )
-        if any(isinstance(mark, ast.Call) and getattr(mark.func, "id", None) == "compiled" for mark in marks):
+        if any(isinstance(mark, ast.Call) and ast.unparse(mark.func) in MARKS for mark in marks):
             yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 

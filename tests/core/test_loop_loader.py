@@ -97,6 +97,6 @@ def test_answers_come_before_the_loops_and_are_the_same_afterwards(
 )
 def test_settings_that_need_the_loops_from_the_first_token_wait_for_them(setting: dict[str, bool]) -> None:
     loader = LoopLoader(lambda _group: pytest.fail("compiles in the background"))
-    load_core(msgspec.structs.replace(CoreConfig(num_pages=256), **{setting: True}), loader=loader)
+    load_core(msgspec.structs.replace(CoreConfig(num_pages=256), **setting), loader=loader)
     assert not loader.pending
     assert loops.ready("ramiform.kernels")
