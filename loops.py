@@ -43,7 +43,7 @@ CPU_LEVEL = os.environ.get("RAMIFORM_CPU", "avx512-dot")
 if CPU_LEVEL not in CPU_LEVELS:
     raise ValueError(f"RAMIFORM_CPU is {CPU_LEVEL!r}, and can be {', '.join(CPU_LEVELS)}")
 _postponed: set[str] = set()  # packages
-_interpreted: set[str] = set()  # packages
+_interpreted: frozenset[str] = frozenset()  # packages; replaced, not changed, because threads read it
 # numba gives a function that is compiled for a caller the caller's options where it has none of its own.
 _OWN_OPTIONS: dict[str, Any] = {"fastmath": False, "error_model": "python"}
 _symbols: list[Symbol] = []
@@ -58,14 +58,16 @@ def ready(package: str) -> bool:
 
 def postpone(package: str, *, interpret: bool = False) -> None:
     """Compute without the compiled loops of a package until `allow`. With `interpret`, Python runs those called."""
+    global _interpreted
     _postponed.add(package)
     if interpret:
-        _interpreted.add(package)
+        _interpreted |= {package}
 
 
 def allow(package: str) -> None:
     """Use the compiled loops of a package from now on."""
-    _interpreted.discard(package)
+    global _interpreted
+    _interpreted -= {package}
     _postponed.discard(package)
 
 
@@ -134,7 +136,11 @@ class Symbol:
         from numba import cfunc
 
         self._loading = True
-        self._compiled = _compile(partial(cfunc, self._signature, **_OWN_OPTIONS | self._options), self._function)
+        try:
+            self._compiled = _compile(partial(cfunc, self._signature, **_OWN_OPTIONS | self._options), self._function)
+        except BaseException:
+            self._loading = False
+            raise
         binding.add_symbol(self._name, self._compiled.address)
 
     def caller(self) -> Callable[..., Any]:

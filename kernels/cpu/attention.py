@@ -97,6 +97,7 @@ def kv_descriptor(kv: KvCache) -> Ints:
 
 @compiled_in_order("int64(int64[::1], int64[::1])")
 def num_tasks(plan: Ints, kv: Ints) -> int:
+    """Return the number of independent tasks of a plan: a tile and a key/value head each."""
     return plan[NUM_TILES] * kv[KV_HEADS]  # type: ignore[no-any-return]
 
 

@@ -81,21 +81,6 @@ class AttentionPlan:
         settings = self.page_size, self.window, group
         return AttentionPlan(_make_plan(*flat, *settings, _TILE_ROWS), *flat, *settings)
 
-    def for_rows(self, first: int, end: int) -> AttentionPlan:
-        """Return the plan of some rows, whose tokens count from 0."""
-        own = slice(first, end)
-        nodes = np.cumsum([0, *self.num_nodes_R.tolist()])
-        flat = (
-            self.first_R[own],
-            self.num_R[own],
-            self.pages_P,
-            self.page_starts_R[first : end + 1],
-            self.parents_N[nodes[first] : nodes[end]],
-            self.num_nodes_R[own],
-        )
-        settings = self.page_size, self.window, self.group
-        return AttentionPlan(_make_plan(*flat, *settings, _TILE_ROWS), *flat, *settings)
-
 
 @compiled()
 def plan_one_query(slots_L: Ints, group: int) -> Ints:

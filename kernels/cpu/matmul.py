@@ -11,18 +11,21 @@ Legend: T rows, C inputs, N outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
+from numba import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from ... import loops
 from .bfloat16 import float32_to_bfloat16
 from .compiled import Floats, Ints, compiled
 from .instructions import HOST
-from .memory import put
 from .packed_matrix import BFLOAT16, BFLOAT16_ROWS, FLOAT32, INT4, INT8, WIDTH, PackedMatrix
 from .thread_pool import num_threads, run_tasks
 from .tile_kernels import tile_kernels
@@ -56,6 +59,21 @@ _MIN_BYTES, _MIN_PRODUCTS = 2_000_000, 4_000_000
 _PARTS = 4  # per thread, so that one that started late takes fewer
 
 Bytes = NDArray[np.uint8]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def put(_: Any, address: Any, value: Any) -> Any:
+    """Write an integer or float of any type at an address, which need not be aligned.
+
+    Buffers of bytes hold several types, and numba's views of another type compile slowly.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> Any:
+        place, number = arguments
+        builder.store(number, builder.inttoptr(place, number.type.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(types.int64, value), generate
 
 
 @compiled("int64(int64[::1])")

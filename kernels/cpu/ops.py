@@ -123,7 +123,3 @@ def _by_rows(x: torch.Tensor, compute: Callable[[slice], object]) -> None:
         compute(slice(0, T))
     else:
         run_tasks([partial(compute, slice(T * part // count, T * (part + 1) // count)) for part in range(count)])
-
-
-def is_unscaled_float32(kv: KvCache) -> bool:
-    return kv.k_SKD.dtype == torch.float32 and kv.k_scale_K is None

@@ -5,7 +5,7 @@ that the system does not run delays the others only if it stopped in the middle 
 not. A late thread finds the first phases done and passes through them.
 
 A waiting thread spins for some 50 us, then sleeps until the phase is done: on a futex where the system has them,
-elsewhere for a tenth of a millisecond at a time.
+elsewhere for a tenth of a millisecond at a time. A task must not raise: the other threads would wait for ever.
 """
 
 from __future__ import annotations

@@ -53,14 +53,22 @@ class LoopLoader:
         self.on_grammars: Callable[[], object] = lambda: None
         self.pending = False  # the kernels are on their way, and `take` has not returned True
 
-    def start(self) -> None:
-        """Compile in the background what is not on disk. From now on this process computes without loops."""
-        loops.postpone(PACKAGES["kernels"])
+    def start(self, *, kernels: bool = True) -> None:
+        """Compile in the background what is not on disk. From now on this process computes without loops.
+
+        `kernels` False leaves the kernels' loops alone: the model is not computed on a CPU.
+        """
         loops.postpone(PACKAGES["grammars"], interpret=True)
         loops.postpone(PACKAGES["drafts"])
-        self.pending = True
+        self.pending = kernels
         self._start_time = time.monotonic()
+        if kernels:
+            loops.postpone(PACKAGES["kernels"])
+        else:
+            self._loaded["kernels"].set()
         for group in self._loaded:
+            if group == "kernels" and not kernels:
+                continue
             threading.Thread(target=self._prepare, args=(group,), name=f"loops of {group}", daemon=True).start()
 
     def load(self) -> None:
@@ -89,18 +97,18 @@ class LoopLoader:
                 for name in _MODULES[group]:
                     import_module(name)
                 loops.compile_registered(PACKAGES[group])
+            if group != "kernels":
+                # In any thread: a grammar may go on after any call by the other kind, on the same arrays.
+                loops.allow(PACKAGES[group])
+            if group == "grammars":
+                self.on_grammars()
         except Exception:
+            # This process goes on without them.
             logger.exception("the compiled loops of %s cannot be loaded; answers stay slow", group)
             if group == "kernels":
                 self.pending = False
-                return
-        if group == "drafts":
-            loops.allow(PACKAGES["drafts"])
-        if group == "grammars":
-            # In any thread: a grammar may go on after any call by the other kind, on the same arrays.
-            loops.allow(PACKAGES["grammars"])
-            self.on_grammars()
-        self._loaded[group].set()
+        finally:
+            self._loaded[group].set()
 
     def _compile(self, group: LoopGroup) -> None:
         """Run a process that compiles a group into the cache, unless the cache has it or there is none."""

@@ -22,7 +22,10 @@ import zmq
 from ...radix.cache import PrefixCache
 from ..compile_ahead import compile_loops
 from ..engine import Engine, build_engine
+from ..engine.build import choose_device
 from ..models.checkpoint import find_checkpoint, served_name
+from ..models.gguf.file import is_gguf
+from ..models.read_config import read_config
 from ..parallel.rank_processes import RankProcesses
 from ..parallel.rank_zero import MakeRankZeroEngine, RankZeroEngine, build_rank_zero_engine
 from ..processes import logs, parent_watchdog
@@ -172,7 +175,7 @@ def load_core(
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
     if loader is not None and _computes_without_loops(config, path):
-        loader.start()
+        loader.start(kernels=choose_device(config.device).type == "cpu")
     else:
         compile_loops()
     with load_progress.show_load_progress(name) as on_progress:
@@ -233,10 +236,12 @@ def load_core(
 def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
     """Return True if plain torch can serve until the compiled loops are loaded.
 
-    It rounds differently, so deterministic results need the loops from the first token on. Other ranks and draft
-    sources are set up once, with the loops.
+    It rounds differently, so deterministic results need the loops from the first token on. Other ranks, draft sources
+    and quantised weights are set up once, with the loops.
     """
     if config.wait_for_loops or config.deterministic or config.num_ranks > 1:
+        return False
+    if config.quantize is not None or is_gguf(path) or read_config(path).quantisation is not None:
         return False
     return choose_source(config, path) not in ("eagle", "draft")
 

@@ -41,7 +41,7 @@ from .packed_linear import packed_matrices
 from .parameters import DecoderParameters, LayerParameters
 
 # Bytes of weights that a step reads, times its tokens, from which on waking a second thread pays.
-_MIN_SHARED_WORK = 8 << 20
+_MIN_SHARED_WORK = 16 << 20
 _KV_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -89,6 +89,8 @@ class CompiledLayers:
             if products is None:
                 return None
             matrices += products
+        if len({matrix.inputs for matrix in matrices[3::4]}) > 1:  # scratch memory is that of one intermediate size
+            return None
         if not matrices or config.qk_norm == "all heads" or len(set(config.windows)) > 2:
             return None
         return cls(config, parameters.layers, matrices)
@@ -146,7 +148,7 @@ class CompiledLayers:
             arrays[-1],
             config.norm_eps,
             config.attention_scale,
-            0.0,
+            config.attention_cap or 0.0,
             cos_T1D.squeeze(1).float().numpy(),
             sin_T1D.squeeze(1).float().numpy(),
             slots_T.numpy(),

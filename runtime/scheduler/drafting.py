@@ -41,7 +41,7 @@ class Drafting:
         self._policy = SpeculationPolicy()
         self._suffixes = None
         if self._source == "suffix":
-            from ..speculation.suffix import SuffixDrafts  # its loops are compiled at import
+            from ..speculation.suffix import SuffixDrafts  # here, because most runtimes do not draft by it
 
             self._suffixes = SuffixDrafts()
         self._proposals: dict[str, tuple[DraftTree, int]] = {}  # rid -> a tree, and the number of nodes to verify
