@@ -92,7 +92,7 @@ def serve(
 
     if errors.is_terminal:
         name = config.core.served_model_name or model or "the model that ships"
-        errors.print(Text(f"loading {name}; the first start on a machine compiles for it, which takes longer"))
+        errors.print(Text(f"loading {name}"))
 
     def on_start(started: Started) -> None:
         print(f"serving {started.info.name} at {config.serve.url(started.http_port)}", flush=True)
