@@ -27,7 +27,7 @@ Dialect = Literal["ramiform", "vllm"]
 
 @dataclass(frozen=True)
 class Task:
-    """What a program is about. `parts`: observations, hints, respects or documents, by program."""
+    """Subject and parts of a program. `parts`: observations, hints, respects or documents, by program."""
 
     shared: str
     question: str
@@ -36,7 +36,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Generation:
-    """What one generation was given, by the server's count, and the ids of each of its samples."""
+    """Prompt tokens of one generation, by the server's count, and the ids of each of its samples."""
 
     prompt_tokens: int
     outputs: tuple[tuple[int, ...], ...]

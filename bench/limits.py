@@ -45,7 +45,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Work:
-    """What a model's tokens cost at least. Parameters of its layers and head; bytes of its weights and of a token's
+    """Least cost of a model's tokens. Parameters of its layers and head; bytes of its weights and of a token's
     keys and values; `attention` is the FLOP of one token for each key that it sees."""
 
     layers: int

@@ -317,7 +317,7 @@ class SpeculationPolicy:
         )
 
     def _level_cost(self, size: _BatchSize, num_rows: int, num_guesses: int) -> float:
-        """What one more guess costs, in tokens."""
+        """Return the cost of one more guess, in tokens."""
         return num_rows * (self._relative_cost(size, num_guesses) - self._relative_cost(size, num_guesses - 1))
 
     def _relative_cost(self, size: _BatchSize, num_guesses: int) -> float:

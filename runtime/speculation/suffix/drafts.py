@@ -24,7 +24,7 @@ PACKAGE = "ramiform.runtime.speculation.suffix"  # whose loops may be postponed:
 
 @dataclass(eq=False)
 class _Texts:
-    """What is indexed of a request: all of its text from token `own_start` on, and its output with some context."""
+    """Indexed texts of a request: all of its text from token `own_start` on, and its output with some context."""
 
     own: IndexedText
     own_start: int

@@ -127,7 +127,7 @@ def test_shared_keys_give_what_each_row_computes_by_itself(case: Case, device: t
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 60])
 def test_decode_rows_read_shared_keys_from_tables_on_the_device(window: int | None, device: torch.device) -> None:
-    """As a captured graph does: with room for more pieces and rows than there are."""
+    """Prepare as a captured graph does, with room for more pieces and rows than there are."""
     case = Case(DECODES, PREFIXES, window=window)
     spans, kv, q_THD = case.spans(), cache(case, device), queries(case, device)
     places_R = [span.first_position for span in spans]
