@@ -34,6 +34,11 @@ class Instructions:
         """Outputs of a panel."""
         return self.lanes * self.vectors
 
+    @property
+    def ahead_lines(self) -> int:
+        """Cache lines of coming weights that a step of a panel fetches: half of what it reads, at least one."""
+        return max(1, 4 * self.width // 128)
+
 
 GENERIC = Instructions(lanes=4, vectors=2, registers=16, bfloat16_dot=False, byte_dot="plain", has_half=False)
 NEON = Instructions(lanes=4, vectors=4, registers=32, bfloat16_dot=False, byte_dot="plain", has_half=True)

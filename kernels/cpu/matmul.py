@@ -29,7 +29,7 @@ from .compiled import Floats, Ints, compiled
 from .instructions import HOST
 from .packed_matrix import BFLOAT16, BFLOAT16_ROWS, FLOAT32, INT4, INT8, WIDTH, PackedMatrix
 from .thread_pool import num_threads, run_tasks
-from .tile_kernels import tile_kernels
+from .tile_kernels import PREFETCH_BYTES, tile_kernels
 
 _WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other
 _PANELS_1, _PANELS_2 = (3, 2) if HOST.registers == 16 else (2, 1)
@@ -57,6 +57,7 @@ _INTEGER_BLOCK_ROWS, _INTEGER_BLOCK_INPUTS = 192, 1024
 
 # Least work of a thread: it takes 0.1 ms, twice what waking the thread takes.
 _MIN_BYTES, _MIN_PRODUCTS = 2_000_000, 4_000_000
+_AHEAD_LINES = HOST.ahead_lines
 _PARTS = 4  # per thread, so that one that started late takes fewer
 
 Bytes = NDArray[np.uint8]
@@ -200,8 +201,16 @@ def _multiply_panels(
             panel = first_panel
             while panel < last_panel:
                 count = wide if panel + wide <= last_panel else 1
-                row = first_row
-                for blocks in range(-(-(last_row - first_row) // most_rows), 0, -1):
+                row, num_tiles = first_row, -(-(last_row - first_row) // most_rows)
+                ahead = codes + panel * panel_bytes + begin * WIDTH * 4
+                ahead_bytes, piece = WIDTH * 4, 0
+                if num_tiles == 1:
+                    ahead += PREFETCH_BYTES
+                else:  # the tiles share the weights that come after theirs
+                    ahead += panel_bytes
+                    ahead_bytes = _AHEAD_LINES * 64
+                    piece = (end - begin) * ahead_bytes
+                for blocks in range(num_tiles, 0, -1):
                     rows = -(-(last_row - row) // blocks)  # blocks of nearly one size
                     _multiply_tile(
                         kind,
@@ -220,8 +229,11 @@ def _multiply_panels(
                         steps,
                         group,
                         N - panel * WIDTH,
+                        ahead - begin * ahead_bytes,
+                        ahead_bytes,
                     )
                     row += rows
+                    ahead += piece
                 panel += count
 
 

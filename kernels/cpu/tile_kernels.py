@@ -27,7 +27,7 @@ from .instructions import Instructions
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 
-_PREFETCH_BYTES = 2048  # ahead of the weights that are read; the processor's own prefetching stops at pages
+PREFETCH_BYTES = 2048  # ahead of the weights that are read; the processor's own prefetching stops at pages
 INTEGERS = ("int8", "int8_groups", "int4")
 
 
@@ -61,6 +61,8 @@ class TileArguments(NamedTuple):
     steps: Any  # of a whole row
     group: Any  # inputs of a group, a multiple of 32, or 0
     outputs: Any  # of the panel that exist; others are not written
+    ahead: Any  # address of the float weights to fetch into the cache in the first step
+    ahead_bytes: Any  # from there to those of the next step
 
 
 class Tile:
@@ -90,9 +92,13 @@ class Tile:
     def prefetch(self, base: Any, offsets: list[Any], num_bytes: int) -> None:
         """Fetch the weights that are read some rounds later."""
         for offset in offsets:
-            for line in range(0, num_bytes, 64):
-                place = self.b.gep(base, [self.b.add(offset, I64(_PREFETCH_BYTES + line))])
-                self.call("llvm.prefetch.p0i8", ir.VoidType(), place, I32(0), I32(3), I32(1))
+            self.fetch(self.b.gep(base, [self.b.add(offset, I64(PREFETCH_BYTES))]), -(-num_bytes // 64))
+
+    def fetch(self, base: Any, num_lines: int) -> None:
+        """Fetch cache lines from an address on. To the second cache: in the first they would replace what is in use."""
+        for line in range(num_lines):
+            place = self.b.gep(base, [I64(64 * line)])
+            self.call("llvm.prefetch.p0i8", ir.VoidType(), place, I32(0), I32(2), I32(1))
 
     def store(self, value: Any, base: Any, offset: Any) -> None:
         self.b.store(value, self.b.bitcast(self.b.gep(base, [offset]), value.type.as_pointer())).align = 4
@@ -193,7 +199,7 @@ def emit_tile(
 def _float_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -> list[Any]:
     """Add the products of all steps to the sums."""
     b, count = tile.b, tile.num_vectors
-    codes = tile.pointer(a.codes)
+    codes, ahead = tile.pointer(a.codes), tile.pointer(a.ahead)
     x_rows = [tile.pointer(b.add(a.x, b.mul(a.x_bytes, I64(row)))) for row in range(tile.num_rows)]
     offsets = tile.vector_offsets(a.panel_bytes, 4)
 
@@ -201,7 +207,10 @@ def _float_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -> 
         here = b.gep(codes, [b.mul(index, I64(4 * tile.instructions.width))])
         kind = tile.floats if weights == "float32" else tile.ints
         w = [tile.load(here, offset, kind, 4) for offset in offsets]
-        tile.prefetch(here, [*offsets[:: tile.instructions.vectors]], 4 * tile.instructions.width)
+        if tile.num_panels > 1:
+            tile.prefetch(here, [*offsets[:: tile.instructions.vectors]], 4 * tile.instructions.width)
+        else:
+            tile.fetch(b.gep(ahead, [b.mul(index, a.ahead_bytes)]), tile.instructions.ahead_lines)
         new = list(sums)
 
         def add_products(factors: list[Any], inputs: list[Any]) -> None:
@@ -479,6 +488,8 @@ def tile_kernels(instructions: Instructions, sizes: dict[str, list[tuple[int, in
         steps: Any,
         group: Any,
         outputs: Any,
+        ahead: Any,
+        ahead_bytes: Any,
     ) -> Any:
         return types.void(*[types.int64] * (2 + len(TileArguments._fields))), generate
 
