@@ -19,7 +19,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def assert_close_sums(got: torch.Tensor, want: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
     """Rounding errors of a sum of C products add up like a random walk: sqrt(C) of them, each half a unit at most of a
     partial sum that is below the sum of magnitudes."""
-    magnitude = x.double().abs() @ w.double().abs().t()
+    magnitude = 1 + x.double().abs() @ w.double().abs().t()
     limit = 2**-24 * (1 + x.shape[1] ** 0.5) * magnitude + 2**-23
     assert torch.all((got.double() - want).abs() <= limit)
 
