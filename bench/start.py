@@ -2,12 +2,14 @@
 
     python -P bench/start.py [--rounds 5] [--wheel dist/ramiform-*.whl] [--name 2core-cpu_202611]
 
-A small script on the model that ships, started anew each time. Warm: all loops are in the cache. Cold: the cache is an
-empty folder; files of the packages are in the page cache as before. Seconds of the wall from the start of the command
-to the script's first line, when its runtime is ready, and to its first token; and processor seconds of all processes
-until the script has ended, right after that token. On a busy machine the wall says little: compare processor seconds.
-Beside them the same of `import torch` alone, which no start is shorter than. Medians. With `--wheel` the command is
-that of a fresh environment into which the wheel is unpacked; its dependencies are this environment's.
+A small script on the model that ships, started anew each time. Warm: all loops are in the cache. Cold: the cache is
+an empty folder; files of the packages are in the page cache as before. Without bytecode: nor has any package, torch
+included, its bytecode on disk, as after an installation that compiles none. Seconds of the wall from the start of the
+command to the script's first line, when its runtime is ready, and to its first token; and processor seconds of all
+processes until the script has ended, right after that token. On a busy machine the wall says little: compare
+processor seconds. Beside them the same of `import torch` alone, which no start is shorter than. Medians. With
+`--wheel` the command is that of a fresh environment into which the wheel is unpacked; its dependencies are this
+environment's.
 """
 
 from __future__ import annotations
@@ -95,6 +97,10 @@ def main(
         def cold(script: Path, index: int) -> dict[str, float]:
             return start(run, str(script), os.environ | {"NUMBA_CACHE_DIR": str(folder / f"{script.stem}{index}")})
 
+        def without_bytecode(index: int) -> dict[str, float]:
+            empty = {name: str(folder / f"{name}{index}") for name in ("NUMBA_CACHE_DIR", "PYTHONPYCACHEPREFIX")}
+            return start(run, str(plain), os.environ | empty)
+
         runs = interleaved(
             rounds,
             {
@@ -102,6 +108,7 @@ def main(
                 "warm, first answer has a grammar": lambda _: start(run, str(number), warm),
                 "cold": lambda index: cold(plain, index),
                 "cold, first answer has a grammar": lambda index: cold(number, index),
+                "cold, without bytecode": without_bytecode,
                 "`import torch` alone": lambda _: start([sys.executable, "-P"], str(torch), warm),
             },
         )

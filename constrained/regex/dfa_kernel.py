@@ -80,7 +80,10 @@ def enter(pairs: Ints, number: int, slots: Ints) -> None:
 @compiled("(int32[:,::1], boolean[::1], boolean[::1])")
 def _safe_lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.bool_]) -> Ints:
     """Return for each state a length up to which every text of these labels stays `within`; 0 if the search is long."""
-    found = np.where(within, LONGEST, 0).astype(np.int32)
+    found = np.zeros(len(within), np.int32)
+    for state in range(len(within)):
+        if within[state]:
+            found[state] = LONGEST
     for _ in range(MAX_PASSES):
         changed = False
         for state in range(len(table) - 1, 0, -1):  # later states are farther from the start
@@ -177,13 +180,22 @@ def _classes_of(class_of: NDArray[np.uint8], data: NDArray[np.uint8]) -> NDArray
     has = np.zeros(256, np.bool_)
     for byte in data:
         has[class_of[byte]] = True
-    return np.flatnonzero(has)
+    classes = np.empty(256, np.int64)
+    number = 0
+    for label in range(256):
+        if has[label]:
+            classes[number] = label
+            number += 1
+    return classes[:number]
 
 
 @compiled()
 def _classes_of_range(class_of: NDArray[np.uint8], first: int, last: int) -> NDArray[np.int64]:
     """Return the distinct classes of the bytes from `first` to `last`."""
-    return _classes_of(class_of, np.arange(first, last + 1).astype(np.uint8))
+    data = np.empty(last + 1 - first, np.uint8)
+    for at in range(len(data)):
+        data[at] = first + at
+    return _classes_of(class_of, data)
 
 
 @compiled()

@@ -72,7 +72,8 @@ def enter(
         return -1
     if number + 2 > len(begins) or 2 * number > len(slots):
         return -2
-    members[place : place + size] = found[:size]
+    for at in range(size):  # an assignment to a slice takes numba long to compile
+        members[place + at] = found[at]
     ends[number] = does_end
     begins[number + 1] = place + size
     slots[slot] = number
@@ -204,7 +205,8 @@ def begin(
         closed, closed_ends, stamps, todo,
     )  # fmt: skip
     size = counts[CLOSED]
-    members[:size] = closed[:size]
+    for at in range(size):
+        members[at] = closed[at]
     ends[1] = closed_ends[0]
     begins[2] = size
     counts[SETS], counts[MEMBERS] = 2, size

@@ -187,6 +187,20 @@ def _add_segment(segments: Ints, index: int, first: int, end: int, block: int, e
     segments[index, 0], segments[index, 1], segments[index, 2], segments[index, 3] = first, end, block, end_block
 
 
+@compiled("void(int64[:,::1], int64, int64, int64, int64)")
+def _set_keys(segments: Ints, index: int, unit: int, table: int, num_keys: int) -> None:
+    """Write where a segment's keys are."""
+    segments[index, 4], segments[index, 5], segments[index, 6] = unit, table, num_keys
+
+
+@compiled("void(int64[::1], int64, int64[::1])")
+def _copy(to: Ints, at: int, values: Ints) -> None:
+    """Copy values to a place of an array. An assignment to a slice takes numba long to compile: it contains the code
+    that formats a message about shapes."""
+    for i in range(len(values)):
+        to[at + i] = values[i]
+
+
 @compiled(
     "int64[::1](int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64, int64)"
 )
@@ -254,7 +268,7 @@ def _make_plan(
             next_shared += 1
             root_end = max(root_end, high)
             _add_segment(segments, num_segments, starts_Q[low], starts_Q[high], block, end)
-            segments[num_segments, 4:] = page_size, table, end * BLOCK
+            _set_keys(segments, num_segments, page_size, table, end * BLOCK)
             num_segments += 1
         length = first_R[r] + num_R[r]
         tree_start = length - num_nodes_R[r]
@@ -262,20 +276,20 @@ def _make_plan(
         plain_end = -(-tree_start // BLOCK)
         common_end = tree_start // BLOCK if num_nodes_R[r] else plain_end
         _add_segment(segments, num_segments, start, stop, own_R[r], common_end)
-        segments[num_segments, 4:] = page_size, table, tree_start
+        _set_keys(segments, num_segments, page_size, table, tree_start)
         num_segments += 1
         if num_nodes_R[r] == 0:
             continue
         # A row's shared blocks end before its first new token, so `common_end` is not before `own_R`.
         _add_segment(segments, num_segments, start, middle, common_end, plain_end)
-        segments[num_segments, 4:] = page_size, table, tree_start
+        _set_keys(segments, num_segments, page_size, table, tree_start)
         num_segments += 1
         for node in range(num_nodes_R[r]):
             depth = depth_N[node_starts_R[r] + node]
             num_keys = tree_start + depth
             _add_segment(segments, num_segments, middle + node, middle + node + 1, common_end, -(-num_keys // BLOCK))
             base = common_end * BLOCK
-            segments[num_segments, 4:] = 1, num_pages + num_slots - base, num_keys
+            _set_keys(segments, num_segments, 1, num_pages + num_slots - base, num_keys)
             num_segments += 1
             for p in range(base, tree_start):
                 slots[num_slots + p - base] = pages_r[p // page_size] * page_size + p % page_size
@@ -321,9 +335,10 @@ def _make_plan(
                 if num_clipped == capacity:
                     capacity *= 2
                     larger = np.empty((capacity, SEGMENT_FIELDS), dtype=np.int64)
-                    larger[:num_clipped] = clipped
+                    for old in range(num_clipped):
+                        _copy(larger[old], 0, clipped[old])
                     clipped = larger
-                clipped[num_clipped] = segments[s]
+                _copy(clipped[num_clipped], 0, segments[s])
                 _add_segment(clipped, num_clipped, start, stop, block, end)
                 num_clipped += 1
                 cost[tile] += ((stop - start) * group + _GATHER_ROWS) * (end - block)
@@ -344,13 +359,13 @@ def _make_plan(
     slots_at = pages_at + num_pages
     by_cost = np.argsort(-cost, kind="mergesort")
     for tile in range(num_tiles):
-        plan[HEADER + tile * TILE_FIELDS : HEADER + (tile + 1) * TILE_FIELDS] = tiles[by_cost[tile]]
+        _copy(plan, HEADER + tile * TILE_FIELDS, tiles[by_cost[tile]])
     for s in range(num_clipped):
         clipped[s, 5] += pages_at  # pages, then the slots of nodes
-        plan[plan[SEGMENTS] + s * SEGMENT_FIELDS : plan[SEGMENTS] + (s + 1) * SEGMENT_FIELDS] = clipped[s]
-    plan[plan[TOKENS] : plan[BEGINS]] = token_Q
-    plan[plan[BEGINS] : plan[ENDS]] = begin_Q
-    plan[plan[ENDS] : pages_at] = end_Q
-    plan[pages_at:slots_at] = pages_P[first_page : first_page + num_pages]
-    plan[slots_at:] = slots[:num_slots]
+        _copy(plan, plan[SEGMENTS] + s * SEGMENT_FIELDS, clipped[s])
+    _copy(plan, plan[TOKENS], token_Q)
+    _copy(plan, plan[BEGINS], begin_Q)
+    _copy(plan, plan[ENDS], end_Q)
+    _copy(plan, pages_at, pages_P[first_page : first_page + num_pages])
+    _copy(plan, slots_at, slots[:num_slots])
     return plan

@@ -1,8 +1,8 @@
 """Compiles and loads the compiled loops while the core already answers without them (docs/decisions/0013).
 
 Plain torch computes for the kernels, Python interprets the grammars' loops, and there are no suffix drafts. Loops that
-this machine has never compiled are compiled by child processes at the same time, those of drafts last. The core loads
-them from disk in a thread, and switches to the kernels between two steps.
+this machine has never compiled are compiled by child processes once the core is ready, those of drafts last. The core
+loads them from disk in a thread, and switches to the kernels between two steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def compile_command(group: LoopGroup) -> list[str]:
 
 
 class LoopLoader:
-    """Loads loops in threads. `start` begins to compile; `load` begins to import what has been compiled."""
+    """Compiles and loads loops in threads, from `load` on; `start` makes this process compute without them."""
 
     def __init__(self, command: Callable[[LoopGroup], list[str]] = compile_command) -> None:
         self._command = command
@@ -54,7 +54,7 @@ class LoopLoader:
         self.pending = False  # the kernels are on their way, and `take` has not returned True
 
     def start(self, *, kernels: bool = True) -> None:
-        """Compile in the background what is not on disk. From now on this process computes without loops.
+        """Compute without loops from now on, until those that `load` begins to compile or import are there.
 
         `kernels` False leaves the kernels' loops alone: the model is not computed on a CPU.
         """
@@ -72,7 +72,7 @@ class LoopLoader:
             threading.Thread(target=self._prepare, args=(group,), name=f"loops of {group}", daemon=True).start()
 
     def load(self) -> None:
-        """Import the loops once they are compiled. Call it when the core is ready, which importing would delay."""
+        """Compile what is not on disk, then import it. Call it when the core is ready, which either would delay."""
         self._may_load.set()
 
     def take(self) -> bool:
@@ -91,8 +91,8 @@ class LoopLoader:
         try:
             if group == "drafts":  # what computes answers comes first
                 self._loaded["kernels"].wait()
-            self._compile(group)
             self._may_load.wait()
+            self._compile(group)
             with self._loading:
                 for name in _MODULES[group]:
                     import_module(name)

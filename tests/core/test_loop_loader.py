@@ -91,6 +91,27 @@ def test_answers_come_before_the_loops_and_are_the_same_afterwards(
         assert logprobs == pytest.approx(logprobs_after, abs=1e-4)
 
 
+def test_compiling_begins_when_the_core_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_loader, "is_compiled", lambda _group: False)
+    monkeypatch.setattr(loop_loader, "import_module", lambda _name: None)
+    monkeypatch.setattr(loops, "compile_registered", lambda _package: None)
+    started: list[str] = []
+
+    def command(group: str) -> list[str]:
+        started.append(group)
+        return [sys.executable, "-c", ""]
+
+    loader = LoopLoader(command)
+    loader.start()
+    time.sleep(0.1)
+    assert started == []
+    loader.load()
+    until(loader.take)
+    loader.wait_for_grammars()
+    until(lambda: loops.ready("ramiform.runtime.speculation.suffix"))
+    assert sorted(started) == ["drafts", "grammars", "kernels"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "setting", [{"deterministic": True}, {"wait_for_loops": True}], ids=lambda each: next(iter(each))
