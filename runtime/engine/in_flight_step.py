@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import msgspec
 import numpy as np
@@ -69,8 +69,7 @@ class InFlightStep:
         self._began = time.perf_counter()
         self._runner = runner
         self._plan = plan
-        num_R = [len(row.tokens) for row in plan.rows]
-        self._starts_R: list[int] = (np.cumsum(num_R) - num_R).astype(np.int64).tolist()
+        self._starts_R = list(accumulate((len(row.tokens) for row in plan.rows[:-1]), initial=0))[: len(plan.rows)]
         self._logits_OV: torch.Tensor | None = None
         self._features_TE: torch.Tensor | None = None
         self._sampling: list[int] = []  # indices of the rows that sample
@@ -136,8 +135,10 @@ class InFlightStep:
         hidden_OE, self._features_TE = runner.forward(rows, wanted, features=self._plan.followed)
         if not runner.group.stage.has_ends:
             return  # only the first stage has hidden states
-        sizes = [sum(map(len, sampled)), sum(map(len, scored)), *map(len, pooled)]
-        sampled_OE, scored_OE, *pools_PE = hidden_OE.split(sizes)
+        sampled_OE = hidden_OE
+        if scored or pooled:
+            sizes = [sum(map(len, sampled)), sum(map(len, scored)), *map(len, pooled)]
+            sampled_OE, scored_OE, *pools_PE = hidden_OE.split(sizes)
         if sampled:
             self._logits_OV = model.logits(sampled_OE)
         if scored:

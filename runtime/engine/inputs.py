@@ -6,7 +6,7 @@ Legend: T tokens of the step, O outputs wanted, R rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
@@ -26,30 +26,29 @@ def decoder_inputs(
     `wanted` int64 are the indices, among the rows' tokens concatenated, of those whose hidden states are read. `kv` is
     the cache of any layer. `last_tokens` are those of the last step, for rows that follow its rows.
     """
-    num_R = np.array([len(row.tokens) for row in rows])
-    first_R = np.array([row.first_position for row in rows])
-    ids_T = np.fromiter(chain.from_iterable(row.tokens for row in rows), dtype=np.int64, count=int(num_R.sum()))
-    starts_R = np.cumsum(num_R) - num_R
-    # Place of token t in its row's page table: the row's first, and its distance from the row's start.
-    places_T = np.arange(len(ids_T)) + np.repeat(first_R - starts_R, num_R)
-    positions_T = _positions(rows, places_T, starts_R.tolist())
-    lengths_R = first_R + num_R
+    num_R, first_R = np.array([len(row.tokens) for row in rows]), np.array([row.first_position for row in rows])
+    lengths_R, starts_R = first_R + num_R, num_R.cumsum() - num_R
+    ids_T = np.fromiter(chain.from_iterable([row.tokens for row in rows]), np.int64)
+    row_T = np.arange(len(rows)).repeat(num_R)
+    # Place of each token in its row's page table: the row's first, and its distance from the row's start.
+    places_T = np.arange(len(ids_T)) + (first_R - starts_R)[row_T]
+    pages_R = [row.pages[:num] for row, num in zip(rows, (-(-lengths_R // PAGE_SIZE)).tolist(), strict=True)]
+    page_starts = [0, *accumulate(map(len, pages_R))]
+    pages_P = np.fromiter(chain.from_iterable(pages_R), np.int64, page_starts[-1])
+    slots_T = pages_P[np.array(page_starts)[row_T] + places_T // PAGE_SIZE] * PAGE_SIZE + places_T % PAGE_SIZE
     spans = [
         RowSpan(
             row.first_position,
             len(row.tokens),
-            np.array(row.pages[: -(-length // PAGE_SIZE)], dtype=np.int64),
+            pages_P[first:end],
             # A chain needs no mask of its own: each draft token sees all before it.
             () if row.parents is None or is_chain(row.parents) else row.parents,
         )
-        for row, length in zip(rows, lengths_R.tolist(), strict=True)
+        for row, (first, end) in zip(rows, pairwise(page_starts), strict=True)
     ]
-    pages = np.concatenate([span.pages for span in spans])
-    page_starts_R = np.cumsum([len(span.pages) for span in spans]) - [len(span.pages) for span in spans]
-    slots_T = pages[np.repeat(page_starts_R, num_R) + places_T // PAGE_SIZE] * PAGE_SIZE + places_T % PAGE_SIZE
 
     ids, positions, lengths, slots, wanted_O = to_device(
-        [ids_T, positions_T, np.repeat(lengths_R, num_R), slots_T, wanted], model.device
+        [ids_T, _positions(rows, places_T, starts_R), lengths_R[row_T], slots_T, wanted], model.device
     )
     last_tokens.fill(ids, rows, starts_R.tolist())
     cos_T1D, sin_T1D = model.rope.angles(positions, lengths)
@@ -59,18 +58,19 @@ def decoder_inputs(
         sin_T1D=sin_T1D,
         slots_T=slots,
         attention=_attention(spans, model, int(lengths_R.max()), kv),
-        wanted_O=None if np.array_equal(wanted, np.arange(len(ids_T))) else wanted_O,
+        wanted_O=None if len(wanted) == len(ids_T) and (wanted == np.arange(len(ids_T))).all() else wanted_O,
     )
 
 
-def _positions(rows: Sequence[Row], places_T: np.ndarray, starts_R: Sequence[int]) -> np.ndarray:
+def _positions(rows: Sequence[Row], places_T: np.ndarray, starts_R: np.ndarray) -> np.ndarray:
     """Return the tokens' positions. A token's position is its place; a node's is the last committed one plus its
     depth."""
     positions_T = places_T
-    for row, start in zip(rows, starts_R, strict=True):
+    for index, row in enumerate(rows):
         if row.parents is not None and not is_chain(row.parents):
             if positions_T is places_T:
                 positions_T = places_T.copy()
+            start = starts_R[index]
             positions_T[start : start + len(row.tokens)] = row.position_ids
     return positions_T
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from ...kernels import Attention, KvCache
 from ...kernels.cpu.attention import CompiledAttention, kv_descriptor
+from ...kernels.cpu.attention_plan import COST
 from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.decoder_step import (
     DOWN,
@@ -40,8 +42,10 @@ from .norm import RmsNorm
 from .packed_linear import packed_matrices
 from .parameters import DecoderParameters, LayerParameters
 
-# Bytes of weights that a step reads, times its tokens, from which on waking a second thread pays.
+# Bytes of weights that a step reads, times its tokens, from which on waking a second thread pays. A multiplication of
+# attention takes as long as reading so many bytes of weights.
 _MIN_SHARED_WORK = 16 << 20
+_ATTENTION_BYTES = 2
 _KV_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -73,7 +77,8 @@ class CompiledLayers:
                 record_FW[OTHERS, word] = values.ctypes.data if values.size else 0
         self._widest = max(matrices, key=lambda matrix: prepared_size(matrix.descriptor, 1))  # prepared rows
         self._weight_bytes = sum(matrix.nbytes for matrix in matrices)
-        self._scratch: dict[str, Floats] = {}
+        self._memory: list[Floats] = [np.empty(0, np.float32)] * 7
+        self._scratch: tuple[int, list[Any]] = 0, []  # views of the memory for a number of rows
         self._caches: tuple[Sequence[KvCache], Ints] | None = None
 
     @classmethod
@@ -122,21 +127,21 @@ class CompiledLayers:
         """
         config, L, (T, E) = self._config, len(self._records_LFW), x_TE.shape
         H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
-        plans = {id(attention): attention for attention in attentions.values()}
-        plan_of = {window: list(plans).index(id(attention)) for window, attention in attentions.items()}
-        self._records_LFW[:, OTHERS, PLAN] = [plan_of[window] for window in config.windows]
-        arrays = [attention.plan.array for attention in plans.values() if isinstance(attention, CompiledAttention)]
+        arrays = [attention.plan.array for attention in attentions.values() if isinstance(attention, CompiledAttention)]
+        if len(arrays) > 1:  # a window
+            self._records_LFW[:, OTHERS, PLAN] = [list(attentions).index(window) for window in config.windows]
 
         x = x_TE.float().numpy()
         wanted = np.empty(0, np.int64) if wanted_O is None else wanted_O.numpy()
         last_OE = np.empty((len(wanted), E), np.float32)
         capture_of_L = np.full(L, -1)
-        capture_of_L[list(captures)] = np.arange(len(captures))
+        for place, index in enumerate(captures):
+            capture_of_L[index] = place
         captured_XTE = np.empty((len(captures), T, E), np.float32)
         rows = max(T, len(wanted))  # a token may be wanted twice
-        size = int(self._records_LFW[0, DOWN, 2])  # inputs of the last matrix: the MLP's intermediate size
-        prepared = prepared_size(self._widest.descriptor, rows)
-        threads = num_threads() if T * self._weight_bytes >= _MIN_SHARED_WORK else 1
+        multiplications = sum(int(array[COST]) for array in arrays) * K * D * L // len(arrays)
+        work = T * self._weight_bytes + _ATTENTION_BYTES * multiplications
+        threads = num_threads() if work >= _MIN_SHARED_WORK else 1
         compute = partial(
             decoder_layers,
             new_phases(PHASES_PER_LAYER * L),
@@ -149,19 +154,13 @@ class CompiledLayers:
             config.norm_eps,
             config.attention_scale,
             config.attention_cap or 0.0,
-            cos_T1D.squeeze(1).float().numpy(),
-            sin_T1D.squeeze(1).float().numpy(),
+            cos_T1D.float().numpy().reshape(T, D),
+            sin_T1D.float().numpy().reshape(T, D),
             slots_T.numpy(),
             wanted,
             wanted_O is not None,
             last_OE,
-            self._floats("qkv", rows, (H + 2 * K) * D),
-            self._floats("attention", rows, H * D),
-            self._floats("normed", rows, E),
-            self._floats("y", rows, E),
-            self._floats("gate_up", rows, 2 * size),
-            self._floats("gated", rows, size),
-            self._floats("prepared", 1, -(-prepared // 4)).reshape(-1).view(np.uint8),
+            *self._scratch_of(rows, (H + 2 * K) * D, H * D, E),
             capture_of_L,
             captured_XTE,
         )
@@ -176,12 +175,24 @@ class CompiledLayers:
             self._caches = kv, np.stack([kv_descriptor(cache) for cache in kv])
         return self._caches[1]
 
-    def _floats(self, name: str, rows: int, columns: int) -> Floats:
-        """Return scratch memory [rows, columns], which is kept: fresh memory is slow to write to."""
-        held = self._scratch.get(name)
-        if held is None or held.size < rows * columns:
-            held = self._scratch[name] = np.empty(rows * columns, np.float32)
-        return held[: rows * columns].reshape(rows, columns)
+    def _scratch_of(self, rows: int, qkv: int, attention: int, hidden: int) -> list[Any]:
+        """Return scratch memory for a step: float32 [rows, numbers of a row] each, and the bytes of prepared rows.
+
+        It is kept, because fresh memory is slow to write to.
+        """
+        if self._scratch[0] != rows:
+            size = int(self._records_LFW[0, DOWN, 2])  # inputs of the last matrix: the MLP's intermediate size
+            prepared = -(-prepared_size(self._widest.descriptor, rows) // 4)
+            shapes = [(rows, numbers) for numbers in (qkv, attention, hidden, hidden, 2 * size, size)]
+            views: list[Any] = []
+            for place, shape in enumerate([*shapes, (1, prepared)]):
+                numbers = shape[0] * shape[1]
+                if self._memory[place].size < numbers:
+                    self._memory[place] = np.empty(numbers, np.float32)
+                views.append(self._memory[place][:numbers].reshape(shape))
+            views[-1] = views[-1].reshape(-1).view(np.uint8)
+            self._scratch = rows, views
+        return self._scratch[1]
 
 
 def _is_compiled_block(layer: LayerParameters) -> bool:

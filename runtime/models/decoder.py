@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, for_device
 from .config import ModelConfig
@@ -136,7 +135,7 @@ class Decoder:
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, E]."""
         rows, embedding = self.parameters.rows, self.parameters.embedding_VE
-        x_TE = F.embedding(ids_T, embedding) if rows is None else rows.embed(ids_T, embedding)
+        x_TE = embedding.index_select(0, ids_T) if rows is None else rows.embed(ids_T, embedding)
         return x_TE if self._embedding_scale is None else x_TE * self._embedding_scale
 
     def through_layers(

@@ -42,8 +42,10 @@ class Rope:
             return self._compute(positions, self._dynamic_frequencies(lengths))
         if positions.device.type != "cpu":
             return self._compute(positions, self._frequencies)
-        cos_P1D, sin_P1D = self.tables(1 + int(positions.max()) if positions.numel() else 0)
-        return cos_P1D[positions], sin_P1D[positions]
+        cos_P1D, sin_P1D = self.tables(int(positions.numpy().max(initial=-1)) + 1)
+        flat = positions.flatten()
+        shape = *positions.shape, 1, self._head_dim
+        return cos_P1D.index_select(0, flat).view(shape), sin_P1D.index_select(0, flat).view(shape)
 
     def tables(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [P, 1, D] of the positions 0 to P - 1, with P >= `count`; not for dynamic scaling."""

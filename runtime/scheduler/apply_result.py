@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...constrained.errors import GrammarError
 from ..protocol.core import Finish, Tokens
@@ -17,8 +17,7 @@ from .sampling_inputs import grammar_too_complex
 BULK_TOKENS = 32  # tokens per message to the client of an `in_bulk` request
 
 
-@dataclass(frozen=True)
-class AppliedResult:
+class AppliedResult(NamedTuple):
     """The client's message, if there is one, and the error that ends the request after it, if there is one."""
 
     answer: Tokens | None
@@ -38,7 +37,8 @@ def apply_result(
     """
     request.num_computed += row.num_committed
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
-    request.take_scores(result.scores)
+    if result.scores:
+        request.take_scores(result.scores)
     if request.pooling is not None and row.pool_from is not None:
         assert result.pooled is not None
         request.pooling.add(result.pooled, request.num_computed)

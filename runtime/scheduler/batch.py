@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...radix.cache import PrefixCache
 from .prepared_draft import PreparedDraft
@@ -41,8 +42,7 @@ class PrefillBudget:
         self._num_left_for_long = min(self._num_left_for_long, self.num_left)
 
 
-@dataclass(frozen=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """A request's share of a step: its next `num_tokens` tokens, and the draft to verify after them."""
 
     request: Request
@@ -112,19 +112,20 @@ class Batch:
         `contended` is true when waiting requests could use what long prompts leave. Returns None if a request would
         have to be retracted and `may_retract` is false: pages that a plan in flight writes cannot be taken away.
         """
-        num_decoding = sum(request.num_unplanned == 1 for request in self._requests)
+        num_unplanned_R = [request.num_unplanned for request in self._requests]
+        num_decoding = num_unplanned_R.count(1)
         contended = contended or len(self._requests) - num_decoding > 1
         chunks = PrefillBudget(budget - num_decoding, contended=contended)
         scheduled: list[ScheduledRequest] = []
         retracted: list[Request] = []
-        for request in list(self._requests):
+        for request, num_unplanned in zip(list(self._requests), num_unplanned_R, strict=True):
             if request.lease is None:
                 continue  # retracted for a more senior request
-            if request.num_unplanned == 1:
+            if num_unplanned == 1:
                 granted = self._make_room(request, 1, retracted if may_retract else None)
-            elif wanted := chunks.offer(request.num_unplanned):
+            elif wanted := chunks.offer(num_unplanned):
                 granted = self._make_room(request, wanted, retracted if may_retract else None)
-                chunks.take(request.num_unplanned, granted or 0)
+                chunks.take(num_unplanned, granted or 0)
             else:
                 continue
             if granted is None:
@@ -144,7 +145,7 @@ class Batch:
                 more = min(more, self._room(request, self._cache.num_available) - item.num_tokens)
             if more > 0:
                 self._extend(request, item.num_tokens + more)
-                item = replace(item, num_tokens=item.num_tokens + more)
+                item = item._replace(num_tokens=item.num_tokens + more)
                 num_tokens -= more
             extended.append(item)
         return extended
@@ -155,7 +156,7 @@ class Batch:
 
     def add_draft(self, item: ScheduledRequest, draft: PreparedDraft) -> ScheduledRequest:
         self._extend(item.request, item.num_tokens + len(draft.tree))
-        return replace(item, draft=draft)
+        return item._replace(draft=draft)
 
     def remove(self, request: Request) -> None:
         """Stop running the request. It keeps its pages until `release`."""
@@ -177,7 +178,8 @@ class Batch:
         request itself keeps its pages and pauses: recomputing them would be waste as long as no senior request needs
         them.
         """
-        assert request.lease is not None
+        if self._room(request, num_available=0) >= num_tokens:
+            return num_tokens
         while (room := self._room(request, self._cache.num_available)) <= 0:
             victim = self._requests[-1]
             if victim is request and request is not self._requests[0]:

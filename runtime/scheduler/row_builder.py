@@ -68,6 +68,8 @@ def _sample(request: Request) -> Sample:
             output=request.tokens[request.num_prompt :],
         )
     bits = 0 if params.seed is None else random_bits(params.seed, len(request.tokens))
+    if not bits and penalties is None:
+        return request.sample
     return msgspec.structs.replace(request.sample, draw=bits, penalties=penalties)
 
 
