@@ -96,7 +96,7 @@ def dense_copy(kind: Kind, model: Path, out: Path) -> Path:
     config, tensors = loaded.config, Tensors()
 
     def put(prefix: str, linear: Linear, inputs: int, sizes: dict[str, int]) -> None:
-        weights = linear(torch.eye(inputs)).t().split(list(sizes.values()))
+        weights = torch.split(linear(torch.eye(inputs)).t(), list(sizes.values()))
         tensors.update({f"{prefix}.{name}.weight": part for name, part in zip(sizes, weights, strict=True)})
 
     E, I, H = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim  # noqa: E741
@@ -193,8 +193,8 @@ def measure(kind: Kind, model: Path, folder: Path, texts: list[list[int]], num_c
             "floats": quantization_skills.answers(floats, num_cases),
             "own": quantization_skills.answers(own, num_cases),
         }
-        for title, (share, change) in quantization_skills.skill_rows(answers, "floats"):
-            cells[title] = f"{share}, {change}"
+        for title, (share, moved) in quantization_skills.skill_rows(answers, "floats"):
+            cells[title] = f"{share}, {moved}"
     return cells
 
 
