@@ -187,7 +187,9 @@ def main(
     tables: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         rounded = rounded_while_loading(SHIPPED_MODEL)
-        stored = {name: Kind(make(Path(folder, name))) for name, make in quantization_formats.FORMATS.items()}
+        stored = {
+            name: Kind(make(SHIPPED_MODEL, Path(folder, name))) for name, make in quantization_formats.FORMATS.items()
+        }
         given = {name: Kind(Path(path)) for name, path in (pair.split("=", 1) for pair in also or ())}
         checkpoints = {BASELINE: rounded[BASELINE]} | stored | given
         for kinds, of in ((rounded, "rounded while loading"), (checkpoints, "as checkpoints")):

@@ -22,7 +22,6 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
 from ramiform.examples.demo_model.corpus.mix import cases
-from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.quantised import int4_packing as nibbles
 from ramiform.runtime.quantize.write import Method, write_quantised
 from ramiform.tests.models.gguf_files import add_bpe_tokenizer, write_gguf
@@ -34,9 +33,9 @@ AWQ_PACKED = [nibbles.AWQ_ORDER.index(place) for place in range(8)]  # which num
 K_ROW = 256  # what a row's length must be a multiple of, to be stored as k-quants
 
 
-def w8a8(out: Path) -> Path:
+def w8a8(model: Path, out: Path) -> Path:
     """Weights and, token by token, inputs in int8."""
-    write_quantised(SHIPPED_MODEL, out, "int8")
+    write_quantised(model, out, "int8")
     raw = json.loads((out / CONFIG).read_text(encoding="utf-8"))
     [group] = raw["quantization_config"]["config_groups"].values()
     group["input_activations"] = {
@@ -46,7 +45,7 @@ def w8a8(out: Path) -> Path:
     return out
 
 
-def awq(out: Path) -> Path:
+def awq(model: Path, out: Path) -> Path:
     def stored(module: str, codes_NC: torch.Tensor, scales_NG: torch.Tensor, zeros_NG: torch.Tensor) -> Tensors:
         return {
             f"{module}.qweight": nibbles.pack(_shuffled(codes_NC.t()), 1),
@@ -54,10 +53,10 @@ def awq(out: Path) -> Path:
             f"{module}.scales": scales_NG.t().half(),
         }
 
-    return _repacked(out, "awq", stored, quant_method="awq", zero_point=True, version="gemm")
+    return _repacked(model, out, "awq", stored, quant_method="awq", zero_point=True, version="gemm")
 
 
-def gptq(out: Path) -> Path:
+def gptq(model: Path, out: Path) -> Path:
     def stored(module: str, codes_NC: torch.Tensor, scales_NG: torch.Tensor, zeros_NG: torch.Tensor) -> Tensors:
         assert bool(zeros_NG.min() >= 1), "the format stores one less"
         size = codes_NC.shape[1] // scales_NG.shape[1]
@@ -68,17 +67,17 @@ def gptq(out: Path) -> Path:
             f"{module}.g_idx": torch.arange(codes_NC.shape[1], dtype=torch.int32) // size,
         }
 
-    return _repacked(out, "gptq", stored, quant_method="gptq", desc_act=False, sym=False)
+    return _repacked(model, out, "gptq", stored, quant_method="gptq", desc_act=False, sym=False)
 
 
 def _shuffled(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.reshape(len(numbers), -1, 8)[:, :, AWQ_PACKED].flatten(1)
 
 
-def _repacked(out: Path, method: Method, stored: Callable[..., Tensors], **config: Any) -> Path:
+def _repacked(model: Path, out: Path, method: Method, stored: Callable[..., Tensors], **config: Any) -> Path:
     """Convert the checkpoint that `ramiform quantize` writes to another layout."""
     ours = out.with_name(f"{out.name} ours")
-    write_quantised(SHIPPED_MODEL, ours, method, text=_calibration())
+    write_quantised(model, ours, method, text=_calibration())
     tensors = load_file(ours / WEIGHTS)
     modules = [name.removesuffix(".weight_packed") for name in tensors if name.endswith(".weight_packed")]
     for module in modules:
@@ -100,18 +99,18 @@ def _calibration() -> str:
     return "\n".join(case.document for case in documents)
 
 
-def q8_0(out: Path) -> Path:
-    return _gguf(out, lambda _: Type.Q8_0)
+def q8_0(model: Path, out: Path) -> Path:
+    return _gguf(model, out, lambda _: Type.Q8_0)
 
 
-def q4_0(out: Path) -> Path:
-    return _gguf(out, lambda name: Type.Q8_0 if name == "token_embd.weight" else Type.Q4_0)
+def q4_0(model: Path, out: Path) -> Path:
+    return _gguf(model, out, lambda name: Type.Q8_0 if name == "token_embd.weight" else Type.Q4_0)
 
 
-def q4_k_m(out: Path) -> Path:
+def q4_k_m(model: Path, out: Path) -> Path:
     """Six bits for the head's matrix, and for the values and `down` of the layers that need them most; where 256 does
     not divide a row, five and eight."""
-    config = json.loads((SHIPPED_MODEL / CONFIG).read_text(encoding="utf-8"))
+    config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
     layers = config["num_hidden_layers"]
     divides = config["intermediate_size"] % K_ROW == 0
 
@@ -124,7 +123,7 @@ def q4_k_m(out: Path) -> Path:
             return Type.Q8_0 if more else Type.Q5_0
         return Type.Q6_K if more else Type.Q4_K
 
-    return _gguf(out, kind)
+    return _gguf(model, out, kind)
 
 
 def _needs_more_bits(layer: int, layers: int) -> bool:
@@ -133,13 +132,13 @@ def _needs_more_bits(layer: int, layers: int) -> bool:
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _gguf(out: Path, kinds: Callable[[str], Type]) -> Path:
-    model = transformers.AutoModelForCausalLM.from_pretrained(SHIPPED_MODEL, dtype=torch.float32)
-    add_tokenizer = partial(add_bpe_tokenizer, tokenizer_json=SHIPPED_MODEL / "tokenizer.json")
-    return write_gguf(model, out.with_suffix(".gguf"), kinds, add_tokenizer)
+def _gguf(model: Path, out: Path, kinds: Callable[[str], Type]) -> Path:
+    dense = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    add_tokenizer = partial(add_bpe_tokenizer, tokenizer_json=model / "tokenizer.json")
+    return write_gguf(dense, out.with_suffix(".gguf"), kinds, add_tokenizer)
 
 
-FORMATS: dict[str, Callable[[Path], Path]] = {
+FORMATS: dict[str, Callable[[Path, Path], Path]] = {
     "W8A8": w8a8,
     "AWQ": awq,
     "GPTQ": gptq,

@@ -27,6 +27,7 @@ from .attention_inner import pointer_to
 from .bfloat16 import float32_to_bfloat16
 from .compiled import Floats, Ints, compiled
 from .instructions import HOST
+from .large_inputs import LARGE_RATIO, add_large_inputs, list_bytes, set_apart
 from .packed_matrix import BFLOAT16, BFLOAT16_ROWS, FLOAT32, INT4, INT8, WIDTH, PackedMatrix
 from .thread_pool import num_threads, run_tasks
 from .tile_kernels import PREFETCH_BYTES, tile_kernels
@@ -95,7 +96,7 @@ def _row_bytes(descriptor: Ints) -> int:
         return (inputs + 1) * 4  # type: ignore[no-any-return]
     if kind >= INT8:
         groups = (inputs + descriptor[3] - 1) // descriptor[3]
-        return groups * (descriptor[3] + 8)  # type: ignore[no-any-return]
+        return groups * (descriptor[3] + 8) + list_bytes(groups)  # type: ignore[no-any-return]
     return 0
 
 
@@ -105,31 +106,50 @@ def prepared_size(descriptor: Ints, num_rows: int) -> int:
     return _row_bytes(descriptor) * num_rows
 
 
+@loops.compiled("float32(int64)", error_model="numpy")
+def _scale(largest: int) -> np.float32:
+    """Return the scale of numbers whose largest magnitude has these bits; NaN if that is not finite."""
+    if largest >= np.int64(0x7F800000):
+        return np.float32(np.nan)
+    return np.int32(largest).view(np.float32) / np.float32(127)  # type: ignore[no-any-return]
+
+
 @loops.compiled("void(float32[::1], int64, uint8[::1])", error_model="numpy")  # without fused operations
 def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
-    """Write a row's int8 codes, then a float32 scale and then an int32 sum of codes of each group.
+    """Write a row's int8 codes, a float32 scale and an int32 sum of codes of each group, and the list of large inputs.
 
     A group's scale is NaN if one of its numbers is not finite.
     """
     groups = (len(x_C) + group - 1) // group
+    large = out.ctypes.data + groups * (group + 8)
+    put(large, np.int64(0))
     for g in range(groups):
         x_G, codes_G = x_C[g * group : (g + 1) * group], out[g * group : (g + 1) * group]
         largest = np.int32(0)  # the bits of a float's magnitude are ordered as it is
         for i in range(len(x_G)):
             magnitude = np.int32(np.float32(x_G[i]).view(np.int32) & np.int32(0x7FFFFFFF))
             largest = np.int32(max(largest, magnitude))
-        scale = np.int32(largest).view(np.float32) / np.float32(127)
-        inverse = np.float32(1) / scale
-        if largest >= np.int32(0x7F800000):
-            scale, inverse = np.float32(np.nan), np.float32(0)
-        elif scale < np.float32(1e-30):
-            inverse = np.float32(0)
-        total = np.int32(0)
+        scale = _scale(largest)
+        inverse = np.float32(1) / scale if scale >= np.float32(1e-30) else np.float32(0)
+        total, magnitudes = np.int32(0), np.int32(0)
         for i in range(len(x_G)):
             # Added to 1.5 * 2^23, a number is rounded to an integer, ties to even, in the lowest bits.
             code = np.int32(np.float32(x_G[i] * inverse + np.float32(12582912)).view(np.int32) - np.int32(0x4B400000))
             codes_G[i] = np.uint8(code)
             total = np.int32(total + code)
+            magnitudes = np.int32(magnitudes + abs(code))
+        if inverse > np.float32(0) and 127 * len(x_G) > LARGE_RATIO * magnitudes:
+            others = set_apart(x_G, codes_G, magnitudes, g * group, groups, large)
+            if others >= 0:
+                scale = _scale(others)
+                inverse = np.float32(1) / scale if scale >= np.float32(1e-30) else np.float32(0)
+                total = np.int32(0)
+                for i in range(len(x_G)):
+                    kept = np.float32(0) if codes_G[i] == np.uint8(128) else x_G[i]
+                    moved = np.float32(kept * inverse + np.float32(12582912))
+                    code = np.int32(moved.view(np.int32) - np.int32(0x4B400000))
+                    codes_G[i] = np.uint8(code)
+                    total = np.int32(total + code)
         for i in range(len(x_G), group):
             codes_G[i] = np.uint8(0)
         put(out.ctypes.data + groups * group + 4 * g, scale)
@@ -261,6 +281,22 @@ def multiply_panels(
         first_panel,
         last_panel,
     )
+    if descriptor[0] >= INT8:
+        add_large_inputs(
+            descriptor[0],
+            descriptor[1],
+            (descriptor[2] + descriptor[3] - 1) // descriptor[3],
+            descriptor[3],
+            descriptor[4],
+            descriptor[5],
+            descriptor[6],
+            x,
+            x_bytes,
+            x_TC.shape[0],
+            y_TN.ctypes.data,
+            first_panel,
+            last_panel,
+        )
 
 
 @compiled("void(int64[::1], float32[:,::1], float32[:,::1])")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MIN_SPEEDUP = 1.02  # over plain decoding; smaller gains are within the measurement error
+MIN_SPEEDUP = 1.1  # over plain decoding; smaller gains are within the measurement error
 TRIAL_BALANCE, MAX_BALANCE = 3.0, 6.0  # plain steps; less to lose at first than after gains
 FIRST_PAUSE, MAX_PAUSE = 256, 2048  # plain steps until the next trial
 TRIAL_STEPS = 3  # steps with guesses, from which their cost is learned
@@ -79,11 +79,10 @@ class StepWork(NamedTuple):
 class DecayingLine:
     """Least-squares line through points whose weights decay (Welford's sums).
 
-    With little spread in x, the slope is near its prior: 0, or for `proportional` lines the ratio of the means.
+    With little spread in x, the slope is near its prior: 0, or without `spread` the ratio of the means.
     """
 
-    spread: float  # standard deviation of x at which points and prior weigh the same
-    proportional: bool = False
+    spread: float | None = None  # of x, at which points and prior weigh the same; None: half of its mean
     count: int = 0
     _weight: float = 0.0
     _x: float = 0.0
@@ -102,9 +101,8 @@ class DecayingLine:
 
     def at(self, x: float) -> float:
         """The line's value, at least a tenth of the mean."""
-        prior = self._y / self._x if self.proportional and self._x else 0.0
-        trust = self.spread**2
-        slope = (self._xy + trust * prior) / (self._xx + trust)
+        prior, spread = (0.0, self.spread) if self.spread is not None else (self._y / self._x, self._x / 2)
+        slope = (self._xy + spread**2 * prior) / (self._xx + spread**2)
         return max(self._y + slope * (x - self._x), 0.1 * self._y)
 
     @property
@@ -122,7 +120,7 @@ class _BatchSize:
 
     open: bool = True
     plain: DecayingLine = field(default_factory=lambda: DecayingLine(spread=256.0))  # over the context
-    extra: DecayingLine = field(default_factory=lambda: DecayingLine(spread=2.0, proportional=True))  # over guesses
+    extra: DecayingLine = field(default_factory=DecayingLine)  # over guesses
     trials: int = TRIAL_STEPS  # steps whose guesses are still to be verified whether that pays or not
     warm: bool = False  # there was a step with guesses; the first one is not counted
     halvings: int = 0  # of the greatest depth
@@ -202,9 +200,7 @@ class SpeculationPolicy:
 
     overall: Acceptance = field(default_factory=Acceptance)
     _sizes: dict[int, _BatchSize] = field(default_factory=dict)
-    _prompts: DecayingLine = field(
-        default_factory=lambda: DecayingLine(spread=16.0, proportional=True)
-    )  # time beyond a plain step's, over prompt tokens
+    _prompts: DecayingLine = field(default_factory=DecayingLine)  # time beyond a plain step's, over prompt tokens
     _since_plain_prompt: int = 0  # speculative steps with prompts
     _after_speculation: bool = False  # the last step was speculative
     now: int = 0  # steps

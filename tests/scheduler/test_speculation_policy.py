@@ -210,7 +210,19 @@ def test_a_line_fits_its_points_and_follows_new_ones() -> None:
 
 
 def test_a_proportional_line_with_one_point_goes_through_the_origin() -> None:
-    line = DecayingLine(spread=16.0, proportional=True)
+    line = DecayingLine()
     line.observe(40.0, 2.0)
     assert line.at(40.0) == pytest.approx(2.0)
     assert line.at(80.0) == pytest.approx(4.0)
+
+
+def test_a_proportional_line_is_not_bent_by_noise_among_nearly_equal_points() -> None:
+    line, draw = DecayingLine(), random.Random(1)
+    for _ in range(100):
+        x = 100 + draw.uniform(-8, 8)
+        line.observe(x, 0.16 * x + draw.uniform(-3, 3))
+        assert line.at(40) == pytest.approx(6.4, abs=1.5)
+    for _ in range(50):
+        for x in (10, 100):
+            line.observe(x, 0.05 * x + 2)
+    assert line.at(10) == pytest.approx(2.5, rel=0.3)
