@@ -13,20 +13,22 @@ from numpy.typing import NDArray
 
 from ..arguments import SamplingTensors
 from .compiled import Floats, Ints, compiled, exp
+from .thread_pool import share_rows
 
 _LEAST = np.float32(-87)  # logarithm of a weight; smaller ones, -inf included, count as 0
 _MIN_TEMPERATURE = np.float32(1e-30)
+_MARGIN = 1 + 1e-9  # more than the rounding of a speed
 
 
 @compiled("float64(int64, int64)")
-def _arrival(seed: int, token: int) -> float:
-    """Return the arrival time of a token of weight 1 in the race of `draw_tokens`: minus the logarithm of the token-th
-    output of the splitmix64 that starts at `seed`, scaled to (0, 1)."""
+def _uniform(seed: int, token: int) -> float:
+    """Return the token's random number in the race of `draw_tokens`: the token-th output of the splitmix64 that starts
+    at `seed`, scaled to (0, 1)."""
     z = np.uint64(seed) + np.uint64(token + 1) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = z ^ (z >> np.uint64(31))
-    return -np.log((np.float64(z >> np.uint64(12)) + 0.5) * 2.0**-52)  # type: ignore[no-any-return]
+    return (np.float64(z >> np.uint64(12)) + 0.5) * 2.0**-52
 
 
 @compiled("void(float32[:,::1], float32[::1], float32[::1], int64[::1], int64[::1])")
@@ -46,7 +48,11 @@ def sample_rows(logits_RV: Floats, temperature_R: Floats, min_p_R: Floats, draw_
             weight = exp(logarithm)
             if weight < min_p_R[r]:
                 continue
-            speed = np.float64(weight) / _arrival(draw_R[r], token)
+            uniform = _uniform(draw_R[r], token)
+            # A token of weight 1 arrives after -log(u) >= 1 - u: most are seen to be slower without a logarithm.
+            if (1.0 - uniform) * fastest > np.float64(weight) * _MARGIN:
+                continue
+            speed = np.float64(weight) / -np.log(uniform)
             if speed > fastest:
                 fastest, tokens_R[r] = speed, token
 
@@ -54,13 +60,9 @@ def sample_rows(logits_RV: Floats, temperature_R: Floats, min_p_R: Floats, draw_
 def sample_unfiltered(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Return a token for each row, int64 [R]. The rows' top-k and top-p filter nothing, or their temperature is 0."""
     tokens_R = torch.empty(len(logits_RV), dtype=torch.int64)
-    sample_rows(
-        logits_RV.contiguous().numpy(),
-        sampling.temperature_R.numpy(),
-        sampling.min_p_R.numpy(),
-        sampling.draw_R.numpy(),
-        tokens_R.numpy(),
-    )
+    columns = sampling.temperature_R, sampling.min_p_R, sampling.draw_R, tokens_R
+    arrays = [tensor.numpy() for tensor in (logits_RV.contiguous(), *columns)]
+    share_rows(logits_RV, lambda rows: sample_rows(*(array[rows] for array in arrays)))
     return tokens_R
 
 

@@ -42,6 +42,7 @@ class ReferenceOps:
     grouped_matmul = staticmethod(experts.grouped_matmul)
     combine_experts = staticmethod(experts.combine_experts)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
+    likeliest_tokens = staticmethod(sampling.likeliest_tokens)
     sample_tokens = staticmethod(sampling.sample_tokens)
     token_logprobs = staticmethod(sampling.token_logprobs)
     walk_trees = staticmethod(trees.walk_trees)

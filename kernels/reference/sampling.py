@@ -17,6 +17,11 @@ _BLOCK = 1 << 16  # weights of a draw's block
 _MIN_TEMPERATURE = 1e-30  # in float32; keeps 0 / temperature a zero
 
 
+def likeliest_tokens(logits_RV: torch.Tensor) -> torch.Tensor:
+    """Return each row's token of the largest logit, the first one of equals; int64 [R]."""
+    return logits_RV.argmax(dim=-1)
+
+
 def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Return int64 [R]: the likeliest token where the temperature is 0, elsewhere one drawn by `draw_tokens` from
     `sampling_weights`."""

@@ -30,7 +30,7 @@ def sample(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: 
 
 def _draw(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
     if all(s.temperature == 0 for s in samples):
-        return logits_RV.argmax(dim=-1)
+        return ops.likeliest_tokens(logits_RV)
     V = logits_RV.shape[1]
     top_ks = [V if s.top_k is None else min(s.top_k, V) for s in samples]
     both = [top_k for top_k, s in zip(top_ks, samples, strict=True) if top_k < V and s.top_p < 1]

@@ -219,6 +219,10 @@ class Decoder:
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
         """Return the logits [O, V] in float32."""
+        if isinstance(self.head, PackedLinear) and self.head.matrix is not None:
+            hidden_OE = (
+                hidden_OE.float()
+            )  # or the product would be rounded to the hidden states' dtype, and widened here
         logits_OV = self.head(hidden_OE).float()
         cap = self.config.logit_cap
         return logits_OV if cap is None else cap * torch.tanh(logits_OV / cap)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ramiform.kernels import KvCache, RopeAndStoreArgs, SamplingTensors, for_device
-from ramiform.kernels.cpu import ops, thread_pool
+from ramiform.kernels.cpu import thread_pool
 from ramiform.kernels.cpu.compiled import exp
 from ramiform.kernels.cpu.matmul import packed_matmul
 from ramiform.kernels.cpu.ops import CpuOps
@@ -107,6 +107,12 @@ def test_draws_are_those_of_the_reference() -> None:
     assert len(set(want.tolist())) > 50
 
 
+def test_the_first_of_equal_logits_is_the_likeliest() -> None:
+    logits = random(9, 3001).round(decimals=1)
+    want = [row.tolist().index(max(row.tolist())) for row in logits]
+    assert CPU.likeliest_tokens(logits).tolist() == REFERENCE.likeliest_tokens(logits).tolist() == want
+
+
 def test_other_dtypes_go_to_torch() -> None:
     gate_up = random(3, 20).half()
     assert torch.equal(CPU.silu_and_mul(gate_up), REFERENCE.silu_and_mul(gate_up))
@@ -114,7 +120,7 @@ def test_other_dtypes_go_to_torch() -> None:
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
 def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(ops, "_MIN_NUMBERS", 1)  # even the smallest is shared
+    monkeypatch.setattr(thread_pool, "_MIN_NUMBERS", 1)  # even the smallest is shared
     before = thread_pool.num_threads()
     thread_pool.set_num_threads(request.param)
     yield
