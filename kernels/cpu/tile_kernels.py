@@ -16,7 +16,7 @@ without fused operations, so that all instruction sets return the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from llvmlite import ir
 from numba import types
@@ -148,8 +148,21 @@ class Tile:
         ]
 
 
+class Weights(Protocol):
+    """Weights of another module's format, named by `str`."""
+
+    def add_products(self, tile: Tile, arguments: TileArguments, sums: list[Any]) -> list[Any]:
+        """Emit code that adds the products of the steps [begin, end) to the sums; return them."""
+        ...
+
+
 def emit_tile(
-    builder: Any, instructions: Instructions, weights: str, num_rows: int, num_panels: int, arguments: TileArguments
+    builder: Any,
+    instructions: Instructions,
+    weights: str | Weights,
+    num_rows: int,
+    num_panels: int,
+    arguments: TileArguments,
 ) -> None:
     """Emit a kernel that writes the sums of `num_rows` rows and `num_panels` adjacent panels to y.
 
@@ -172,7 +185,7 @@ def emit_tile(
             _copy(tile, row, own, partial_bytes)
 
     offsets = [I64(4 * tile.lanes * index) for index in range(count)]
-    is_integer = weights in INTEGERS
+    is_integer = isinstance(weights, str) and weights in INTEGERS
     bias = [tile.load(tile.pointer(a.bias), offset, tile.floats, 4) for offset in offsets]
     start = [ir.Constant(tile.floats, None)] * count if is_integer else bias
     sums = [
@@ -180,7 +193,9 @@ def emit_tile(
         for row in rows
         for index, offset in enumerate(offsets)
     ]
-    if is_integer:
+    if not isinstance(weights, str):
+        sums = weights.add_products(tile, a, sums)
+    elif is_integer:
         sums = _integer_sums(tile, a, weights, sums)
         is_last = b.icmp_signed("==", a.end, a.steps)
         scales = [tile.load(tile.pointer(a.scales), offset, tile.floats, 4) for offset in offsets]
@@ -287,7 +302,7 @@ def _integer_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -
             here = b.gep(codes, [b.mul(number, I64(block_bytes))])
             tile.prefetch(here, [I64(0)], block_bytes)
             inputs = [b.gep(row, [b.mul(number, I64(block_inputs))]) for row in rows]
-            return _add_block(tile, here, inputs, totals, num_steps, is_int4)
+            return add_block(tile, here, inputs, totals, num_steps, is_int4)
 
         totals = tile.loop(first_block, b.add(first_block, num_blocks), first, block)
         first_half = b.mul(index, I64(2 * width))
@@ -295,9 +310,9 @@ def _integer_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -
         new = list(sums)
         if weights != "int8":
             by_group = b.gep(scales, [I64(4 * width)])
-            w_scales = [_load_half(tile, by_group, place) for place in places]
+            w_scales = [load_half(tile, by_group, place) for place in places]
         if is_int4:
-            w_bases = [_load_half(tile, bases, place) for place in places]
+            w_bases = [load_half(tile, bases, place) for place in places]
         for row in range(tile.num_rows):
             x_scale = tile.broadcast(row_scales[row])
             x_sum = tile.broadcast(b.sitofp(row_sums[row], F32))
@@ -323,9 +338,7 @@ def _steps_of_block(tile: Tile, is_int4: bool) -> int:
     return 8 if tile.num_rows == 1 else 4 if tile.num_rows <= 3 else 2
 
 
-def _add_block(
-    tile: Tile, codes: Any, inputs: list[Any], totals: list[Any], num_steps: int, is_int4: bool
-) -> list[Any]:
+def add_block(tile: Tile, codes: Any, inputs: list[Any], totals: list[Any], num_steps: int, is_int4: bool) -> list[Any]:
     """Add the products of a round's inputs to the int32 sums."""
     b, count, instructions = tile.b, tile.num_vectors, tile.instructions
     size = 4 * tile.lanes
@@ -359,7 +372,7 @@ def _add_block(
                             pairs = tile.call(pairs_of_bytes, words, b.bitcast(w, tile.bytes), b.bitcast(x, tile.bytes))
                             short[place] = pairs if short[place] is None else b.add(short[place], pairs)
                         else:
-                            totals[place] = _add_dot(tile, totals[place], w, x)
+                            totals[place] = add_dot(tile, totals[place], w, x)
         if instructions.byte_dot == "avx2":
             totals = [b.add(total, widened(pairs)) for total, pairs in zip(totals, short, strict=True)]
         return totals
@@ -369,7 +382,7 @@ def _add_block(
         xs = [tile.broadcast(tile.load(data, I64(4 * step), I32, 4)) for data in inputs]
         if instructions.byte_dot != "avx2":
             for place in range(len(totals)):
-                totals[place] = _add_dot(tile, totals[place], w[place % count], xs[place // count])
+                totals[place] = add_dot(tile, totals[place], w[place % count], xs[place // count])
             continue
         # |w| |x| <= 128 * 127, so the sums of two products fit sixteen bits.
         signed = [b.bitcast(b.xor(value, tile.constant(-0x7F7F7F80)), tile.bytes) for value in w]
@@ -388,7 +401,7 @@ def _add_block(
     return totals
 
 
-def _add_dot(tile: Tile, total: Any, w: Any, x: Any) -> Any:
+def add_dot(tile: Tile, total: Any, w: Any, x: Any) -> Any:
     """Add the products of four unsigned with four signed bytes in each lane."""
     b = tile.b
     if tile.instructions.byte_dot == "vnni" and not tile.instructions.emulated:
@@ -400,7 +413,7 @@ def _add_dot(tile: Tile, total: Any, w: Any, x: Any) -> Any:
     return total
 
 
-def _load_half(tile: Tile, base: Any, offset: Any) -> Any:
+def load_half(tile: Tile, base: Any, offset: Any) -> Any:
     """Load finite float16s as float32s."""
     b = tile.b
     if tile.instructions.has_half:
@@ -431,7 +444,9 @@ def _copy(tile: Tile, to: Any, source: Any, num_bytes: Any) -> None:
     tile.loop(I64(0), b.sdiv(num_bytes, I64(4)), [], body)
 
 
-def emit_function(module: Any, instructions: Instructions, weights: str, num_rows: int, num_panels: int) -> Any:
+def emit_function(
+    module: Any, instructions: Instructions, weights: str | Weights, num_rows: int, num_panels: int
+) -> Any:
     """Return the module's function of a kernel, which takes `TileArguments`; it is emitted by the first call."""
     name = f"ramiform.{weights}.{num_rows}x{num_panels}"
     if (function := module.globals.get(name)) is None:

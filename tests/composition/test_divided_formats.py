@@ -99,7 +99,8 @@ def test_gguf_files(name: str, kind: str, tmp_path: Path) -> None:
     model.config.architectures = [type(model).__name__]
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: gguf.GGMLQuantizationType[kind])
     alone = logits(path)
-    assert difference(on_two(path), alone) < (0.02 if kind == "Q4_0" else 1e-5)
+    # The head is packed alone, where its product rounds inputs to int8, and dense in parts.
+    assert difference(on_two(path), alone) < 0.02
 
 
 def test_a_group_that_would_be_cut_is_refused_by_the_layer_s_name(tmp_path: Path) -> None:
