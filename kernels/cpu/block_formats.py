@@ -100,29 +100,39 @@ class BlockFormat:
             missing = -len(part) % width
             if missing:
                 part = torch.cat((part, part.new_zeros((missing, part.shape[1]))))
-            out[first : first + each] = self._pack(part.view(-1, units, self.block_bytes), width)
+            self._pack(part.view(-1, units, self.block_bytes), width, out[first : first + each])
         return out
 
-    def _pack(self, blocks: torch.Tensor, width: int) -> torch.Tensor:
-        found, (N, units) = self.read(blocks), blocks.shape[:2]
-        by_panel = (N // width, width, units, self.groups)
-        pieces = []
-        for small in (found.scales, found.bases):
-            if small is not None:
-                pieces.append(small.view(torch.uint8).reshape(*by_panel, -1).permute(0, 2, 3, 4, 1).flatten(3))
+    def _pack(self, blocks: torch.Tensor, width: int, out: torch.Tensor) -> None:
+        found, panels = self.read(blocks), len(out)
+        units, header = blocks.shape[1], self.header_bytes * width
+        for number, half in enumerate(one for one in (found.scale, found.base) if one is not None):
+            place = out[..., 2 * width * number : 2 * width * (number + 1)].view(torch.float16)
+            place.copy_(half.view(panels, width, units).transpose(1, 2))
+        groups = out[..., header:].unflatten(-1, (self.groups, -1))
+        small = [
+            one.view(torch.uint8).view(panels, width, units, self.groups, -1).permute(0, 2, 3, 4, 1)
+            for one in (found.scales, found.bases)
+            if one is not None
+        ]
         if self.joined:
-            pieces = [pieces[0] | pieces[1] << 4]
-        shift = 0
+            small = [small[0] | small[1] << 4]
+        if small:
+            groups[..., : self.scale_bytes * width].unflatten(-1, (-1, width)).copy_(torch.cat(small, dim=3))
+        # Codes of four inputs at a time, as the bytes of an int32.
+        fours = found.codes.view(torch.int32).view(panels, width, -1).transpose(1, 2).contiguous()
+        shift, at = 0, self.scale_bytes * width
         for bits in self.planes:
-            steps = (found.codes.view(*by_panel, bits, 8 // bits, 4) >> shift) & ((1 << bits) - 1)
-            word = steps[..., 0, :].clone()
-            for place in range(1, 8 // bits):
-                word |= steps[..., place, :] << (bits * place)
-            pieces.append(word.permute(0, 2, 3, 4, 1, 5).flatten(3))
-            shift += bits
-        halves = [half for half in (found.scale, found.base) if half is not None]
-        header = [half.view(N // width, width, units).transpose(1, 2).contiguous().view(torch.uint8) for half in halves]
-        return torch.cat((*header, torch.cat(pieces, dim=3).flatten(2)), dim=2)
+            steps = fours.view(panels, units, self.groups, bits, 8 // bits, width)
+            word = steps[..., 0, :]
+            if bits < 8:
+                mask = ((1 << bits) - 1) * 0x01010101
+                word = (word >> shift) & mask
+                for place in range(1, 8 // bits):
+                    word |= ((steps[..., place, :] >> shift) & mask) << (bits * place)
+            size = 4 * bits * width
+            groups[..., at : at + size].view(torch.int32).unflatten(-1, (bits, width)).copy_(word)
+            shift, at = shift + bits, at + size
 
     def weights(self, panels: torch.Tensor, outputs: torch.Tensor, width: int) -> torch.Tensor:
         """Return rows of the weight in float32 [len(outputs), inputs], decoded from panels that `pack` made."""
@@ -191,10 +201,13 @@ def _rows(codes: torch.Tensor) -> torch.Tensor:
     return codes.reshape(len(codes), -1)
 
 
+# The bits of each byte, as eight bytes of 0 or 16.
+_SIXTEENS = (((torch.arange(256)[:, None] >> torch.arange(8)) & 1) << 4).to(torch.uint8)
+
+
 def _fifth_bits(four_bytes: torch.Tensor) -> torch.Tensor:
     """Return the bits in order, as multiples of 16."""
-    shifts = torch.arange(8, dtype=torch.uint8)
-    return (((four_bytes[..., None] >> shifts) & 1) << 4).flatten(-2)
+    return _SIXTEENS.view(torch.int64)[:, 0][four_bytes.to(torch.int64)].view(torch.uint8)
 
 
 def _q8_0(blocks: torch.Tensor) -> Blocks:

@@ -19,7 +19,8 @@ from .block_formats import BLOCK_FORMATS
 from .block_tiles import BlockWeights
 from .instructions import HOST
 from .packed_matrix import WIDTH
-from .tile_kernels import I64, emit_function
+from .tile import I64
+from .tile_kernels import emit_function
 
 _MOST_ROWS = 4  # of a kernel
 _FEW_ROWS = 64  # up to here a panel is read once, all units at a time

@@ -12,9 +12,11 @@ from typing import Any
 from llvmlite import ir
 
 from .block_formats import GROUP, BlockFormat
-from .tile_kernels import F32, I8, I16, I32, I64, Tile, TileArguments, add_block, add_dot, load_half
+from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
+from .tile_kernels import add_block, add_dot
 
 _STEPS = GROUP // 4
+_AHEAD_BYTES = 8192  # of the weights that are read
 
 
 class BlockWeights:
@@ -63,7 +65,7 @@ class _Emitter:
                 return [load_half(tile, here, place) for place in places]
 
             if not form.has_small_scales:
-                tile.prefetch(here, [I64(0)], form.unit_bytes * self.width)
+                self.prefetch(here, form.unit_bytes * self.width)
                 [totals] = self.totals(b.gep(here, [I64(header)]), index)
                 products = by_vector([b.sitofp(total, tile.floats) for total in totals], b.fmul, load_halves(0))
                 if form.has_base:
@@ -77,7 +79,7 @@ class _Emitter:
 
             def group(number: Any, parts: list[Any]) -> list[Any]:
                 record = b.gep(here, [b.add(I64(header), b.mul(number, I64(group_bytes)))])
-                tile.prefetch(record, [I64(0)], group_bytes)
+                self.prefetch(record, group_bytes)
                 place = b.add(first, number)
                 words = b.gep(record, [I64(form.scale_bytes * self.width)])
                 total: list[Any] = []
@@ -105,6 +107,12 @@ class _Emitter:
             return sums
 
         return tile.loop(a.begin, a.end, sums, unit)
+
+    def prefetch(self, place: Any, num_bytes: int) -> None:
+        """Fetch the weights that are read some groups later, unless they are one stream of bytes: those the processor
+        fetches better by itself."""
+        if self.form.bits < 8:
+            self.tile.prefetch(place, [I64(0)], num_bytes, ahead=_AHEAD_BYTES)
 
     def row_numbers(self, at: Any, group: Any, kind: Any = I32) -> list[Any]:
         """Load a number of the group for each row."""

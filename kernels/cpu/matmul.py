@@ -31,7 +31,8 @@ from .instructions import HOST
 from .large_inputs import LARGE_RATIO, add_large_inputs, list_bytes, set_apart
 from .packed_matrix import BFLOAT16, BFLOAT16_ROWS, BLOCKS, FLOAT32, INT4, INT8, WIDTH, PackedMatrix
 from .thread_pool import num_threads, run_tasks
-from .tile_kernels import PREFETCH_BYTES, tile_kernels
+from .tile import PREFETCH_BYTES
+from .tile_kernels import tile_kernels
 
 _WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other
 _PANELS_1, _PANELS_2 = (3, 2) if HOST.registers == 16 else (2, 1)
