@@ -18,11 +18,11 @@ from ... import loops
 from .block_formats import BLOCK_FORMATS
 from .block_tiles import BlockWeights
 from .instructions import HOST
-from .packed_matrix import WIDTH
 from .tile import I64
 from .tile_kernels import emit_function
 
 _MOST_ROWS = 4  # of a kernel
+_WIDTH = HOST.width
 _FEW_ROWS = 64  # up to here a panel is read once, all units at a time
 _BLOCK_ROWS, _BLOCK_INPUTS = 192, 1024
 _FORMATS = list(BLOCK_FORMATS.values())
@@ -101,15 +101,15 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
                             number,
                             rows,
                             codes + panel * panel_bytes,
-                            bias + panel * WIDTH * 4,
+                            bias + panel * _WIDTH * 4,
                             x + row * x_bytes,
                             x_bytes,
-                            y + row * y_bytes + panel * WIDTH * 4,
+                            y + row * y_bytes + panel * _WIDTH * 4,
                             y_bytes,
                             begin,
                             end,
                             units,
-                            outputs - panel * WIDTH,
+                            outputs - panel * _WIDTH,
                         )
                         row += rows
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 import ramiform
@@ -67,6 +68,7 @@ TOKENS = [5, 90, 3, 3, 41, 77, 0, 12, 63, 8, 8, 30]
 def model_of(name: str, **sizes: int) -> PreTrainedModel:
     torch.manual_seed(len(name))
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](**sizes), dtype=torch.float32).eval()
+    model.set_experts_implementation("eager")
     model.config.architectures = [type(model).__name__]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -84,30 +86,42 @@ def logits(path: Path, **options: Any) -> torch.Tensor:
         return model.logits(model.hidden(inputs, pool.layers))
 
 
-def error_of(path: Path, judge: PreTrainedModel, **options: Any) -> float:
+def logits_of(judge: PreTrainedModel) -> torch.Tensor:
     with torch.inference_mode():
-        expected = judge(torch.tensor([TOKENS])).logits[0]
-    return float((logits(path, **options) - expected).norm() / expected.norm())
+        return judge(torch.tensor([TOKENS])).logits[0]
 
 
-def with_rounded_inputs(model: PreTrainedModel) -> PreTrainedModel:
-    """Make products round their inputs to int8 with a scale by group of 32, as those of packed blocks do."""
-
-    def round_input(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        groups = inputs[0].unflatten(-1, (-1, 32))
-        scale = groups.abs().amax(-1, keepdim=True) / 127
-        return ((groups / scale).round().mul(scale).flatten(-2),)
-
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and not name.endswith("gate"):
-            module.register_forward_pre_hook(round_input)
-    return model
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
 
 
-def bound(name: str) -> float:
-    """Return the allowed error of packed models. Experts of mixtures are no modules of their own, so they round in ours
-    only; elsewhere a few inputs are halfway between two codes, and their float32 rounding decides."""
-    return 0.05 if "mo" in name or "mix" in name else 3e-3
+def error_of(path: Path, judge: PreTrainedModel, **options: Any) -> float:
+    return difference(logits(path, **options), logits_of(judge))
+
+
+class RoundedInputs(TorchFunctionMode):
+    """Products, but for those of routers, round their inputs to int8 with a scale by group of 32, as those of packed
+    blocks do."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.linear and len(args[1]) > EXPERTS["num_experts"]:
+            groups = args[0].unflatten(-1, (-1, 32))
+            scale = groups.abs().amax(-1, keepdim=True) / 127
+            args = ((groups / scale).round().mul(scale).flatten(-2), *args[1:])
+        return function(*args, **(kwargs or {}))
+
+
+def check_rounded(path: Path, judge: PreTrainedModel) -> None:
+    """Compare logits of packed blocks with those of a judge that rounds the same inputs.
+
+    Some inputs lie halfway between two codes, where the last bits of a float32 decide; one code that differs makes
+    others differ in all that follows in its token. So some tokens may differ by as much as rounding changes them, and
+    all together by less than rounding changes all.
+    """
+    exact = logits_of(judge)
+    with RoundedInputs():
+        rounded = logits_of(judge)
+    assert difference(logits(path), rounded) < difference(rounded, exact) < 0.05
 
 
 @pytest.mark.slow
@@ -125,7 +139,7 @@ def test_a_file_gives_the_logits_of_its_dense_tensors(name: str, kind: Type, tmp
 def test_blocks_stay_packed_and_give_the_logits_of_the_dequantised(name: str, kind: Type, tmp_path: Path) -> None:
     model = model_of(name)
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
-    assert error_of(path, with_rounded_inputs(dequantised(model, path))) < bound(name)
+    check_rounded(path, dequantised(model, path))
     parameters = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters
     layer = parameters.layers[1]
     assert all(isinstance(part, BlockLinear) for part in (layer.qkv, layer.o, parameters.head, parameters.embedding_VE))
@@ -152,7 +166,7 @@ def test_blocks_of_256_give_the_logits_of_the_dequantised(name: str, kind: Type,
     sizes = WIDE | ({"moe_intermediate_size": 256, "head_dim": 64} if "moe" in name else {})
     model = model_of(name, **sizes)
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
-    assert error_of(path, with_rounded_inputs(dequantised(model, path))) < bound(name)
+    check_rounded(path, dequantised(model, path))
 
 
 def test_a_mixture_of_formats_stays_packed_where_it_can(tmp_path: Path) -> None:
@@ -161,7 +175,7 @@ def test_a_mixture_of_formats_stays_packed_where_it_can(tmp_path: Path) -> None:
     model = model_of("llama", **WIDE | sizes)
     six = ("blk.0.attn_v", "blk.0.ffn_down", "token_embd", "output.")
     path = write_gguf(model, tmp_path / "model.gguf", lambda name: Type.Q6_K if name.startswith(six) else Type.Q4_K)
-    assert error_of(path, with_rounded_inputs(dequantised(model, path))) < bound("llama")
+    check_rounded(path, dequantised(model, path))
     parameters = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters
     for layer in parameters.layers:
         assert all(isinstance(part, BlockLinear) for part in (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down))
@@ -202,7 +216,7 @@ def test_transformers_reads_the_same_model_from_the_same_file(tmp_path: Path) ->
     judge = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file="model.gguf", dtype=torch.float32
     ).eval()
-    assert error_of(tmp_path / "model.gguf", judge) < 1e-4
+    check_rounded(tmp_path / "model.gguf", judge)
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
