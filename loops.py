@@ -239,6 +239,20 @@ def compiled_once(signature: str, **options: Any) -> Callable[[F], F]:
     return decorate
 
 
+def compile_function(function: Callable[..., Any], signature: str, **options: Any) -> Any:
+    """Compile a function of numbers now, or load it from disk; return numba's C callback, which has its address.
+
+    It lasts as long as the callback. Of functions that another one makes, the cache tells those with different numbers
+    in their closures apart.
+    """
+    from numba import cfunc
+    from numba.core.compiler_lock import global_compiler_lock
+
+    _prepare_numba()
+    with global_compiler_lock:
+        return _compile(partial(cfunc, signature, **_OWN_OPTIONS | options), function)
+
+
 def compile_registered(package: str) -> None:
     """Compile or load every loop of known signatures in the imported modules of a package."""
     for loop in registered:

@@ -116,7 +116,7 @@ def dense_copy(kind: Kind, model: Path, out: Path) -> Path:
             tensors[f"{prefix}.{name}.weight"] = norm.weight_E
     assert isinstance(loaded.parameters.norm, RmsNorm)
     tensors["model.norm.weight"] = loaded.parameters.norm.weight_E
-    tensors["model.embed_tokens.weight"] = loaded.parameters.embedding_VE
+    tensors["model.embed_tokens.weight"] = loaded.parameters.dense_embedding()
     kept = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     save_file(kept, out / "model.safetensors", metadata={"format": "pt"})
     return out

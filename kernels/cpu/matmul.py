@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -28,9 +29,10 @@ from .bfloat16 import float32_to_bfloat16
 from .compiled import Floats, Ints, compiled
 from .instructions import HOST
 from .large_inputs import LARGE_RATIO, add_large_inputs, list_bytes, set_apart
-from .packed_matrix import BFLOAT16, BFLOAT16_ROWS, FLOAT32, INT4, INT8, WIDTH, PackedMatrix
+from .packed_matrix import BFLOAT16, BFLOAT16_ROWS, BLOCKS, FLOAT32, INT4, INT8, WIDTH, PackedMatrix
 from .thread_pool import num_threads, run_tasks
-from .tile_kernels import PREFETCH_BYTES, tile_kernels
+from .tile import PREFETCH_BYTES
+from .tile_kernels import tile_kernels
 
 _WIDE_ROWS = 2  # up to here kernels take several panels at once: sums of one would wait for each other
 _PANELS_1, _PANELS_2 = (3, 2) if HOST.registers == 16 else (2, 1)
@@ -80,6 +82,43 @@ def put(_: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, value), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def get(_: Any, address: Any) -> Any:
+    """Read an int64 at an address."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], arguments[0].type.as_pointer()))
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _call_block_loop(
+    _: Any,
+    address: Any,
+    codes: Any,
+    panel_bytes: Any,
+    units: Any,
+    bias: Any,
+    x: Any,
+    x_bytes: Any,
+    T: Any,
+    y: Any,
+    y_bytes: Any,
+    outputs: Any,
+    panels: Any,
+) -> Any:
+    """Call a loop of `block_matmul`, which is compiled when a format is first used."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Sequence[Any]) -> Any:
+        place, *rest = arguments
+        kind = ir.FunctionType(ir.VoidType(), [number.type for number in rest])
+        builder.call(builder.inttoptr(place, kind.as_pointer()), rest)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 12), generate
+
+
 @compiled("int64(int64[::1])")
 def num_panels(descriptor: Ints) -> int:
     """Return how many panels a matrix has."""
@@ -96,6 +135,8 @@ def _row_bytes(descriptor: Ints) -> int:
         return (inputs + 1) * 4  # type: ignore[no-any-return]
     if kind >= INT8:
         groups = (inputs + descriptor[3] - 1) // descriptor[3]
+        if kind == BLOCKS:
+            return groups * (descriptor[3] + 12)  # type: ignore[no-any-return]
         return groups * (descriptor[3] + 8) + list_bytes(groups)  # type: ignore[no-any-return]
     return 0
 
@@ -114,15 +155,17 @@ def _scale(largest: int) -> np.float32:
     return np.int32(largest).view(np.float32) / np.float32(127)  # type: ignore[no-any-return]
 
 
-@loops.compiled("void(float32[::1], int64, uint8[::1])", error_model="numpy")  # without fused operations
-def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
-    """Write a row's int8 codes, a float32 scale and an int32 sum of codes of each group, and the list of large inputs.
+@loops.compiled("void(float32[::1], int64, boolean, uint8[::1])", error_model="numpy")  # without fused operations
+def _round_row(x_C: Floats, group: int, lists: bool, out: Bytes) -> None:
+    """Write a row's int8 codes, a float32 scale and an int32 sum of codes of each group, and, if `lists`, the list of
+    large inputs.
 
     A group's scale is NaN if one of its numbers is not finite.
     """
     groups = (len(x_C) + group - 1) // group
     large = out.ctypes.data + groups * (group + 8)
-    put(large, np.int64(0))
+    if lists:
+        put(large, np.int64(0))
     for g in range(groups):
         x_G, codes_G = x_C[g * group : (g + 1) * group], out[g * group : (g + 1) * group]
         largest = np.int32(0)  # the bits of a float's magnitude are ordered as it is
@@ -138,7 +181,7 @@ def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
             codes_G[i] = np.uint8(code)
             total = np.int32(total + code)
             magnitudes = np.int32(magnitudes + abs(code))
-        if inverse > np.float32(0) and 127 * len(x_G) > LARGE_RATIO * magnitudes:
+        if lists and inverse > np.float32(0) and 127 * len(x_G) > LARGE_RATIO * magnitudes:
             others = set_apart(x_G, codes_G, magnitudes, g * group, groups, large)
             if others >= 0:
                 scale = _scale(others)
@@ -156,6 +199,18 @@ def _round_row(x_C: Floats, group: int, out: Bytes) -> None:
         put(out.ctypes.data + groups * (group + 4) + 4 * g, total)
 
 
+@compiled("void(int64, uint8[::1])")
+def _add_half_sums(group: int, row: Bytes) -> None:
+    """Write the int32 sum of the first half of each group's codes behind a rounded row; some scales have half a
+    group."""
+    groups = len(row) // (group + 12)
+    for g in range(groups):
+        total = np.int32(0)
+        for i in range(g * group, g * group + group // 2):
+            total = np.int32(total + np.int8(row[i]))
+        put(row.ctypes.data + groups * (group + 8) + 4 * g, total)
+
+
 @compiled("void(int64[::1], float32[:,::1], int64, int64, uint8[::1])")
 def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, prepared: Bytes) -> None:
     """Convert rows to what the matrix's format multiplies, in their places of `prepared`, which has all rows."""
@@ -165,7 +220,9 @@ def prepare_rows(descriptor: Ints, x_TC: Floats, first_row: int, last_row: int, 
     for t in range(first_row, last_row):
         row = prepared.ctypes.data + t * size
         if kind >= INT8:
-            _round_row(x_TC[t], descriptor[3], prepared[t * size : (t + 1) * size])
+            _round_row(x_TC[t], descriptor[3], kind != BLOCKS, prepared[t * size : (t + 1) * size])
+            if kind == BLOCKS:
+                _add_half_sums(descriptor[3], prepared[t * size : (t + 1) * size])
         elif kind == BFLOAT16_ROWS:
             x_C, out_C = x_TC[t], carray(_halves(row), (C,))
             for c in range(C):
@@ -197,6 +254,30 @@ def _multiply_panels(
 ) -> None:
     """Multiply by the panels of a descriptor; x is the address of the rows as they are read."""
     y_bytes = N * 4
+    if kind == BLOCKS:
+        begin = 0
+        for section in range(scales):
+            table = codes + 40 * section
+            end = get(table)
+            first, last = max(first_panel, begin), min(last_panel, end)
+            if first < last:
+                panel_bytes = get(table + 16)
+                _call_block_loop(
+                    get(table + 32),
+                    get(table + 8) + (first - begin) * panel_bytes,
+                    panel_bytes,
+                    get(table + 24),
+                    bias + first * WIDTH * 4,
+                    x,
+                    x_bytes,
+                    T,
+                    y + first * WIDTH * 4,
+                    y_bytes,
+                    N - first * WIDTH,
+                    last - first,
+                )
+            begin = end
+        return
     scale_bytes, base_bytes = 0, 0
     if kind < INT8:
         most_rows, block_rows, per_step = _MOST_ROWS, _BLOCK_ROWS, 1 if kind == FLOAT32 else 2
@@ -281,7 +362,7 @@ def multiply_panels(
         first_panel,
         last_panel,
     )
-    if descriptor[0] >= INT8:
+    if INT8 <= descriptor[0] < BLOCKS:
         add_large_inputs(
             descriptor[0],
             descriptor[1],

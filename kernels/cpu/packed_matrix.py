@@ -8,10 +8,13 @@ Legend: P panels, S steps, W outputs of a panel, I inputs of a step, N outputs, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .block_formats import BLOCK_FORMATS, GROUP
 from .instructions import HOST
 
 WIDTH = HOST.width
@@ -25,6 +28,8 @@ INT8 = 3  # a scale per output
 INT8_GROUPS = 4  # a scale per output and group
 INT4 = 5  # a scale and a base per output and group: (code - 8) * scale + base
 
+BLOCKS = 6  # ggml's block formats (`block_formats`), one or several
+
 ROW_GROUP = 128  # inputs of a rows' group where weights have no groups; much larger inputs stay floats
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
@@ -35,6 +40,9 @@ class PackedMatrix:
 
     `descriptor` is int64 [8]: format, outputs, inputs, group size (0 without groups), and the addresses of codes,
     scales, bases (0 where the format has none) and the float32 bias. The addresses hold as long as this object.
+
+    Of BLOCKS, the address of codes is that of a table of sections of panels, that of scales their number. A section is
+    int64 [5]: its last panel + 1, the address of its first one, a panel's bytes and units, and the address of its loop.
     """
 
     def __init__(self, kind: int, outputs: int, inputs: int, group: int, bias: torch.Tensor | None) -> None:
@@ -45,6 +53,7 @@ class PackedMatrix:
         if bias is not None:
             self._bias[:outputs] = bias.detach().float().numpy()
         self._arrays: list[NDArray[np.generic]] = []
+        self._formats: list[str] = []  # of the sections of BLOCKS
         self.descriptor: NDArray[np.int64] = np.array(
             [kind, outputs, inputs, group, 0, 0, 0, self._bias.ctypes.data], np.int64
         )
@@ -102,6 +111,35 @@ class PackedMatrix:
         packed._hold(4, _panels((low | high << 4).view(N, C // 2), 4))
         packed._hold_scales(scale, base)
         return packed
+
+    @classmethod
+    def of_blocks(cls, parts: Sequence[tuple[str, torch.Tensor]], bias: torch.Tensor | None = None) -> PackedMatrix:
+        """Pack stored rows uint8 [N, row bytes] of block formats, given by name, one part below the other.
+
+        Raises ValueError where another part than the last does not fill its panels.
+        """
+        from .block_matmul import loop_address  # here, because it imports the product loops
+
+        if any(len(rows) % WIDTH for _, rows in parts[:-1]):
+            raise ValueError(f"parts of {[len(rows) for _, rows in parts]} outputs: panels take {WIDTH}")
+        block = BLOCK_FORMATS[parts[0][0]]
+        inputs = parts[0][1].shape[1] // block.block_bytes * block.block
+        packed = cls(BLOCKS, sum(len(rows) for _, rows in parts), inputs, GROUP, bias)
+        sections, end = [], 0
+        for name, rows in parts:
+            panels = BLOCK_FORMATS[name].pack(rows, WIDTH)
+            packed._arrays.append(panels.numpy())
+            end += len(panels)
+            sections.append([end, panels.data_ptr(), panels[0].nbytes, panels.shape[1], loop_address(name)])
+        packed._hold(4, torch.tensor(sections))
+        packed._formats = [name for name, _ in parts]
+        packed.descriptor[5] = len(parts)
+        return packed
+
+    def weights(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return rows of the weight in float32 [len(outputs), C], of a matrix of one block format."""
+        [name] = self._formats
+        return BLOCK_FORMATS[name].weights(torch.from_numpy(self._arrays[0]), outputs, WIDTH)
 
     def _by_output(self, numbers_N: torch.Tensor) -> torch.Tensor:
         """Return float32 [P, W]."""

@@ -16,18 +16,15 @@ without fused operations, so that all instruction sets return the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from .instructions import Instructions
+from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
 
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
-
-PREFETCH_BYTES = 2048  # ahead of the weights that are read; the processor's own prefetching stops at pages
 INTEGERS = ("int8", "int8_groups", "int4")
 
 
@@ -44,112 +41,21 @@ class _BFloat(ir.types.Type):  # type: ignore[misc]
         return hash("bfloat")
 
 
-class TileArguments(NamedTuple):
-    """Arguments of a kernel, 64-bit integers."""
+class Weights(Protocol):
+    """Weights of another module's format, named by `str`."""
 
-    codes: Any  # address of the panel's weights
-    panel_bytes: Any  # from a panel's weights to the next one's
-    scales: Any  # address of the panel's scales, or 0
-    bases: Any  # address of the panel's bases, or 0
-    bias: Any  # address of the float32 biases of the panel's outputs
-    x: Any  # address of the first row as the format wants it
-    x_bytes: Any  # from a row to the next
-    y: Any  # address of the first row's first output
-    y_bytes: Any  # from a row to the next
-    begin: Any  # first step; at 0 the sums start, else they go on from y
-    end: Any  # behind the last step
-    steps: Any  # of a whole row
-    group: Any  # inputs of a group, a multiple of 32, or 0
-    outputs: Any  # of the panel that exist; others are not written
-    ahead: Any  # address of the float weights to fetch into the cache in the first step
-    ahead_bytes: Any  # from there to those of the next step
-
-
-class Tile:
-    """Emitter of one kernel's instructions. Values are lists of vectors, one per vector of the panels."""
-
-    def __init__(self, builder: Any, instructions: Instructions, num_rows: int, num_panels: int) -> None:
-        self.b, self.instructions, self.num_rows, self.num_panels = builder, instructions, num_rows, num_panels
-        self.lanes, self.num_vectors = instructions.lanes, num_panels * instructions.vectors
-        self.floats, self.ints = ir.VectorType(F32, self.lanes), ir.VectorType(I32, self.lanes)
-        self.bytes = ir.VectorType(I8, 4 * self.lanes)
-
-    def call(self, name: str, result: Any, *arguments: Any) -> Any:
-        module = self.b.module
-        function = module.globals.get(name)
-        if function is None:
-            function = ir.Function(module, ir.FunctionType(result, [value.type for value in arguments]), name)
-        return self.b.call(function, arguments)
-
-    def pointer(self, address: Any, kind: Any = I8) -> Any:
-        return self.b.inttoptr(address, kind.as_pointer())
-
-    def load(self, base: Any, offset: Any, kind: Any, align: int) -> Any:
-        value = self.b.load(self.b.bitcast(self.b.gep(base, [offset]), kind.as_pointer()))
-        value.align = align
-        return value
-
-    def prefetch(self, base: Any, offsets: list[Any], num_bytes: int) -> None:
-        """Fetch the weights that are read some rounds later."""
-        for offset in offsets:
-            self.fetch(self.b.gep(base, [self.b.add(offset, I64(PREFETCH_BYTES))]), -(-num_bytes // 64))
-
-    def fetch(self, base: Any, num_lines: int) -> None:
-        """Fetch cache lines from an address on. To the second cache: in the first they would replace what is in use."""
-        for line in range(num_lines):
-            place = self.b.gep(base, [I64(64 * line)])
-            self.call("llvm.prefetch.p0i8", ir.VoidType(), place, I32(0), I32(2), I32(1))
-
-    def store(self, value: Any, base: Any, offset: Any) -> None:
-        self.b.store(value, self.b.bitcast(self.b.gep(base, [offset]), value.type.as_pointer())).align = 4
-
-    def broadcast(self, value: Any) -> Any:
-        kind = ir.VectorType(value.type, self.lanes)
-        nothing = ir.Constant(kind, ir.Undefined)
-        first = self.b.insert_element(nothing, value, I32(0))
-        return self.b.shuffle_vector(first, nothing, ir.Constant(self.ints, [0] * self.lanes))
-
-    def constant(self, value: int) -> Any:
-        return ir.Constant(self.ints, [value] * self.lanes)
-
-    def multiply_add(self, a: Any, b: Any, total: Any) -> Any:
-        return self.call(f"llvm.fmuladd.v{self.lanes}f32", self.floats, a, b, total)
-
-    def loop(
-        self, begin: Any, end: Any, values: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]
-    ) -> list[Any]:
-        """Repeat `body` for an index from `begin` to `end` > `begin`; it gets and returns the values of a round."""
-        b = self.b
-        before, block, after = b.block, b.append_basic_block("loop"), b.append_basic_block("after")
-        b.branch(block)
-        b.position_at_end(block)
-        index = b.phi(I64)
-        index.add_incoming(begin, before)
-        phis = [b.phi(value.type) for value in values]
-        for phi, value in zip(phis, values, strict=True):
-            phi.add_incoming(value, before)
-        results = body(index, list(phis))
-        following = b.add(index, I64(1))
-        index.add_incoming(following, b.block)
-        for phi, value in zip(phis, results, strict=True):
-            phi.add_incoming(value, b.block)
-        b.cbranch(b.icmp_signed("<", following, end), block, after)
-        b.position_at_end(after)
-        return results
-
-    def vector_offsets(self, panel_bytes: Any, size: int) -> list[Any]:
-        """Return the offsets of all vectors with lanes of `size` bytes, behind those of a step in each panel."""
-        per_panel = self.instructions.vectors
-        inside = [I64(index * self.lanes * size) for index in range(per_panel)]
-        return [
-            self.b.add(self.b.mul(panel_bytes, I64(panel)), offset) if panel else offset
-            for panel in range(self.num_panels)
-            for offset in inside
-        ]
+    def add_products(self, tile: Tile, arguments: TileArguments, sums: list[Any]) -> list[Any]:
+        """Emit code that adds the products of the steps [begin, end) to the sums; return them."""
+        ...
 
 
 def emit_tile(
-    builder: Any, instructions: Instructions, weights: str, num_rows: int, num_panels: int, arguments: TileArguments
+    builder: Any,
+    instructions: Instructions,
+    weights: str | Weights,
+    num_rows: int,
+    num_panels: int,
+    arguments: TileArguments,
 ) -> None:
     """Emit a kernel that writes the sums of `num_rows` rows and `num_panels` adjacent panels to y.
 
@@ -172,7 +78,7 @@ def emit_tile(
             _copy(tile, row, own, partial_bytes)
 
     offsets = [I64(4 * tile.lanes * index) for index in range(count)]
-    is_integer = weights in INTEGERS
+    is_integer = isinstance(weights, str) and weights in INTEGERS
     bias = [tile.load(tile.pointer(a.bias), offset, tile.floats, 4) for offset in offsets]
     start = [ir.Constant(tile.floats, None)] * count if is_integer else bias
     sums = [
@@ -180,7 +86,9 @@ def emit_tile(
         for row in rows
         for index, offset in enumerate(offsets)
     ]
-    if is_integer:
+    if not isinstance(weights, str):
+        sums = weights.add_products(tile, a, sums)
+    elif is_integer:
         sums = _integer_sums(tile, a, weights, sums)
         is_last = b.icmp_signed("==", a.end, a.steps)
         scales = [tile.load(tile.pointer(a.scales), offset, tile.floats, 4) for offset in offsets]
@@ -287,7 +195,7 @@ def _integer_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -
             here = b.gep(codes, [b.mul(number, I64(block_bytes))])
             tile.prefetch(here, [I64(0)], block_bytes)
             inputs = [b.gep(row, [b.mul(number, I64(block_inputs))]) for row in rows]
-            return _add_block(tile, here, inputs, totals, num_steps, is_int4)
+            return add_block(tile, here, inputs, totals, num_steps, is_int4)
 
         totals = tile.loop(first_block, b.add(first_block, num_blocks), first, block)
         first_half = b.mul(index, I64(2 * width))
@@ -295,9 +203,9 @@ def _integer_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -
         new = list(sums)
         if weights != "int8":
             by_group = b.gep(scales, [I64(4 * width)])
-            w_scales = [_load_half(tile, by_group, place) for place in places]
+            w_scales = [load_half(tile, by_group, place) for place in places]
         if is_int4:
-            w_bases = [_load_half(tile, bases, place) for place in places]
+            w_bases = [load_half(tile, bases, place) for place in places]
         for row in range(tile.num_rows):
             x_scale = tile.broadcast(row_scales[row])
             x_sum = tile.broadcast(b.sitofp(row_sums[row], F32))
@@ -323,9 +231,7 @@ def _steps_of_block(tile: Tile, is_int4: bool) -> int:
     return 8 if tile.num_rows == 1 else 4 if tile.num_rows <= 3 else 2
 
 
-def _add_block(
-    tile: Tile, codes: Any, inputs: list[Any], totals: list[Any], num_steps: int, is_int4: bool
-) -> list[Any]:
+def add_block(tile: Tile, codes: Any, inputs: list[Any], totals: list[Any], num_steps: int, is_int4: bool) -> list[Any]:
     """Add the products of a round's inputs to the int32 sums."""
     b, count, instructions = tile.b, tile.num_vectors, tile.instructions
     size = 4 * tile.lanes
@@ -359,7 +265,7 @@ def _add_block(
                             pairs = tile.call(pairs_of_bytes, words, b.bitcast(w, tile.bytes), b.bitcast(x, tile.bytes))
                             short[place] = pairs if short[place] is None else b.add(short[place], pairs)
                         else:
-                            totals[place] = _add_dot(tile, totals[place], w, x)
+                            totals[place] = add_dot(tile, totals[place], w, x)
         if instructions.byte_dot == "avx2":
             totals = [b.add(total, widened(pairs)) for total, pairs in zip(totals, short, strict=True)]
         return totals
@@ -369,7 +275,7 @@ def _add_block(
         xs = [tile.broadcast(tile.load(data, I64(4 * step), I32, 4)) for data in inputs]
         if instructions.byte_dot != "avx2":
             for place in range(len(totals)):
-                totals[place] = _add_dot(tile, totals[place], w[place % count], xs[place // count])
+                totals[place] = add_dot(tile, totals[place], w[place % count], xs[place // count])
             continue
         # |w| |x| <= 128 * 127, so the sums of two products fit sixteen bits.
         signed = [b.bitcast(b.xor(value, tile.constant(-0x7F7F7F80)), tile.bytes) for value in w]
@@ -388,7 +294,7 @@ def _add_block(
     return totals
 
 
-def _add_dot(tile: Tile, total: Any, w: Any, x: Any) -> Any:
+def add_dot(tile: Tile, total: Any, w: Any, x: Any) -> Any:
     """Add the products of four unsigned with four signed bytes in each lane."""
     b = tile.b
     if tile.instructions.byte_dot == "vnni" and not tile.instructions.emulated:
@@ -398,18 +304,6 @@ def _add_dot(tile: Tile, total: Any, w: Any, x: Any) -> Any:
         factor = b.ashr(b.shl(x, tile.constant(24 - 8 * number)), tile.constant(24))
         total = b.add(total, b.mul(weight, factor))
     return total
-
-
-def _load_half(tile: Tile, base: Any, offset: Any) -> Any:
-    """Load finite float16s as float32s."""
-    b = tile.b
-    if tile.instructions.has_half:
-        return b.fpext(tile.load(base, offset, ir.VectorType(F16, tile.lanes), 2), tile.floats)
-    bits = b.zext(tile.load(base, offset, ir.VectorType(I16, tile.lanes), 2), tile.ints)
-    # The exponents' biases, 15 and 127, differ by a factor that makes subnormals good too.
-    magnitude = b.bitcast(b.shl(b.and_(bits, tile.constant(0x7FFF)), tile.constant(13)), tile.floats)
-    value = b.bitcast(b.fmul(magnitude, ir.Constant(tile.floats, [2.0**112] * tile.lanes)), tile.ints)
-    return b.bitcast(b.or_(value, b.shl(b.and_(bits, tile.constant(0x8000)), tile.constant(16))), tile.floats)
 
 
 def _buffer(builder: Any, num_floats: int) -> Any:
@@ -431,7 +325,9 @@ def _copy(tile: Tile, to: Any, source: Any, num_bytes: Any) -> None:
     tile.loop(I64(0), b.sdiv(num_bytes, I64(4)), [], body)
 
 
-def emit_function(module: Any, instructions: Instructions, weights: str, num_rows: int, num_panels: int) -> Any:
+def emit_function(
+    module: Any, instructions: Instructions, weights: str | Weights, num_rows: int, num_panels: int
+) -> Any:
     """Return the module's function of a kernel, which takes `TileArguments`; it is emitted by the first call."""
     name = f"ramiform.{weights}.{num_rows}x{num_panels}"
     if (function := module.globals.get(name)) is None:

@@ -15,7 +15,7 @@ import torch
 from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, for_device
 from .config import ModelConfig
 from .fixed_rows import with_fixed_product, with_fixed_rows
-from .linear import Linear
+from .linear import DenseLinear, Linear
 from .norm import Norm
 from .packed_linear import PackedLinear, pack_linear
 from .parallel.group import SINGLE_RANK, Group
@@ -82,7 +82,7 @@ class Decoder:
         # A packed copy: the weight itself is often the embedding too.
         rows, head = parameters.rows, parameters.head
         self.head: Linear = head
-        if group.stage.has_ends:
+        if group.stage.has_ends and isinstance(head, DenseLinear):
             self.head = (
                 pack_linear(head)
                 if rows is None
@@ -134,8 +134,8 @@ class Decoder:
 
     def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, E]."""
-        rows, embedding = self.parameters.rows, self.parameters.embedding_VE
-        x_TE = embedding.index_select(0, ids_T) if rows is None else rows.embed(ids_T, embedding)
+        parameters, rows = self.parameters, self.parameters.rows
+        x_TE = parameters.embed(ids_T) if rows is None else rows.embed(ids_T, parameters.dense_embedding())
         return x_TE if self._embedding_scale is None else x_TE * self._embedding_scale
 
     def through_layers(

@@ -41,11 +41,14 @@ def load_model(
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on this thread's device, wherever the tensors are
     config = read_config(path)
+    own = config.quantisation
+    if own is not None and own.scheme.source == "gguf" and own.scheme.kind == "int8" and device.type != "cpu":
+        own, config = None, replace(config, quantisation=None)  # read as dense
     if quantize is not None:
-        if config.quantisation is not None:
+        if own is not None and (own.scheme.source != "gguf" or own.scheme.kind == "int4"):
             raise CheckpointError(
                 path,
-                f"holds {config.quantisation.scheme.kind} weights: quantize {quantize!r} needs a dense checkpoint",
+                f"holds {own.scheme.kind} weights: quantize {quantize!r} needs a dense checkpoint",
             )
         sizes = config.linear_inputs
         if group.shard.num_slices > 1:
@@ -57,7 +60,7 @@ def load_model(
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
     _fill(path, config, checkpoint_destinations(parameters, config, group), on_progress, stage=group.stage)
-    for linear in parameters.linears():
+    for linear in (*parameters.linears(), *parameters.packed_vocabulary()):
         linear.finish()
     return Decoder(config, parameters, ops, group)
 
@@ -69,6 +72,8 @@ def load_embedding_and_head(path: Path, *, device: torch.device, dtype: torch.dt
     ends = replace(config, num_layers=0, windows=())
     parameters = allocate_parameters(ends, device=device, dtype=dtype)
     _fill(path, config, checkpoint_destinations(parameters, ends), stage=None)
+    for linear in parameters.packed_vocabulary():
+        linear.finish()
     return Decoder(config, parameters)
 
 

@@ -29,7 +29,8 @@ from .parallel.layers import (
     TensorParallelMlp,
     VocabParallelEmbedding,
 )
-from .quantised.factory import make_linear
+from .quantised.block_linear import BlockLinear
+from .quantised.factory import make_linear, make_vocabulary
 
 
 class BlockNorms(NamedTuple):
@@ -69,17 +70,43 @@ class LayerParameters:
 class DecoderParameters:
     """Tensors of a decoder. A stage without the model's ends has an embedding, norm and head of no rows."""
 
-    embedding_VE: torch.Tensor  # this rank's rows of the vocabulary
+    embedding_VE: torch.Tensor | BlockLinear  # this rank's rows of the vocabulary
     layers: tuple[LayerParameters, ...]
     norm: Norm
-    head: DenseLinear  # E -> V; the embedding itself when tied
+    head: DenseLinear | BlockLinear  # E -> V; the embedding itself when tied
     rows: VocabParallelEmbedding | None = None  # this rank's part of the vocabulary; None: all
 
     def linears(self) -> Iterator[Loadable]:
-        """Iterate over the layers' linear layers, which may be quantised; the head never is."""
+        """Iterate over the layers' linear layers, which may be quantised."""
         for layer in self.layers:
             yield from (layer.qkv, layer.o)
             yield from layer.mlp.linears()
+
+    def packed_vocabulary(self) -> Iterator[BlockLinear]:
+        """Iterate over those of embedding and head that are kept in the blocks of a GGUF file."""
+        for part in (self.embedding_VE, self.head):
+            if isinstance(part, BlockLinear):
+                yield part
+
+    def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
+        """Return rows of the embedding that this rank holds."""
+        embedding = self.embedding_VE
+        return embedding.rows(ids_T) if isinstance(embedding, BlockLinear) else embedding.index_select(0, ids_T)
+
+    @property
+    def num_embedded(self) -> int:
+        """Rows of the embedding that this rank holds."""
+        embedding = self.embedding_VE
+        return embedding.outputs if isinstance(embedding, BlockLinear) else len(embedding)
+
+    def dense_embedding(self) -> torch.Tensor:
+        """Return the embedding as a tensor, decoded if it is packed."""
+        embedding = self.embedding_VE
+        return embedding.dense() if isinstance(embedding, BlockLinear) else embedding
+
+    def dense_head(self) -> torch.Tensor:
+        """Return the head's weight as a tensor, decoded if it is packed."""
+        return self.head.dense() if isinstance(self.head, BlockLinear) else self.head.weight
 
 
 def allocate_parameters(
@@ -102,21 +129,23 @@ def allocate_parameters(
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
 
-    def linear(index: int, names: str, out: int, inner: int, bias: bool) -> Linear:
+    def linear(index: int, names: str, sizes: list[int], inner: int, bias: bool) -> Linear:
         modules = [f"model.layers.{index}.{name}" for name in names.split()]
-        return make_linear(config.quantisation, modules, out, inner, bias, device=device, dtype=dtype)
+        return make_linear(
+            config.quantisation, modules, sum(sizes), inner, bias, sizes=sizes, device=device, dtype=dtype
+        )
 
     def columns(index: int, names: str, sections: list[OutputSection], inner: int, bias: bool) -> Linear:
         if not cut:
-            return linear(index, names, sum(section.rows for section in sections), inner, bias)
-        out = sum(section.size for section in sections)
-        slices = [linear(index, names, out, inner, bias) for _ in group.shard.slices]
+            return linear(index, names, [section.rows for section in sections], inner, bias)
+        sizes = [section.size for section in sections]
+        slices = [linear(index, names, sizes, inner, bias) for _ in group.shard.slices]
         return ColumnParallelLinear(group.shard, sections, slices)
 
     def rows(index: int, name: str, out: int, inner: int, bias: bool) -> Linear:
         if not cut:
-            return linear(index, name, out, inner, bias)
-        slices = [linear(index, name, out, inner // num_slices, bias=False) for _ in group.shard.slices]
+            return linear(index, name, [out], inner, bias)
+        slices = [linear(index, name, [out], inner // num_slices, bias=False) for _ in group.shard.slices]
         return RowParallelLinear(group, inner, tensor(out) if bias else None, slices)
 
     def dense(index: int, block: str, size: int, bias: bool) -> DenseMlp:
@@ -162,7 +191,9 @@ def allocate_parameters(
     vocabulary = VocabParallelEmbedding(group, config.vocab_size) if cut and has_ends else None
     num_rows = config.vocab_size if vocabulary is None else vocabulary.num_rows
     num_rows = num_rows if has_ends else 0
-    embedding = tensor(num_rows, E)
+    vocabulary_of = partial(make_vocabulary, config.quantisation, rows=num_rows, size=E, device=device, dtype=dtype)
+    in_blocks = has_ends and vocabulary is None
+    embedding = vocabulary_of("model.embed_tokens") if in_blocks else None
     layers = tuple(
         LayerParameters(
             norms=BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement])),
@@ -173,8 +204,13 @@ def allocate_parameters(
         )
         for index in group.stage.layers(config)
     )
-    head = DenseLinear(embedding if config.tied_embeddings else tensor(num_rows, E))
-    return DecoderParameters(embedding, layers, norm(E if has_ends else 0), head, vocabulary)
+    embedding_VE = tensor(num_rows, E) if embedding is None else embedding
+    head: DenseLinear | BlockLinear
+    if not config.tied_embeddings:
+        head = (vocabulary_of("lm_head") if in_blocks else None) or DenseLinear(tensor(num_rows, E))
+    else:
+        head = embedding_VE if isinstance(embedding_VE, BlockLinear) else DenseLinear(embedding_VE)
+    return DecoderParameters(embedding_VE, layers, norm(E if has_ends else 0), head, vocabulary)
 
 
 def checkpoint_destinations(
@@ -186,11 +222,14 @@ def checkpoint_destinations(
     def whole(name: str, tensor: torch.Tensor) -> None:
         parts[name] = Destination(tuple(tensor.shape), tensor.copy_)
 
-    def vocabulary(name: str, tensor: torch.Tensor) -> None:
-        if parameters.rows is None:
-            whole(name, tensor)
+    def vocabulary(module: str, table: torch.Tensor | BlockLinear) -> None:
+        if isinstance(table, BlockLinear):
+            pieces = table.row_destinations(0, config.vocab_size)
+            parts.update({f"{module}.{last}": piece for last, piece in pieces.items()})
+        elif parameters.rows is None:
+            whole(f"{module}.weight", table)
         else:
-            parts[name] = parameters.rows.destination(tensor)
+            parts[f"{module}.weight"] = parameters.rows.destination(table)
 
     H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
     H_local = group.shard.heads(config)
@@ -213,10 +252,11 @@ def checkpoint_destinations(
         parts |= layer.mlp.destinations(prefix)
     if not group.stage.has_ends:
         return parts
-    vocabulary("model.embed_tokens.weight", parameters.embedding_VE)
+    vocabulary("model.embed_tokens", parameters.embedding_VE)
     parts |= parameters.norm.destinations("model.norm")
     if not config.tied_embeddings:
-        vocabulary("lm_head.weight", parameters.head.weight)
+        head = parameters.head
+        vocabulary("lm_head", head if isinstance(head, BlockLinear) else head.weight)
     return parts
 
 

@@ -56,15 +56,15 @@ def initial_head(config: HeadConfig, target: Decoder, draft_ids_V: torch.Tensor 
     for norm in (parameters.hidden_norm_E, parameters.input_norm_E, parameters.post_norm_E, parameters.norm_E):
         if norm is not None:
             norm.fill_(1.0)
-    whole = target.parameters.head
+    weight_VE = target.parameters.dense_head()
     if parameters.lm_head is not None:
-        rows = whole.weight if draft_ids_V is None else whole.weight[draft_ids_V.to(target.device)]
+        rows = weight_VE if draft_ids_V is None else weight_VE[draft_ids_V.to(target.device)]
         parameters.lm_head.weight.copy_(rows)
     return EagleHead(
         config,
         parameters,
-        target_embedding=target.parameters.embedding_VE.float(),
-        target_lm_head=DenseLinear(whole.weight.float()),
+        target_embedding=target.parameters.dense_embedding().float(),
+        target_lm_head=DenseLinear(weight_VE.float()),
         token_offsets=None if draft_ids_V is None else draft_ids_V - torch.arange(len(draft_ids_V)),
         ops=TrainingOps(),
     )

@@ -99,7 +99,10 @@ def test_gguf_files(name: str, kind: str, tmp_path: Path) -> None:
     model.config.architectures = [type(model).__name__]
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: gguf.GGMLQuantizationType[kind])
     alone = logits(path)
-    assert difference(on_two(path), alone) < (0.02 if kind == "Q4_0" else 1e-5)
+    # The head is packed alone, where its product rounds inputs to int8, and dense in parts; blocks that parts cut are
+    # dense too. Rounding to 127 steps of a group's largest number, in groups of 32 normal ones 2.2 deviations, changes
+    # a product by 2.2 / 127 / sqrt(12) = 0.5 %, and nine products, those of two layers and the head, by 1.5 %.
+    assert difference(on_two(path), alone) < 0.02
 
 
 def test_a_group_that_would_be_cut_is_refused_by_the_layer_s_name(tmp_path: Path) -> None:

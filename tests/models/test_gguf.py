@@ -15,9 +15,11 @@ import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 import ramiform
+from ramiform.kernels.cpu.packed_matrix import WIDTH
 from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.errors import CheckpointError
@@ -26,7 +28,7 @@ from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SingleRank
 from ramiform.runtime.models.parallel.shard import Shard
 from ramiform.runtime.models.parallel.stage import Stage
-from ramiform.runtime.models.quantised.int4 import Int4Linear
+from ramiform.runtime.models.quantised.block_linear import BlockLinear
 from ramiform.runtime.processes.launch import Runtime
 from ramiform.runtime.protocol.errors import RamiformError
 from ramiform.runtime.scheduler.plan import Row
@@ -66,6 +68,7 @@ TOKENS = [5, 90, 3, 3, 41, 77, 0, 12, 63, 8, 8, 30]
 def model_of(name: str, **sizes: int) -> PreTrainedModel:
     torch.manual_seed(len(name))
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](**sizes), dtype=torch.float32).eval()
+    model.set_experts_implementation("eager")
     model.config.architectures = [type(model).__name__]
     with torch.no_grad():
         for parameter in model.parameters():
@@ -83,31 +86,64 @@ def logits(path: Path, **options: Any) -> torch.Tensor:
         return model.logits(model.hidden(inputs, pool.layers))
 
 
-def error_of(path: Path, judge: PreTrainedModel, **options: Any) -> float:
+def logits_of(judge: PreTrainedModel) -> torch.Tensor:
     with torch.inference_mode():
-        expected = judge(torch.tensor([TOKENS])).logits[0]
-    return float((logits(path, **options) - expected).norm() / expected.norm())
+        return judge(torch.tensor([TOKENS])).logits[0]
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def error_of(path: Path, judge: PreTrainedModel, **options: Any) -> float:
+    return difference(logits(path, **options), logits_of(judge))
+
+
+class RoundedInputs(TorchFunctionMode):
+    """Products, but for those of routers, round their inputs to int8 with a scale by group of 32, as those of packed
+    blocks do."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.linear and len(args[1]) > EXPERTS["num_experts"]:
+            groups = args[0].unflatten(-1, (-1, 32))
+            scale = groups.abs().amax(-1, keepdim=True) / 127
+            args = ((groups / scale).round().mul(scale).flatten(-2), *args[1:])
+        return function(*args, **(kwargs or {}))
+
+
+def check_rounded(path: Path, judge: PreTrainedModel) -> None:
+    """Compare logits of packed blocks with those of a judge that rounds the same inputs.
+
+    Some inputs lie halfway between two codes, where the last bits of a float32 decide; one code that differs makes
+    others differ in all that follows in its token. So some tokens may differ by as much as rounding changes them, and
+    all together by less than rounding changes all.
+    """
+    exact = logits_of(judge)
+    with RoundedInputs():
+        rounded = logits_of(judge)
+    assert difference(logits(path), rounded) < difference(rounded, exact) < 0.05
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q5_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.BF16], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_a_file_gives_the_logits_of_its_dequantised_tensors(name: str, kind: Type, tmp_path: Path) -> None:
+def test_a_file_gives_the_logits_of_its_dense_tensors(name: str, kind: Type, tmp_path: Path) -> None:
     model = model_of(name)
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
     assert error_of(path, dequantised(model, path)) < 1e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q5_0, Type.Q5_1, Type.Q4_0, Type.Q4_1], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_four_bit_formats_stay_packed_and_give_the_dequantised_logits(name: str, kind: Type, tmp_path: Path) -> None:
+def test_blocks_stay_packed_and_give_the_logits_of_the_dequantised(name: str, kind: Type, tmp_path: Path) -> None:
     model = model_of(name)
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
-    assert error_of(path, dequantised(model, path)) < 0.05  # the product rounds inputs to int8
+    check_rounded(path, dequantised(model, path))
     parameters = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters
-    assert isinstance(parameters.layers[1].qkv, Int4Linear)
-    assert isinstance(parameters.layers[1].o, Int4Linear)
+    layer = parameters.layers[1]
+    assert all(isinstance(part, BlockLinear) for part in (layer.qkv, layer.o, parameters.head, parameters.embedding_VE))
+    assert (parameters.head is parameters.embedding_VE) == model.config.tie_word_embeddings
 
 
 @pytest.mark.parametrize("name", ["llama, tied", "mixtral"])
@@ -120,7 +156,7 @@ def test_a_stage_reads_its_own_layers(name: str, tmp_path: Path) -> None:
         [own] = stage.parameters.layers
         for mine, theirs in ((own.qkv(x), layer.qkv(x)), (own.mlp(x, whole.ops), layer.mlp(x, whole.ops))):
             torch.testing.assert_close(mine, theirs)
-        assert len(stage.parameters.embedding_VE) == (SIZES["vocab_size"] if index == 0 else 0)
+        assert stage.parameters.num_embedded == (SIZES["vocab_size"] if index == 0 else 0)
 
 
 @pytest.mark.slow
@@ -130,23 +166,23 @@ def test_blocks_of_256_give_the_logits_of_the_dequantised(name: str, kind: Type,
     sizes = WIDE | ({"moe_intermediate_size": 256, "head_dim": 64} if "moe" in name else {})
     model = model_of(name, **sizes)
     path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
-    assert error_of(path, dequantised(model, path)) < (0.03 if kind in FOUR_BIT_TYPES else 1e-5)
+    check_rounded(path, dequantised(model, path))
 
 
-def test_a_mixture_of_formats_stays_in_four_bits_where_it_can(tmp_path: Path) -> None:
+def test_a_mixture_of_formats_stays_packed_where_it_can(tmp_path: Path) -> None:
     # As Q4_K_M mixes them: some of the values and of the down projections have six bits.
-    model = model_of("llama", **WIDE | {"num_hidden_layers": 2})
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}  # a head fills panels
+    model = model_of("llama", **WIDE | sizes)
     six = ("blk.0.attn_v", "blk.0.ffn_down", "token_embd", "output.")
     path = write_gguf(model, tmp_path / "model.gguf", lambda name: Type.Q6_K if name.startswith(six) else Type.Q4_K)
-    assert error_of(path, dequantised(model, path)) < 0.03
-    first, second = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters.layers
-
-    def four(layer: Any) -> set[str]:
-        found = {"qkv": layer.qkv, "o": layer.o, "gate_up": layer.mlp.gate_up, "down": layer.mlp.down}
-        return {name for name, linear in found.items() if isinstance(linear, Int4Linear)}
-
-    assert four(first) == {"o", "gate_up"}
-    assert four(second) == {"qkv", "o", "gate_up", "down"}
+    check_rounded(path, dequantised(model, path))
+    parameters = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters
+    for layer in parameters.layers:
+        assert all(isinstance(part, BlockLinear) for part in (layer.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down))
+    # Parts that end within a panel are dense together.
+    write_gguf(model_of("llama", **WIDE), path, lambda name: Type.Q5_0 if "attn_k" in name else Type.Q8_0)
+    narrow = load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters.layers[0]
+    assert isinstance(narrow.qkv, BlockLinear) == (WIDTH <= 128)
 
 
 @pytest.mark.parametrize(("kind", "most"), [(Type.Q4_K, 0.09), (Type.Q6_K, 0.022)], ids=["Q4_K", "Q6_K"])
@@ -180,7 +216,7 @@ def test_transformers_reads_the_same_model_from_the_same_file(tmp_path: Path) ->
     judge = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file="model.gguf", dtype=torch.float32
     ).eval()
-    assert error_of(tmp_path / "model.gguf", judge) < 1e-4
+    check_rounded(tmp_path / "model.gguf", judge)
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])

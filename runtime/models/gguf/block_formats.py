@@ -1,4 +1,4 @@
-"""GGUF's block formats: reading them as dense tensors, or as 4-bit codes where a linear layer keeps them.
+"""GGUF's block formats: reading them as dense tensors, or as 4-bit codes where a linear layer keeps them on a GPU.
 
 A row is a sequence of blocks, each with its own scale. `gguf.quants` dequantises all formats. Q4_0, Q4_1 and Q4_K,
 whose weights are code * scale + offset in groups of 32, can stay in 4 bits: their layouts are those of ggml-common.h.
@@ -16,6 +16,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
+from ....kernels.cpu.block_formats import BLOCK_FORMATS
 from ..config import ModelConfig
 from .file import GgufFile
 from .tensor_names import tensor_name
@@ -84,17 +85,15 @@ def _as_float16(two_bytes: Bytes) -> NDArray[np.float32]:
     return np.ascontiguousarray(two_bytes).view(np.float16).astype(np.float32)
 
 
-def four_bit_modules(file: GgufFile, config: ModelConfig) -> tuple[list[str], list[str]]:
-    """Split the layers' linear modules into those that stay in 4 bits and the others.
-
-    Modules that are one product here stay in 4 bits only together. Outputs must be a multiple of 16.
-    """
-    four, others = [], []
-    for modules in fused_modules(config):
-        tensors = [file.tensors.get(tensor_name(f"{module}.weight", config, file.architecture)) for module in modules]
-        fits = all(t is not None and t.tensor_type in FOUR_BIT_TYPES and int(t.shape[1]) % 16 == 0 for t in tensors)
-        (four if fits else others).extend(modules)
-    return four, others
+def block_modules(file: GgufFile, config: ModelConfig) -> dict[str, str]:
+    """Return the block formats of the linear modules, embedding and head included, that have one."""
+    modules = [module for fused in fused_modules(config) for module in fused]
+    found = {}
+    for module in ("model.embed_tokens", "lm_head", *modules):
+        tensor = file.tensors.get(tensor_name(f"{module}.weight", config, file.architecture))
+        if tensor is not None and tensor.tensor_type.name in BLOCK_FORMATS:
+            found[module] = tensor.tensor_type.name
+    return found
 
 
 def fused_modules(config: ModelConfig) -> list[tuple[str, ...]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..config import ModelConfig, parse_config
 from ..errors import CheckpointError
-from ..quantised.scheme import Quantisation, Scheme
+from ..quantised.scheme import FOUR_BIT_BLOCKS, GGUF_GROUP, Quantisation, Scheme, WeightKind
 from ..rope_config import RopeConfig
-from .block_formats import four_bit_modules
+from .block_formats import block_modules
 from .file import GgufFile
 
 _ARCHITECTURES = {
@@ -33,7 +33,6 @@ _COUNTS = {
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
 ROPE_FACTORS = "rope_freqs.weight"
-GROUP_SIZE = 32  # of the 4-bit formats
 
 
 def read_gguf_config(file: GgufFile) -> ModelConfig:
@@ -46,11 +45,12 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         if len(factors) != config.head_dim // 2:
             raise CheckpointError(path, f"{ROPE_FACTORS} has {len(factors)} factors for heads of {config.head_dim}")
         config = replace(config, rope=_with_frequency_factors(config.rope, factors))
-    four_bit, others = four_bit_modules(file, config)
-    if not four_bit:
+    formats = block_modules(file, config)
+    if not formats:
         return config
-    scheme = Scheme(kind="int4", source="gguf", group_size=GROUP_SIZE)
-    return replace(config, quantisation=Quantisation(scheme, ignored=tuple(others)))
+    kind: WeightKind = "int8" if FOUR_BIT_BLOCKS.isdisjoint(formats.values()) else "int4"
+    scheme = Scheme(kind=kind, source="gguf", group_size=GGUF_GROUP)
+    return replace(config, quantisation=Quantisation(scheme, block_formats=formats))
 
 
 def _with_frequency_factors(rope: RopeConfig, factors: tuple[float, ...]) -> RopeConfig:

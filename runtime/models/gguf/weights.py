@@ -10,6 +10,7 @@ import torch
 from ..config import ModelConfig
 from ..errors import CheckpointError
 from ..linear import Destination
+from ..quantised.block_linear import STORED_BLOCKS
 from ..weights import IsIgnored, Progress, refuse_all
 from .block_formats import FOUR_BIT_TYPES, READABLE_TYPES, FourBitBlocks, dequantise, read_four_bit
 from .config import ROPE_FACTORS
@@ -35,7 +36,8 @@ def load_gguf_weights(
     done = 0
     for name, destination in parts.items():
         module, _, last = name.rpartition(".")
-        stored = tensor_name(f"{module}.weight" if last in FourBitBlocks._fields else name, config, file.architecture)
+        in_blocks = last == STORED_BLOCKS or last in FourBitBlocks._fields
+        stored = tensor_name(f"{module}.weight" if in_blocks else name, config, file.architecture)
         if stored not in file.tensors:
             raise CheckpointError(path, f"the tensor {stored} is missing")
         if stored not in used:
@@ -65,7 +67,9 @@ def _read(
         raise ValueError(f"is stored as {kind.name}; supported: {', '.join(one.name for one in READABLE_TYPES)}")
     expert = expert_index(name)
     data = tensor.data if expert is None else tensor.data[expert]
-    if last in FourBitBlocks._fields:
+    if last == STORED_BLOCKS:
+        found = torch.from_numpy(data)
+    elif last in FourBitBlocks._fields:
         assert kind in FOUR_BIT_TYPES
         found = getattr(read_four_bit(data, kind), last)
     else:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 WeightKind = Literal["int8", "int4", "fp8"]
 WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf"]
+
+FOUR_BIT_BLOCKS = frozenset({"Q4_0", "Q4_1", "Q4_K"})  # of GGUF, which stay in 4 bits on any device
+GGUF_GROUP = 32  # inputs of their scales
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +24,7 @@ class Scheme:
     group_size: int | None = None  # int4 only; None: no size divides all rows
     activations: bool = False  # inputs are quantised too, with a scale per token
     per_tensor: bool = False  # one stored scale for all rows
+    block_format: str | None = None  # GGUF only: ggml's name of the stored blocks
     zero_points: bool = False  # stored; int4 of compressed-tensors only, AWQ and GPTQ always store them
 
 
@@ -29,9 +34,13 @@ class Quantisation:
 
     scheme: Scheme
     ignored: tuple[str, ...] = ()  # names of modules; "re:" begins a pattern
+    block_formats: Mapping[str, str] = field(default_factory=dict)  # of all quantised modules of a GGUF file
 
     def scheme_of(self, module: str) -> Scheme | None:
         """Return the scheme of the module with that Hugging Face name; None when it is dense."""
+        if self.block_formats:
+            name = self.block_formats.get(module)
+            return None if name is None else replace(self.scheme, block_format=name)
         return None if any(self._names(entry, module) for entry in self.ignored) else self.scheme
 
     def _names(self, entry: str, module: str) -> bool:

@@ -51,7 +51,7 @@ def load_head(path: Path, target: Decoder) -> EagleHead:
         "mlp": f"{prefix}mlp.down_proj.bias",
     }
     embedding = tensors.get("embed_tokens.weight")
-    if embedding is not None and _is_same_tensor(embedding, target.parameters.embedding_VE):
+    if embedding is not None and _is_same_tensor(embedding, target.parameters.dense_embedding()):
         del tensors["embed_tokens.weight"]  # one copy is enough
     parameters = allocate_head(
         config,
@@ -66,7 +66,7 @@ def load_head(path: Path, target: Decoder) -> EagleHead:
     return EagleHead(
         config,
         parameters,
-        target_embedding=target.parameters.embedding_VE,
+        target_embedding=target.parameters.dense_embedding(),
         target_lm_head=target.head,
         token_offsets=offsets,
         ops=target.ops,

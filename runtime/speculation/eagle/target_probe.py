@@ -19,7 +19,9 @@ _TOLERANCE = 2**-6  # above rounding to bfloat16, far below the difference of mo
 
 def probe(target: Decoder) -> tuple[float, ...]:
     """First numbers of the final norm and of the last token's embedding."""
-    numbers = torch.cat((target.parameters.norm.weight_E[:_NUM_EACH], target.parameters.embedding_VE[-1, :_NUM_EACH]))
+    parameters = target.parameters
+    last_E = parameters.embed(torch.tensor([parameters.num_embedded - 1], device=target.device))[0]
+    numbers = torch.cat((parameters.norm.weight_E[:_NUM_EACH], last_E[:_NUM_EACH]))
     return tuple(round(value, 6) for value in numbers.float().tolist())
 
 

@@ -1,0 +1,123 @@
+"""Products with weights in ggml's block formats. Judges: the `gguf` package's dequantisation, and float64."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from ramiform.kernels.cpu.block_formats import BLOCK_FORMATS
+from ramiform.kernels.cpu.matmul import packed_matmul
+from ramiform.kernels.cpu.packed_matrix import WIDTH, PackedMatrix
+
+gguf = pytest.importorskip("gguf")
+
+# Where a block has its float16 numbers.
+HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+HALVES |= {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2)}
+
+
+def stored(name: str, N: int, C: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows of random blocks, and their weights by the package, in float64."""
+    form, draw = BLOCK_FORMATS[name], np.random.default_rng(N + C)
+    data = draw.integers(0, 256, (N, C // form.block, form.block_bytes), dtype=np.uint8)
+    for at in HALVES[name]:
+        some = draw.uniform(-1e-2, 1e-2, data.shape[:2]).astype(np.float16)
+        data[..., at : at + 2] = some[..., None].view(np.uint8)
+    rows = data.reshape(N, -1)
+    weights = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[name])
+    return torch.from_numpy(rows), torch.from_numpy(weights).double()
+
+
+def rows_and_rounded(T: int, C: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows with a channel a hundred times larger, and, in float64, what int8 codes by group of 32 make of
+    them."""
+    x = torch.randn(T, C, generator=torch.Generator().manual_seed(T))
+    x[:, C // 2] *= 100
+    groups = x.view(T, -1, 32)
+    scale = groups.abs().amax(2, keepdim=True) / 127
+    return x, ((groups * (1 / scale)).round().double() * scale.double()).flatten(1)
+
+
+def check(matrix: PackedMatrix, w: torch.Tensor, bias: torch.Tensor, T: int) -> None:
+    x, rounded = rows_and_rounded(T, w.shape[1])
+    got = packed_matmul(x, matrix)
+    scale = (rounded.abs() @ w.abs().T + 1).clamp(min=1)
+    assert (((got.double() - (rounded @ w.T + bias.double())) / scale).abs() < 1e-6).all()
+    assert torch.equal(got, torch.cat([packed_matmul(x[t : t + 1], matrix) for t in range(T)]))  # in any batch
+
+
+@pytest.mark.parametrize(("N", "C"), [(7, 256), (WIDTH + 3, 2304)])
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_products_equal_those_of_rounded_rows_in_float64(name: str, N: int, C: int) -> None:
+    data, w = stored(name, N, C)
+    bias = torch.randn(N, generator=torch.Generator().manual_seed(0))
+    for T in (1, 2, 3, 4, 5, 7, 64, 65, 200):
+        check(PackedMatrix.of_blocks([(name, data)], bias), w, bias, T)
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_decoded_rows_are_the_package_s(name: str) -> None:
+    data, w = stored(name, WIDTH + 3, 512)
+    matrix = PackedMatrix.of_blocks([(name, data)])
+    for outputs in (torch.arange(WIDTH + 3), torch.tensor([WIDTH + 2, 0, 5, 5]), torch.tensor([], dtype=torch.int64)):
+        assert torch.equal(matrix.weights(outputs).double(), w[outputs])
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_weights_take_about_the_bytes_of_the_file(name: str) -> None:
+    data, _ = stored(name, 4 * WIDTH, 2048)
+    matrix = PackedMatrix.of_blocks([(name, data)])
+    assert 1 <= matrix.nbytes / data.nbytes < 1.05
+
+
+@pytest.mark.parametrize("T", [1, 5, 65])
+def test_parts_may_have_formats_of_their_own(T: int) -> None:
+    parts = [("Q5_0", 2 * WIDTH), ("Q8_0", WIDTH), ("Q6_K", 5)]
+    found = [stored(name, size, 512) for name, size in parts]
+    bias = torch.randn(3 * WIDTH + 5)
+    matrix = PackedMatrix.of_blocks([(name, data) for (name, _), (data, _) in zip(parts, found, strict=True)], bias)
+    check(matrix, torch.cat([w for _, w in found]), bias, T)
+    with pytest.raises(ValueError, match="panels take"):
+        PackedMatrix.of_blocks([("Q5_0", found[2][0]), ("Q8_0", found[1][0])])
+
+
+def test_sums_of_extreme_codes_are_exact() -> None:
+    for name, form in BLOCK_FORMATS.items():
+        for byte in (0, 255):
+            data = torch.full((3, 512 // form.block, form.block_bytes), byte, dtype=torch.uint8)
+            for at in HALVES[name]:
+                data[..., at : at + 2] = torch.tensor([1.0]).half().view(torch.uint8)
+            matrix = PackedMatrix.of_blocks([(name, data.flatten(1))])
+            w = gguf.quants.dequantize(data.flatten(1).numpy(), gguf.GGMLQuantizationType[name]).astype(np.float64)
+            for sign in (-1.0, 1.0):
+                y = packed_matmul(torch.full((2, 512), 127 * sign), matrix)
+                np.testing.assert_allclose(y[0].double(), 127 * sign * w.sum(1), rtol=1e-6)
+
+
+def digest() -> str:
+    """Return a digest of products in all formats."""
+    seen = hashlib.sha256()
+    for name in BLOCK_FORMATS:
+        matrix = PackedMatrix.of_blocks([(name, stored(name, 70, 1024)[0])])
+        for T in (1, 3, 7, 65):
+            seen.update(packed_matmul(rows_and_rounded(T, 1024)[0], matrix).numpy().tobytes())
+    return seen.hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["generic", "avx2", "avx512", "avx512-emulated"])
+def test_every_set_of_instructions_returns_the_same_bits(level: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", __file__], capture_output=True, text=True, env=os.environ | {"RAMIFORM_CPU": level}
+    )
+    assert done.stdout == digest() + "\n", done.stderr
+
+
+if __name__ == "__main__":
+    print(digest())
