@@ -219,7 +219,7 @@ class Decoder:
 
     def logits(self, hidden_OE: torch.Tensor) -> torch.Tensor:
         """Return the logits [O, V] in float32."""
-        if isinstance(self.head, PackedLinear) and self.head.matrix is not None:
+        if getattr(self.head, "matrix", None) is not None:  # packed, whatever its format
             hidden_OE = (
                 hidden_OE.float()
             )  # or the product would be rounded to the hidden states' dtype, and widened here
