@@ -242,8 +242,8 @@ def compiled_once(signature: str, **options: Any) -> Callable[[F], F]:
 def compile_function(function: Callable[..., Any], signature: str, **options: Any) -> Any:
     """Compile a function of numbers now, or load it from disk; return numba's C callback, which has its address.
 
-    It lasts as long as the callback. Of functions that another one makes, the cache tells those with different numbers
-    in their closures apart.
+    It lasts as long as the callback. Functions that another one makes need names (`__qualname__`) of their own: the
+    cache's files have them.
     """
     from numba import cfunc
     from numba.core.compiler_lock import global_compiler_lock

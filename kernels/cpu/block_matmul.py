@@ -120,6 +120,7 @@ def _loop(number: int, most_units: int) -> Callable[..., None]:
 def _compiled_loop(name: str) -> Any:
     form = BLOCK_FORMATS[name]
     loop = _loop(_FORMATS.index(form), max(1, _BLOCK_INPUTS // form.block))
+    loop.__qualname__ = f"multiply_{name}"  # names its files in numba's cache, which processes share without locks
     return loops.compile_function(loop, f"void({', '.join(['int64'] * 11)})", error_model="numpy")
 
 

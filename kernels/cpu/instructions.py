@@ -36,7 +36,8 @@ class Instructions:
 
     @property
     def ahead_lines(self) -> int:
-        """Cache lines of coming weights that a step of a panel fetches: half of what it reads, at least one."""
+        """Cache lines of coming weights that a step of a panel fetches: at least one, and not more than half of what it
+        reads where that is two, because the processor fetches neighbours by itself."""
         return max(1, 4 * self.width // 128)
 
 

@@ -311,6 +311,7 @@ def _multiply_panels(
                     ahead += panel_bytes
                     ahead_bytes = _AHEAD_LINES * 64
                     piece = (end - begin) * ahead_bytes
+                pieces = WIDTH * 4 // ahead_bytes  # of the weights that come next
                 for blocks in range(num_tiles, 0, -1):
                     rows = -(-(last_row - row) // blocks)  # blocks of nearly one size
                     _multiply_tile(
@@ -335,6 +336,9 @@ def _multiply_panels(
                     )
                     row += rows
                     ahead += piece
+                    pieces -= 1
+                    if pieces <= 0:  # all is fetched: the others ask for what is there
+                        ahead, ahead_bytes, piece = codes + panel * panel_bytes, 0, 0
                 panel += count
 
 

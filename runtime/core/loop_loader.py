@@ -61,7 +61,6 @@ class LoopLoader:
         loops.postpone(PACKAGES["grammars"], interpret=True)
         loops.postpone(PACKAGES["drafts"])
         self.pending = kernels
-        self._start_time = time.monotonic()
         if kernels:
             loops.postpone(PACKAGES["kernels"])
         else:
@@ -136,6 +135,8 @@ class LoopLoader:
             (self._compiling.add if starts else self._compiling.discard)(group)
             if before == bool(self._compiling):
                 return
+        if starts:
+            self._start_time = time.monotonic()
         seconds = time.monotonic() - self._start_time
         message = f"{MESSAGE}; answers are slower until then" if starts else f"compiled loops in {seconds:.0f} s"
         if sys.stderr.isatty():

@@ -78,7 +78,7 @@ class CompiledLayers:
         self._widest = max(matrices, key=lambda matrix: prepared_size(matrix.descriptor, 1))  # prepared rows
         self._weight_bytes = sum(matrix.nbytes for matrix in matrices)
         self._memory: list[Floats] = [np.empty(0, np.float32)] * 7
-        self._scratch: tuple[int, list[Any]] = 0, []  # views of the memory for a number of rows
+        self._scratch: tuple[int, list[Any]] = -1, []  # views of the memory for a number of rows
         self._caches: tuple[Sequence[KvCache], Ints] | None = None
 
     @classmethod

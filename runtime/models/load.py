@@ -42,8 +42,12 @@ def load_model(
         torch.cuda.set_device(device)  # Triton launches on this thread's device, wherever the tensors are
     config = read_config(path)
     own = config.quantisation
-    if own is not None and own.scheme.source == "gguf" and own.scheme.kind == "int8" and device.type != "cpu":
-        own, config = None, replace(config, quantisation=None)  # read as dense
+    if own is not None and own.scheme.source == "gguf" and device.type != "cpu":
+        from .gguf.block_formats import four_bit_modules  # here, because it imports gguf
+
+        formats = four_bit_modules(own.block_formats, config)  # the others are read as dense
+        own = replace(own, block_formats=formats) if formats else None
+        config = replace(config, quantisation=own)
     if quantize is not None:
         if own is not None and (own.scheme.source != "gguf" or own.scheme.kind == "int4"):
             raise CheckpointError(

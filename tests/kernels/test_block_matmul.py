@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,3 +122,12 @@ def test_every_set_of_instructions_returns_the_same_bits(level: str) -> None:
 
 if __name__ == "__main__":
     print(digest())
+
+
+def test_each_format_has_a_cache_file_of_its_own(tmp_path: Path) -> None:
+    """Processes that save different loops at once must not write one file."""
+    code = (
+        "from ramiform.kernels.cpu.block_matmul import loop_address\nfor name in ('Q8_0', 'Q4_0'): loop_address(name)"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}, check=True)
+    assert len(list(tmp_path.rglob("*multiply_Q*.nbi"))) == 2

@@ -23,12 +23,13 @@ from ramiform.kernels.cpu.packed_matrix import WIDTH
 from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.errors import CheckpointError
-from ramiform.runtime.models.gguf.block_formats import FOUR_BIT_TYPES, read_four_bit
+from ramiform.runtime.models.gguf.block_formats import FOUR_BIT_TYPES, four_bit_modules, read_four_bit
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SingleRank
 from ramiform.runtime.models.parallel.shard import Shard
 from ramiform.runtime.models.parallel.stage import Stage
 from ramiform.runtime.models.quantised.block_linear import BlockLinear
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.processes.launch import Runtime
 from ramiform.runtime.protocol.errors import RamiformError
 from ramiform.runtime.scheduler.plan import Row
@@ -227,6 +228,16 @@ def test_an_eight_bit_file_may_be_rounded_while_loading(quantize: str, tmp_path:
     write_gguf(model, path, lambda _: Type.Q4_0)
     with pytest.raises(CheckpointError, match="holds int4 weights"):
         logits(path, quantize=quantize)
+
+
+def test_four_bits_in_a_part_of_a_product_make_no_four_bit_model(tmp_path: Path) -> None:
+    model = model_of("qwen2")
+    path = write_gguf(model, tmp_path / "model.gguf", lambda name: Type.Q4_0 if "attn_v" in name else Type.Q8_0)
+    quantisation = read_config(path).quantisation
+    assert quantisation is not None
+    assert quantisation.scheme.kind == "int8"
+    assert four_bit_modules(quantisation.block_formats, read_config(path)) == {}
+    assert 0 < error_of(path, dequantised(model, path), quantize="int8") < 0.4
 
 
 def test_rope_factors_of_the_file_divide_the_frequencies(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ Legend: N rows, C columns, G groups of a row's C, B blocks of a row, S sub-block
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import gguf
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 
 from ....kernels.cpu.block_formats import BLOCK_FORMATS
 from ..config import ModelConfig
+from ..quantised.scheme import FOUR_BIT_BLOCKS
 from .file import GgufFile
 from .tensor_names import tensor_name
 
 Bytes = NDArray[np.uint8]
-FOUR_BIT_TYPES = (Type.Q4_0, Type.Q4_1, Type.Q4_K)
+FOUR_BIT_TYPES = tuple(Type[name] for name in sorted(FOUR_BIT_BLOCKS))
 _PLAIN = (Type.F32, Type.F16, Type.BF16)
 READABLE_TYPES = (*_PLAIN, *FOUR_BIT_TYPES, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.Q5_K, Type.Q6_K)
 
@@ -94,6 +96,12 @@ def block_modules(file: GgufFile, config: ModelConfig) -> dict[str, str]:
         if tensor is not None and tensor.tensor_type.name in BLOCK_FORMATS:
             found[module] = tensor.tensor_type.name
     return found
+
+
+def four_bit_modules(formats: Mapping[str, str], config: ModelConfig) -> dict[str, str]:
+    """Return those of `block_modules` that stay in 4 bits on any device: all modules of their product do."""
+    fused = [modules for modules in fused_modules(config) if all(formats.get(m) in FOUR_BIT_BLOCKS for m in modules)]
+    return {module: formats[module] for modules in fused for module in modules}
 
 
 def fused_modules(config: ModelConfig) -> list[tuple[str, ...]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..config import ModelConfig, parse_config
 from ..errors import CheckpointError
-from ..quantised.scheme import FOUR_BIT_BLOCKS, GGUF_GROUP, Quantisation, Scheme, WeightKind
+from ..quantised.scheme import GGUF_GROUP, Quantisation, Scheme, WeightKind
 from ..rope_config import RopeConfig
-from .block_formats import block_modules
+from .block_formats import block_modules, four_bit_modules
 from .file import GgufFile
 
 _ARCHITECTURES = {
@@ -48,7 +48,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     formats = block_modules(file, config)
     if not formats:
         return config
-    kind: WeightKind = "int8" if FOUR_BIT_BLOCKS.isdisjoint(formats.values()) else "int4"
+    kind: WeightKind = "int4" if four_bit_modules(formats, config) else "int8"
     scheme = Scheme(kind=kind, source="gguf", group_size=GGUF_GROUP)
     return replace(config, quantisation=Quantisation(scheme, block_formats=formats))
 

@@ -56,8 +56,7 @@ def _reader(path: Path) -> gguf.GGUFReader:
                 self.data = self.data.view(np.ndarray)
             return super()._get(offset, dtype, count, override_order)
 
-    # Copied on write, so that tensors of torch may share the memory: they know no memory that must not be written.
-    return Reader(path, "c")
+    return Reader(path, "r")
 
 
 @lru_cache(maxsize=1)  # config, weights and tokenizer are read one after the other

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..config import ModelConfig
@@ -68,7 +69,7 @@ def _read(
     expert = expert_index(name)
     data = tensor.data if expert is None else tensor.data[expert]
     if last == STORED_BLOCKS:
-        found = torch.from_numpy(data)
+        found = torch.from_numpy(np.array(data))  # a copy: tensors know no memory that must not be written
     elif last in FourBitBlocks._fields:
         assert kind in FOUR_BIT_TYPES
         found = getattr(read_four_bit(data, kind), last)
