@@ -120,10 +120,6 @@ def test_every_set_of_instructions_returns_the_same_bits(level: str) -> None:
     assert done.stdout == digest() + "\n", done.stderr
 
 
-if __name__ == "__main__":
-    print(digest())
-
-
 def test_each_format_has_a_cache_file_of_its_own(tmp_path: Path) -> None:
     """Processes that save different loops at once must not write one file."""
     code = (
@@ -131,3 +127,7 @@ def test_each_format_has_a_cache_file_of_its_own(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-P", "-c", code], env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}, check=True)
     assert len(list(tmp_path.rglob("*multiply_Q*.nbi"))) == 2
+
+
+if __name__ == "__main__":
+    print(digest())
