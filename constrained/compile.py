@@ -94,7 +94,7 @@ def warm_up() -> None:
 @cache
 def _warm_up_once() -> None:
     # First, because the constructions that follow have a budget of CPU time.
-    for name in ("automaton.walk_packed", "regex.dfa_kernel", "regex.subset_kernel"):
+    for name in ("automaton.walk_packed", "automaton.literal_kernel", "regex.dfa_kernel", "regex.subset_kernel"):
         import_module(f".{name}", __package__)
     loops.compile_registered(PACKAGE)
     plain_states(any_string())

@@ -18,12 +18,17 @@ from ..regex.dfa import START as DFA_START
 from ..regex.dfa import Dfa, free_kinds
 from .actions import (
     CLASSES,
+    COUNTS,
     DEAD,
     ENDS,
     FILLED,
     FLAGS,
     GOTO,
     GUARDED,
+    LIMIT,
+    MARKS,
+    NEXT_STATE,
+    NUM_RETURNS,
     PLAIN,
     POP,
     PUSH,
@@ -65,13 +70,15 @@ class ControlState(Hashable, Protocol):
 class Frame:
     """A stack frame: when the value above it ends, its result selects the state that follows.
 
-    The successor of a `guarded` frame depends on the text of the value too, so it is not stored in the tables. A frame
-    that is `once` is guarded only to refuse a value that has come before.
+    `num_results` results are expected; more may come. The successor of a `guarded` frame depends on the text of the
+    value too, so it is not stored in the tables. A frame that is `once` is guarded only to refuse a value that has come
+    before. `limit` is that of the successors, if they are `Counting`.
     """
 
     num_results: int
     guarded: bool = False
     once: bool = False
+    limit: int = 0
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         """Raise AssertionError: a frame is no control state."""
@@ -87,6 +94,20 @@ class Frame:
         For guarded frames whose states cannot remember such texts, because there would be too many states.
         """
         return False
+
+
+class Counting:
+    """Base of control states inside an array or object: each value that ends in them is counted.
+
+    When the count reaches `limit`, the state `at_limit()` is entered instead; without a limit (0) nothing is counted.
+    So a bound on a number of items needs one state below it and one from it on, however large it is.
+    """
+
+    limit: int = 0
+
+    def at_limit(self) -> ControlState | None:
+        """Return the state that replaces this one at the limit, or None if the value that reaches it is refused."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -105,6 +126,7 @@ class Automaton:
     memory: dict[Any, Any] = field(default_factory=dict)  # caches of front ends, by their own keys
     refused: list[GrammarError] = field(default_factory=list)  # of alternatives left out as too complex
     has_once: bool = False  # True once a frame that is `once` exists
+    marks: list[tuple[int, ...]] = field(default_factory=lambda: [()])  # ascending counts at which masks change
     _numbers: dict[Any, int] = field(default_factory=dict)
     _values: dict[int, Any] = field(default_factory=dict)
     _pushes: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -122,13 +144,40 @@ class Automaton:
 
     def frame(self, state: ControlState | Frame | int) -> int:
         """Return the number of a state or frame that is pushed on the stack."""
+        if not isinstance(state, Frame):
+            return self._successor(state)
         number = self.number(state)
-        if isinstance(state, Frame) and self.tables.states.item(number, RETURNS) < 0:
-            self.tables.states[number, RETURNS] = self.tables.new_returns(state.num_results)
+        if self.tables.states.item(number, RETURNS) < 0:
+            tables = self.tables
+            tables.states[number, RETURNS] = tables.new_returns(state.num_results)
+            tables.states[number, NUM_RETURNS] = state.num_results
             if state.guarded:
-                self.tables.states[number, FLAGS] |= GUARDED
+                tables.states[number, FLAGS] |= GUARDED
+            if state.limit:
+                tables.states[number, MARKS] = self.new_marks((state.limit,))
             self.has_once = self.has_once or state.once
         return number
+
+    def _successor(self, state: ControlState | int) -> int:
+        """Return the number of a state that is entered when a value ends."""
+        number = self.number(state)
+        if isinstance(state, Counting) and state.limit and not self.tables.states.item(number, LIMIT):
+            following = state.at_limit()
+            next_number = 0 if following is None else self._successor(following)
+            row = self.tables.states[number]
+            row[FLAGS] |= COUNTS
+            row[LIMIT], row[NEXT_STATE] = state.limit, next_number
+            row[MARKS] = self.new_marks((state.limit,))
+        return number
+
+    def new_marks(self, marks: tuple[int, ...]) -> int:
+        """Return the row of `marks` that holds these ascending counts."""
+        key = "marks", marks
+        row = self._numbers.get(key)
+        if row is None:
+            row = self._numbers[key] = len(self.marks)
+            self.marks.append(marks)
+        return row
 
     def goto(self, state: ControlState | int) -> int:
         """Return the action that consumes the byte and enters `state`."""
@@ -196,9 +245,9 @@ class Automaton:
         if is_guarded and (known := self._guards.get(key)) is not None:
             return known
         state = self._values[frame].after(self, result, text)
-        number = 0 if state is None else self.number(state)
+        number = 0 if state is None else self._successor(state)
         if not is_guarded:
-            self.tables.returns[self.tables.states.item(frame, RETURNS) + result] = number
+            self.tables.set_return(frame, result, number)
         else:
             if len(self._guards) == MAX_GUARDS:
                 self._guards.clear()
@@ -238,11 +287,16 @@ class Automaton:
         tables, layout = self.tables, block.layout()
         number = len(layout.states)
         base = tables.new_states(number) - 1
-        row = tables.new_targets(layout.actions + base * layout.moves)
+        actions = layout.actions + base * layout.moves
+        if layout.results:
+            actions += tables.new_results(layout.results) * layout.pops
+        row = tables.new_targets(actions)
         states = tables.states[base + 1 : base + 1 + number]
         states[:] = layout.states
         states[:, ROW] += row
         states[:, CLASSES] = tables.new_classes(layout.class_of)
+        if layout.marks:
+            states[:, MARKS] = self.new_marks(layout.marks)
         return base
 
 

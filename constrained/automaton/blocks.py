@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,11 +15,11 @@ from .actions import (
     COUNT,
     DEAD,
     ENDS,
+    FEWEST,
     FILLED,
     FLAGS,
     FREE,
     GOTO,
-    LEAST,
     LENGTH,
     LOOPS,
     MOST,
@@ -36,12 +37,37 @@ MAX_CACHED = 1 << 14  # actions of a block whose layout is cached; larger blocks
 
 
 class BlockLayout(NamedTuple):
-    """The rows of a block, relative to its first state and target."""
+    """The rows of a block, relative to its first state, target, and row of results by count."""
 
     actions: Ints  # [S - 1, C]
     moves: Ints  # [S - 1, C]: 1 where an action leads to a state
+    pops: Ints  # [S - 1, C]: 1 where an action has a result by count
     class_of: NDArray[np.uint8]  # [256]
     states: Ints  # [S - 1, NUM_COLUMNS]
+    results: list[tuple[int, int]]  # by count: last count and result
+    marks: tuple[int, ...]  # counts at which masks change
+
+
+@dataclass(frozen=True, eq=False)
+class CharacterCounts:
+    """What depends on the number of characters in a block of S states.
+
+    A transition from s begins a character if begins[s]. The state s may be entered with fewest[s] to most[s]
+    characters. If the block's results[s] is r >= 0, results[r] are the results by count: in ascending order, the last
+    count of each and the result itself, -1 if the string may not end.
+    """
+
+    begins: NDArray[np.bool_]  # [S]
+    fewest: Ints  # [S]
+    most: Ints  # [S]
+    results: Sequence[Sequence[tuple[int, int]]]
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """The counts, in ascending order, behind which some state's transitions differ."""
+        found = {last for row in self.results for last, _ in row}
+        found |= set(self.most[1:].tolist()) | set((self.fewest[1:] - 1).tolist())
+        return tuple(sorted(found - {UNBOUNDED, -1}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +75,9 @@ class Block:
     """A finite automaton of S states, the dead one first, over C classes of bytes.
 
     results[s] is the result of a value that ends in s, -1 if none may end there. A value ends with the byte `closing`,
-    or before one of the bytes `before`; with neither, the text ends there (`accepts`). `counted[s]`: a transition from
-    s begins a character; at least `least` characters are needed to end, and at most `most[s]` are allowed to enter s.
-    `plain[s]`: every token of plain string content is allowed. `loops[s]`: every plain character leads from s to s.
-    `free`: byte kinds and lengths of each state, as `free_kinds` returns them.
+    or before one of the bytes `before`; with neither, the text ends there (`accepts`). `plain[s]`: every token of plain
+    string content is allowed. `loops[s]`: every plain character leads from s to s. `free`: byte kinds and lengths of
+    each state, as `free_kinds` returns them. `counts` is given if characters are counted.
     """
 
     table: NDArray[np.int32]  # [S, C]
@@ -64,9 +89,7 @@ class Block:
     plain: NDArray[np.bool_] | None = None  # [S]
     loops: NDArray[np.bool_] | None = None  # [S]
     free: tuple[Ints, Ints] | None = None  # [S] each
-    counted: NDArray[np.bool_] | None = None  # [S]
-    least: int = 0
-    most: Ints | None = None  # [S]
+    counts: CharacterCounts | None = None
 
     def layout(self) -> BlockLayout:
         """Return the rows of this block, cached if it is small."""
@@ -81,9 +104,12 @@ class Block:
         num_states, num_classes = self.table.shape
         leads = self.table != 0
         actions = np.where(leads, (GOTO << SHIFT) + self.table, DEAD).astype(np.int32)
-        if self.counted is not None:
-            extra = np.where(self.counted[:, None] & leads, COUNT - GOTO, np.where(leads, CHECK - GOTO, 0)) << SHIFT
+        counts = self.counts
+        if counts is not None:
+            extra = np.where(counts.begins[:, None] & leads, COUNT - GOTO, np.where(leads, CHECK - GOTO, 0)) << SHIFT
             actions = (actions + extra).astype(np.int32)
+        pops = np.zeros_like(actions)
+        by_count: list[tuple[int, int]] = []
         class_of = self.class_of
         if self.before or self.closing is not None:
             # The bytes after a value, or the byte that closes it, form a class of their own.
@@ -92,12 +118,20 @@ class Block:
             # Where the value cannot end, the closing byte keeps its transition: an escaped quote.
             like = int(class_of[ended[0]])
             extra, also = actions[:, [like]].copy(), leads[:, [like]].copy()
-            operation = POP_BEFORE if self.closing is None else (POP if self.counted is None else POP_COUNTED)
-            has = self.results >= 0
-            extra[has, 0] = (operation << SHIFT) + self.results[has]
+            operation = POP_BEFORE if self.closing is None else (POP if counts is None else POP_COUNTED)
+            results = self.results
+            if counts is not None:
+                first = [0]
+                for row in counts.results:
+                    by_count += row
+                    first.append(len(by_count))
+                results = np.where(results >= 0, np.array(first, np.int32)[results], -1)
+            has = results >= 0
+            extra[has, 0] = (operation << SHIFT) + results[has]
             also[has, 0] = False
             class_of[ended] = num_classes
             actions, leads = np.concatenate([actions, extra], axis=1), np.concatenate([leads, also], axis=1)
+            pops = np.concatenate([pops, (has[:, None] if counts is not None else np.zeros_like(extra))], axis=1)
             num_classes += 1
         states = new_rows(num_states - 1)
         states[:, ROW] = num_classes * np.arange(num_states - 1)
@@ -111,10 +145,12 @@ class Block:
                 states[:, FLAGS] |= np.where(self.plain[1:] & self.loops[1:], LOOPS, 0)
         if self.free is not None:
             states[:, FREE], states[:, LENGTH] = self.free[0][1:], self.free[1][1:]
-        states[:, LEAST] = self.least
-        states[:, MOST] = UNBOUNDED if self.most is None else self.most[1:]
+        if counts is not None:
+            states[:, FEWEST], states[:, MOST] = counts.fewest[1:], counts.most[1:]
         states[:, FILLED] = 1
-        return BlockLayout(actions[1:], leads[1:].astype(np.int32), class_of, states)
+        moves = leads[1:].astype(np.int32)
+        marks = () if counts is None else counts.marks
+        return BlockLayout(actions[1:], moves, pops[1:].astype(np.int32), class_of, states, by_count, marks)
 
 
 def block_of(dfa: Dfa, **options: Any) -> Block:

@@ -21,9 +21,11 @@ DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED = range(5)
 ) = range(10)
 CONTEXT_SIZE = ANSWER + 8  # one byte ends at most a few values
 # Columns of `work`. Row d is the configuration after d bytes of a token: state, top of the stack, first free cell,
-# characters of a counted string. A walk also visits there the nodes of the trie from NEXT on, before LAST. Until these
+# counter of the current value. A walk also visits there the nodes of the trie from NEXT on, before LAST. Until these
 # are known, NEXT is ~n for the node n that row d belongs to.
 STATE, TOP, FREE_CELL, COUNTED, NEXT, LAST = range(6)
 NUM_WORK_COLUMNS = 8  # a row is half a cache line
-# Columns of `cells`, the persistent stack: frame, cell below, depth, offset where the text of the value above begins.
-FRAME, BELOW, LEVEL, BEGIN = range(4)
+# Columns of `cells`, the persistent stack: frame, cell below, depth, offset where the text of the value above begins,
+# and the counter of the value below.
+FRAME, BELOW, LEVEL, BEGIN, SAVED = range(5)
+NUM_CELL_COLUMNS = 5

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..regex.dfa import Dfa
-from .actions import FILLED
+from .actions import DEAD, FILLED
 from .tables import Tables
 
-_NO_TABLE, _NO_CLASSES = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8)
+_NO_TABLE, _NO_CLASSES, _NO_STATES = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8), np.zeros(0, np.bool_)
 
 
-def literal_states(tables: Tables, texts: list[tuple[bytes, int]], base: int = 0, dfa: Dfa | None = None) -> int:
+def literal_states(
+    tables: Tables,
+    texts: list[tuple[bytes, int]],
+    base: int = 0,
+    dfa: Dfa | None = None,
+    begins: NDArray[np.bool_] | None = None,
+) -> int:
     """Add states that read one of the texts and do its action at its last byte. Returns the number of the first.
 
     The texts are sorted, and none is a prefix of another. Other texts are read by the automaton `dfa`, whose block is
-    at `base`; without one they are refused.
+    at `base`; without one they are refused. If the block counts characters, `begins` are the states of `dfa` from which
+    one begins. The action `DEAD` refuses a text. Returns 0 if every text is refused.
     """
     data = b"".join(text for text, _ in texts)
     starts = np.zeros(len(texts) + 1, np.int32)
     np.cumsum([len(text) for text, _ in texts], out=starts[1:])
     root = tables.new_states(len(data) + 1)
     tables.reserve_edges(len(data))
-    from . import walk_kernel  # here, because it imports numba
+    counts = np.zeros(len(data) + 1, np.int32)
+    from . import literal_kernel  # here, because it imports numba
 
-    tables.num_edges, used = walk_kernel.insert_texts(
+    tables.num_edges, used = literal_kernel.insert_texts(
         np.frombuffer(bytearray(data), np.uint8),  # the loop is compiled for writable arrays
         starts,
         np.array([action for _, action in texts], np.int32),
@@ -35,8 +44,14 @@ def literal_states(tables: Tables, texts: list[tuple[bytes, int]], base: int = 0
         base,
         _NO_TABLE if dfa is None else dfa.table,
         _NO_CLASSES if dfa is None else dfa.class_of,
+        _NO_STATES if begins is None else begins,
+        counts,
     )
     tables.states[root : root + used, FILLED] = 1
     # States that were reserved but not used are given back.
     tables.num_states = root + used
+    if any(action == DEAD for _, action in texts):
+        arrays = tables.states, tables.edges, tables.classes, tables.targets, tables.pushes
+        if not literal_kernel.trim_texts(*arrays, root, used, counts):
+            return 0
     return root

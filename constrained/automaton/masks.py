@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,10 +12,10 @@ from numpy.typing import NDArray
 
 from ... import loops
 from . import layout
-from .actions import DEAD_END, ENDS, FILLED, FLAGS, LEAST, LIKE, LOOPS, MOST, PLAIN, RETURNS, UNBOUNDED
+from .actions import DEAD_END, ENDS, FILLED, FLAGS, LIKE, LOOPS, MARKS, MOST, PLAIN, RETURNS
 from .automaton import Automaton
 from .duplicate_names import NamesInTokens, without
-from .layout import BELOW, CONTEXT_SIZE, FRAME, LEVEL, MAX_DEPTH
+from .layout import BELOW, CONTEXT_SIZE, FRAME, LEVEL, MAX_DEPTH, SAVED
 from .tables import Tables
 from .token_trie import FIRST_TOKEN, TokenTrie, addresses
 from .vocabulary import Vocabulary
@@ -26,7 +27,7 @@ _RESUME = (-1, 0, 0, 0, 0)  # in place of a configuration: resume the interrupte
 
 
 class Configuration(NamedTuple):
-    """State of an output: control state, top and first free cell of its stack, characters of a counted string."""
+    """State of an output: control state, top and first free cell of its stack, counter of the current value."""
 
     state: int
     top: int
@@ -92,7 +93,7 @@ class TokenWalker:
         is_shallow = cells.item(top, LEVEL) + self._longest < MAX_DEPTH
         reach = self._reach.get(key) if is_shallow else None
         if reach is not None:
-            full = key + _frames(cells, top, reach) if reach else key
+            full = key + self._frames(cells, top, reach) if reach else key
             mask = self._masks.get(full)
             if mask is not None:
                 self._masks.move_to_end(full)
@@ -102,7 +103,7 @@ class TokenWalker:
         if context[layout.REACH] >= 0 and is_shallow:
             now = max(int(context[layout.REACH]), reach or 0)
             self._reach[key] = now
-            self._masks[key + _frames(cells, top, now)] = mask
+            self._masks[key + self._frames(cells, top, now)] = mask
             if len(self._masks) > self._max_masks:
                 self._masks.popitem(last=False)
         return mask
@@ -114,12 +115,30 @@ class TokenWalker:
         """
         if not self.automaton.tables.states[number, FILLED]:
             self.automaton.fill(number)
-        state, longest = self.automaton.tables.states[number], self._longest
-        least, most = int(state[LEAST]), int(state[MOST])
-        if least == 0 and most == UNBOUNDED:
+        row = self.automaton.tables.states.item(number, MARKS)
+        if row == 0:
             key = self._keys[number] = (number,)
             return key
-        return number, min(most - counted, longest), min(max(least - counted, 0), longest)
+        return number, self._place(row, counted)
+
+    def _place(self, marks: int, counted: int) -> int:
+        """Return where a count lies among the counts at which masks change, as far as one token can reach."""
+        row = self.automaton.marks[marks]
+        at = bisect_left(row, counted)
+        far = self._longest + 1
+        return at * (far + 1) + (min(row[at] - counted, far) if at < len(row) else far)
+
+    def _frames(self, cells: NDArray[np.int32], top: int, number: int) -> tuple[int, ...]:
+        """Return the topmost frames of a stack, and where the counts that they keep lie."""
+        cell, row = cells.item, self.automaton.tables.states.item
+        frames = []
+        for _ in range(number):
+            frame = cell(top, FRAME)
+            frames.append(frame)
+            if marks := row(frame, MARKS):
+                frames.append(self._place(marks, cell(top, SAVED)))
+            top = cell(top, BELOW)
+        return tuple(frames)
 
     def _compute(
         self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
@@ -132,10 +151,10 @@ class TokenWalker:
             if out is not None:
                 return out
         if flags & PLAIN:
-            room = int(states[at.state, MOST]) - at.counted
+            room = states.item(like or at.state, MOST) - at.counted
             out = vocabulary.plain.mask(room).copy()
             trie = vocabulary.plain.others
-            if flags & LOOPS and room >= self._longest and at.counted >= states[at.state, LEAST]:
+            if flags & LOOPS and self._is_far_from_marks(at):
                 trie = vocabulary.plain.tails
         else:
             out = np.zeros(vocabulary.num_words, np.int32)
@@ -150,6 +169,12 @@ class TokenWalker:
             self._context[layout.REACH] = -1
         return out
 
+    def _is_far_from_marks(self, at: Configuration) -> bool:
+        """Return True if no token is so long that its count would change a mask."""
+        marks = self.automaton.marks[self.automaton.tables.states.item(at.state, MARKS)]
+        place = bisect_left(marks, at.counted)
+        return place == len(marks) or marks[place] - at.counted > self._longest
+
     def _compute_like(
         self, like: int, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
     ) -> NDArray[np.int32] | None:
@@ -159,12 +184,13 @@ class TokenWalker:
         they continue. Returns None if the mask of `like` is not cached.
         """
         out = self._cached(at._replace(state=like), cells, cells_address, history).copy()
-        reach = self._reach.get((like,))
+        key = self._keys.get(like) or self._key(like, at.counted)
+        reach = self._reach.get(key)
         if reach is None:
             self._guarded.add(like)
             return None
         # If a guard was asked, the mask holds for this text alone, and was not cached.
-        is_cached = (like, *_frames(cells, at.top, reach)) in self._masks
+        is_cached = key + self._frames(cells, at.top, reach) in self._masks
         guarded = self._walk(self.vocabulary.plain.others, at, out, cells, cells_address, history, only_edges=True)
         if guarded or not is_cached:
             self._context[layout.REACH] = -1
@@ -376,15 +402,3 @@ class PackedArrays:
 def _from(place: int, history: bytearray, path: bytes) -> bytes:
     """Return the text from an offset on: of the output so far, and the bytes of a token."""
     return bytes(history[place:]) + path if place <= len(history) else path[place - len(history) :]
-
-
-def _frames(cells: NDArray[np.int32], top: int, number: int) -> tuple[int, ...]:
-    """Return the topmost frames of a stack."""
-    cell = cells.item
-    if number == 1:
-        return (cell(top, FRAME),)
-    frames = []
-    for _ in range(number):
-        frames.append(cell(top, FRAME))
-        top = cell(top, BELOW)
-    return tuple(frames)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .automaton import Accepted, Automaton, ControlState
 from .duplicate_names import NamesInTokens
+from .layout import NUM_CELL_COLUMNS
 from .masks import Configuration, TokenWalker
 from .vocabulary import Vocabulary
 
@@ -38,8 +39,8 @@ class Matcher:
     def __init__(self, grammar: CompiledGrammar) -> None:
         self._grammar = grammar
         # The stack is persistent: cells are only added, so that a rollback forgets the last of them.
-        self._cells = np.zeros((128 + grammar.walker.num_spare_cells, 4), np.int32)
-        self._cells[1] = grammar.end, 0, 1, 0
+        self._cells = np.zeros((128 + grammar.walker.num_spare_cells, NUM_CELL_COLUMNS), np.int32)
+        self._cells[1] = grammar.end, 0, 1, 0, 0
         self._cells_address = int(self._cells.ctypes.data)
         self._at = Configuration(grammar.start, 1, 2, 0)
         self._history = bytearray()
@@ -83,7 +84,7 @@ class Matcher:
         self._history += data
         spare = grammar.walker.num_spare_cells
         if at.free + spare > len(self._cells):
-            larger = np.zeros((2 * at.free + spare, 4), np.int32)
+            larger = np.zeros((2 * at.free + spare, NUM_CELL_COLUMNS), np.int32)
             larger[: at.free] = self._cells[: at.free]
             self._cells = larger
             self._cells_address = int(larger.ctypes.data)

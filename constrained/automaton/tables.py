@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GrammarError
-from .actions import CLASSES, FILLED, HEAD, MAX_ARGUMENT, MOST, NUM_COLUMNS, RETURNS, ROW, UNBOUNDED, UNKNOWN
+from .actions import (
+    CLASSES,
+    FILLED,
+    HEAD,
+    MAX_ARGUMENT,
+    MOST,
+    NUM_COLUMNS,
+    NUM_RETURNS,
+    RETURNS,
+    ROW,
+    UNBOUNDED,
+    UNKNOWN,
+)
 
 Ints = NDArray[np.int32]
 T = TypeVar("T", bound=np.generic)
@@ -37,7 +49,7 @@ class Tables:
         self._edges = _flat(self.edges)
         self.classes: NDArray[np.uint8] = np.zeros((8, 256), np.uint8)  # row 0: all bytes alike
         self.targets: Ints = np.zeros(1024, np.int32)  # actions
-        self.pushes: Ints = np.zeros((256, 2), np.int32)  # state, frame
+        self.pushes: Ints = np.zeros((256, 2), np.int32)  # of a push: state, frame; of counts: last count, result
         self.returns: Ints = np.zeros(256, np.int32)  # states
         self.num_states, self.num_edges, self.num_classes = 1, 0, 1
         self.num_targets, self.num_pushes, self.num_returns = 1, 0, 0
@@ -78,6 +90,14 @@ class Tables:
         self.pushes[number, 1] = frame
         return number
 
+    def new_results(self, results: Sequence[tuple[int, int]]) -> int:
+        """Add rows of a last count and a result (-1: refused), in ascending order; return the first row's number."""
+        first = self.num_pushes
+        self.num_pushes += len(results)
+        self.pushes = _grown(self.pushes, self.num_pushes)
+        self.pushes[first : self.num_pushes] = results
+        return first
+
     def new_returns(self, number: int) -> int:
         """Add unknown states for so many results; return the offset of the first."""
         first = self.num_returns
@@ -85,6 +105,17 @@ class Tables:
         self.returns = _grown(self.returns, self.num_returns)
         self.returns[first : self.num_returns] = UNKNOWN
         return first
+
+    def set_return(self, frame: int, result: int, state: int) -> None:
+        """Store the state after a value with this result above a frame, whose results may be more than expected."""
+        first, number = self.states.item(frame, RETURNS), self.states.item(frame, NUM_RETURNS)
+        if result >= number:
+            known = self.returns[first : first + number].copy()
+            longer = max(result + 1, 2 * number)
+            first = self.new_returns(longer)
+            self.returns[first : first + number] = known
+            self.states[frame, RETURNS], self.states[frame, NUM_RETURNS] = first, longer
+        self.returns[first + result] = state
 
     def arrays(self) -> tuple[Any, ...]:
         """Return the arrays in the order in which the compiled loops take them."""

@@ -18,19 +18,21 @@ from .actions import (
     CHECK,
     CLASSES,
     COUNT,
+    COUNTS,
     DEAD,
     DEAD_END,
+    FEWEST,
     FILLED,
     FLAGS,
     FREE,
     GOTO,
     GUARDED,
     HEAD,
-    LEAST,
     LENGTH,
-    LIKE,
-    LOOPS,
+    LIMIT,
     MOST,
+    NEXT_STATE,
+    NUM_RETURNS,
     POP_BEFORE,
     POP_COUNTED,
     PUSH,
@@ -64,6 +66,7 @@ from .layout import (
     REACH,
     REFUSED,
     RESULT,
+    SAVED,
     STATE,
     TOP,
     VALUE_END,
@@ -117,7 +120,7 @@ def step(
             again = False
         elif operation == COUNT or operation == CHECK:
             counted += operation == COUNT
-            if counted > states[argument, MOST]:
+            if counted > states[argument, MOST] or counted < states[argument, FEWEST]:
                 return REFUSED
             state = argument
         elif operation == PUSH or operation == PUSH_BEFORE:
@@ -128,16 +131,21 @@ def step(
             cells[free, BELOW] = top
             cells[free, LEVEL] = level
             cells[free, BEGIN] = context[OFFSET] + depth + (1 if operation == PUSH else 0)
+            cells[free, SAVED] = counted
             top = free
             free += 1
             counted = 0
             state = pushes[argument, 0]
             again = operation == PUSH_BEFORE
         else:
-            if operation == POP_COUNTED and counted < states[state, LEAST]:
-                return REFUSED
             if cells[top, LEVEL] == 0:
                 return REFUSED
+            if operation == POP_COUNTED:
+                while counted > pushes[argument, 0]:
+                    argument += 1
+                argument = pushes[argument, 1]
+                if argument < 0:
+                    return REFUSED
             frame = cells[top, FRAME]
             began = cells[top, BEGIN]
             level = cells[top, LEVEL]
@@ -159,13 +167,22 @@ def step(
                 if state == 0:
                     return REFUSED
             else:
-                state = returns[states[frame, RETURNS] + argument]
+                state = UNKNOWN
+                if argument < states[frame, NUM_RETURNS]:
+                    state = returns[states[frame, RETURNS] + argument]
                 if state == UNKNOWN:
                     context[WANTED] = frame
                     context[RESULT] = argument
                     return NEEDS_RETURN
                 if state == 0:
                     return REFUSED
+            counted = cells[top, SAVED]
+            if states[state, FLAGS] & COUNTS != 0:
+                counted += 1
+                if counted == states[state, LIMIT]:
+                    state = states[state, NEXT_STATE]
+                    if state == 0:
+                        return REFUSED
             top = cells[top, BELOW]
             again = operation == POP_BEFORE
         if not again:
@@ -266,7 +283,7 @@ def walk(
                     target = state
                 elif operation != GOTO:
                     after += operation == COUNT
-                    if after > states[target, MOST]:
+                    if after > states[target, MOST] or after < states[target, FEWEST]:
                         node += 1
                         continue
                 work[depth + 1, STATE], work[depth + 1, COUNTED] = target, after
@@ -353,67 +370,3 @@ def only_byte(
             found = byte
         byte += 1
     return DONE, byte, found
-
-
-@compiled(
-    "(uint8[::1], int32[::1], int32[::1], int32[:,::1], int32[:,::1], int64, int64, int64, int32[:,::1], uint8[::1])"
-)
-def insert_texts(
-    text: NDArray[np.uint8],
-    starts: Ints,
-    actions: Ints,
-    states: Ints,
-    edges: Ints,
-    root: int,
-    num_edges: int,
-    base: int,
-    table: Ints,
-    class_of: NDArray[np.uint8],
-) -> tuple[int, int]:
-    """Insert sorted texts into the trie at `root`, whose states are the rows of `states` after it.
-
-    Unless `base` is 0, every other byte acts as in the block at `base`, along which the texts run. Returns the number
-    of edges in all, and the number of states used.
-    """
-    path = np.zeros(len(text) + 1, np.int32)
-    along = np.zeros(len(text) + 1, np.int32)
-    path[0] = root
-    along[0] = 1
-    if base > 0:
-        for column in (ROW, CLASSES, FLAGS, FREE, LENGTH):
-            states[root, column] = states[base + 1, column]
-        states[root, FLAGS] &= ~LOOPS
-        states[root, LIKE] = base + 1
-    num_states = 1
-    previous, previous_length = 0, 0
-    for number in range(len(actions)):
-        first, last = starts[number], starts[number + 1]
-        common = 0
-        while (
-            common < previous_length and common < last - first - 1 and text[previous + common] == text[first + common]
-        ):
-            common += 1
-        previous, previous_length = first, last - first - 1
-        for at in range(common, last - first):
-            source = path[at]
-            if at == last - first - 1:
-                code = actions[number]
-            else:
-                target = root + num_states
-                num_states += 1
-                path[at + 1] = target
-                if base > 0:
-                    local = table[along[at], class_of[text[first + at]]]
-                    along[at + 1] = local
-                    if local > 0:
-                        for column in (ROW, CLASSES, FLAGS, FREE, LENGTH):
-                            states[target, column] = states[base + local, column]
-                        states[target, FLAGS] &= ~LOOPS
-                        states[target, LIKE] = base + local
-                code = (GOTO << SHIFT) | target
-            edges[num_edges, 0] = text[first + at]
-            edges[num_edges, 1] = code
-            edges[num_edges, 2] = states[source, HEAD]
-            states[source, HEAD] = num_edges
-            num_edges += 1
-    return num_edges, num_states

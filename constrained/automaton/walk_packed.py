@@ -25,6 +25,7 @@ from .layout import (
     FREE_CELL,
     LEVEL,
     NEXT,
+    NUM_CELL_COLUMNS,
     NUM_WORK_COLUMNS,
     OFFSET,
     REACH,
@@ -114,7 +115,7 @@ def walk(
     """
     work = carray(_int32s(packed[WORK]), (packed[WORK + 1], NUM_WORK_COLUMNS))
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
-    cells = carray(_int32s(cells_address), (num_cells, 4))
+    cells = carray(_int32s(cells_address), (num_cells, NUM_CELL_COLUMNS))
     if state >= 0:
         _start(state, top, free, counted, offset, cells, work, context)
     return walk_kernel.walk(
@@ -152,7 +153,7 @@ def advance(
     tables = _tables(packed)
     work = carray(_int32s(packed[WORK]), (packed[WORK + 1], NUM_WORK_COLUMNS))
     context = carray(_int64s(packed[CONTEXT]), (CONTEXT_SIZE,))
-    cells = carray(_int32s(cells_address), (num_cells, 4))
+    cells = carray(_int32s(cells_address), (num_cells, NUM_CELL_COLUMNS))
     starts = carray(_int64s(packed[STARTS]), (packed[STARTS + 1],))
     text = carray(_bytes(packed[TEXT]), (packed[TEXT + 1],))
     _start(state, top, free, counted, offset, cells, work, context)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..automaton.actions import UNBOUNDED
 from ..automaton.automaton import Automaton
-from ..automaton.blocks import Block
+from ..automaton.blocks import Block, CharacterCounts
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import DEAD, START, Dfa, free_kinds
@@ -198,6 +198,10 @@ def part_block(part: StringPart, result: int) -> Block:
         away = nearer
     away[DEAD] = 0
     most = np.full(dfa.num_states, UNBOUNDED) if part.most is None else part.most - away
+    last = UNBOUNDED if part.most is None else part.most
+    by_count = [(least - 1, -1), (last, result), (UNBOUNDED, -1)]
+    counts = CharacterCounts(boundary, np.zeros(dfa.num_states, np.int32), most.astype(np.int32), [by_count])
+    results = np.where(dfa.accepting, 0, -1).astype(np.int32)
     plain = plain_states(dfa) & (away == 0)
     return Block(
         dfa.table,
@@ -207,9 +211,7 @@ def part_block(part: StringPart, result: int) -> Block:
         plain=plain if counted is None or plain[1:num_boundaries].all() else None,
         loops=looping_states(dfa),
         free=free_kinds(dfa, away == 0),
-        counted=boundary,
-        least=least,
-        most=most.astype(np.int32),
+        counts=counts,
     )
 
 

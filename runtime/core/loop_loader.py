@@ -27,7 +27,8 @@ logger = logging.getLogger("ramiform.core")
 _MODULES: dict[LoopGroup, tuple[str, ...]] = {
     "kernels": ("ramiform.kernels.cpu.ops", "ramiform.runtime.models.compiled_layers"),
     "grammars": tuple(
-        f"ramiform.constrained.{name}" for name in ("automaton.walk_packed", "regex.dfa_kernel", "regex.subset_kernel")
+        f"ramiform.constrained.{name}"
+        for name in ("automaton.walk_packed", "automaton.literal_kernel", "regex.dfa_kernel", "regex.subset_kernel")
     ),
     "drafts": ("ramiform.runtime.speculation.suffix",),
 }
