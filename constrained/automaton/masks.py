@@ -145,17 +145,17 @@ class TokenWalker:
     ) -> NDArray[np.int32]:
         vocabulary, states = self.vocabulary, self.automaton.tables.states
         trie, flags = vocabulary.trie, states.item(at.state, FLAGS)
-        like = states.item(at.state, LIKE)
-        if like and flags & PLAIN and states.item(like, FLAGS) & LOOPS and like not in self._guarded:
+        like, is_far = states.item(at.state, LIKE), self._is_far_from_marks(at)
+        room = states.item(like or at.state, MOST) - at.counted
+        if like and room < self._longest:
+            is_far = False
+        if like and is_far and flags & PLAIN and states.item(like, FLAGS) & LOOPS and like not in self._guarded:
             out = self._compute_like(like, at, cells, cells_address, history)
             if out is not None:
                 return out
-        if flags & PLAIN:
-            room = states.item(like or at.state, MOST) - at.counted
+        if flags & PLAIN and (is_far or not like):  # near a bound, given texts may go on where others may not
             out = vocabulary.plain.mask(room).copy()
-            trie = vocabulary.plain.others
-            if flags & LOOPS and self._is_far_from_marks(at):
-                trie = vocabulary.plain.tails
+            trie = vocabulary.plain.tails if flags & LOOPS and is_far else vocabulary.plain.others
         else:
             out = np.zeros(vocabulary.num_words, np.int32)
         guarded = self._walk(trie, at, out, cells, cells_address, history)

@@ -26,7 +26,15 @@ from .string_dfas import (
     pattern_dfa,
     plain_states,
 )
-from .string_parts import StringPart, char_product, chars_of, few_texts, spellings, string_dfa
+from .string_parts import (
+    StringPart,
+    char_product,
+    chars_of,
+    few_texts,
+    spellings,
+    string_content_dfa,
+    string_dfa,
+)
 from .string_states import QUOTE, is_undecided
 from .structure_parts import ObjectPart
 
@@ -75,7 +83,8 @@ class MemberNames:
                     self._tests[atom] = string_dfa(atom)
                     if has_negation(compiler.typed(goal, "string")):
                         self._tests |= {
-                            UndecidedFormat(atom, number): dfa for number, dfa in enumerate(atom.undecided_dfas())
+                            UndecidedFormat(atom, number): string_content_dfa(chars)
+                            for number, chars in enumerate(atom.undecided())
                         }
         self._listed: set[NameKind] = set()
         if list_names and self._tests:

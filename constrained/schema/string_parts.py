@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, reduce
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, reduce
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..budget import CompileBudget
 from ..errors import GrammarError
-from ..regex.alphabet import Alphabet, common_alphabet
 from ..regex.byte_dfa import byte_dfa
-from ..regex.char_dfa import CharDfa, length_char_dfa, trimmed_char_dfa
+from ..regex.char_dfa import CharDfa, length_char_dfa
 from ..regex.charset import has_surrogates
+from ..regex.counted_chars import MAX_COUNT, CountedProduct, LabelledTexts, counted_product, text_lengths
 from ..regex.dfa import DEAD, START, Dfa
 from ..regex.expression import alternation, literal
-from ..regex.pair_product import pair_product
 from ..regex.subset import char_dfa
 from . import formula as formulas
 from .formula import And, ExactlyOne, Formula, Not, Or, Truths
 from .string_dfas import format_chars, length_dfa, pattern_chars, undecided_chars
 
-MAX_UNROLLED_STATES = 4000
-MAX_PRODUCT_STATES = 20_000
+MAX_UNROLLED_LENGTH = 1000  # of a minimum or maximum length that states may stand for, where it cannot be counted
 MAX_TEXTS = 64  # of a part, if they are to be listed
-UNREACHABLE = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -54,14 +50,18 @@ class StringPart:
         found = (undecided_chars(name) for name in self.formats)
         return any(chars is not None and chars.accepts(text) for chars in found)
 
-    def undecided_dfas(self) -> list[Dfa]:
+    def undecided(self) -> list[CharDfa]:
         """Return the automata of the texts that are undecided, one for each format that is known in part."""
         found = (undecided_chars(name) for name in sorted(self.formats))
-        return [string_content_dfa(chars) for chars in found if chars is not None]
+        return [chars for chars in found if chars is not None]
 
     def chars(self) -> CharDfa | None:
         """Return the automaton of the patterns and formats, or None if there are none. Raises GrammarError."""
         return _intersection(self.patterns, self.formats)
+
+    def content(self) -> CharDfa | None:
+        """Return the automaton of everything but the length, or None if any text will do. Raises GrammarError."""
+        return self.chars() if self.texts is None else _text_chars(self.texts)
 
     def _dfa(self) -> Dfa:
         chars = self.chars()
@@ -81,41 +81,7 @@ def _intersection(patterns: frozenset[str], formats: frozenset[str]) -> CharDfa 
     return reduce(lambda a, b: a.intersect(b, budget), found) if found else None
 
 
-@dataclass(frozen=True, eq=False)
-class CountedChars:
-    """Automaton of patterns and formats, with the minimum length that is counted beside it.
-
-    `shortest[q]` is the number of characters from state q to the nearest end.
-    """
-
-    chars: CharDfa
-    least: int
-    shortest: np.ndarray
-
-
-@lru_cache(maxsize=1024)
-def counted_chars(patterns: frozenset[str], formats: frozenset[str], least: int) -> CountedChars | None:
-    """Return the automaton of patterns and formats for strings of at least `least` characters, or None without any."""
-    chars = _intersection(patterns, formats)
-    if chars is None:
-        return None
-    shortest = _distances(chars)
-    if least > shortest[START] and chars.num_states * least <= MAX_UNROLLED_STATES:
-        # Unrolled by length, the automaton has no way to an end that comes too early.
-        chars = chars.intersect(length_char_dfa(least, None))
-        return CountedChars(chars, 0, _distances(chars))
-    return CountedChars(chars, least if least > shortest[START] else 0, shortest)
-
-
-def _distances(chars: CharDfa) -> np.ndarray:
-    """Return the number of characters from each state to the nearest accepting one."""
-    distance = np.where(chars.accepting, 0, UNREACHABLE)
-    while True:
-        closer = np.minimum(distance, 1 + distance[chars.table].min(axis=1))
-        closer[DEAD] = UNREACHABLE
-        if (closer == distance).all():
-            return distance
-        distance = closer
+_lengths = lru_cache(maxsize=2048)(text_lengths)
 
 
 def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
@@ -137,11 +103,18 @@ def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
         return True
     if joined.most is not None and joined.most < joined.least:
         return False
-    counted = counted_chars(joined.patterns, joined.formats, joined.least)
-    if counted is not None:
-        shortest = counted.shortest[START]
-        if shortest >= UNREACHABLE or (joined.most is not None and shortest > joined.most):
-            return False
+    chars = joined.chars()
+    if chars is None:
+        return joined
+    shortest, longest = _lengths(chars)
+    if chars.is_empty or longest < joined.least or (joined.most is not None and shortest > joined.most):
+        return False
+    # Bounds that the patterns imply need no counting.
+    least = 0 if shortest >= joined.least else joined.least
+    most = None if joined.most is None or longest <= joined.most else joined.most
+    joined = replace(joined, least=least, most=most)
+    if least and most is not None and (True,) not in part_combinations((joined,)):
+        return False
     return joined
 
 
@@ -173,60 +146,105 @@ def string_dfa(part: StringPart) -> Dfa:
     """Return all spellings of the strings that satisfy a part. Raises GrammarError beyond the budget."""
     if part.texts is None:
         return part._dfa()
-    budget = CompileBudget()
-    texts = char_dfa(alternation(literal(text) for text in sorted(part.texts)), budget)
-    return byte_dfa(texts, "json_string", budget)
+    return string_content_dfa(_text_chars(part.texts))
 
 
-# Several parts together, by products of their character automata.
+# Several parts together, by products of their character automata and the lengths between their bounds.
 
 
-@dataclass(frozen=True, eq=False)
-class CharProduct:
-    """Product of character automata, over all texts. S states, the dead one first.
+class PartsProduct:
+    """Product of the automata of several parts, and of further automata, over all strings.
 
-    `passed[q]` says which of the automata accept in state q; it is None for the dead one.
+    Lengths are counted, or `unrolled`: states stand for them. Raises GrammarError beyond the limits.
     """
 
-    alphabet: Alphabet
-    rows: NDArray[np.int32]  # [S, classes]
-    passed: list[Truths | None]  # [S]
+    def __init__(
+        self, parts: tuple[StringPart, ...], further: tuple[CharDfa, ...] = (), unrolled: bool = False
+    ) -> None:
+        self._parts, self._further, self._unrolled = parts, further, unrolled
+        self._machine_of = [chars_of(part) if unrolled else part.content() for part in parts]
+        machines = list(dict.fromkeys([*further, *(each for each in self._machine_of if each is not None)]))
+        self._index = {machine: number for number, machine in enumerate(machines)}
+        bounds = [] if unrolled else [part.least for part in parts]
+        bounds += [] if unrolled else [part.most + 1 for part in parts if part.most is not None]
+        self._product: CountedProduct = counted_product(machines, bounds, CompileBudget())
 
-    @property
-    def truths(self) -> list[Truths]:
-        """The distinct combinations of automata that accept a text."""
-        return list(dict.fromkeys(truths for truths in self.passed if truths is not None))
+    def _truths(self, passed: Truths, interval: int) -> Truths:
+        """Return which parts hold for a text in this interval of lengths that these automata accept."""
+        first, last = self._product.interval(interval)
+        return tuple(
+            (machine is None or passed[self._index[machine]])
+            and (self._unrolled or (first >= min(part.least, MAX_COUNT) and (part.most is None or last <= part.most)))
+            for part, machine in zip(self._parts, self._machine_of, strict=True)
+        )
 
-    def chars(self, truths: Truths) -> CharDfa:
-        """Return the automaton of the texts that exactly these automata accept."""
-        return trimmed_char_dfa(self.alphabet, self.rows, [passed == truths for passed in self.passed])
+    @cached_property
+    def combinations(self) -> dict[Truths, None]:
+        """The combinations of truths that the parts have of some string."""
+        return {self._truths(passed, interval): None for passed, interval in self._product.combinations}
+
+    def labelled(self, label: Callable[[Truths], int]) -> LabelledTexts | None:
+        """Label the texts by the parts that hold; -1 refuses a text, as do the further automata.
+
+        Returns None if every text is refused.
+        """
+        refusing = [self._index[machine] for machine in self._further]
+
+        def label_of(passed: Truths, interval: int) -> int:
+            return -1 if any(passed[number] for number in refusing) else label(self._truths(passed, interval))
+
+        return self._product.labelled(label_of)
 
 
-def char_product(tests: Sequence[CharDfa], budget: CompileBudget) -> CharProduct:
-    """Build the product of character automata. Raises GrammarError beyond the budget or `MAX_PRODUCT_STATES`."""
-    universe = length_char_dfa(0, None)
-    alphabet, rows = universe.alphabet, universe.table
-    states = np.arange(len(rows))[:, None]  # of each automaton: [S, 1 + tests]
+_parts_product = lru_cache(maxsize=256)(PartsProduct)
 
-    def check(num_states: int) -> None:
-        budget.check(num_states)
-        if num_states > MAX_PRODUCT_STATES + 1:
-            raise GrammarError("the constraints on one value are too complex in combination")
 
-    for test in tests:
-        alphabet, old, new = common_alphabet(alphabet, test.alphabet)
-        rows, pairs = pair_product(rows[:, old], test.table[:, new], "first", check)
-        states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
-    ends = [test.accepting[states[1:, 1 + number]].tolist() for number, test in enumerate(tests)]
-    return CharProduct(alphabet, rows, [None, *(zip(*ends, strict=True) if tests else [()] * (len(rows) - 1))])
+def part_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
+    """Return the combinations of truths that parts have of some string. Raises GrammarError beyond the limits."""
+    try:
+        return _parts_product(parts).combinations
+    except GrammarError:
+        if not _can_be_unrolled(parts):
+            raise
+        return _parts_product(parts, unrolled=True).combinations
+
+
+def labelled_strings(
+    parts: tuple[StringPart, ...], label: Callable[[Truths], int], further: tuple[CharDfa, ...] = ()
+) -> LabelledTexts | None:
+    """Label all strings by the parts that hold; -1 refuses a string, as do the `further` automata.
+
+    Returns None if every string is refused. Raises GrammarError beyond the limits.
+    """
+    try:
+        return _parts_product(parts, further).labelled(label)
+    except GrammarError:
+        if not _can_be_unrolled(parts):
+            raise
+        return _parts_product(parts, further, unrolled=True).labelled(label)
+
+
+def _can_be_unrolled(parts: tuple[StringPart, ...]) -> bool:
+    bounds = [bound for part in parts for bound in (part.least, part.most or 0)]
+    return 0 < max(bounds, default=0) <= MAX_UNROLLED_LENGTH
+
+
+def char_product(tests: Sequence[CharDfa], budget: CompileBudget) -> CountedProduct:
+    """Build the product of character automata. Raises GrammarError beyond the limits."""
+    return counted_product(tests, (), budget)
+
+
+@lru_cache(maxsize=512)
+def _text_chars(texts: frozenset[str]) -> CharDfa:
+    return char_dfa(alternation(literal(text) for text in sorted(texts)), CompileBudget())
 
 
 @lru_cache(maxsize=512)
 def chars_of(part: StringPart) -> CharDfa:
-    """Return the character automaton of a part. Raises GrammarError beyond the budget."""
+    """Return the character automaton of a part, lengths unrolled. Raises GrammarError beyond the budget."""
     budget = CompileBudget()
     if part.texts is not None:
-        return char_dfa(alternation(literal(text) for text in sorted(part.texts)), budget)
+        return _text_chars(part.texts)
     chars = part.chars()
     if part.least or part.most is not None or chars is None:
         lengths = length_char_dfa(part.least, part.most, budget)
@@ -247,12 +265,16 @@ def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
         chars = parts[0].chars()
         excludes_some = parts[0].least or parts[0].most is not None or chars is None or not chars.complement().is_empty
         return [(True,), (False,)] if excludes_some else [(True,)]
-    return char_product([chars_of(part) for part in parts], CompileBudget()).truths
+    return part_combinations(parts)
 
 
 @lru_cache(maxsize=1024)
 def has_many_texts(part: StringPart) -> bool:
-    """Return True if more than `MAX_TEXTS` texts satisfy a part. Raises GrammarError beyond the budget."""
+    """Return True if more than `MAX_TEXTS` texts satisfy a part, False if not or if long texts decide it."""
+    if part.least > MAX_UNROLLED_LENGTH:
+        return False
+    if part.most is None or part.most > 2 * MAX_UNROLLED_LENGTH:
+        part = replace(part, most=2 * MAX_UNROLLED_LENGTH)
     return few_texts(chars_of(part), MAX_TEXTS) is None
 
 
@@ -263,7 +285,7 @@ def likely_texts(parts: Sequence[StringPart]) -> Iterator[str]:
         if part.texts is not None:
             yield from part.texts
         elif (chars := part.chars()) is None:
-            yield "a" * max(part.least, 1)
+            yield "a" * min(max(part.least, 1), MAX_UNROLLED_LENGTH)
         elif (text := chars.witness()) is not None:
             yield text
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,23 +13,17 @@ from ..automaton.actions import UNBOUNDED
 from ..automaton.automaton import Automaton
 from ..automaton.blocks import Block, CharacterCounts
 from ..automaton.literals import literal_states
+from ..budget import CompileBudget
 from ..errors import GrammarError
+from ..regex.byte_dfa import byte_dfa
+from ..regex.counted_chars import NEVER, LabelledTexts
 from ..regex.dfa import DEAD, START, Dfa, free_kinds
 from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, evaluate, has_negation, substitute
-from .string_dfas import any_string, labelled_product, looping_states, plain_states
-from .string_parts import (
-    UNREACHABLE,
-    StringPart,
-    candidates,
-    counted_chars,
-    spellings,
-    string_content_dfa,
-    string_dfa,
-)
+from .string_dfas import any_string, looping_states, plain_states
+from .string_parts import StringPart, candidates, labelled_strings, spellings, string_content_dfa
 
 QUOTE = 0x22
 ResultOf = Callable[[Truths], int]  # the result code of the truths of tracked formulas
-MAX_UNROLLED_LENGTH = 8  # a minimum length that is unrolled into states instead of counted
 MAX_SLASHES = 4  # of a text whose spellings are listed
 
 
@@ -54,61 +48,63 @@ def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: Re
     if listed:
         # Listed texts get literal states. All other strings are read as if no texts were listed.
         others = tuple(substitute(f, lambda part: part if part.texts is None else False) for f in formulas)
-        strings = _open_strings(automaton, others, result, is_unrolled=True)
+        strings = _open_strings(automaton, others, result)
         if strings is None:
             return _texts_start(automaton, listed, formulas, result)
-        literals = _literals(automaton, listed, formulas, result, strings[1])
+        literals = _literals(automaton, listed, formulas, result, strings.dfa)
         if not literals:
-            return strings[0] + START
-        key = ("listed", tuple(literals), strings[0])
+            return strings.base + START
+        key = ("listed", tuple(literals), strings.base)
         if key not in automaton.memory:
             automaton.memory[key] = literal_states(automaton.tables, literals, *strings)
-        return int(automaton.memory[key])
+        return int(automaton.memory[key]) or None
     strings = _open_strings(automaton, formulas, result)
-    return None if strings is None else strings[0] + START
+    return None if strings is None else strings.base + START
 
 
 def _listed_texts(formulas: tuple[Formula, ...]) -> frozenset[str]:
     """Return the texts that some part lists, if each has few spellings."""
     parts = [part for formula in formulas for part in atoms(formula)]
-    if any(part.most is not None or part.least > MAX_UNROLLED_LENGTH for part in parts):
-        return frozenset()  # literal states do not count characters
     texts = frozenset().union(*(part.texts for part in parts if part.texts is not None))
     few = all(len(spellings(text)) == 1 and text.count("/") <= MAX_SLASHES for text in texts)
     return texts if few else frozenset()
 
 
-def _open_strings(
-    automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf, is_unrolled: bool = False
-) -> tuple[int, Dfa] | None:
-    """Return the number of the block for strings that are not listed, and its automaton.
+class OpenStrings(NamedTuple):
+    """Strings that are not listed: the base of their block, its automaton, and the states where characters are counted.
 
-    `is_unrolled`: the block counts no characters.
+    `begins` is None if no characters are counted.
     """
+
+    base: int
+    dfa: Dfa
+    begins: NDArray[np.bool_] | None
+
+
+def _open_strings(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> OpenStrings | None:
+    """Add the block of the strings that are not listed; return None if there are none."""
     need, tracked = formulas[0], formulas[1:]
     if need is False:
         return None
+    key = ("strings", formulas, id(result))
+    if key in automaton.memory:
+        return automaton.memory[key]  # type: ignore[no-any-return]
     single = not any(isinstance(f, And | Or | ExactlyOne | Not) for f in formulas)
     if single and all(f is need or f == need or isinstance(f, bool) for f in tracked):
         # All truths are that of one part, or constant.
         number = result(tuple(True if f == need else bool(f) for f in tracked))
         part = StringPart() if need is True else need
-        if is_unrolled and part.least:
-            block = automaton.block(("unrolled", part, number), lambda: _unrolled_block(part, number))
-            return block, string_dfa(part)
-        return _part_strings(automaton, part, number)
-    return _product_strings(automaton, formulas, result)
-
-
-def _unrolled_block(part: StringPart, result: int) -> Block:
-    dfa = string_dfa(part)
-    return _string_block(dfa, np.where(dfa.accepting, result, -1).astype(np.int32))
-
-
-def _string_block(dfa: Dfa, results: NDArray[np.int32]) -> Block:
-    """Return the block of an automaton of string contents, which ends at the quote with the result of its state."""
-    plain, loops, free = plain_states(dfa), looping_states(dfa), free_kinds(dfa)
-    return Block(dfa.table, dfa.class_of, results, QUOTE, plain=plain, loops=loops, free=free)
+        block: Block | None = part_block(part, number)
+        block_key: Hashable = ("string", part, number)
+    else:
+        block, block_key = _product_block(automaton, formulas, result), key
+    strings = None
+    if block is not None:
+        dfa = Dfa(block.table, block.class_of, block.results >= 0)
+        begins = None if block.counts is None else block.counts.begins
+        strings = OpenStrings(automaton.block(block_key, lambda: block), dfa, begins)
+    automaton.memory[key] = strings
+    return strings
 
 
 def _texts_start(
@@ -167,83 +163,102 @@ def _is_decided(formulas: tuple[Formula, ...]) -> bool:
     return len(formulas) == 1 and not has_negation(formulas[0])
 
 
-def _part_strings(automaton: Automaton, part: StringPart, result: int) -> tuple[int, Dfa] | None:
-    counted = counted_chars(part.patterns, part.formats, part.least)
-    if counted is not None and counted.shortest[START] > (UNREACHABLE - 1 if part.most is None else part.most):
-        return None
-    base = automaton.block(("string", part, result), lambda: part_block(part, result))
-    return base, any_string() if counted is None else string_content_dfa(counted.chars)
-
-
 @lru_cache(maxsize=1024)
 def part_block(part: StringPart, result: int) -> Block:
     """Return the block of the strings that satisfy a part without `texts`. Lengths are counted, not unrolled."""
-    counted = counted_chars(part.patterns, part.formats, part.least)
-    if counted is None:
-        dfa = any_string()
-        num_boundaries, least, shortest = START + 1, part.least, np.zeros(dfa.num_states, np.int64)
-    else:
-        dfa = string_content_dfa(counted.chars)
-        num_boundaries, least, shortest = counted.chars.num_states, counted.least, counted.shortest
-    results = np.where(dfa.accepting, result, -1).astype(np.int32)
-    if part.most is None and least == 0:
+    if part.least == 0 and part.most is None:
+        chars = part.chars()
+        dfa = any_string() if chars is None else string_content_dfa(chars)
+        return _string_block(dfa, np.where(dfa.accepting, result, -1).astype(np.int32))
+    labelled = labelled_strings((part,), lambda truths: result if truths[0] else -1)
+    assert labelled is not None, "a part is made only if some string satisfies it"
+    return _counted_block(labelled)
+
+
+def _string_block(dfa: Dfa, results: NDArray[np.int32]) -> Block:
+    """Return the block of an automaton of string contents, which ends at the quote with the result of its state."""
+    plain, loops, free = plain_states(dfa), looping_states(dfa), free_kinds(dfa)
+    return Block(dfa.table, dfa.class_of, results, QUOTE, plain=plain, loops=loops, free=free)
+
+
+def _counted_block(labelled: LabelledTexts) -> Block:
+    """Return the block of the strings of labelled texts, which ends at the quote with the label as result."""
+    chars = labelled.chars
+    dfa = byte_dfa(chars, "json_string", CompileBudget())
+    num_states, num_chars = dfa.num_states, chars.num_states
+    if not labelled.counts_matter:
+        results = np.full(num_states, -1, np.int32)
+        results[:num_chars] = [row[0][1] if row else -1 for row in labelled.labels]
         return _string_block(dfa, results)
-    boundary = np.arange(dfa.num_states) < num_boundaries
-    away = np.full(dfa.num_states, UNREACHABLE)
-    away[:num_boundaries] = shortest[:num_boundaries]
-    while True:  # a state inside a character is as far from the end as the nearest one that it leads to
-        nearer = np.where(boundary, away, away[dfa.table].min(axis=1))
-        if (nearer == away).all():
-            break
-        away = nearer
-    away[DEAD] = 0
-    most = np.full(dfa.num_states, UNBOUNDED) if part.most is None else part.most - away
-    last = UNBOUNDED if part.most is None else part.most
-    by_count = [(least - 1, -1), (last, result), (UNBOUNDED, -1)]
-    counts = CharacterCounts(boundary, np.zeros(dfa.num_states, np.int32), most.astype(np.int32), [by_count])
-    results = np.where(dfa.accepting, 0, -1).astype(np.int32)
-    plain = plain_states(dfa) & (away == 0)
+    by_count = [tuple((min(last, UNBOUNDED), label) for last, label in row) for row in labelled.labels]
+    numbers: dict[tuple[tuple[int, int], ...], int] = {}
+    results = np.full(num_states, -1, np.int32)
+    results[:num_chars] = [numbers.setdefault(row, len(numbers)) if row else -1 for row in by_count]
+    fewest, most = _inner_bounds(dfa, labelled)
+    # A state that may be entered with any count up to the greatest of all.
+    is_open = (fewest == 0) & (most == most[1:].max())
+    plain: NDArray[np.bool_] | None = plain_states(dfa)
+    if not is_open[plain].all():
+        plain = None
     return Block(
         dfa.table,
         dfa.class_of,
         results,
-        closing=QUOTE,
-        plain=plain if counted is None or plain[1:num_boundaries].all() else None,
+        QUOTE,
+        plain=plain,
         loops=looping_states(dfa),
-        free=free_kinds(dfa, away == 0),
-        counts=counts,
+        free=free_kinds(dfa, is_open),
+        counts=CharacterCounts(np.arange(num_states) < num_chars, fewest, most, list(numbers)),
     )
 
 
-def _product_strings(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> tuple[int, Dfa] | None:
-    key = ("product", formulas, id(result))
-    if key in automaton.memory:
-        return automaton.memory[key]  # type: ignore[no-any-return]
-    parts = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
+def _inner_bounds(dfa: Dfa, labelled: LabelledTexts) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the counts with which each state of a string may be entered, also inside characters: int32[S] each."""
+    num_chars = labelled.chars.num_states
+    fewest = np.full(dfa.num_states, NEVER)
+    most = np.full(dfa.num_states, -1)
+    fewest[:num_chars], most[:num_chars] = labelled.fewest, labelled.most
+    fewest[DEAD], most[DEAD] = NEVER, -1
+    inner = np.arange(dfa.num_states) >= num_chars
+    while True:  # a state inside a character may be entered if one that it leads to may
+        lower = np.where(inner, fewest[dfa.table].min(axis=1), fewest)
+        upper = np.where(inner, most[dfa.table].max(axis=1), most)
+        if (lower == fewest).all() and (upper == most).all():
+            break
+        fewest, most = lower, upper
+    if fewest[1:].any():
+        for state in np.flatnonzero(inner).tolist():
+            reached = fewest[state] - 1
+            for target in sorted(set(dfa.table[state].tolist()) - {DEAD}, key=lambda each: fewest[each]):
+                if fewest[target] > reached + 1:
+                    raise GrammarError("the lengths of a string are too complex in combination")
+                reached = max(reached, most[target])
+    fewest[DEAD] = most[DEAD] = 0
+    return np.minimum(fewest, UNBOUNDED).astype(np.int32), np.minimum(most, UNBOUNDED).astype(np.int32)
 
-    undecided = [] if _is_decided(formulas) else [dfa for part in parts for dfa in part.undecided_dfas()]
 
-    def label(accepted: Truths) -> int:
-        if any(accepted[len(parts) :]):
-            return -1
-        return result_code(formulas, dict(zip(parts, accepted, strict=False)).__getitem__, result)
+def _product_block(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> Block | None:
+    """Return the block of the strings for which the first formula holds, or None if there are none.
+
+    They end with the result codes of the truths of the others.
+    """
+    parts = tuple(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
+    undecided = () if _is_decided(formulas) else tuple(chars for part in parts for chars in part.undecided())
+
+    def label(truths: Truths) -> int:
+        return result_code(formulas, dict(zip(parts, truths, strict=True)).__getitem__, result)
 
     try:
-        product = labelled_product(any_string(), [*map(string_dfa, parts), *undecided], label)
+        labelled = labelled_strings(parts, label, undecided)
     except GrammarError as error:
-        product = None  # too complex to work out: allowing no string is safe
         error.patterns = frozenset().union(*(part.patterns for part in parts))
         automaton.refused.append(error)
-    else:
-        if product is None and undecided:
+        return None  # too complex to work out: allowing no string is safe
+    if labelled is None:
+        if undecided:
             names = sorted({name for part in parts for name in part.formats})
             automaton.refused.append(
                 GrammarError(f"not all of the format {names[0]!r} is known, so it cannot be negated")
             )
-    strings: tuple[int, Dfa] | None = None
-    if product is not None:
-        table, class_of, labels = product
-        dfa = Dfa(table, class_of, labels >= 0)
-        strings = automaton.block(key, lambda: _string_block(dfa, labels)), dfa
-    automaton.memory[key] = strings
-    return strings
+        return None
+    return _counted_block(labelled)
