@@ -124,6 +124,12 @@ class CountedProduct:
 
     def _entries(self, labels: list[tuple[tuple[int, int], ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the least and greatest number of characters with which each state leads to a labelled text."""
+        if len(self.cuts) == 1:
+            from . import dfa_kernel  # not at the top: it imports numba
+
+            ends_here = np.array([bool(row) and row[0][1] >= 0 for row in labels], np.bool_)
+            alive = dfa_kernel.alive(np.ascontiguousarray(self.rows), ends_here)
+            return np.where(alive, 0, NEVER), np.where(alive, NEVER, -1)
         ends: dict[tuple[int, int], list[int]] = {}  # the states in which texts of these lengths have labels
         for state, row in enumerate(labels):
             for window in _windows(row):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 from ..automaton.automaton import Automaton
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
+from ..regex.counted_chars import MAX_PRODUCT_STATES
 from .document import MAX_SAME_VALUE, Document, Location, read_schema
+from .formula import atoms
 from .goals import GoalCompiler
-from .keywords import NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
+from .keywords import APPLICATORS, NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
 from .number_parts import number_part
 from .string_dfas import pattern_dfa
-from .value_states import ValueStart
+from .string_states import string_start
+from .value_states import ValueStart, number_start, result_codes
+
+_COMBINING = APPLICATORS - {"enum", "const"}
 
 
 def schema_start(
@@ -35,6 +41,8 @@ def schema_start(
     for location in document.all:
         if isinstance(location.schema, dict) and not UNEVALUATED_KEYWORDS.isdisjoint(location.schema):
             compiler.formula_at(location)  # raises GrammarError if it is too complex
+        if isinstance(location.schema, dict) and not _COMBINING.isdisjoint(location.schema):
+            _check_combination(compiler, location)
     goal = compiler.goal(document.start, generated=True)
     start = ValueStart(compiler, goal)
     if compiler.satisfiable(goal) and automaton.edges_of(automaton.number(start)):
@@ -45,6 +53,22 @@ def schema_start(
         raise GrammarError(refused[0].reason, pointer=pointer) from None
     closed = " when objects have no members but those that are listed (additional_properties)"
     raise GrammarError(f"no text at all satisfies the constraint{closed if compiler.closes_objects else ''}")
+
+
+def _check_combination(compiler: GoalCompiler, location: Location) -> None:
+    """Refuse a subschema whose constraints on one string or number are too complex together.
+
+    Strings and numbers are worked out when a text reaches them. That is too late to refuse the schema.
+    """
+    goal, num_refused = compiler.goal(location), len(compiler.refused)
+    automaton = Automaton()
+    no_results = result_codes(compiler, ())
+    for kind, add_states in (("string", string_start), ("number", number_start)):
+        formula = compiler.typed(goal, kind)
+        if prod(part.num_states() for part in atoms(formula)) > MAX_PRODUCT_STATES:  # else no product is too large
+            add_states(automaton, (formula,), no_results)
+    for error in (*compiler.refused[num_refused:], *automaton.refused):
+        raise GrammarError(error.reason, pointer=location.pointer)
 
 
 def _pattern_pointer(patterns: frozenset[str], document: Document) -> str:

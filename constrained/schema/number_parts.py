@@ -60,6 +60,10 @@ class NumberPart:
     multiples: frozenset[Decimal] = frozenset()
     values: frozenset[Decimal] | None = None
 
+    def num_states(self) -> int:
+        """Return about how many states the part brings to a product."""
+        return sum(map(_num_remainder_states, self.multiples)) + (16 if self.lower or self.upper else 1)
+
     def holds(self, value: Decimal) -> bool:
         """Return True if a number satisfies the part."""
         if self.values is not None and value not in self.values:

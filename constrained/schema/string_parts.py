@@ -36,6 +36,11 @@ class StringPart:
     formats: frozenset[str] = frozenset()
     texts: frozenset[str] | None = None
 
+    def num_states(self) -> int:
+        """Return how many states the part brings to a product, where given texts are apart. Raises GrammarError."""
+        chars = self.chars()
+        return 1 if chars is None else chars.num_states
+
     def holds(self, text: str) -> bool:
         """Return True if a text surely satisfies the part."""
         if self.texts is not None and text not in self.texts:

@@ -82,7 +82,7 @@ class ValueStart:
                 state = compiler.structure_start(kind, formulas, result)
                 if state is not None:
                     edges[byte] = automaton.goto(state)
-        number_state = _number_start(automaton, self._typed("number"), result)
+        number_state = number_start(automaton, self._typed("number"), result)
         if self.spaces == 2:
             edges |= dict.fromkeys(SPACES, automaton.goto(self))
         elif self.spaces == 1:
@@ -107,7 +107,7 @@ def _word(automaton: Automaton, rest: bytes, result: int) -> int:
 # Numbers.
 
 
-def _number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> int | None:
+def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> int | None:
     """Return the number of the state before a number for which the first formula holds, or None if there is none.
 
     The number ends with the result code of the truths of the other formulas.
