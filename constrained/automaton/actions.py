@@ -27,7 +27,7 @@ def action(operation: int, argument: int) -> int:
 
 
 # Columns of the state table.
-FILLED, HEAD, ROW, CLASSES, RETURNS, ENDS, FLAGS, LEAST, MOST, FREE, LENGTH, LIKE = range(12)
+FILLED, HEAD, ROW, CLASSES, RETURNS, ENDS, FLAGS, LEAST, MOST, FREE, LENGTH, LIKE, NUM_RETURNS = range(13)
 # FILLED   1 if the rest of the row is valid
 # HEAD     the first of its edges, -1 for none
 # ROW      offset in `targets` of its actions by byte class; CLASSES is the row of `classes` that classifies bytes
@@ -35,8 +35,9 @@ FILLED, HEAD, ROW, CLASSES, RETURNS, ENDS, FLAGS, LEAST, MOST, FREE, LENGTH, LIK
 # ENDS     -1: the text may end here; 1 + r: the value may end here with result r; 0: neither
 # LEAST, MOST  of a counted string: minimum number of characters to end here, and maximum to enter this state
 # FREE     bit set of byte kinds (`regex.dfa.KIND`): every text of them of at most LENGTH bytes stays alive
+# NUM_RETURNS  of a frame: number of results for which `returns` has room; a larger result is unknown yet
 # LIKE     the state that acts as this one on every byte that has no edge here; 0 for none
-NUM_COLUMNS = 12
+NUM_COLUMNS = 13
 UNBOUNDED = (1 << 31) - 1  # characters
 # Bits of FLAGS.
 GUARDED = 1  # of a frame: the state that follows depends on the text of the value

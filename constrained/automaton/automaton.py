@@ -24,6 +24,7 @@ from .actions import (
     FLAGS,
     GOTO,
     GUARDED,
+    NUM_RETURNS,
     PLAIN,
     POP,
     PUSH,
@@ -65,8 +66,9 @@ class ControlState(Hashable, Protocol):
 class Frame:
     """A stack frame: when the value above it ends, its result selects the state that follows.
 
-    The successor of a `guarded` frame depends on the text of the value too, so it is not stored in the tables. A frame
-    that is `once` is guarded only to refuse a value that has come before.
+    `num_results` is the number of results for which room is made; larger results make more. The successor of a
+    `guarded` frame depends on the text of the value too, so it is not stored in the tables. A frame that is `once` is
+    guarded only to refuse a value that has come before.
     """
 
     num_results: int
@@ -124,7 +126,7 @@ class Automaton:
         """Return the number of a state or frame that is pushed on the stack."""
         number = self.number(state)
         if isinstance(state, Frame) and self.tables.states.item(number, RETURNS) < 0:
-            self.tables.states[number, RETURNS] = self.tables.new_returns(state.num_results)
+            self._allocate(number, state.num_results)
             if state.guarded:
                 self.tables.states[number, FLAGS] |= GUARDED
             self.has_once = self.has_once or state.once
@@ -198,12 +200,22 @@ class Automaton:
         state = self._values[frame].after(self, result, text)
         number = 0 if state is None else self.number(state)
         if not is_guarded:
+            if result >= self.tables.states.item(frame, NUM_RETURNS):
+                self._allocate(frame, max(result + 1, 2 * self.tables.states.item(frame, NUM_RETURNS)))
             self.tables.returns[self.tables.states.item(frame, RETURNS) + result] = number
         else:
             if len(self._guards) == MAX_GUARDS:
                 self._guards.clear()
             self._guards[key] = number
         return number
+
+    def _allocate(self, frame: int, num_results: int) -> None:
+        """Make room for the states after so many results of a frame, with those that are known."""
+        tables = self.tables
+        first, known = tables.states.item(frame, RETURNS), tables.states.item(frame, NUM_RETURNS)
+        new = tables.new_returns(num_results)
+        tables.returns[new : new + known] = tables.returns[first : first + known]
+        tables.states[frame, RETURNS], tables.states[frame, NUM_RETURNS] = new, num_results
 
     def edges_of(self, number: int) -> dict[int, int]:
         """Return the action of each byte in a state, without dead ones; the row is computed if need be."""

@@ -31,6 +31,7 @@ from .actions import (
     LIKE,
     LOOPS,
     MOST,
+    NUM_RETURNS,
     POP_BEFORE,
     POP_COUNTED,
     PUSH,
@@ -159,7 +160,9 @@ def step(
                 if state == 0:
                     return REFUSED
             else:
-                state = returns[states[frame, RETURNS] + argument]
+                state = np.int32(UNKNOWN)
+                if argument < states[frame, NUM_RETURNS]:
+                    state = returns[states[frame, RETURNS] + argument]
                 if state == UNKNOWN:
                     context[WANTED] = frame
                     context[RESULT] = argument

@@ -15,7 +15,20 @@ from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import DEAD, START, Dfa, free_kinds
-from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, evaluate, has_negation, substitute
+from .formula import (
+    And,
+    ExactlyOne,
+    Formula,
+    Not,
+    Or,
+    ResultCodes,
+    SparseTruths,
+    Truths,
+    atoms,
+    evaluate,
+    has_negation,
+    substitute,
+)
 from .string_dfas import any_string, labelled_product, looping_states, plain_states
 from .string_parts import (
     UNREACHABLE,
@@ -28,18 +41,17 @@ from .string_parts import (
 )
 
 QUOTE = 0x22
-ResultOf = Callable[[Truths], int]  # the result code of the truths of tracked formulas
 MAX_UNROLLED_LENGTH = 8  # a minimum length that is unrolled into states instead of counted
 MAX_SLASHES = 4  # of a text whose spellings are listed
 
 
-def result_code(formulas: Iterable[Formula], truth: Callable[[Any], bool | None], result: ResultOf) -> int:
+def result_code(formulas: Iterable[Formula], truth: Callable[[Any], bool | None], result: ResultCodes) -> int:
     """Return the result code of the truths of the tracked formulas, or -1 if the first formula does not hold."""
     need, *tracked = [bool(evaluate(formula, truth)) for formula in formulas]
     return result(tuple(tracked)) if need else -1
 
 
-def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> int | None:
+def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes) -> int | None:
     """Return the number of the state after the opening quote, or None if no string satisfies the first formula.
 
     The string ends with the result code of the truths of the other formulas.
@@ -79,7 +91,7 @@ def _listed_texts(formulas: tuple[Formula, ...]) -> frozenset[str]:
 
 
 def _open_strings(
-    automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf, is_unrolled: bool = False
+    automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes, is_unrolled: bool = False
 ) -> tuple[int, Dfa] | None:
     """Return the number of the block for strings that are not listed, and its automaton.
 
@@ -112,7 +124,7 @@ def _string_block(dfa: Dfa, results: NDArray[np.int32]) -> Block:
 
 
 def _texts_start(
-    automaton: Automaton, texts: frozenset[str], formulas: tuple[Formula, ...], result: ResultOf
+    automaton: Automaton, texts: frozenset[str], formulas: tuple[Formula, ...], result: ResultCodes
 ) -> int | None:
     literals = _literals(automaton, texts, formulas, result, None)
     if not literals:
@@ -124,18 +136,19 @@ def _texts_start(
 
 
 def _literals(
-    automaton: Automaton, texts: frozenset[str], formulas: tuple[Formula, ...], result: ResultOf, others: Dfa | None
+    automaton: Automaton, texts: frozenset[str], formulas: tuple[Formula, ...], result: ResultCodes, others: Dfa | None
 ) -> list[tuple[bytes, int]]:
     """Return the spellings of texts with the actions of their closing quotes.
 
     Texts that are refused are listed, with the action `DEAD`, only if `others` accepts them.
     """
     literals: list[tuple[bytes, int]] = []
-    is_decided = _is_decided(formulas)
+    unsure = [] if _is_decided(formulas) else [part for f in formulas for part in atoms(f) if part.formats]
+    truths = SparseTruths(formulas, lambda part: part.texts, lambda part, text: part.holds(text))
     for text in sorted(texts):
-        truths = [evaluate(f, lambda part: part.holds(text)) for f in formulas]  # noqa: B023
-        is_certain = truths[0] and (is_decided or not is_undecided(formulas, text))
-        number = result(tuple(map(bool, truths[1:]))) if is_certain else -1
+        bits = truths.bits(text)
+        is_certain = bits & 1 and not any(part.is_undecided(text) for part in unsure)
+        number = result.of_bits(bits >> 1) if is_certain else -1
         for spelling in spellings(text) if others is None else _with_escapes(spellings(text)):
             if number >= 0:
                 literals.append((spelling, automaton.pop(number)))
@@ -213,7 +226,9 @@ def part_block(part: StringPart, result: int) -> Block:
     )
 
 
-def _product_strings(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> tuple[int, Dfa] | None:
+def _product_strings(
+    automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes
+) -> tuple[int, Dfa] | None:
     key = ("product", formulas, id(result))
     if key in automaton.memory:
         return automaton.memory[key]  # type: ignore[no-any-return]

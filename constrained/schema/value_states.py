@@ -13,35 +13,15 @@ from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import START
-from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, evaluate
+from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, evaluate
 from .interface import SchemaCompiler
 from .number_parts import NumberPart, candidates, number_dfa, number_universe
 from .string_dfas import labelled_product
-from .string_states import QUOTE, ResultOf, result_code, string_start
+from .string_states import QUOTE, result_code, string_start
 
 SPACES = b" \n\t\r"
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
-MAX_RESULTS = 64  # combinations of truths of the tracked goals of one value
 _WORDS = {"null": b"null", "true": b"true", "false": b"false"}
-
-
-class ResultCodes:
-    """Numbers for the truths of tracked goals. A value's last state pops with such a number."""
-
-    def __init__(self, num_tracked: int) -> None:
-        self.size: int = min(2**num_tracked, MAX_RESULTS)
-        self.truths: list[Truths] = []
-        self._numbers: dict[Truths, int] = {}
-
-    def __call__(self, truths: Truths) -> int:
-        """Return the number of a combination, or -1 if there are too many: then the value is refused."""
-        number = self._numbers.get(truths)
-        if number is None:
-            if len(self.truths) == self.size:
-                return -1
-            number = self._numbers[truths] = len(self.truths)
-            self.truths.append(truths)
-        return number
 
 
 def result_codes(compiler: SchemaCompiler, tracked: tuple[Formula, ...]) -> ResultCodes:
@@ -107,7 +87,7 @@ def _word(automaton: Automaton, rest: bytes, result: int) -> int:
 # Numbers.
 
 
-def _number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> int | None:
+def _number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes) -> int | None:
     """Return the number of the state before a number for which the first formula holds, or None if there is none.
 
     The number ends with the result code of the truths of the other formulas.
@@ -143,7 +123,7 @@ def _number_block(part: NumberPart, result: int) -> Block:
     return Block(dfa.table, dfa.class_of, results, before=NUMBER_END)
 
 
-def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> int | None:
+def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes) -> int | None:
     key = ("numbers", formulas, id(result))
     if key in automaton.memory:
         return automaton.memory[key]  # type: ignore[no-any-return]
