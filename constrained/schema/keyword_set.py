@@ -16,7 +16,7 @@ from .number_parts import NumberPart, number_part
 from .string_parts import StringPart
 from .structure_parts import ArrayKeywords, ArrayPart, ObjectKeywords, ObjectPart
 
-MAX_COMBINED_VALUES = 256  # given objects or arrays that are combined with other constraints
+MAX_COMBINED_VALUES = 90  # given objects or arrays that are combined with other constraints
 _JSON_TYPE = {"null": "null", "true": "boolean", "false": "boolean"}
 
 

@@ -12,17 +12,14 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ...automaton.automaton import Automaton, ControlState, Frame, TransitionRow
-from ...automaton.blocks import Block
 from ...automaton.literals import literal_states
-from ...regex.dfa import START
 from ..interface import SchemaCompiler
-from ..number_parts import listed_numbers_dfa
 from ..string_parts import spellings
+from ..string_states import QUOTE
+from ..value_states import SPACES, given_numbers
 from .values import GivenValue
 
-SPACES = b" \n\t\r"
-NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
-QUOTE, COMMA, COLON = 0x22, 0x2C, 0x3A
+COMMA, COLON = 0x2C, 0x3A
 _OPEN, _CLOSE = {"object": 0x7B, "array": 0x5B}, {"object": 0x7D, "array": 0x5D}
 _WORDS = {"null": b"null", "true": b"true", "false": b"false"}
 Phase = Literal["open", "after", "comma"]
@@ -50,6 +47,11 @@ class ValueChoice:
 
     def __init__(self, style: ListedStyle, values: tuple[tuple[GivenValue, int], ...]) -> None:
         self.style, self.values = style, values
+
+    def contexts(self) -> list[ListedContext]:
+        """Return the contexts of the objects and arrays."""
+        kinds = [(kind, self.of_kind(kind)) for kind in _OPEN]
+        return [listed_context(kind, value_choice(self.style, values)) for kind, values in kinds if values]
 
     def of_kind(self, kind: str) -> tuple[tuple[GivenValue, int], ...]:
         """Return the values of one type."""
@@ -84,8 +86,8 @@ class ListedStart:
             structures = choice.of_kind(kind)
             if structures:
                 edges[byte] = automaton.goto(listed_start(kind, value_choice(choice.style, structures)))
-        numbers = choice.of_kind("number")
-        rest = START + _numbers(automaton, numbers, choice.style.digits) if numbers else 0
+        codes = {value.content: code for value, code in choice.of_kind("number")}
+        rest = given_numbers(automaton, codes, choice.style.digits) if codes else 0
         if self.spaces == 2:
             edges |= dict.fromkeys(SPACES, automaton.goto(self))
         elif self.spaces == 1:
@@ -99,16 +101,6 @@ def _texts(automaton: Automaton, texts: list[tuple[bytes, int]]) -> int:
     if key not in automaton.memory:
         automaton.memory[key] = literal_states(automaton.tables, [(text, automaton.pop(code)) for text, code in texts])
     return automaton.memory[key]  # type: ignore[no-any-return]
-
-
-def _numbers(automaton: Automaton, numbers: tuple[tuple[GivenValue, int], ...], digits: bool) -> int:
-    codes = {value.content: code for value, code in numbers}
-
-    def block() -> Block:
-        dfa, labels = listed_numbers_dfa(codes, digits)
-        return Block(dfa.table, dfa.class_of, labels, before=NUMBER_END)
-
-    return automaton.block(("given numbers", tuple(codes.items()), digits), block)
 
 
 class ListedContext:
@@ -137,13 +129,18 @@ class ListedContext:
         return found
 
 
-def listed_start(kind: str, choice: ValueChoice) -> ListedState:
-    """Return the state after the opening bracket of one of the objects, or arrays, of a choice."""
+def listed_context(kind: str, choice: ValueChoice) -> ListedContext:
+    """Return the context of the objects, or arrays, of a choice."""
     key = ("listed context", kind, choice)
     cache = choice.style.compiler.cache
     if key not in cache:
         cache[key] = ListedContext(kind, choice)
-    return ListedState(cache[key].first)
+    return cache[key]  # type: ignore[no-any-return]
+
+
+def listed_start(kind: str, choice: ValueChoice) -> ListedState:
+    """Return the state after the opening bracket of one of the objects, or arrays, of a choice."""
+    return ListedState(listed_context(kind, choice).first)
 
 
 class ValueSet:
@@ -181,6 +178,15 @@ class ValueSet:
             names = dict.fromkeys(content[index][0] for content in contents if len(content) > index)
             found = self._names_at[index] = tuple(names)
         return found
+
+    def places(self) -> list[tuple[str | None, int]]:
+        """Return the names or indices of the members or items that some value has."""
+        longest = max(len(self.context.values[number].content) for number in self.numbers)
+        if self.context.kind == "array":
+            return [(None, index) for index in range(longest)]
+        if self.context.by_index:
+            return [(name, index) for index in range(longest) for name in self.names_at(index)]
+        return [(name, 0) for name in self.names]
 
     def choice(self, name: str | None, index: int) -> tuple[ValueChoice, tuple[ValueSet, ...]]:
         """Return the choice of the values under a name or at an index, and the values that go on after each code."""
