@@ -271,6 +271,10 @@ class Automaton:
             found[byte] = code
         return {byte: code for byte, code in found.items() if code}
 
+    def is_control_state(self, number: int) -> bool:
+        """Return True if a number is that of a control state or frame, and not of a state inside a text."""
+        return number in self._values
+
     def is_once(self, frame: int) -> bool:
         """Return True if a number is that of a frame that is `once`."""
         value = self._values.get(frame)

@@ -12,10 +12,10 @@ from ..automaton.automaton import Automaton, ControlState, Frame, TransitionRow
 from ..errors import GrammarError
 from .end_search import EndSearch, ValueGoal
 from .finite_values import canonical, finite_values, value_of
-from .formula import Formula, Or, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
+from .formula import Formula, Or, ResultCodes, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
 from .interface import SchemaCompiler
 from .joint_truths import JointTruths, joint_truths, literals, restricted
-from .string_states import ResultOf, result_code
+from .string_states import result_code
 from .structure_parts import ArrayPart
 from .value_states import SPACES, ValueStart, result_codes
 
@@ -75,7 +75,7 @@ class ArrayContext:
     - `simple`: plain, with at most one part, nothing tracked, and items that need not differ.
     """
 
-    def __init__(self, compiler: SchemaCompiler, formulas: tuple[Formula, ...], result: ResultOf) -> None:
+    def __init__(self, compiler: SchemaCompiler, formulas: tuple[Formula, ...], result: ResultCodes) -> None:
         self.compiler, self.formulas, self.result = compiler, formulas, result
         found: dict[ArrayPart, None] = {}
         for formula in formulas:
@@ -248,7 +248,7 @@ class ItemFrame(Frame):
 
     @property
     def num_results(self) -> int:  # type: ignore[override]
-        return result_codes(self.state.context.compiler, self.item.tracked).size
+        return result_codes(self.state.context.compiler, self.item.tracked).likely
 
     @property
     def guarded(self) -> bool:  # type: ignore[override]
@@ -256,7 +256,7 @@ class ItemFrame(Frame):
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
         tracked = self.item.tracked
-        truths = result_codes(self.state.context.compiler, tracked).truths[result] if tracked else ()
+        truths = result_codes(self.state.context.compiler, tracked).truths(result) if tracked else ()
         value = canonical(json.loads(text)) if self.guarded else None
         return self.state.after(self.item, truths, value)
 

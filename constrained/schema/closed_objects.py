@@ -16,7 +16,7 @@ from .document import Location
 from .formula import Formula, conj, disj, neg, one
 from .interface import SchemaCompiler
 from .keyword_set import KeywordSet, derived_keywords, enum_formula, object_with
-from .keywords import NUMBER_KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS
+from .keywords import NUMBER_KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
 from .quick_checks import are_disjoint
 from .unevaluated import unevaluated
 
@@ -167,7 +167,9 @@ def _values(compiler: SchemaCompiler, location: Location, keyword: str) -> Split
     value = location.schema[keyword]
     if keyword == "const" and (compiler.document.draft or 6) < 6:
         return _unsplit(True)
-    formula = enum_formula(compiler, value if keyword == "enum" else [value], generated=True)
+    formula = enum_formula(
+        compiler, value if keyword == "enum" else [value], child(location.pointer, keyword), generated=True
+    )
     # A given object has exactly its members, so there is nothing to close.
     return SplitFormula(formula, {ListedMembers(covers_rest=compiler.closes_objects): formula})
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
 from typing import Any
 
 from ..automaton.automaton import Automaton
+from ..automaton.exploration import expand_some
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
-from ..regex.counted_chars import MAX_PRODUCT_STATES
 from .document import MAX_SAME_VALUE, Document, Location, read_schema
-from .formula import atoms
 from .goals import GoalCompiler
 from .keywords import APPLICATORS, NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
+from .listed.preparation import check_depth, lists_many_structures, places_of_many_values, prepare_listed
 from .number_parts import number_part
 from .string_dfas import pattern_dfa
-from .string_states import string_start
-from .value_states import ValueStart, number_start, result_codes
+from .value_states import ValueStart
 
 _COMBINING = APPLICATORS - {"enum", "const"}
+
+MAX_EXPLORED = 2000  # configurations that are expanded in search of given values that cannot be combined
 
 
 def schema_start(
@@ -46,6 +46,7 @@ def schema_start(
     goal = compiler.goal(document.start, generated=True)
     start = ValueStart(compiler, goal)
     if compiler.satisfiable(goal) and automaton.edges_of(automaton.number(start)):
+        _work_ahead(compiler, automaton, start)
         return start
     if refused := [*compiler.refused, *automaton.refused]:
         # Some values may be valid, but only among those that were too complex to work out.
@@ -71,6 +72,20 @@ def _check_combination(compiler: GoalCompiler, location: Location) -> None:
         raise GrammarError(error.reason, pointer=location.pointer)
 
 
+def _work_ahead(compiler: GoalCompiler, automaton: Automaton, start: ValueStart) -> None:
+    """Make the states of many given values, and refuse them with their pointer if they cannot be combined."""
+    if lists_many_structures(compiler.document):
+        for location in compiler.document.all:
+            for kind in ("object", "array"):
+                compiler.typed(compiler.goal(location, generated=True), kind)
+        expand_some(automaton, start, MAX_EXPLORED)
+    places = places_of_many_values(compiler.document)
+    for location in places:
+        automaton.edges_of(automaton.number(ValueStart(compiler, compiler.goal(location, generated=True))))
+    if places:
+        prepare_listed(compiler, automaton)
+
+
 def _pattern_pointer(patterns: frozenset[str], document: Document) -> str:
     """Return the pointer of the first of the patterns in the document, or of the root without any."""
     for location in document.all:
@@ -85,6 +100,7 @@ def _check(location: Location, document: Document) -> None:
     check_keywords(schema, pointer)
     if not isinstance(schema, dict):
         return
+    check_depth(schema, pointer)
     for keyword in ("$ref", "$dynamicRef"):
         if keyword in schema:
             document.resolve(schema[keyword], location, keyword)

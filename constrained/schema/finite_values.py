@@ -12,6 +12,7 @@ from ..budget import CompileBudget
 from ..errors import GrammarError
 from .formula import And, ExactlyOne, Formula, Or, atoms, evaluate
 from .interface import SchemaCompiler
+from .listed.values import ListedPart, json_value
 from .number_parts import NumberPart
 from .string_parts import char_product, chars_of, few_texts
 from .structure_parts import ArrayPart, ObjectPart
@@ -118,6 +119,8 @@ def _listed(compiler: SchemaCompiler, typed: Formula) -> list[Canonical] | None:
             return _arrays(compiler, typed)
         case ObjectPart():
             return _objects(compiler, typed)
+        case ListedPart():
+            return _few(canonical(json_value(value)) for value in typed.values)
         case _:
             return None
 

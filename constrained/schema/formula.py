@@ -5,13 +5,15 @@ Build compounds with `conj`, `disj`, `one` and `neg`, which simplify and intern 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, Self, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import ref
 
 T = TypeVar("T")
+V = TypeVar("V", bound=Hashable)
 Formula = Any  # bool | And | Or | ExactlyOne | Not | atom
 Truths = tuple[bool, ...]  # of several formulas, in their order
+FEW_RESULTS = 8  # of one value, for which a frame makes room at first
 
 
 class _Compound:
@@ -289,3 +291,104 @@ def candidates(formula: Formula, listed: Callable[[Formula], frozenset[T] | None
             values_of_parts |= found
         return frozenset(values_of_parts)
     return listed(formula)
+
+
+# Truths of many formulas, of which most fail.
+
+
+def bits_of(truths: Truths) -> int:
+    """Return truths as bits, bit n for the n-th formula."""
+    return sum(1 << number for number, truth in enumerate(truths) if truth)
+
+
+def truths_of(bits: int, number: int) -> Truths:
+    """Return so many truths that are given as bits."""
+    return tuple(digit == "1" for digit in reversed(f"{bits:0{number}b}")) if number else ()
+
+
+class ResultCodes:
+    """Numbers for the truths of tracked goals. A value's last state pops with such a number.
+
+    Truths are kept as bits, because many goals may be tracked and most of them fail. `likely` is the number of results
+    for which a frame makes room at first.
+    """
+
+    def __init__(self, num_tracked: int) -> None:
+        self.num_tracked = num_tracked
+        self.likely: int = min(1 << num_tracked, FEW_RESULTS)
+        self._truths: list[int] = []
+        self._numbers: dict[int, int] = {}
+
+    def __call__(self, truths: Truths) -> int:
+        """Return the number of a combination."""
+        return self.of_bits(bits_of(truths))
+
+    def of_bits(self, truths: int) -> int:
+        """Return the number of a combination that is given as bits."""
+        number = self._numbers.get(truths)
+        if number is None:
+            number = self._numbers[truths] = len(self._truths)
+            self._truths.append(truths)
+        return number
+
+    def truths(self, number: int) -> Truths:
+        """Return the combination with this number."""
+        return truths_of(self._truths[number], self.num_tracked)
+
+
+class SparseTruths(Generic[V]):
+    """Truths of several formulas for single values, in time that does not grow with the atoms that list other values.
+
+    `listed(atom)` are the values of an atom, or None for an atom that is open; `holds(atom, value)` is the truth of an
+    open atom.
+    """
+
+    def __init__(
+        self,
+        formulas: Sequence[Formula],
+        listed: Callable[[Any], Collection[V] | None],
+        holds: Callable[[Any, V], bool | None],
+    ) -> None:
+        self._formulas, self._holds = formulas, holds
+        self._atoms_of: dict[V, set[Any]] = {}
+        self._users: dict[Any, list[int]] = {}  # numbers of the formulas that have only listed atoms, this one too
+        self._open: list[int] = []  # numbers of the other formulas
+        self._base = 0
+        for number, formula in enumerate(formulas):
+            found = atoms(formula)
+            if any(listed(atom) is None for atom in found):
+                self._open.append(number)
+                continue
+            for atom in found:
+                self._users.setdefault(atom, []).append(number)
+            if evaluate(formula, lambda _: False):
+                self._base |= 1 << number
+        for atom in dict.fromkeys(atom for formula in formulas for atom in atoms(formula)):
+            for value in listed(atom) or ():
+                self._atoms_of.setdefault(value, set()).add(atom)
+        self._is_open = {atom: listed(atom) is None for number in self._open for atom in atoms(formulas[number])}
+
+    @property
+    def values(self) -> Collection[V]:
+        """The values that some atom lists."""
+        return self._atoms_of.keys()
+
+    def bits(self, value: V) -> int:
+        """Return the truths of the formulas for a value. Unknown ones count as False."""
+        mine = self._atoms_of.get(value, set())
+        return self._with(mine, lambda atom: self._holds(atom, value) if self._is_open[atom] else atom in mine)
+
+    def bits_elsewhere(self, truth: Callable[[Any], bool | None]) -> int:
+        """Return the truths for a value that no atom lists, given the truths of the open atoms."""
+        return self._with(set(), lambda atom: truth(atom) if self._is_open[atom] else False)
+
+    def _with(self, mine: set[Any], truth: Callable[[Any], bool | None]) -> int:
+        bits = self._base
+        for number in {number for atom in mine for number in self._users.get(atom, ())}:
+            bits &= ~(1 << number)
+            if evaluate(self._formulas[number], mine.__contains__):
+                bits |= 1 << number
+        for number in self._open:
+            if evaluate(self._formulas[number], truth):
+                bits |= 1 << number
+        return bits

@@ -5,7 +5,7 @@ Everything is worked out lazily, when the text first reaches a value, and cached
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from ..automaton.automaton import ControlState
@@ -14,10 +14,28 @@ from ..errors import GrammarError
 from .array_states import ArrayContext, is_plain_array
 from .closed_objects import generated_formula
 from .document import MAX_SAME_VALUE, Document, Location
-from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, conj, disj, evaluate, neg, one, substitute
+from .formula import (
+    And,
+    ExactlyOne,
+    Formula,
+    Not,
+    Or,
+    ResultCodes,
+    SparseTruths,
+    atoms,
+    conj,
+    disj,
+    evaluate,
+    neg,
+    one,
+    substitute,
+)
 from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode
-from .keyword_set import KeywordSet, enum_formula, object_with
-from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS
+from .keyword_set import KeywordSet, enum_formula, object_with, unlisted
+from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
+from .listed.evaluation import part_truth, with_listed_values
+from .listed.states import ListedStyle, listed_start, value_choice
+from .listed.values import GivenValue, ListedPart
 from .number_parts import candidates as number_candidates
 from .number_parts import join_numbers, number_combinations
 from .object_context import ObjectContext, is_plain
@@ -101,9 +119,9 @@ class GoalCompiler(SchemaCompiler):
             parts.append(KeywordSet(self, location, document.draft or 2020))
         if not APPLICATORS.isdisjoint(schema):
             if "enum" in schema:
-                parts.append(enum_formula(self, schema["enum"]))
+                parts.append(enum_formula(self, schema["enum"], child(location.pointer, "enum")))
             if "const" in schema and (document.draft or 6) >= 6:
-                parts.append(enum_formula(self, [schema["const"]]))
+                parts.append(enum_formula(self, [schema["const"]], child(location.pointer, "const")))
             if "$ref" in schema:
                 parts.append(target("$ref"))
             if "$dynamicRef" in schema:
@@ -137,10 +155,28 @@ class GoalCompiler(SchemaCompiler):
         key = ("typed", goal, kind)
         found = self.cache.get(key)
         if found is None:
-            found = self.cache[key] = self._simplified(
-                substitute(goal, lambda node: self._typed_node(node, kind)), kind
-            )
+            found = self.over_parts(goal, kind)
+            if kind in ("string", "number"):
+                found = self._simplified(found, kind)
+            elif any(isinstance(part, ListedPart) for part in atoms(found)):
+                found = with_listed_values(self, found)
+                if not isinstance(found, ListedPart):
+                    found = self._simplified(self._without_listed(found), kind)
+            self.cache[key] = found
         return found
+
+    def over_parts(self, goal: Formula, kind: str) -> Formula:
+        key = ("over parts", goal, kind)
+        found = self.cache.get(key)
+        if found is None:
+            found = substitute(goal, lambda node: self._typed_node(node, kind))
+            if kind in ("object", "array"):
+                found = self._simplified(found, kind)
+            self.cache[key] = found
+        return found
+
+    def _without_listed(self, formula: Formula) -> Formula:
+        return substitute(formula, lambda part: unlisted(self, part) if isinstance(part, ListedPart) else part)
 
     def _typed_node(self, node: SchemaNode, kind: str) -> Formula:
         found = node.typed.get(kind)
@@ -168,11 +204,12 @@ class GoalCompiler(SchemaCompiler):
     def _simplified(self, formula: Formula, kind: str) -> Formula:
         """Join conjunctions of parts into one part, distributing it over the first disjunction beside it."""
         if isinstance(formula, And):
-            plain = [part for part in formula.parts if not isinstance(part, Or | ExactlyOne | Not)]
+            apart = Or | ExactlyOne | Not | ListedPart
+            plain = [part for part in formula.parts if not isinstance(part, apart)]
             joined = self.join_parts(plain, kind) if plain else True
             if joined is False:
                 return False
-            others = [part for part in formula.parts if isinstance(part, Or | ExactlyOne | Not)]
+            others = [part for part in formula.parts if isinstance(part, apart)]
             spread = next((part for part in others if isinstance(part, Or | ExactlyOne)), None)
             if joined is True or spread is None:
                 return conj([joined, *(self._simplified(part, kind) for part in others)])
@@ -249,9 +286,7 @@ class GoalCompiler(SchemaCompiler):
 
     # Objects and arrays.
 
-    def structure_start(
-        self, kind: str, formulas: tuple[Formula, ...], result: Callable[[Truths], int]
-    ) -> ControlState | None:
+    def structure_start(self, kind: str, formulas: tuple[Formula, ...], result: ResultCodes) -> ControlState | None:
         key = (kind, formulas, id(result))
         if key not in self.cache:
             num_before = self.num_assumptions
@@ -261,9 +296,10 @@ class GoalCompiler(SchemaCompiler):
             self.cache[key] = state
         return self.cache[key]  # type: ignore[no-any-return]
 
-    def _structure_start(
-        self, kind: str, formulas: tuple[Formula, ...], result: Callable[[Truths], int]
-    ) -> ControlState | None:
+    def _structure_start(self, kind: str, formulas: tuple[Formula, ...], result: ResultCodes) -> ControlState | None:
+        if isinstance(formulas[0], ListedPart):
+            return self._listed_start(kind, formulas[0], formulas[1:], result)
+        formulas = tuple(self._without_listed(formula) for formula in formulas)
         if not self._parts_have_values(formulas[0]):
             return None
         if kind == "object":
@@ -273,11 +309,33 @@ class GoalCompiler(SchemaCompiler):
         array = ArrayContext(self, formulas, result).start()
         return array if array.is_possible() else None
 
+    def _listed_start(
+        self, kind: str, need: ListedPart, tracked: tuple[Formula, ...], result: ResultCodes
+    ) -> ControlState | None:
+        """Return the state before one of the given values, which end with the truths of tracked formulas."""
+        unknown: list[GivenValue] = []
+
+        def truth(part: Any, value: GivenValue) -> bool | None:
+            found = part_truth(self, part, value)
+            if found is None:
+                unknown.append(value)
+            return found
+
+        truths = SparseTruths(tracked, lambda part: part.values if isinstance(part, ListedPart) else None, truth)
+        codes = [(value, truths.bits(value)) for value in need.values]
+        known = tuple((value, result.of_bits(bits)) for value, bits in codes if value not in unknown)
+        others = any(not isinstance(formula, bool | ListedPart) for formula in tracked)
+        digits = need.digits or (others and (self.document.draft or 2020) <= 4)  # until draft 4, 1.0 is no integer
+        style = ListedStyle(self, self.schema_order or need.ordered, digits)
+        return listed_start(kind, value_choice(style, known)) if known else None
+
     def _parts_have_values(self, formula: Formula) -> bool:
         """Return False only if the formula is unsatisfiable because single parts of it are."""
         return evaluate(formula, lambda part: None if part.has_values(self) else False) is not False
 
     def _has_structures(self, kind: str, formula: Formula) -> bool:
+        if isinstance(formula, ListedPart):
+            return True
         if not self._parts_have_values(formula):
             return False
         if is_plain(formula) if kind == "object" else is_plain_array(self, formula):

@@ -6,14 +6,14 @@ A goal is a formula over nodes: what one value must satisfy. The compiler specia
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from ..automaton.automaton import ControlState
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
 from .document import Document, Location
-from .formula import And, Formula, Truths, conj
+from .formula import And, Formula, ResultCodes, conj
 
 VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
 
@@ -56,6 +56,14 @@ class SchemaCompiler(ABC):
         """Return a goal as a formula over the parts of one of `VALUE_TYPES`, with conjunctions joined."""
 
     @abstractmethod
+    def over_parts(self, goal: Formula, kind: str) -> Formula:
+        """Return a goal as a formula over parts that tells the truth of single values.
+
+        It need not tell what values there are: strings and numbers are not joined, given values not compared with
+        other parts.
+        """
+
+    @abstractmethod
     def join_parts(self, parts: list[Any], kind: str) -> Formula:
         """Return the conjunction of parts of one type as one part, or False if no value satisfies it."""
 
@@ -69,9 +77,7 @@ class SchemaCompiler(ABC):
         """True while no satisfiability search is running."""
 
     @abstractmethod
-    def structure_start(
-        self, kind: str, formulas: tuple[Formula, ...], result: Callable[[Truths], int]
-    ) -> ControlState | None:
+    def structure_start(self, kind: str, formulas: tuple[Formula, ...], result: ResultCodes) -> ControlState | None:
         """Return the state after the opening bracket of an object or array, or None if there is no such value.
 
         The first formula must hold; the value ends with the result code of the truths of the others.

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import GrammarError
-from .formula import Formula, Truths, atoms, conj, disj, evaluate, neg
+from .formula import Formula, SparseTruths, Truths, atoms, conj, disj, neg, truths_of
 from .interface import VALUE_TYPES, SchemaCompiler
-from .number_parts import number_combinations
-from .string_parts import string_combinations
+from .listed.values import GivenValue, ListedPart
+from .number_parts import NumberPart, number_combinations
+from .string_parts import StringPart, string_combinations
 
 MAX_COMBINED_GOALS = 6  # goals of objects or arrays whose combinations are listed
 
@@ -95,14 +96,44 @@ def _truths_of_type(kind: str, typed: list[Formula]) -> Iterator[Truths] | None:
     if all(isinstance(formula, bool) for formula in typed):
         return iter([tuple(formula is True for formula in typed)])
     if kind not in ("string", "number"):
-        return None
-    parts: list[Any] = list(dict.fromkeys(atom for formula in typed for atom in atoms(formula)))
+        if not all(isinstance(formula, bool | ListedPart) for formula in typed):
+            return None
+        # Values that are not listed satisfy none of the parts, and there always are some.
+        values = SparseTruths[GivenValue](typed, lambda part: part.values, lambda *_: None)
+        bits = [*map(values.bits, values.values), values.bits_elsewhere(lambda _: None)]
+        return (truths_of(each, len(typed)) for each in bits)
+    return _value_truths(kind, typed)
+
+
+def _value_truths(kind: str, typed: list[Formula]) -> Iterator[Truths]:
+    """Yield the combinations of strings or numbers: of those that parts list, one by one, then of all others."""
+
+    def listed(part: Any) -> frozenset[Any] | None:
+        return part.texts if kind == "string" else part.values  # type: ignore[no-any-return]
+
+    count = len(typed)
+    truths = SparseTruths[Any](typed, listed, lambda part, value: part.holds(value))
     try:
-        combinations = string_combinations(tuple(parts)) if kind == "string" else number_combinations(parts)
+        for value in truths.values:
+            yield truths_of(truths.bits(value), count)
+        values = frozenset(truths.values)
+        parts: list[Any] = list(dict.fromkeys(atom for formula in typed for atom in atoms(formula)))
+        parts = [part for part in parts if listed(part) is None]
+        if not parts:
+            yield truths_of(truths.bits_elsewhere(lambda _: False), count)
+            return
+        if kind == "string":
+            tests: list[Any] = [StringPart(texts=values)] if values else []
+            found = string_combinations((*tests, *parts))
+        else:
+            tests = [NumberPart(values=values)] if values else []
+            found = number_combinations([*tests, *parts])
     except GrammarError:
-        return iter(())  # too complex in combination, so such values are refused too
-    known = (dict(zip(parts, truth, strict=True)) for truth in combinations)
-    return (tuple(bool(evaluate(formula, truth.__getitem__)) for formula in typed) for truth in known)
+        return  # too complex in combination, so such values are refused too
+    for combination in found:
+        if not tests or not combination[0]:
+            known = dict(zip((*tests, *parts), combination, strict=True))
+            yield truths_of(truths.bits_elsewhere(known.__getitem__), count)
 
 
 def restricted(goals: tuple[Formula, ...], good: set[Truths], bad: set[Truths], at: int = 0) -> Formula:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
+from ..errors import GrammarError
 from ..regex.charset import has_surrogates
 from .document import Location
 from .formula import Formula, disj
 from .interface import SchemaCompiler
 from .keywords import ARRAY_KEYWORDS, NUMBER_KEYWORDS, OBJECT_KEYWORDS, STRING_KEYWORDS, TYPES
+from .listed.values import GivenValue, ListedPart, given_value, json_value, listed_part
 from .number_parts import NumberPart, number_part
 from .string_parts import StringPart
 from .structure_parts import ArrayKeywords, ArrayPart, ObjectKeywords, ObjectPart
 
+MAX_COMBINED_VALUES = 90  # given objects or arrays that are combined with other constraints
 _JSON_TYPE = {"null": "null", "true": "boolean", "false": "boolean"}
 
 
@@ -141,27 +143,35 @@ class KeywordSet:
 
 
 class LiteralValues:
-    """A choice of given values that are not objects or arrays. `digits`: integers are written in digits only."""
+    """A choice of given values."""
 
     __slots__ = ("_typed",)
 
-    def __init__(self, values: Iterable[Any], digits: bool = False) -> None:
-        values = list(values)
+    def __init__(self, compiler: SchemaCompiler, values: list[Any], pointer: str, generated: bool) -> None:
+        """`generated`: the value is written by the schema, so `SchemaOptions` apply."""
+        digits, ordered = generated and compiler.integers_as_digits, generated and compiler.closes_objects
         texts = frozenset(value for value in values if isinstance(value, str) and not has_surrogates(value))
         numbers = frozenset(
             Decimal(repr(value)) for value in values if isinstance(value, int | float) and not isinstance(value, bool)
         )
+
+        def structures(kind: type) -> ListedPart | bool:
+            found = [given_value(compiler, value) for value in values if isinstance(value, kind)]
+            return listed_part(compiler, found, digits, ordered, pointer)
+
         self._typed: dict[str, Formula] = {
-            "null": None in values,
+            "null": any(value is None for value in values),
             "true": any(value is True for value in values),
             "false": any(value is False for value in values),
             "string": StringPart(texts=texts) if texts else False,
             "number": NumberPart(digits=digits, values=numbers) if numbers else False,
+            "object": structures(dict),
+            "array": structures(list),
         }
 
     def typed(self, kind: str) -> Formula:
         """Return the values of one of `VALUE_TYPES` as a part, or False if there are none."""
-        return self._typed.get(kind, False)
+        return self._typed[kind]
 
 
 def derived_keywords(
@@ -182,18 +192,48 @@ def object_with(compiler: SchemaCompiler, name: str) -> Formula:
     return compiler.cache[key]
 
 
-def enum_formula(compiler: SchemaCompiler, values: list[Any], *, generated: bool = False) -> Formula:
-    """Return the formula of the values of an `enum`."""
-    simple = [value for value in values if not isinstance(value, dict | list)]
-    parts: list[Formula] = [LiteralValues(simple, generated and compiler.integers_as_digits)] if simple else []
-    for value in values:
-        if isinstance(value, dict):
-            schema: dict[str, Any] = {"type": "object", "required": list(value), "additionalProperties": False}
-            schema["properties"] = {name: {"enum": [inner]} for name, inner in value.items()}
-        elif isinstance(value, list):
-            schema = {"type": "array", "items": False, "minItems": len(value)}
-            schema |= {"prefixItems": [{"enum": [inner]} for inner in value]} if value else {}
-        else:
-            continue
-        parts.append(derived_keywords(compiler, schema, Location(schema, "", ""), generated=generated))
-    return disj(parts)
+def enum_formula(compiler: SchemaCompiler, values: list[Any], pointer: str = "", *, generated: bool = False) -> Formula:
+    """Return the formula of the values of an `enum`. `pointer` is that of the keyword, for error messages."""
+    return LiteralValues(compiler, values, pointer, generated) if values else False
+
+
+def unlisted(compiler: SchemaCompiler, part: ListedPart) -> Formula:
+    """Return the formula of given objects or arrays over ordinary parts, to combine them with others.
+
+    Raises GrammarError with the pointer of the keyword if they are too many.
+    """
+    key = ("unlisted", part)
+    if key not in compiler.cache:
+        if len(part.values) > MAX_COMBINED_VALUES:
+            raise GrammarError(
+                f"more than {MAX_COMBINED_VALUES} given objects or arrays are combined with other constraints",
+                pointer=part.pointer,
+            )
+        compiler.cache[key] = disj(_keywords_of(compiler, value, part) for value in part.values)
+    return compiler.cache[key]
+
+
+def _keywords_of(compiler: SchemaCompiler, value: GivenValue, part: ListedPart) -> Formula:
+    """Return the part of the objects or arrays that equal a given one."""
+
+    def given(inner: GivenValue) -> Formula:
+        key = ("given member", inner)  # equal members have equal goals
+        schema = compiler.cache.setdefault(key, {"enum": [json_value(inner)]})
+        return compiler.goal(Location(schema, "", ""), generated=part.digits or part.ordered)
+
+    if value.kind == "object":
+        members = {name: given(inner) for name, inner in value.content}
+        return compiler.join_parts(
+            [
+                ObjectPart(
+                    (
+                        ObjectKeywords(
+                            compiler.document, members, {}, False, True, tuple(members), {}, 0, None, part.ordered
+                        ),
+                    )
+                )
+            ],
+            "object",
+        )
+    items = tuple(given(inner) for inner in value.content)
+    return compiler.join_parts([ArrayPart((ArrayKeywords(items, False, len(items), None, False, None),))], "array")

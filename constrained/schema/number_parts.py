@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..budget import CompileBudget
 from ..errors import GrammarError
@@ -235,6 +236,55 @@ def _spelled(value: Decimal, digits: bool) -> Expression:
         decimal = sequence(Bytes(whole.encode()), optional(sequence(Bytes(b".0"), zeros)))
     written = repr(float(value))
     return alternation([decimal, Bytes(written.encode())]) if "e" in written and Decimal(written) == value else decimal
+
+
+def listed_numbers_dfa(values: Mapping[Decimal, int], digits: bool) -> tuple[Dfa, NDArray[np.int32]]:
+    """Return the spellings of given numbers, and the label of each state's number: int32[S], -1 where none ends.
+
+    A number is spelled as a decimal, with trailing zeros after the point, and as `json.dumps` writes it. With `digits`
+    an integer is written in digits only.
+    """
+    columns = {byte: number for number, byte in enumerate(b"0123456789-+.e", start=1)}
+    table: list[list[int]] = [[0] * 15, [0] * 15]
+    labels = [-1, -1]
+
+    def enter(state: int, text: bytes) -> int:
+        for byte in text:
+            column = columns[byte]
+            if not table[state][column]:
+                table[state][column] = len(table)
+                table.append([0] * 15)
+                labels.append(-1)
+            state = table[state][column]
+        return state
+
+    padded: list[tuple[int, int]] = []  # states after which zeros may follow
+    for value, label in values.items():
+        whole, _, fraction = format(value, "f").partition(".")
+        fraction = fraction.rstrip("0")
+        if not fraction:
+            labels[enter(1, whole.encode())] = label
+        if fraction or not digits:
+            state = enter(1, f"{whole}.{fraction or '0'}".encode())
+            labels[state] = label
+            padded.append((state, label))
+            written = repr(float(value))
+            if "e" in written and Decimal(written) == value:
+                labels[enter(1, written.encode())] = label
+    loop_of: dict[int, int] = {}
+    for state, label in padded:
+        while table[state][1] and table[state][1] != state:
+            state = table[state][1]
+            labels[state] = label
+        if label not in loop_of:
+            loop_of[label] = len(table)
+            table.append([0, len(table), *[0] * 13])
+            labels.append(label)
+        table[state][1] = loop_of[label]
+    class_of = np.zeros(256, np.uint8)
+    class_of[list(columns)] = list(columns.values())
+    found = np.array(labels, np.int32)
+    return Dfa(np.array(table, np.int32), class_of, found >= 0), found
 
 
 def candidates(formula: Formula) -> frozenset[Decimal] | None:

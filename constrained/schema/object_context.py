@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .formula import Formula, Or, atoms, evaluate, has_negation, optimistic
+from .formula import Formula, Or, ResultCodes, atoms, evaluate, has_negation, optimistic
 from .interface import SchemaCompiler
 from .name_states import MemberNames, NameClass, NameKind
-from .string_states import ResultOf
 from .structure_parts import ObjectPart
 
 MAX_ORDERED_PARTS = 6  # of a closed object whose members come in order: a search for more takes long
@@ -45,7 +44,7 @@ class ObjectContext:
     - `steady`: simple, and the names that may come do not depend on those before, except for being different.
     """
 
-    def __init__(self, compiler: SchemaCompiler, formulas: tuple[Formula, ...], result: ResultOf) -> None:
+    def __init__(self, compiler: SchemaCompiler, formulas: tuple[Formula, ...], result: ResultCodes) -> None:
         self.compiler, self.formulas, self.result = compiler, formulas, result
         found: dict[ObjectPart, None] = {}
         for formula in formulas:

@@ -305,10 +305,10 @@ class MemberFrame(Frame):
 
     @property
     def num_results(self) -> int:  # type: ignore[override]
-        return result_codes(self.state.search.context.compiler, self.member.tracked).size
+        return result_codes(self.state.search.context.compiler, self.member.tracked).likely
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
-        truths = result_codes(self.state.search.context.compiler, self.member.tracked).truths[result]
+        truths = result_codes(self.state.search.context.compiler, self.member.tracked).truths(result)
         return self.state.after(self.name, self.member, truths)
 
 

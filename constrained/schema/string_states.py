@@ -18,22 +18,34 @@ from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.counted_chars import NEVER, LabelledTexts
 from ..regex.dfa import DEAD, START, Dfa, free_kinds
-from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, evaluate, has_negation, substitute
+from .formula import (
+    And,
+    ExactlyOne,
+    Formula,
+    Not,
+    Or,
+    ResultCodes,
+    SparseTruths,
+    Truths,
+    atoms,
+    evaluate,
+    has_negation,
+    substitute,
+)
 from .string_dfas import any_string, looping_states, plain_states
 from .string_parts import StringPart, candidates, labelled_strings, spellings, string_content_dfa
 
 QUOTE = 0x22
-ResultOf = Callable[[Truths], int]  # the result code of the truths of tracked formulas
 MAX_SLASHES = 4  # of a text whose spellings are listed
 
 
-def result_code(formulas: Iterable[Formula], truth: Callable[[Any], bool | None], result: ResultOf) -> int:
+def result_code(formulas: Iterable[Formula], truth: Callable[[Any], bool | None], result: ResultCodes) -> int:
     """Return the result code of the truths of the tracked formulas, or -1 if the first formula does not hold."""
     need, *tracked = [bool(evaluate(formula, truth)) for formula in formulas]
     return result(tuple(tracked)) if need else -1
 
 
-def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> int | None:
+def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes) -> int | None:
     """Return the number of the state after the opening quote, or None if no string satisfies the first formula.
 
     The string ends with the result code of the truths of the other formulas.
@@ -81,7 +93,7 @@ class OpenStrings(NamedTuple):
     begins: NDArray[np.bool_] | None
 
 
-def _open_strings(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> OpenStrings | None:
+def _open_strings(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes) -> OpenStrings | None:
     """Add the block of the strings that are not listed; return None if there are none."""
     need, tracked = formulas[0], formulas[1:]
     if need is False:
@@ -108,7 +120,7 @@ def _open_strings(automaton: Automaton, formulas: tuple[Formula, ...], result: R
 
 
 def _texts_start(
-    automaton: Automaton, texts: frozenset[str], formulas: tuple[Formula, ...], result: ResultOf
+    automaton: Automaton, texts: frozenset[str], formulas: tuple[Formula, ...], result: ResultCodes
 ) -> int | None:
     literals = _literals(automaton, texts, formulas, result, None)
     if not literals:
@@ -120,18 +132,19 @@ def _texts_start(
 
 
 def _literals(
-    automaton: Automaton, texts: frozenset[str], formulas: tuple[Formula, ...], result: ResultOf, others: Dfa | None
+    automaton: Automaton, texts: frozenset[str], formulas: tuple[Formula, ...], result: ResultCodes, others: Dfa | None
 ) -> list[tuple[bytes, int]]:
     """Return the spellings of texts with the actions of their closing quotes.
 
     Texts that are refused are listed, with the action `DEAD`, only if `others` accepts them.
     """
     literals: list[tuple[bytes, int]] = []
-    is_decided = _is_decided(formulas)
+    unsure = [] if _is_decided(formulas) else [part for f in formulas for part in atoms(f) if part.formats]
+    truths = SparseTruths(formulas, lambda part: part.texts, lambda part, text: part.holds(text))
     for text in sorted(texts):
-        truths = [evaluate(f, lambda part: part.holds(text)) for f in formulas]  # noqa: B023
-        is_certain = truths[0] and (is_decided or not is_undecided(formulas, text))
-        number = result(tuple(map(bool, truths[1:]))) if is_certain else -1
+        bits = truths.bits(text)
+        is_certain = bits & 1 and not any(part.is_undecided(text) for part in unsure)
+        number = result.of_bits(bits >> 1) if is_certain else -1
         for spelling in spellings(text) if others is None else _with_escapes(spellings(text)):
             if number >= 0:
                 literals.append((spelling, automaton.pop(number)))
@@ -237,7 +250,7 @@ def _inner_bounds(dfa: Dfa, labelled: LabelledTexts) -> tuple[NDArray[np.int32],
     return np.minimum(fewest, UNBOUNDED).astype(np.int32), np.minimum(most, UNBOUNDED).astype(np.int32)
 
 
-def _product_block(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> Block | None:
+def _product_block(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes) -> Block | None:
     """Return the block of the strings for which the first formula holds, or None if there are none.
 
     They end with the result codes of the truths of the others.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -13,35 +15,15 @@ from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import START
-from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, evaluate
+from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, SparseTruths, Truths, atoms, evaluate
 from .interface import SchemaCompiler
-from .number_parts import NumberPart, candidates, number_dfa, number_universe
+from .number_parts import NumberPart, candidates, listed_numbers_dfa, number_dfa, number_universe
 from .string_dfas import labelled_product
-from .string_states import QUOTE, ResultOf, result_code, string_start
+from .string_states import QUOTE, result_code, string_start
 
 SPACES = b" \n\t\r"
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
-MAX_RESULTS = 64  # combinations of truths of the tracked goals of one value
 _WORDS = {"null": b"null", "true": b"true", "false": b"false"}
-
-
-class ResultCodes:
-    """Numbers for the truths of tracked goals. A value's last state pops with such a number."""
-
-    def __init__(self, num_tracked: int) -> None:
-        self.size: int = min(2**num_tracked, MAX_RESULTS)
-        self.truths: list[Truths] = []
-        self._numbers: dict[Truths, int] = {}
-
-    def __call__(self, truths: Truths) -> int:
-        """Return the number of a combination, or -1 if there are too many: then the value is refused."""
-        number = self._numbers.get(truths)
-        if number is None:
-            if len(self.truths) == self.size:
-                return -1
-            number = self._numbers[truths] = len(self.truths)
-            self.truths.append(truths)
-        return number
 
 
 def result_codes(compiler: SchemaCompiler, tracked: tuple[Formula, ...]) -> ResultCodes:
@@ -107,7 +89,7 @@ def _word(automaton: Automaton, rest: bytes, result: int) -> int:
 # Numbers.
 
 
-def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> int | None:
+def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes) -> int | None:
     """Return the number of the state before a number for which the first formula holds, or None if there is none.
 
     The number ends with the result code of the truths of the other formulas.
@@ -133,7 +115,32 @@ def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: Re
         if dfa.is_empty:
             return None
         return START + automaton.block(("number", part, number), lambda: _number_block(part, number))
+    spelled = {part.digits for formula in formulas for part in atoms(formula)}
+    if values is not None and len(spelled) == 1:
+        return _listed_numbers(automaton, values, formulas, result)
     return _number_product(automaton, (need, *tracked), result)
+
+
+def _listed_numbers(
+    automaton: Automaton, values: frozenset[Decimal], formulas: tuple[Formula, ...], result: ResultCodes
+) -> int | None:
+    """Return the number of the state before one of these numbers, if the first formula holds for it."""
+    truths = SparseTruths[Decimal](formulas, lambda part: part.values, lambda part, value: part.holds(value))
+    bits = {value: truths.bits(value) for value in sorted(values)}
+    codes = {value: result.of_bits(each >> 1) for value, each in bits.items() if each & 1}
+    if not codes:
+        return None
+    return given_numbers(automaton, codes, any(part.digits for part in atoms(formulas[0])))
+
+
+def given_numbers(automaton: Automaton, codes: Mapping[Decimal, int], digits: bool) -> int:
+    """Return the number of the state before one of these numbers, which ends with its result code."""
+
+    def block() -> Block:
+        dfa, labels = listed_numbers_dfa(codes, digits)
+        return Block(dfa.table, dfa.class_of, labels, before=NUMBER_END)
+
+    return START + automaton.block(("given numbers", tuple(codes.items()), digits), block)
 
 
 @lru_cache(maxsize=256)
@@ -143,7 +150,7 @@ def _number_block(part: NumberPart, result: int) -> Block:
     return Block(dfa.table, dfa.class_of, results, before=NUMBER_END)
 
 
-def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultOf) -> int | None:
+def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result: ResultCodes) -> int | None:
     key = ("numbers", formulas, id(result))
     if key in automaton.memory:
         return automaton.memory[key]  # type: ignore[no-any-return]
