@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 from ..automaton.automaton import Automaton
 from ..automaton.exploration import expand_some
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
+from ..regex.counted_chars import MAX_PRODUCT_STATES
 from .document import MAX_SAME_VALUE, Document, Location, read_schema
+from .formula import atoms
 from .goals import GoalCompiler
 from .keywords import APPLICATORS, NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
 from .listed.preparation import check_depth, lists_many_structures, places_of_many_values, prepare_listed
 from .number_parts import number_part
 from .string_dfas import pattern_dfa
-from .value_states import ValueStart
+from .string_states import string_start
+from .value_states import ValueStart, number_start, result_codes
 
 _COMBINING = APPLICATORS - {"enum", "const"}
 
