@@ -29,7 +29,7 @@ def schema_start(
     """
     document = Document(read_schema(schema))
     for location in document.all:
-        _check(location, document)
+        check_location(location, document)
     _check_cycles(document)
     compiler = GoalCompiler(document, whitespace, order, options)
     for location in document.all:
@@ -55,7 +55,7 @@ def _pattern_pointer(patterns: frozenset[str], document: Document) -> str:
     return ""
 
 
-def _check(location: Location, document: Document) -> None:
+def check_location(location: Location, document: Document) -> None:
     """Check one subschema before the first token. Raises GrammarError for what cannot be enforced."""
     schema, pointer = location.schema, location.pointer
     check_keywords(schema, pointer)
