@@ -12,6 +12,7 @@ from ..schema.document import Document
 from ..schema.formats import PATTERNS
 from ..schema.keywords import ANNOTATIONS, KEYWORDS, child
 
+MAX_REFUSALS = 10  # one may take half a second
 Status = Literal["enforced", "annotation", "warning"]
 _HOLDERS = frozenset(("$defs", "definitions"))
 _KNOWN_ANNOTATIONS = (
@@ -52,9 +53,11 @@ def keyword_uses(document: Document) -> Iterator[KeywordUse]:
 
 
 def refusals(document: Document) -> list[GrammarError]:
-    """Return what is refused in each subschema by itself."""
-    found = []
+    """Return what is refused in each subschema by itself, up to `MAX_REFUSALS`."""
+    found: list[GrammarError] = []
     for location in document.all:
+        if len(found) == MAX_REFUSALS:
+            break
         try:
             check_location(location, document)
         except GrammarError as error:

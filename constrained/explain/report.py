@@ -14,6 +14,7 @@ from ..compile import compile_constraint
 from ..constraint import Constraint, Grammar, JsonSchema, PropertyOrder, Regex, SchemaOptions, WhitespacePolicy
 from ..errors import GrammarError
 from ..grammar.ambiguity import TerminalReport, ambiguous_terminals
+from ..schema.compile import pattern_pointer
 from ..schema.document import Document, read_schema
 from .keywords import KeywordUse, keyword_uses, refusals
 from .places import JsonPlaces, Span, excerpt, line_and_column
@@ -86,7 +87,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known of a constraint in a file, and of a text beside it."""
+    """What is known of a constraint in a file, and of a text beside it.
+
+    `left_out`: texts of the constraint, near the random outputs or the text beside it, that are not allowed because
+    they are too complex to work out.
+    """
 
     file: str
     kind: Kind
@@ -94,6 +99,7 @@ class Explanation:
     keywords: tuple[KeywordUse, ...] = ()
     warnings: tuple[Remark, ...] = ()
     refused: tuple[Remark, ...] = ()
+    left_out: tuple[Remark, ...] = ()
     terminals: TerminalReport | None = None
     verdict: Verdict | None = None
     cost: Cost | None = None
@@ -119,7 +125,8 @@ class Explanation:
             if pointers:
                 yield f"{'annotations' if status == 'annotation' else status}: {len(pointers)}"
                 yield from (f"  {pointer}" for pointer in pointers)
-        for title, remarks in (("warnings", self.warnings), ("refused", self.refused)):
+        remarks_by_title = {"warnings": self.warnings, "refused": self.refused, "in part not allowed": self.left_out}
+        for title, remarks in remarks_by_title.items():
             if remarks:
                 yield f"{title}: {len(remarks)}"
                 for remark in remarks:
@@ -157,6 +164,7 @@ def _of_verdict(verdict: Verdict) -> Iterator[str]:
     walk, remark = verdict.walk, verdict.remark
     if remark is None:
         yield "instance: accepted" + (" but for the line break at its end" if walk.line_break else "")
+        yield f"  {walk.num_states} states more"
         return
     yield f"instance: leaves the grammar at line {remark.line}, column {remark.column}, {remark.reason}"
     yield from (f"      {line}".rstrip() for line in remark.shown)
@@ -178,6 +186,7 @@ class _Explainer:
     def __init__(self, file: str, text: str, kind: Kind, options: JsonOptions, instance: bytes | None) -> None:
         self._text, self._kind, self._options, self._instance = text, kind, options, instance
         self._found = Explanation(file, kind, options if kind == "schema" else None)
+        self._document: Document | None = None  # of a schema, once it has been read
 
     @cached_property
     def _places(self) -> JsonPlaces:
@@ -197,7 +206,7 @@ class _Explainer:
         return self._found
 
     def _explain_schema(self) -> None:
-        document = Document(read_schema(self._text))
+        document = self._document = Document(read_schema(self._text))
         refused = [self._refusal(error) for error in refusals(document)]
         pointers = {remark.pointer for remark in refused}
         uses = tuple(use for use in keyword_uses(document) if use.pointer not in pointers)
@@ -212,6 +221,8 @@ class _Explainer:
         self._found = replace(self._found, cost=measure(grammar))
         if self._instance is not None:
             self._found = replace(self._found, verdict=self._verdict(follow(grammar, self._instance), self._instance))
+        left_out = {error.reason: self._refusal(error) for error in grammar.automaton.refused}
+        self._found = replace(self._found, left_out=tuple(left_out.values()))
 
     def _compile(self, options: JsonOptions) -> CompiledGrammar:
         constraint: Constraint
@@ -233,14 +244,17 @@ class _Explainer:
         cause = error.__context__
         if isinstance(cause, json.JSONDecodeError):
             return Remark.at(self._text, Span(cause.pos, cause.pos + 1), f"the schema is no JSON: {cause.msg}")
-        if error.pointer is None:
+        named = error.pointer
+        if named is None and error.patterns and self._document is not None:
+            named = pattern_pointer(error.patterns, self._document)
+        if named is None:
             return Remark(reason)
-        pointer, span = self._places.find(error.pointer)
+        pointer, span = self._places.find(named)
         if error.position is not None:
             if not pointer.endswith("/pattern"):  # the pattern is a name in patternProperties
                 span = self._places.name(pointer)
             span = self._places.character(span, error.position)
-        return Remark.at(self._text, span, reason, error.pointer)
+        return Remark.at(self._text, span, reason, named)
 
     def _refusal_of_grammar(self, error: GrammarError, reason: str) -> Remark:
         """Place an error by its position, or else where the rule or terminal that it names is defined or used."""

@@ -16,12 +16,14 @@ BYTES = Vocabulary.from_tokens([*(bytes([byte]) for byte in range(256)), None], 
 MAX_LITERALS = 12  # shown of those that may come
 MAX_LITERAL = 60  # bytes
 MAX_RANDOM_OUTPUT = 400  # bytes
+MAX_OPENING = 100  # bytes before which a random output prefers objects and arrays
 NUM_RANDOM_OUTPUTS = 20
 _DIGITS, _LOWER = frozenset(b"0123456789"), frozenset(b"abcdefghijklmnopqrstuvwxyz")
 _UPPER = frozenset(byte - 32 for byte in _LOWER)
 _PRINTABLE = frozenset(range(0x20, 0x7F))
-_CLOSING = frozenset((*b'"}],', END))  # what random outputs prefer, so that they end
+_OPENING, _CLOSING = frozenset(b"{["), frozenset((*b'"}],', END))  # random outputs prefer these, and so have both
 _CLASSES = (
+    (_PRINTABLE | {0x7F}, "any printable ASCII character"),  # and DEL, which JSON counts among them
     (_PRINTABLE, "any printable ASCII character"),
     (_LOWER | _UPPER, "a letter"),
     (_LOWER, "a lower-case letter"),
@@ -37,10 +39,11 @@ _NAMED = {ord(" "): "a space", ord("\n"): "a line break", ord("\t"): "a tab", or
 class Walk:
     """How far a text was followed: all `num_bytes` of it if it was `accepted`. `expected` and `forced` may come there.
 
-    `line_break`: the text is accepted but for the line break at its end.
+    `line_break`: the text is accepted but for the line break at its end. `num_states` of the automaton are new.
     """
 
     num_bytes: int
+    num_states: int
     accepted: bool
     line_break: bool = False
     expected: tuple[str, ...] = ()
@@ -66,13 +69,13 @@ class Cost:
 
 def follow(grammar: CompiledGrammar, data: bytes) -> Walk:
     """Follow a text as far as the grammar allows."""
-    matcher = grammar.matcher()
-    for at, byte in enumerate(data):
-        if not matcher.accept(byte):
-            line_break = data[at:] in (b"\n", b"\r\n") and matcher.is_accepting()
-            return Walk(at, line_break, line_break, *(() if line_break else _possible(matcher, data[:at])))
-    accepted = matcher.is_accepting()
-    return Walk(len(data), accepted, False, *(() if accepted else _possible(matcher, data)))
+    matcher, before = grammar.matcher(), grammar.automaton.tables.num_states
+    at = next((at for at, byte in enumerate(data) if not matcher.accept(byte)), len(data))
+    num_states = grammar.automaton.tables.num_states - before
+    line_break = data[at:] in (b"\n", b"\r\n") and matcher.is_accepting()
+    if line_break or (at == len(data) and matcher.is_accepting()):
+        return Walk(at, num_states, True, line_break)
+    return Walk(at, num_states, False, False, *_possible(matcher, data[:at]))
 
 
 def measure(grammar: CompiledGrammar, seed: int = 0) -> Cost:
@@ -82,15 +85,18 @@ def measure(grammar: CompiledGrammar, seed: int = 0) -> Cost:
     most = dead_ends = 0
     for _ in range(NUM_RANDOM_OUTPUTS):
         matcher = grammar.matcher()
-        for _ in range(MAX_RANDOM_OUTPUT):
+        for length in range(MAX_RANDOM_OUTPUT):
             before = tables.num_states
             tokens = _allowed(matcher)
             most = max(most, tables.num_states - before)
             if not tokens:
                 dead_ends += 1
                 break
-            closing = [token for token in tokens if token in _CLOSING]
-            token = rng.choice(closing if closing and rng.random() < 0.3 else tokens)
+            closing, opening = _CLOSING.intersection(tokens), _OPENING.intersection(tokens)
+            if opening and length < MAX_OPENING and rng.random() < 0.7:
+                token = rng.choice(sorted(opening))
+            else:
+                token = rng.choice(sorted(closing) if closing and rng.random() < 0.3 else tokens)
             if token == END:
                 break
             assert matcher.accept(token)
@@ -157,10 +163,12 @@ def _literals(matcher: Matcher, byte: int, in_string: bool) -> list[str]:
         whole = text + forced
         following = _allowed(matcher)
         matcher.rollback(len(whole))
+        is_word = whole.isalnum()
         is_complete = (begins_string and len(whole) > 1 and whole.endswith(b'"')) or END in following
+        is_complete = is_complete or (is_word and not bytes(following).isalnum())
         has_class = any(members.issubset(following) for members, _ in _CLASSES)
         is_too_large = len(whole) >= MAX_LITERAL or len(branches) + len(done) + len(following) > MAX_LITERALS
-        if is_complete or has_class or is_too_large or not (begins_string or whole.isalnum()):
+        if is_complete or has_class or is_too_large or not (begins_string or is_word):
             done.append(whole)
         else:
             branches += [whole + bytes([each]) for each in following]
