@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import runpy
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -19,7 +20,7 @@ from . import __version__
 from .flags import LOG_SETTINGS, MODEL_SETTINGS, SERVE_SETTINGS, TranslatingCommand, with_settings
 from .runtime.planner.command import plan
 from .runtime.protocol.config import RuntimeConfig
-from .runtime.protocol.errors import RamiformError
+from .runtime.protocol.errors import RamiformError, RequestError
 from .runtime.quantize.calibrate_kv import calibrate_kv
 from .runtime.quantize.command import quantize
 from .runtime.replay.command import replay
@@ -205,33 +206,68 @@ def keys(
     print(f"a program needs server.key and {name}.key_secret, in a folder of its own on another machine")
 
 
-@app.command("check-grammar")
-def check_grammar(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A grammar in Lark's syntax or GBNF.")],
-) -> None:
-    """Check whether a grammar is accepted, and which of its terminals can match the same text at the same position."""
-    from .constrained import GrammarError
-    from .constrained.grammar.ambiguity import ambiguous_terminals
-    from .constrained.grammar.gbnf import gbnf_grammar
-    from .runtime.core.grammar_cache import grammar_syntax
+grammar = typer.Typer(help="Constraints on outputs.", no_args_is_help=True)
+app.add_typer(grammar, name="grammar")
+GrammarFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A schema, a grammar or a regex.")]
+_GRAMMAR_KINDS = {".json": "schema", ".lark": "lark", ".gbnf": "gbnf", ".ebnf": "gbnf", ".regex": "regex"}
 
+
+@grammar.command("check")
+def check_constraint(
+    file: GrammarFile,
+    *,
+    against: Annotated[
+        str | None, typer.Option(metavar="INSTANCE", help="A file, or - for standard input, that should be accepted.")
+    ] = None,
+    kind: Annotated[
+        Literal["schema", "lark", "gbnf", "regex"] | None,
+        typer.Option(help="What FILE holds; default: by its ending .json, .lark, .gbnf, .ebnf or .regex."),
+    ] = None,
+    additional_properties: Annotated[
+        Literal["schema", "closed"], typer.Option(help="Members that a schema does not mention; default: the server's.")
+    ] = "closed",
+    whitespace: Annotated[
+        Literal["compact", "bounded", "any"], typer.Option(help="Whitespace of JSON; default: the server's.")
+    ] = "bounded",
+    order: Annotated[
+        Literal["any", "schema"], typer.Option(help="Order of an object's members; default: the server's.")
+    ] = "any",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Show what of a constraint is enforced or refused, where an instance leaves it, and what following it costs.
+
+    The status is 1 if the constraint is refused, if its terminals are ambiguous, or if the instance is not accepted.
+    """
+    from .constrained.explain.report import JsonOptions, explain
+
+    kind = kind or _GRAMMAR_KINDS.get(file.suffix)  # type: ignore[assignment]
+    if kind is None:
+        raise RequestError(f"{file}: its ending does not tell what it holds; give --kind", param="kind")
     try:
         text = file.read_text(encoding="utf-8")
-        if grammar_syntax(text) == "gbnf":
-            gbnf_grammar(text)
-            print(f"{file}: accepted; GBNF has no terminals to compare")
-            return
-        report = ambiguous_terminals(text)
-    except (GrammarError, UnicodeDecodeError) as error:
+        instance = None
+        if against is not None:
+            instance = sys.stdin.buffer.read() if against == "-" else Path(against).read_bytes()
+    except UnicodeDecodeError as error:
         raise RamiformError(f"{file}: {error}") from None
-    for overlap in sorted(report.overlaps, key=lambda overlap: overlap.chosen is not None):
-        verdict = "ambiguous" if overlap.chosen is None else f"a lexer takes {overlap.chosen}"
-        print(f"{overlap.first} and {overlap.second} both match {overlap.example!r}: {verdict}")
-    for first, second in report.unchecked:
-        print(f"{first} and {second} are too large to compare")
-    print(f"{file}: accepted; pairs of terminals that are ambiguous: {len(report.ambiguous)}")
-    if report.ambiguous:
+    except OSError as error:
+        raise RequestError(f"{against}: {error.strerror}", param="against") from None
+    if kind == "regex":
+        text = text.removesuffix("\n").removesuffix("\r")
+    found = explain(str(file), text, kind, JsonOptions(additional_properties, whitespace, order), instance)
+    print(json.dumps(found.as_json()) if as_json else found.text())
+    if not found.is_good:
         raise typer.Exit(1)
+
+
+@app.command("check-grammar", hidden=True)
+def check_grammar(file: GrammarFile) -> None:
+    """Do what `grammar check` does, its name now."""
+    from .runtime.core.grammar_cache import grammar_syntax
+
+    errors.print("check-grammar is now: ramiform grammar check FILE")
+    kind = None if file.suffix in _GRAMMAR_KINDS else grammar_syntax(file.read_text(encoding="utf-8", errors="replace"))
+    check_constraint(file, kind=kind)
 
 
 app.command()(plan)

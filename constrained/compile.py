@@ -113,13 +113,12 @@ def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> Compile
                 if has_surrogates(value):
                     raise GrammarError(f"the choice {value!r} contains an unpaired surrogate")
             dfa = expression_dfa(alternation(literal(value) for value in values))
-    used, single = _used_bytes(vocabulary)
-    dfa = _spellable(dfa, used)
+    dfa = _spellable(dfa, vocabulary.used_bytes)
     if dfa.is_empty:
         raise GrammarError("no text at all satisfies the constraint")
     automaton, start = Automaton(), DfaStart(dfa)
     grammar = CompiledGrammar(automaton, start, vocabulary)
-    if not used <= single:
+    if not vocabulary.used_bytes <= vocabulary.single_bytes:
         alive = _alive(dfa, vocabulary, CompileBudget())
         if not alive[START]:
             raise GrammarError("the tokens of the vocabulary cannot spell any text that satisfies the constraint")
@@ -131,13 +130,7 @@ def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> Compile
     return grammar
 
 
-def _used_bytes(vocabulary: Vocabulary) -> tuple[set[int], set[int]]:
-    """Return the bytes that occur in any token, and the bytes that are tokens by themselves."""
-    used = set(vocabulary.trie.data[1:].tolist())
-    return used, {data[0] for data in vocabulary.tokens if data and len(data) == 1}
-
-
-def _spellable(dfa: Dfa, used: set[int]) -> Dfa:
+def _spellable(dfa: Dfa, used: frozenset[int]) -> Dfa:
     """Remove the bytes that occur in no token."""
     missing = np.ones(256, np.bool_)
     missing[sorted(used)] = False

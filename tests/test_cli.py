@@ -89,6 +89,7 @@ FLAGS = {
     "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
     "keys": {"--name"},
     "check-grammar": set(),
+    "grammar check": {"--against", "--kind", "--additional-properties", "--whitespace", "--order", "--json"},
     "calibrate-kv": {"--data", "--out", "--window", "--device", "--dtype"},
     "quantize": {"--method", "--out", "--data", "--calibration", "--window"},
     "plan": {
@@ -300,31 +301,6 @@ def test_a_folder_that_cannot_hold_keys_is_one_line() -> None:
     result = CliRunner().invoke(app, ["keys", "/proc/nowhere"])
     assert isinstance(result.exception, RequestError)
     assert "/proc/nowhere" in str(result.exception)
-
-
-def test_check_grammar_shows_a_text_that_two_terminals_match(tmp_path: Path) -> None:
-    file = tmp_path / "a.lark"
-    file.write_text('start: "if" NAME | WORD\nNAME: /[a-z]+/\nWORD: /[a-z0-9]+/\n')
-    result = CliRunner().invoke(app, ["check-grammar", str(file)])
-    assert result.exit_code == 0
-    assert result.stdout.splitlines()[0] == '"if" and WORD both match \'if\': a lexer takes "if"'
-    file.write_text("start: NAME | WORD\nNAME: /[a-z]+/\nWORD: /[a-z0-9]+/\n")
-    result = CliRunner().invoke(app, ["check-grammar", str(file)])
-    assert result.exit_code == 1
-    assert result.stdout.splitlines()[0] == "NAME and WORD both match 'a': ambiguous"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("start: A", "A"), ("root ::= [a", "never closed"), ("start: A\nA: /a(b/", "A")]
-)
-def test_check_grammar_says_what_is_wrong(text: str, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "grammar"
-    file.write_text(text)
-    result = CliRunner().invoke(app, ["check-grammar", str(file)])
-    assert isinstance(result.exception, RamiformError)
-    assert message in str(result.exception)
-    file.write_text('root ::= "a" root | "b"')
-    assert CliRunner().invoke(app, ["check-grammar", str(file)]).stdout.startswith(f"{file}: accepted")
 
 
 def test_a_slip_in_a_script_is_told_before_a_runtime_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

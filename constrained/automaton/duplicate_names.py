@@ -89,15 +89,22 @@ class NamesInTokens:
 class QuotedTokens:
     """Index of a vocabulary's tokens by prefix, and by the texts that they hold in quotes."""
 
-    def __init__(self, tokens: Sequence[bytes | None]) -> None:
-        self._sorted = sorted((data, number) for number, data in enumerate(tokens) if data)
-        self._ending = np.array([n for n, data in enumerate(tokens) if data and b'"' in data], np.int64)
-        self._escaped = np.array([n for n in self._ending if b"\\" in (tokens[n] or b"")], np.int64)
+    def __init__(
+        self,
+        tokens: Sequence[bytes | None],
+        text: NDArray[np.uint8],
+        starts: NDArray[np.int64],
+        by_bytes: NDArray[np.int32],
+    ) -> None:
+        """Index tokens, their packed bytes, and the tokens that have bytes in the order of these."""
+        self._tokens, self._by_bytes = tokens, by_bytes
+        quotes, self._ending = _holding(ord('"'), text, starts)
+        self._escaped = np.intersect1d(self._ending, _holding(ord("\\"), text, starts)[1], assume_unique=True)
         self._whole: dict[bytes, list[int]] = {}  # by the text between two quotes of a token
-        for number, data in enumerate(tokens):
-            for part in (data or b"").split(b'"')[1:-1]:
+        for number in self._ending[quotes > 1].tolist():
+            for part in (tokens[number] or b"").split(b'"')[1:-1]:
                 self._whole.setdefault(_unescaped(part), []).append(number)
-        self._longest = max((len(tokens[n] or b"") for n in self._ending), default=0)
+        self._longest = int(np.diff(starts)[self._ending].max(initial=0))
         longest = max(map(len, self._whole), default=0)
         longest_spelling = 6 * longest  # each byte may be escaped, as \\u0061
         self._window = longest_spelling + 2
@@ -123,10 +130,12 @@ class QuotedTokens:
 
     def beginning_with(self, text: bytes) -> list[int]:
         """Return the tokens that begin with a text."""
-        at, found = bisect_left(self._sorted, (text, -1)), []
-        while at < len(self._sorted) and self._sorted[at][0].startswith(text):
-            found.append(self._sorted[at][1])
-            at += 1
+        tokens, found = self._tokens, []
+        at = bisect_left(self._by_bytes, text, key=lambda token: tokens[token])
+        for token in self._by_bytes[at:].tolist():
+            if not tokens[token].startswith(text):
+                break
+            found.append(token)
         return found
 
     def repeating(
@@ -169,6 +178,14 @@ def _unescaped(name: bytes) -> bytes:
         return str(json.loads(b'"' + name + b'"')).encode("utf-8", "surrogatepass")
     except ValueError:
         return name
+
+
+def _holding(
+    byte: int, text: NDArray[np.uint8], starts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how often a byte occurs in the tokens that have it, and these tokens."""
+    tokens, counts = np.unique(np.searchsorted(starts, np.flatnonzero(text == byte), "right") - 1, return_counts=True)
+    return counts, tokens
 
 
 def _among(mask: NDArray[np.int32], tokens: NDArray[np.int64]) -> list[int]:

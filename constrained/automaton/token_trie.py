@@ -6,7 +6,7 @@ and the nodes that it visits next lie near.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -40,45 +40,38 @@ class TokenTrie:
         return addresses(self.data, self.nodes, self.tokens)
 
     @classmethod
-    def build(cls, tokens: Sequence[bytes | None], kept: Iterable[int] | None = None) -> TokenTrie:
-        """Build the trie of the tokens that are neither None nor empty; if `kept` is given, only of these ids."""
-        ids = [token for token in (range(len(tokens)) if kept is None else kept) if tokens[token]]
-        words = [tokens[token] or b"" for token in ids]
-        order = sorted(range(len(ids)), key=words.__getitem__)
-        words = [words[number] for number in order]
-        lengths = np.array([len(word) for word in words], np.int64)
-        common = _common_prefixes(words, lengths)
-        num_new = lengths - common  # number of nodes that each word adds; 0 if it equals the one before
-        num_nodes = 1 + int(num_new.sum())
-        last = np.cumsum(num_new)  # the node where each word ends, depth first
-        owner = np.repeat(np.arange(len(words)), num_new)
-        depth = np.zeros(num_nodes, np.int64)
-        depth[1:] = np.arange(1, num_nodes) - (last - lengths)[owner]
+    def build(cls, ids: NDArray[np.int32], words: Sequence[bytes]) -> TokenTrie:
+        """Build the trie of tokens and their words, which are sorted and not empty."""
+        lengths = np.fromiter(map(len, words), np.int32, len(words))
         text = np.frombuffer(b"".join(words), np.uint8)
-        start = np.cumsum(lengths) - lengths
-        first_token = np.searchsorted(last, np.arange(num_nodes + 1))
+        start = np.cumsum(lengths, dtype=np.int32) - lengths
+        num_new = lengths - _common_prefixes(text, start, lengths)  # nodes that a word adds; 0 for the same again
+        num_nodes = 1 + int(num_new.sum())
+        last = np.cumsum(num_new, dtype=np.int32)  # the node where each word ends, depth first
         own = np.zeros((num_nodes, NUM_COLUMNS), np.int32)  # in depth-first order so far
-        own[:, FIRST_TOKEN], own[:, OWN_END], own[:, LAST_TOKEN] = first_token[:-1], first_token[1:], first_token[1:]
-        data = np.zeros(num_nodes, np.uint8)
-        data[1:] = text[start[owner] + depth[1:] - 1]
+        data, depth = np.zeros(num_nodes, np.uint8), np.zeros(num_nodes, np.int32)
+        # A word's new nodes are numbered one after another, as its last bytes are.
+        depth[1:] = np.arange(1, num_nodes, dtype=np.int32) - np.repeat(last - lengths, num_new)
+        data[1:] = text[np.repeat(start, num_new) + depth[1:] - 1]
+        num_ended = np.cumsum(np.bincount(last, minlength=num_nodes), dtype=np.int32)  # words that end here or before
+        own[1:, FIRST_TOKEN], own[:, OWN_END], own[:, LAST_TOKEN] = num_ended[:-1], num_ended, num_ended
         own[1:, KINDS], own[1:, HEIGHT] = 1 << KIND[data[1:]].astype(np.int32), 1
-        parent = np.zeros(num_nodes, np.int64)
-        levels = [np.flatnonzero(depth == level) for level in range(int(depth.max()) + 1)]
+        parent = np.zeros(num_nodes, np.int32)
+        by_depth = np.argsort(depth, kind="stable").astype(np.int32)
+        levels = np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])
         for above, here in reversed(list(pairwise(levels))):
-            parents = parent[here] = above[np.searchsorted(above, here) - 1]  # the nearest earlier node
-            np.add.at(own[:, LAST_CHILD], parents, 1)
-            np.maximum.at(own[:, LAST_TOKEN], parents, own[here, LAST_TOKEN])
-            np.bitwise_or.at(own[:, KINDS], parents, own[here, KINDS])
-            np.maximum.at(own[:, HEIGHT], parents, own[here, HEIGHT] + 1)
+            begins = np.searchsorted(here, above)  # where the children of each node above begin in `here`
+            counts = np.diff(begins, append=len(here))
+            inner, first = above[counts > 0], begins[counts > 0]
+            parent[here] = np.repeat(above, counts)
+            own[above, LAST_CHILD] = counts
+            own[inner, LAST_TOKEN] = np.maximum.reduceat(own[here, LAST_TOKEN], first)
+            own[inner, KINDS] |= np.bitwise_or.reduceat(own[here, KINDS], first)
+            own[inner, HEIGHT] = 1 + np.maximum.reduceat(own[here, HEIGHT], first)
         own[:, LAST_CHILD] = 1 + np.cumsum(own[:, LAST_CHILD])
-        own[:, FIRST_CHILD] = np.concatenate([[1], own[:-1, LAST_CHILD]])
-        order_of_nodes = np.concatenate([[0], 1 + np.argsort(parent[1:], kind="stable")])
-        return cls(
-            data[order_of_nodes],
-            own[order_of_nodes],
-            np.array(ids, np.int32)[order].astype(np.int32),
-            len(levels) - 1,
-        )
+        own[0, FIRST_CHILD], own[1:, FIRST_CHILD] = 1, own[:-1, LAST_CHILD]
+        order = np.concatenate([[0], 1 + np.argsort(parent[1:], kind="stable")])
+        return cls(data[order], own[order], ids, len(levels) - 1)
 
 
 def addresses(*arrays: NDArray[Any]) -> NDArray[np.int64]:
@@ -86,12 +79,12 @@ def addresses(*arrays: NDArray[Any]) -> NDArray[np.int64]:
     return np.array([n for array in arrays for n in (array.__array_interface__["data"][0], len(array))], np.int64)
 
 
-def _common_prefixes(words: Sequence[bytes], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _common_prefixes(
+    text: NDArray[np.uint8], start: NDArray[np.int32], lengths: NDArray[np.int32]
+) -> NDArray[np.int32]:
     """Return how many leading bytes each word shares with the one before it."""
-    common = np.zeros(len(words), np.int64)
-    text = np.frombuffer(b"".join(words), np.uint8)
-    start = np.cumsum(lengths) - lengths
-    active = np.arange(1, len(words))
+    common = np.zeros(len(lengths), np.int32)
+    active = np.arange(1, len(lengths))
     for depth in range(int(lengths.max(initial=0))):
         active = active[np.minimum(lengths[active], lengths[active - 1]) > depth]
         active = active[text[start[active] + depth] == text[start[active - 1] + depth]]

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .duplicate_names import QuotedTokens
-from .token_trie import TokenTrie, addresses
+from .token_trie import FIRST_CHILD, FIRST_TOKEN, LAST_CHILD, OWN_END, TokenTrie, addresses
 
-_SPECIAL = b'"\\'
-_FIRST_BYTES = bytes(byte for byte in range(256) if not 0x80 <= byte < 0xC0)  # of characters
-# Plain characters; and at the end, as a group, the first bytes of one more.
-_PLAIN_PREFIX = re.compile(
-    rb"""(?:[\x20\x21\x23-\x5b\x5d-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]
-    |[\xe1-\xec\xee\xef][\x80-\xbf]{2}|\xed[\x80-\x9f][\x80-\xbf]
-    |\xf0[\x90-\xbf][\x80-\xbf]{2}|[\xf1-\xf3][\x80-\xbf]{3}|\xf4[\x80-\x8f][\x80-\xbf]{2})*
-    ((?:[\xc2-\xdf]|\xe0[\xa0-\xbf]?|[\xe1-\xec\xee\xef][\x80-\xbf]?|\xed[\x80-\x9f]?
-    |\xf0(?:[\x90-\xbf][\x80-\xbf]?)?|[\xf1-\xf3][\x80-\xbf]{0,2}|\xf4(?:[\x80-\x8f][\x80-\xbf]?)?)\Z)?""",
-    re.VERBOSE | re.DOTALL,
-)
+# States of a reader of plain characters, whose bytes are those of `_STEPS`; every other byte leads to OTHER.
+OTHER, QUOTED, WHOLE, ONE_MORE, TWO_MORE, THREE_MORE, AFTER_E0, AFTER_ED, AFTER_F0, AFTER_F4 = range(10)
+_STEPS = [
+    (WHOLE, 0x20, 0x7F, WHOLE),
+    (WHOLE, 0x22, 0x22, QUOTED),  # a quote or an escape
+    (WHOLE, 0x5C, 0x5C, QUOTED),
+    (WHOLE, 0xC2, 0xDF, ONE_MORE),
+    (WHOLE, 0xE1, 0xEF, TWO_MORE),
+    (WHOLE, 0xF1, 0xF3, THREE_MORE),
+    (WHOLE, 0xE0, 0xE0, AFTER_E0),
+    (WHOLE, 0xED, 0xED, AFTER_ED),
+    (WHOLE, 0xF0, 0xF0, AFTER_F0),
+    (WHOLE, 0xF4, 0xF4, AFTER_F4),
+    (ONE_MORE, 0x80, 0xBF, WHOLE),
+    (TWO_MORE, 0x80, 0xBF, ONE_MORE),
+    (THREE_MORE, 0x80, 0xBF, TWO_MORE),
+    (AFTER_E0, 0xA0, 0xBF, ONE_MORE),  # shorter forms are not valid
+    (AFTER_ED, 0x80, 0x9F, ONE_MORE),  # nor are surrogates
+    (AFTER_F0, 0x90, 0xBF, TWO_MORE),
+    (AFTER_F4, 0x80, 0x8F, TWO_MORE),  # nor what is beyond U+10FFFF
+]
+_READER = np.zeros((10, 256), np.uint8)
+for _state, _first, _last, _after in _STEPS:
+    _READER[_state, _first : _last + 1] = _after
 
 
 def bitmask(tokens: NDArray[np.integer], num_tokens: int) -> NDArray[np.int32]:
@@ -49,26 +62,33 @@ class PlainTokens:
     _by_length: dict[int, NDArray[np.int32]] = field(default_factory=dict, init=False)
 
     @classmethod
-    def build(cls, tokens: Sequence[bytes | None]) -> PlainTokens:
-        """Classify the tokens of a vocabulary."""
-        plain, counts, others = [], [], []
-        tails: list[bytes | None] = [None] * len(tokens)
-        for token, data in enumerate(tokens):
-            if data:
-                begin = _PLAIN_PREFIX.match(data)
-                assert begin is not None
-                if begin.end() == len(data):
-                    plain.append(token)
-                    counts.append(len(data) - len(data.translate(None, _FIRST_BYTES)))
-                elif data[begin.end()] in _SPECIAL and begin[1] is None:
-                    others.append(token)
-                    tails[token] = data[begin.end() :]
+    def build(
+        cls, tokens: Sequence[bytes | None], text: NDArray[np.uint8], starts: NDArray[np.int64], trie: TokenTrie
+    ) -> PlainTokens:
+        """Classify the tokens of a vocabulary, whose packed bytes and whose trie are given."""
+        lengths = np.diff(starts)
+        active = np.flatnonzero(lengths)
+        states, counts = np.zeros(len(tokens), np.uint8), np.zeros(len(tokens), np.int32)
+        states[active] = WHOLE
+        ends = np.zeros(len(tokens), np.int32)  # where the plain prefix of the other tokens ends
+        depth = 0
+        while len(active := active[(lengths[active] > depth) & (states[active] >= WHOLE)]):
+            data = text[starts[active] + depth]
+            states[active] = after = _READER[states[active], data]
+            counts[active] += (data & 0xC0) != 0x80  # the first byte of a character
+            ends[active[after == QUOTED]] = depth
+            depth += 1
+        plain = np.flatnonzero(states >= WHOLE).astype(np.int32)
+        others = trie.tokens[states[trie.tokens] == QUOTED]
+        words = [tokens[token] or b"" for token in others.tolist()]
+        tails = {token: word[end:] for token, word, end in zip(others.tolist(), words, ends[others], strict=True)}
+        by_tail = sorted(sorted(tails), key=tails.__getitem__)
         return cls(
-            np.array(plain, np.int32),
-            np.array(counts, np.int32),
+            plain,
+            counts[plain],
             len(tokens),
-            TokenTrie.build(tokens, others),
-            TokenTrie.build(tails, others),
+            TokenTrie.build(others, words),
+            TokenTrie.build(np.array(by_tail, np.int32), [tails[token] for token in by_tail]),
         )
 
     @cached_property
@@ -95,6 +115,7 @@ class Vocabulary:
 
     tokens: tuple[bytes | None, ...]
     eos_ids: frozenset[int]
+    packed: tuple[NDArray[np.uint8], NDArray[np.int64]]  # [B] the bytes of all tokens; [V + 1] where each begins
     trie: TokenTrie
     plain: PlainTokens
 
@@ -104,7 +125,13 @@ class Vocabulary:
         ends = frozenset(eos_ids)
         assert all(0 <= token < len(tokens) for token in ends), "an end-of-sequence id is outside the vocabulary"
         kept = tuple(None if token in ends else (data or None) for token, data in enumerate(tokens))
-        made = cls(kept, ends, TokenTrie.build(kept), PlainTokens.build(kept))
+        text = np.frombuffer(b"".join(filter(None, kept)), np.uint8)
+        starts = np.zeros(len(kept) + 1, np.int64)
+        np.cumsum(np.fromiter((len(data) if data else 0 for data in kept), np.int64, len(kept)), out=starts[1:])
+        by_bytes: Any = kept.__getitem__
+        order = np.array(sorted(np.flatnonzero(np.diff(starts)).tolist(), key=by_bytes), np.int32)
+        trie = TokenTrie.build(order, [kept[token] or b"" for token in order.tolist()])
+        made = cls(kept, ends, (text, starts), trie, PlainTokens.build(kept, text, starts, trie))
         _ = made.packed_addresses, made.quoted  # computed now, so that the first step need not
         return made
 
@@ -117,21 +144,26 @@ class Vocabulary:
         return -(-len(self.tokens) // 32)
 
     @cached_property
-    def packed(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The bytes of all tokens one after another, and their offsets: uint8[B], int64[V + 1]."""
-        starts = np.zeros(len(self.tokens) + 1, np.int64)
-        np.cumsum([len(data or b"") for data in self.tokens], out=starts[1:])
-        return np.frombuffer(b"".join(data or b"" for data in self.tokens), np.uint8), starts
-
-    @cached_property
     def packed_addresses(self) -> NDArray[np.int64]:
         """Addresses and lengths of `packed`: int64[4]."""
         return addresses(*self.packed)
 
     @cached_property
+    def used_bytes(self) -> frozenset[int]:
+        """The bytes that occur in any token."""
+        return frozenset(np.unique(self.trie.data[1:]).tolist())
+
+    @cached_property
+    def single_bytes(self) -> frozenset[int]:
+        """The bytes that are tokens by themselves."""
+        nodes = self.trie.nodes
+        first = np.arange(nodes[0, FIRST_CHILD], nodes[0, LAST_CHILD])
+        return frozenset(self.trie.data[first[nodes[first, OWN_END] > nodes[first, FIRST_TOKEN]]].tolist())
+
+    @cached_property
     def quoted(self) -> QuotedTokens:
         """The tokens that contain quotes."""
-        return QuotedTokens(self.tokens)
+        return QuotedTokens(self.tokens, *self.packed, self.trie.tokens)
 
     @cached_property
     def ends_mask(self) -> NDArray[np.int32]:

@@ -39,9 +39,10 @@ def schema_start(
     """
     document = Document(read_schema(schema))
     for location in document.all:
-        _check(location, document)
+        check_location(location, document)
     _check_cycles(document)
     compiler = GoalCompiler(document, whitespace, order, options)
+    compiler.refused = automaton.refused
     for location in document.all:
         if isinstance(location.schema, dict) and not UNEVALUATED_KEYWORDS.isdisjoint(location.schema):
             compiler.formula_at(location)  # raises GrammarError if it is too complex
@@ -52,9 +53,9 @@ def schema_start(
     if compiler.satisfiable(goal) and automaton.edges_of(automaton.number(start)):
         _work_ahead(compiler, automaton, start)
         return start
-    if refused := [*compiler.refused, *automaton.refused]:
+    if refused := automaton.refused:
         # Some values may be valid, but only among those that were too complex to work out.
-        pointer = refused[0].pointer or _pattern_pointer(refused[0].patterns, document)
+        pointer = refused[0].pointer or pattern_pointer(refused[0].patterns, document)
         raise GrammarError(refused[0].reason, pointer=pointer) from None
     closed = " when objects have no members but those that are listed (additional_properties)"
     raise GrammarError(f"no text at all satisfies the constraint{closed if compiler.closes_objects else ''}")
@@ -90,7 +91,7 @@ def _work_ahead(compiler: GoalCompiler, automaton: Automaton, start: ValueStart)
         prepare_listed(compiler, automaton)
 
 
-def _pattern_pointer(patterns: frozenset[str], document: Document) -> str:
+def pattern_pointer(patterns: frozenset[str], document: Document) -> str:
     """Return the pointer of the first of the patterns in the document, or of the root without any."""
     for location in document.all:
         if isinstance(location.schema, dict) and location.schema.get("pattern") in patterns:
@@ -98,7 +99,7 @@ def _pattern_pointer(patterns: frozenset[str], document: Document) -> str:
     return ""
 
 
-def _check(location: Location, document: Document) -> None:
+def check_location(location: Location, document: Document) -> None:
     """Check one subschema before the first token. Raises GrammarError for what cannot be enforced."""
     schema, pointer = location.schema, location.pointer
     check_keywords(schema, pointer)

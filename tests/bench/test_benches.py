@@ -90,3 +90,14 @@ def test_peers_reports_each_scenario_with_what_was_started(checkpoint: Path, tmp
     report = (tmp_path / "report.md").read_text()
     assert report.count("| single stream |") == 2  # its speed, its processor time
     assert "ramiform serve" in report
+
+
+@pytest.mark.slow
+def test_vocabulary_measures_each_engine_in_a_process_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "figures.md"
+    arguments = ["--tokenizer", str(SHIPPED_MODEL / "tokenizer.json"), "--engines", "native,outlines", "--repeat", "1"]
+    run("vocabulary.py", *arguments, "--out", str(out))
+    rows = [line.split("|") for line in out.read_text().splitlines() if line.startswith(("| native ", "| outlines "))]
+    assert len(rows) == 2
+    for row in rows:
+        assert float(row[2]) > 0

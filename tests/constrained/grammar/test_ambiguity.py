@@ -78,8 +78,8 @@ def test_the_command_prints_the_example_of_the_docs(tmp_path: Path, monkeypatch:
     [(grammar, printed)] = re.findall(r"```lark\n(.*?)```\n\nit prints\n\n```\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     Path("assign.lark").write_text(grammar)
-    result = CliRunner().invoke(app, ["check-grammar", "assign.lark"])
-    assert (result.stdout, result.exit_code) == (printed, 1)
+    result = CliRunner().invoke(app, ["grammar", "check", "assign.lark"])
+    assert (printed in result.stdout, result.exit_code) == (True, 1)
 
 
 @pytest.mark.parametrize(
