@@ -34,10 +34,10 @@ from .grammar.lark import lark_grammar
 from .grammar.states import grammar_start
 from .regex.charset import has_surrogates
 from .regex.dfa import DEAD, START, Dfa, trimmed_dfa
-from .regex.expression import alternation, literal
+from .regex.listed import listed_dfa
 from .schema.compile import schema_start
 from .schema.formats import PATTERNS
-from .schema.string_dfas import any_string, expression_dfa, labelled_product, plain_states, regex_dfa
+from .schema.string_dfas import any_string, labelled_product, plain_states, regex_dfa
 from .schema.string_parts import StringPart
 from .schema.string_states import part_block
 from .tags.build import SchemaStyle, tags_start
@@ -112,7 +112,7 @@ def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> Compile
             for value in values:
                 if has_surrogates(value):
                     raise GrammarError(f"the choice {value!r} contains an unpaired surrogate")
-            dfa = expression_dfa(alternation(literal(value) for value in values))
+            dfa, _ = listed_dfa({value.encode(): 0 for value in values})
     used, single = _used_bytes(vocabulary)
     dfa = _spellable(dfa, used)
     if dfa.is_empty:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..budget import CompileBudget
 from ..errors import GrammarError
@@ -23,7 +24,8 @@ from ..regex.decimal_ranges import (
     numbers,
 )
 from ..regex.dfa import Dfa, intersect
-from ..regex.expression import EMPTY, Bytes, Expression, alternation, optional, repeat, sequence
+from ..regex.expression import EMPTY, Bytes, alternation, optional, repeat, sequence
+from ..regex.listed import listed_dfa
 from . import formula as formulas
 from .formula import Formula, Truths
 from .keywords import child
@@ -195,7 +197,7 @@ def number_dfa(part: NumberPart) -> Dfa:
     """Return the spellings of a part's numbers; exponents only without bounds and divisors. Raises GrammarError."""
     budget = CompileBudget()
     if part.values is not None:
-        return expression_dfa(alternation(_spelled(value, part.digits) for value in sorted(part.values)))
+        return listed_numbers_dfa(dict.fromkeys(part.values, 0), part.digits)[0]
     if part.integer:
         exact = integers(part.lower, part.upper)
         bounded = part.lower is not None or part.upper is not None
@@ -214,23 +216,28 @@ def number_dfa(part: NumberPart) -> Dfa:
     return dfa
 
 
-def _spelled(value: Decimal, digits: bool) -> Expression:
-    """Return the spellings of a given number: decimal with trailing zeros, or as `json.dumps` writes it.
+def listed_numbers_dfa(values: Mapping[Decimal, int], digits: bool) -> tuple[Dfa, NDArray[np.int32]]:
+    """Return the spellings of given numbers, and the label of each state's number: int32[S], -1 where none ends.
 
-    With `digits` an integer is written in digits only.
+    A number is spelled as a decimal, with trailing zeros after the point, and as `json.dumps` writes it. With `digits`
+    an integer is written in digits only. Raises GrammarError if they need too many states.
     """
-    plain = format(value, "f")
-    whole, _, fraction = plain.partition(".")
-    fraction = fraction.rstrip("0")
-    if digits and not fraction:
-        return Bytes(whole.encode())
-    zeros = repeat(Bytes(b"0"), 0, None)
-    if fraction:
-        decimal = sequence(Bytes(f"{whole}.{fraction}".encode()), zeros)
-    else:
-        decimal = sequence(Bytes(whole.encode()), optional(sequence(Bytes(b".0"), zeros)))
-    written = repr(float(value))
-    return alternation([decimal, Bytes(written.encode())]) if "e" in written and Decimal(written) == value else decimal
+    texts: dict[bytes, int] = {}
+    decimals: set[bytes] = set()  # those that end with a digit after the point, so that zeros may follow
+    for value, label in values.items():
+        whole, _, fraction = format(value, "f").partition(".")
+        fraction = fraction.rstrip("0")
+        if not fraction:
+            texts[whole.encode()] = label
+            if digits:
+                continue
+        decimal = f"{whole}.{fraction or '0'}".encode()
+        texts[decimal] = label
+        decimals.add(decimal)
+        written = repr(float(value))
+        if "e" in written and Decimal(written) == value:
+            texts[written.encode()] = label
+    return listed_dfa(texts, decimals, again=0x30)
 
 
 def candidates(formula: Formula) -> frozenset[Decimal] | None:

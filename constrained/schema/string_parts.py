@@ -17,9 +17,8 @@ from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa, length_char_dfa, trimmed_char_dfa
 from ..regex.charset import has_surrogates
 from ..regex.dfa import DEAD, START, Dfa
-from ..regex.expression import alternation, literal
+from ..regex.listed import listed_chars
 from ..regex.pair_product import pair_product
-from ..regex.subset import char_dfa
 from . import formula as formulas
 from .formula import And, ExactlyOne, Formula, Not, Or, Truths
 from .string_dfas import format_chars, length_dfa, pattern_chars, undecided_chars
@@ -173,9 +172,7 @@ def string_dfa(part: StringPart) -> Dfa:
     """Return all spellings of the strings that satisfy a part. Raises GrammarError beyond the budget."""
     if part.texts is None:
         return part._dfa()
-    budget = CompileBudget()
-    texts = char_dfa(alternation(literal(text) for text in sorted(part.texts)), budget)
-    return byte_dfa(texts, "json_string", budget)
+    return byte_dfa(listed_chars(part.texts), "json_string", CompileBudget())
 
 
 # Several parts together, by products of their character automata.
@@ -224,9 +221,9 @@ def char_product(tests: Sequence[CharDfa], budget: CompileBudget) -> CharProduct
 @lru_cache(maxsize=512)
 def chars_of(part: StringPart) -> CharDfa:
     """Return the character automaton of a part. Raises GrammarError beyond the budget."""
-    budget = CompileBudget()
     if part.texts is not None:
-        return char_dfa(alternation(literal(text) for text in sorted(part.texts)), budget)
+        return listed_chars(part.texts)
+    budget = CompileBudget()
     chars = part.chars()
     if part.least or part.most is not None or chars is None:
         lengths = length_char_dfa(part.least, part.most, budget)
