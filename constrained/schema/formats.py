@@ -4,8 +4,8 @@ A format that is not regular, or whose automaton would be huge, is a subset:
 
 - `hostname`: 63 characters in the first label, 30 in six more (whole names stay below 253), no `--` in third place.
 - `idn-hostname`: in addition, labels of up to ten letters of common scripts written from left to right.
-- `time`: no leap seconds, which most readers refuse.
-- `duration`: RFC 3339's grammar, in which a year is not followed by days.
+- `time`, `date-time`: no leap seconds, which most readers refuse; up to twelve digits after the point of seconds.
+- `duration`: RFC 3339's grammar, in which a year is not followed by days; numbers of up to twelve digits.
 - `regex`: the syntax that ECMA-262 and Python share, groups nested up to two deep.
 - `uri-template`: prefixes below 1000, no percent signs in names.
 - `relative-json-pointer`: no zero but the last digit, because `jsonschema` refuses others.
@@ -21,6 +21,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from ..regex.expression import Expression
 from ..regex.parser import parse_regex
 
+MAX_DIGITS = 12  # of a fraction of seconds, or a number in a duration: without a bound, a model may never end them
 MAX_GROUP_NESTING = 2  # of the format regex
 
 # RFC 3339
@@ -28,10 +29,11 @@ _DAY28 = r"(?:0[1-9]|1\d|2[0-8])"
 _YEAR = r"(?:\d{3}[1-9]|\d{2}[1-9]0|\d[1-9]00|[1-9]000)"  # not 0000
 _LEAP = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DATE = rf"(?:{_YEAR}-(?:(?:0[1-9]|1[0-2])-{_DAY28}|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)|{_LEAP}-02-29)"
-_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
-_DURATION_TIME = r"T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S)"
-_DURATION_DATE = r"(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)"
-_DURATION = rf"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|\d+W)"
+_TIME = rf"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{{1,{MAX_DIGITS}}})?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_COUNT = rf"\d{{1,{MAX_DIGITS}}}"
+_DURATION_TIME = rf"T(?:{_COUNT}H(?:{_COUNT}M(?:{_COUNT}S)?)?|{_COUNT}M(?:{_COUNT}S)?|{_COUNT}S)"
+_DURATION_DATE = rf"(?:{_COUNT}Y(?:{_COUNT}M(?:{_COUNT}D)?)?|{_COUNT}M(?:{_COUNT}D)?|{_COUNT}D)"
+_DURATION = rf"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|{_COUNT}W)"
 
 
 def _label(end: str, inner: str, most: int) -> str:

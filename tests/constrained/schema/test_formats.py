@@ -80,6 +80,30 @@ def test_dates_are_those_of_the_calendar(year: int, month: int, day: int) -> Non
     assert of("date-time").accepts(f"{text}T00:00:00Z") == exists
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("time", "08:30:06.{}Z"),
+        ("date-time", "1999-12-31T08:30:06.{}+01:00"),
+        ("duration", "P{}Y"),
+        ("duration", "PT1H{}M"),
+    ],
+)
+def test_digits_of_times_and_durations_do_not_run_on(name: str, text: str) -> None:
+    assert of(name).accepts(text.format("123456789012"))
+    assert not of(name).accepts(text.format("1234567890123"))
+
+
+@pytest.mark.parametrize("name", ["date", "time", "date-time", "duration"])
+def test_no_text_of_a_moment_or_duration_is_endless(name: str) -> None:
+    table = of(name).table
+    # The longest path of an automaton without a cycle is shorter than its number of states.
+    longest = [0] * len(table)
+    for _ in range(len(table)):
+        longest = [max((1 + longest[target] for target in row if target), default=0) for row in table.tolist()]
+    assert longest[START] <= 100
+
+
 @given(
     moment=st.datetimes(
         timezones=st.just(datetime.UTC)
