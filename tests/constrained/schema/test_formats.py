@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import FormatChecker
 
+from ramiform.constrained.errors import GrammarError
 from ramiform.constrained.regex.byte_dfa import byte_dfa
 from ramiform.constrained.regex.char_dfa import CharDfa
 from ramiform.constrained.regex.dfa import START
+from ramiform.constrained.regex.parser import parse_regex
 from ramiform.constrained.schema.formats import PATTERNS
 from ramiform.constrained.schema.string_dfas import format_chars
 
@@ -155,6 +157,120 @@ def test_a_regex_that_is_accepted_compiles(text: str) -> None:
         warnings.simplefilter("ignore", FutureWarning)
         if of("regex").accepts(text):
             re.compile(text)
+
+
+REGEX_PARTS = st.recursive(
+    st.sampled_from([*"ab0é.", r"\d", r"\]", r"\x41", r"\u00e9", r"\b", "^", "$", "'", '"', "<", " "])
+    | st.sampled_from(
+        ["[a-z]", "[^\"']", r"[^\]]", r"[\w-]", "[ -~]", "[A-z]", "[+-]", "[b-a]", "[", "]", "a{", "[]", ")"]
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map("".join),
+        st.lists(inner, max_size=3).map("|".join),
+        st.tuples(st.sampled_from(["(", "(?:", "(?=", "(?!", "(?<=", "(?"]), inner).map(
+            lambda pair: f"{pair[0]}{pair[1]})"
+        ),
+        st.tuples(
+            inner,
+            st.sampled_from(["*", "+?", "??", "{2}", "{2,}", "{2,5}", "{5,2}", "{12,15}", "{12,9}", "{7,100}", "**"]),
+        ).map("".join),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(text=REGEX_PARTS)
+def test_a_text_of_the_format_regex_is_a_pattern_of_both_languages(text: str) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            re.compile(text)
+        parse_regex(text, "ecma")
+        valid = True
+    except (re.error, GrammarError):
+        valid = False
+    if of("regex").accepts(text):
+        assert valid
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            "a{2,5}",
+            "[\"']",
+            r"[^\]]",
+            "((a))",
+            "(((a)))",
+            "(?:a(b(c)?)*)+",
+            "(?=.*a)b",
+            "(?!(a))b",
+            "((?=a))",
+            "(?<=ab)c",
+        ),
+        *(
+            r"\bfoo\B",
+            "[ -~]",
+            r"[\u4e00-\u9fa5]",
+            r"[\x00-\x1F]",
+            "[一-龥]",
+            "[+-]",
+            "[-a]",
+            r"[\w.-]",
+            "a{0,}",
+            "()|^",
+        ),
+        *(
+            "a{12,34}",
+            "a{9,10}",
+            "a{99,100}",
+            r"^[^\s@]+@[^\s@]+\.[a-z]{2,}$",
+            r"^(?=.*[A-Z])(?=.*\d).{8,}$",
+            "<b>&amp;",
+        ),
+    ],
+)
+def test_patterns_of_users_are_of_the_format_regex(pattern: str) -> None:
+    re.compile(pattern)
+    parse_regex(pattern, "ecma")
+    assert of("regex").accepts(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a{5,2}",
+        "a{34,12}",
+        "(",
+        "a)",
+        "(a",
+        "[",
+        "[a",
+        "[]",
+        "[^]",
+        "[b-a]",
+        "a**",
+        "*a",
+        "a{,3}",
+        "{2}",
+        "(?=a)*",
+        "^*",
+        "(?a)",
+        r"\a",
+        r"\1",
+        r"\u12",
+        "(?<=a+)b",
+        "(?P<n>a)",
+        "x*+",
+        "(?>a)",
+        "a|*",
+        "]",
+        "}",
+    ],
+)
+def test_what_is_no_pattern_is_not_of_the_format_regex(pattern: str) -> None:
+    assert not of("regex").accepts(pattern)
 
 
 EXAMPLES = {
