@@ -14,8 +14,9 @@ PropertyOrder = Literal["any", "schema"]
 class Regex:
     r"""The whole output matches `pattern`, as in `re.fullmatch(pattern, output, re.ASCII)`.
 
-    Unlike in `re`, `$` matches at the end of the output only, and `\B` also matches in an empty output. Look-around,
-    `\b`, `\p{...}` and `(?imsxu)` are supported; back-references, possessive repeats and atomic groups are refused.
+    Unlike in `re`, `$` matches at the end of the output only, `\B` also matches in an empty output, and `(?i)` ignores
+    the case of letters beyond ASCII too. Look-around, `\b`, `\p{...}` and `(?imsxu)` are supported; back-references,
+    possessive repeats and atomic groups are refused.
     """
 
     pattern: str

@@ -159,7 +159,9 @@ class CharacterReader:
 
 def cased(found: CharSet, flags: Flags, dialect: Dialect) -> CharSet:
     """Return the set with the case variants of its members if the flags ignore case."""
-    return case_variants(found, flags.ascii and dialect == "python") if flags.ignore_case else found
+    if not flags.ignore_case:
+        return found
+    return case_variants(found, "ecma" if dialect == "ecma" else "separate" if flags.ascii else "python")
 
 
 def _one(code: int) -> CharSet:

@@ -62,6 +62,24 @@ class CharDfa:
         """Accept what this accepts and `other` does not. Raises GrammarError beyond the budget."""
         return _product(self, other, "only first", budget)
 
+    def minimal(self) -> CharDfa:
+        """Return the smallest automaton that accepts the same texts, by Moore's algorithm (1956)."""
+        kind = self.accepting.astype(np.int64)  # of each state: equal for states that no text so far tells apart
+        kind[DEAD] = -1
+        count = 0
+        while True:
+            _, first, kind = np.unique(
+                np.column_stack([kind, kind[self.table]]), axis=0, return_index=True, return_inverse=True
+            )
+            if len(first) == count:
+                break
+            count, kind = len(first), kind.reshape(-1)
+        # In the order of their first states, the dead state and the start keep their numbers.
+        number = np.empty(count, np.int32)
+        number[np.argsort(first)] = np.arange(count)
+        kept = np.sort(first)
+        return CharDfa(self.alphabet, number[kind.reshape(-1)[self.table[kept]]], self.accepting[kept])
+
     def complement(self) -> CharDfa:
         """Accept every other text."""
         return length_char_dfa(0, None).minus(self)

@@ -1,14 +1,18 @@
-"""Expressions of decimal numbers within bounds, built digit by digit."""
+"""Automata of decimal numbers within bounds: the digits are compared one by one with those of the bound."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import Decimal
 
-from .expression import NOTHING, Bytes, Chars, Expression, alternation, optional, repeat, sequence
+import numpy as np
+
+from .dfa import DEAD, START, Dfa, trimmed_dfa
+from .expression import Bytes, Chars, alternation, optional, repeat, sequence
 
 _DIGIT, DIGITS = Chars(((0x30, 0x39),)), repeat(Chars(((0x30, 0x39),)), 1, None)
-NATURAL = alternation([Bytes(b"0"), sequence(Chars(((0x31, 0x39),)), repeat(_DIGIT, 0, None))])
+POSITIVE = sequence(Chars(((0x31, 0x39),)), repeat(_DIGIT, 0, None))
+NATURAL = alternation([Bytes(b"0"), POSITIVE])
 FRACTION = sequence(Bytes(b"."), DIGITS)
 INTEGER = sequence(optional(Bytes(b"-")), NATURAL)
 # Larger exponents would be read as infinite by readers of doubles.
@@ -18,11 +22,21 @@ EXPONENT = sequence(
     Chars(((0x45, 0x45), (0x65, 0x65))),
     alternation([sequence(Bytes(b"-"), repeat(_DIGIT, 1, 3)), sequence(optional(Bytes(b"+")), _POWER)]),
 )
+_NOT_ZERO = alternation(
+    [
+        sequence(POSITIVE, optional(FRACTION)),
+        sequence(Bytes(b"0."), repeat(Bytes(b"0"), 0, None), Chars(((0x31, 0x39),)), repeat(_DIGIT, 0, None)),
+    ]
+)
+# Without exponents and `-0`.
+PLAIN_NUMBER = alternation([sequence(NATURAL, optional(FRACTION)), sequence(Bytes(b"-"), _NOT_ZERO)])
+PLAIN_INTEGER = alternation([NATURAL, sequence(Bytes(b"-"), POSITIVE)])
 NUMBER = sequence(INTEGER, optional(FRACTION), optional(EXPONENT))
-
-_ANY_DIGITS = repeat(_DIGIT, 0, None)
-_SOME_NONZERO = sequence(_ANY_DIGITS, Chars(((0x31, 0x39),)), _ANY_DIGITS)
-_MINUS = Bytes(b"-")
+# Classes of bytes: the digits 0 to 9, a minus, a point, and all others.
+_MINUS, _POINT, _OTHER = 10, 11, 12
+_CLASS_OF = np.full(256, _OTHER, np.uint8)
+_CLASS_OF[list(b"0123456789-.")] = np.arange(12)
+_BELOW, _EQUAL, _ABOVE = -1, 0, 1
 
 
 @dataclass(frozen=True)
@@ -32,118 +46,103 @@ class NumberBound:
     value: Decimal
     strict: bool
 
-    def negated(self) -> NumberBound:
-        return NumberBound(-self.value, self.strict)
+
+def at_least(bound: NumberBound) -> Dfa:
+    """Return the decimals of at least a bound, without exponents. States are linear in the digits of the bound."""
+    return _decimals(bound.value, (_ABOVE,) if bound.strict else (_EQUAL, _ABOVE))
 
 
-def integers(lower: NumberBound | None, upper: NumberBound | None) -> Expression:
-    """Return the integers within bounds, without leading zeros, `-0` or exponents."""
-    if lower is None and upper is None:
-        return INTEGER
-    low = None if lower is None else int(lower.value.to_integral_value(ROUND_CEILING))
-    if lower is not None and lower.strict and low == lower.value:
-        low = int(lower.value) + 1
-    high = None if upper is None else int(upper.value.to_integral_value(ROUND_FLOOR))
-    if upper is not None and upper.strict and high == upper.value:
-        high = int(upper.value) - 1
-    positive = NOTHING if high is not None and high < 0 else naturals(max(low or 0, 0), high)
-    if low is not None and low >= 0:
-        return positive
-    negative = naturals(1 if high is None else max(-high, 1), None if low is None else -low)
-    return alternation([positive, sequence(_MINUS, negative)])
+def at_most(bound: NumberBound) -> Dfa:
+    """Return the decimals of at most a bound, without exponents."""
+    return _decimals(bound.value, (_BELOW,) if bound.strict else (_BELOW, _EQUAL))
 
 
-def naturals(low: int, high: int | None) -> Expression:
-    """Return the integers of [low, high] (None: without end), low >= 0."""
-    if high is not None and high < low:
-        return NOTHING
-    if high is None:
-        length = len(str(low))
-        longer = sequence(Chars(((0x31, 0x39),)), repeat(Chars(((0x30, 0x39),)), length, None))
-        return alternation([naturals(low, 10**length - 1), longer])
-    parts = []
-    while low <= high:
-        last = min(high, 10 ** len(str(low)) - 1)
-        parts.append(_same_length(str(low), str(last)))
-        low = last + 1
-    return alternation(parts)
+def _decimals(value: Decimal, wanted: tuple[int, ...]) -> Dfa:
+    """Return the decimals whose relation to a value is one of `wanted`."""
+    builder = _ComparisonBuilder()
+    start, minus = builder.state(), builder.state()
+    assert start == START
+    size = _Magnitude(abs(value))
+    # Of the sign that the value does not have, all numbers are on one side of it. Zero has both signs.
+    builder.add_magnitudes(start, size if value >= 0 else None, {_BELOW: _BELOW, _EQUAL: _EQUAL, _ABOVE: _ABOVE})
+    builder.add_magnitudes(minus, size if value <= 0 else None, {_BELOW: _ABOVE, _EQUAL: _EQUAL, _ABOVE: _BELOW})
+    builder.rows[start][_MINUS] = minus
+    accepting = np.array([relation in wanted for relation in builder.relations])
+    return trimmed_dfa(np.array(builder.rows, np.int32), _CLASS_OF, accepting)
 
 
-def _same_length(low: str, high: str) -> Expression:
-    """Return the digit strings from `low` to `high`, which have the same length."""
-    length = len(low)
-    if low == "0" * length and high == "9" * length:
-        return repeat(Chars(((0x30, 0x39),)), length, length)
-    if low[0] == high[0]:
-        return sequence(Bytes(low[:1].encode()), _same_length(low[1:], high[1:]))
-    between = _digit(int(low[0]) + 1, int(high[0]) - 1)
-    return alternation(
-        [
-            sequence(Bytes(low[:1].encode()), _same_length(low[1:], "9" * (length - 1))),
-            sequence(between, repeat(Chars(((0x30, 0x39),)), length - 1, length - 1)),
-            sequence(Bytes(high[:1].encode()), _same_length("0" * (length - 1), high[1:])),
-        ]
-    )
+class _Magnitude:
+    """Digits of a number that is not negative: the integer part, and the fraction without zeros at its end."""
+
+    def __init__(self, value: Decimal) -> None:
+        whole, _, fraction = format(value, "f").partition(".")
+        self.whole, self.fraction = list(map(int, whole)), list(map(int, fraction.rstrip("0")))
 
 
-def numbers(lower: NumberBound | None, upper: NumberBound | None) -> tuple[Expression, Expression]:
-    """Return two expressions whose intersection is the numbers within bounds; with bounds, without exponents."""
-    if lower is None and upper is None:
-        return NUMBER, NUMBER
-    zero = NumberBound(Decimal(0), strict=False)
-    positive = _between(lower if lower is not None and lower.value >= 0 else zero, upper)
-    low = upper.negated() if upper is not None and upper.value <= 0 else zero
-    negative = _between(low, None if lower is None else lower.negated())
-    pairs = zip(positive, (sequence(_MINUS, side) for side in negative), strict=True)
-    at_least, at_most = (alternation(pair) for pair in pairs)
-    return at_least, at_most
+class _ComparisonBuilder:
+    """Rows of the automaton, and for each state the relation of its number to the bound: None inside a number."""
 
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = [[DEAD] * 13]
+        self.relations: list[int | None] = [None]
 
-def _between(lower: NumberBound, upper: NumberBound | None) -> tuple[Expression, Expression]:
-    """Return the numbers >= 0 at least `lower`, and those at most `upper`."""
-    return at_least(lower), sequence(NATURAL, optional(FRACTION)) if upper is None else _at_most(upper)
+    def state(self, relation: int | None = None) -> int:
+        self.rows.append([DEAD] * 13)
+        self.relations.append(relation)
+        return len(self.rows) - 1
 
+    def add_magnitudes(self, start: int, bound: _Magnitude | None, meaning: dict[int, int]) -> None:
+        """Add the numbers without a sign, from `start` on, compared with a bound; None: all are above it.
 
-def at_least(bound: NumberBound) -> Expression:
-    """Return the decimals of at least a bound >= 0, without exponents."""
-    whole, fraction = _digits(bound.value)
-    above = sequence(naturals(whole + 1, None), optional(FRACTION))
-    if not fraction:
-        rest = sequence(Bytes(b"."), _SOME_NONZERO) if bound.strict else optional(FRACTION)
-    else:
-        larger = [
-            sequence(Bytes(fraction[:n].encode()), _digit(int(digit) + 1, 9), _ANY_DIGITS)
-            for n, digit in enumerate(fraction)
-        ]
-        same = sequence(Bytes(fraction.encode()), _SOME_NONZERO if bound.strict else _ANY_DIGITS)
-        rest = sequence(Bytes(b"."), alternation([*larger, same]))
-    return alternation([above, sequence(Bytes(str(whole).encode()), rest)])
+        `meaning` is what a relation of the magnitudes says about the numbers.
+        """
+        rows = self.rows
 
+        def settled(relation: int) -> int:
+            """Add the fraction of a number whose relation is known; return the state after the point."""
+            point, digits = self.state(), self.state(meaning[relation])
+            rows[point][:10] = rows[digits][:10] = [digits] * 10
+            return point
 
-def _at_most(bound: NumberBound) -> Expression:
-    if bound.value < 0:
-        return NOTHING
-    whole, fraction = _digits(bound.value)
-    zeros = repeat(Bytes(b"0"), 0, None)
-    below = sequence(naturals(0, whole - 1), optional(FRACTION))
-    if not fraction:
-        rest = NOTHING if bound.strict else optional(sequence(Bytes(b".0"), zeros))
-    else:
-        smaller = [
-            sequence(Bytes(fraction[:n].encode()), _digit(0, int(digit) - 1), _ANY_DIGITS)
-            for n, digit in enumerate(fraction)
-        ]
-        shorter = [Bytes(fraction[:n].encode()) for n in range(1, len(fraction))]
-        same = NOTHING if bound.strict else sequence(Bytes(fraction.encode()), zeros)
-        rest = optional(sequence(Bytes(b"."), alternation([*smaller, *shorter, same])))
-    return alternation([below, sequence(Bytes(str(whole).encode()), rest)])
-
-
-def _digits(value: Decimal) -> tuple[int, str]:
-    """Return the integer part, and the digits of the fraction without trailing zeros."""
-    whole, _, fraction = format(value, "f").partition(".")
-    return int(whole), fraction.rstrip("0")
-
-
-def _digit(low: int, high: int) -> Expression:
-    return Chars(((0x30 + low, 0x30 + high),)) if low <= high else NOTHING
+        below, above = settled(_BELOW), settled(_ABOVE)
+        whole = [0] if bound is None else bound.whole
+        fraction = [] if bound is None else bound.fraction
+        # More digits than the bound has: the number is above it.
+        longer = self.state(meaning[_ABOVE])
+        rows[longer][:10], rows[longer][_POINT] = [longer] * 10, above
+        if bound is None:
+            zero = self.state(meaning[_ABOVE])
+            rows[zero][_POINT] = above
+            rows[start][:10] = [zero, *[longer] * 9]
+            return
+        # The digits so far are equal to the bound's: states after the point, one for each digit of the fraction.
+        equal = self.state()
+        here = equal
+        for number, digit in enumerate(fraction):
+            is_last = number == len(fraction) - 1
+            following = self.state(meaning[_EQUAL if is_last else _BELOW])
+            rows[here][:10] = [*[rows[below][0]] * digit, following, *[rows[above][0]] * (9 - digit)]
+            here = following
+        zeros = here if fraction else self.state(meaning[_EQUAL])
+        rows[here][:10] = rows[zeros][:10] = [zeros, *[rows[above][0]] * 9]
+        # By the number of digits, and by the relation of the digits so far to the bound's first ones.
+        at_bound = {_BELOW: _BELOW, _EQUAL: _BELOW if fraction else _EQUAL, _ABOVE: _ABOVE}
+        after = {_BELOW: below, _EQUAL: equal, _ABOVE: above}
+        same_length = {relation: self.state(meaning[at_bound[relation]]) for relation in after}
+        for relation, state in same_length.items():
+            rows[state][:10], rows[state][_POINT] = [longer] * 10, after[relation]
+        following_digits = same_length
+        for digit in reversed(whole[1:]):
+            shorter = {relation: self.state(meaning[_BELOW]) for relation in after}
+            for relation, state in shorter.items():
+                rows[state][_POINT] = below
+                for read in range(10):
+                    compared = relation or (read > digit) - (read < digit)
+                    rows[state][read] = following_digits[compared]
+            following_digits = shorter
+        for read in range(1, 10):
+            rows[start][read] = following_digits[(read > whole[0]) - (read < whole[0])]
+        # A zero is the whole integer part.
+        zero = self.state(meaning[at_bound[_EQUAL] if whole == [0] else _BELOW])
+        rows[zero][_POINT] = equal if whole == [0] else below
+        rows[start][0] = zero

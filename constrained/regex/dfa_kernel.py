@@ -19,6 +19,7 @@ Bools = NDArray[np.bool_]
 BOTH, FIRST, EITHER = range(3)  # the factors that must be alive in a live pair
 MAX_ROWS = 4096  # per call; between calls the caller checks its budget
 _SPREAD = 0x9E3779B1
+_FACTOR, _BITS = 1_000_003, (1 << 40) - 1  # of a node's hash, which stays within 63 bits
 MAX_SETS = 8  # distinct sets of kinds that are tried with one more kind
 MAX_PASSES = 32
 LONG_ENOUGH = 12  # bytes; few tokens are longer
@@ -274,3 +275,140 @@ def looping_states(
             loops[state] = _all_multibyte_lead_to(table, class_of, state, several, here, one_more, two_more)
         here[state] = False
     return loops
+
+
+# The smallest automaton of listed texts.
+NO_ROOM = -1
+EDGES, NODES = range(2)  # indices of `counts`: edges and nodes of the automaton so far
+
+
+@compiled("(int32[::1], int32[::1], int64, int64, int64, int64[::1], int32[::1], int32[::1], int32[::1], int64)")
+def _find_node(
+    symbols: Ints,
+    targets: Ints,
+    first: int,
+    last: int,
+    label: int,
+    begins: NDArray[np.int64],
+    edge_symbols: Ints,
+    edge_targets: Ints,
+    labels: Ints,
+    known: int,
+) -> bool:
+    """Return True if the node `known` has this label and the edges first..last of `symbols` and `targets`."""
+    if labels[known] != label or begins[known + 1] - begins[known] != last - first:
+        return False
+    for edge in range(last - first):
+        at = begins[known] + edge
+        if edge_symbols[at] != symbols[first + edge] or edge_targets[at] != targets[first + edge]:
+            return False
+    return True
+
+
+@compiled(
+    "(int32[::1], int64[::1], int32[::1], boolean[::1], int64, int64, int64[::1], int32[::1], int32[::1], int32[::1],"
+    " int64[::1], int32[::1])"
+)
+def listed(
+    data: Ints,
+    ends: NDArray[np.int64],
+    text_labels: Ints,
+    repeats: Bools,
+    again: int,
+    num_tails: int,
+    begins: NDArray[np.int64],
+    edge_symbols: Ints,
+    edge_targets: Ints,
+    labels: Ints,
+    counts: NDArray[np.int64],
+    slots: Ints,
+) -> int:
+    """Build the smallest acyclic automaton of sorted, different texts (Daciuk et al. 2000); return its root.
+
+    Text n is data[ends[n - 1] : ends[n]] and has the label text_labels[n] >= 0. If repeats[n], any number of the symbol
+    `again` may follow it; `num_tails` is one more than the highest label of such a text. Node q has the label labels[q]
+    (-1: no text ends there) and the edges begins[q] .. begins[q + 1]. Node 0 is no node, and the nodes 1 .. `num_tails`
+    read the symbols `again` after a text of each label. Every node comes after those that its edges lead to. Returns
+    NO_ROOM if the arrays are too small.
+    """
+    longest, start = 0, 0
+    for number in range(len(ends)):
+        longest = max(longest, ends[number] - start)
+        start = ends[number]
+    # The path is that of the last text; its open edges are on a stack, those of the deepest node on top.
+    firsts, own, tails = (
+        np.zeros(longest + 1, np.int32),
+        np.zeros(longest + 1, np.int32),
+        np.zeros(longest + 1, np.int32),
+    )
+    own[0], tails[0] = -1, -1
+    symbols, targets = np.zeros(len(data) + 2, np.int32), np.zeros(len(data) + 2, np.int32)
+    size, depth, previous, num_edges = 0, 0, 0, 0
+    mask = len(slots) - 1
+    begins[0] = begins[1] = 0
+    node = 1
+    for label in range(num_tails):
+        symbols[0], targets[0] = again, node
+        edge_symbols[num_edges], edge_targets[num_edges], labels[node] = again, node, label
+        num_edges += 1
+        node += 1
+        begins[node] = num_edges
+        mixed = ((((label + 2) * _FACTOR + again) & _BITS) * _FACTOR + node - 1) & _BITS
+        slot = (mixed ^ (mixed >> 19)) & mask
+        while slots[slot] != 0:
+            slot = (slot + 1) & mask
+        slots[slot] = node - 1
+    start = 0
+    for number in range(len(ends) + 1):
+        is_last = number == len(ends)
+        length = 0 if is_last else ends[number] - start
+        common = -1 if is_last else 0
+        if not is_last:
+            while common < depth and common < length and data[previous + common] == data[start + common]:
+                common += 1
+        found = 0
+        while depth > common:  # the nodes below the common prefix are complete
+            label = own[depth]
+            first = firsts[depth]
+            if tails[depth] >= 0:
+                label = tails[depth] if label < 0 else label
+                if first == size or symbols[first] != again:
+                    symbols[size], targets[size] = again, 1 + tails[depth]
+                    size += 1
+            mixed = int(label) + 2
+            for edge in range(first, size):
+                mixed = (mixed * _FACTOR + int(symbols[edge])) & _BITS
+                mixed = (mixed * _FACTOR + int(targets[edge])) & _BITS
+            slot = (mixed ^ (mixed >> 19)) & mask
+            while slots[slot] != 0 and not _find_node(
+                symbols, targets, first, size, label, begins, edge_symbols, edge_targets, labels, slots[slot]
+            ):
+                slot = (slot + 1) & mask
+            if slots[slot] == 0:
+                if node + 2 >= len(begins) or num_edges + size - first > len(edge_symbols) or 2 * node > mask:
+                    return NO_ROOM
+                for edge in range(first, size):
+                    edge_symbols[num_edges], edge_targets[num_edges] = symbols[edge], targets[edge]
+                    num_edges += 1
+                labels[node] = label
+                slots[slot] = node
+                node += 1
+                begins[node] = num_edges
+            found = slots[slot]
+            size = first
+            depth -= 1
+            if depth >= 0:
+                symbols[size], targets[size] = data[previous + depth], found
+                size += 1
+        if is_last:
+            counts[EDGES], counts[NODES] = num_edges, node
+            return found
+        while depth < length:
+            inherited = tails[depth] if data[start + depth] == again else -1
+            depth += 1
+            firsts[depth], own[depth], tails[depth] = size, -1, inherited
+        own[depth] = text_labels[number]
+        if repeats[number]:
+            tails[depth] = text_labels[number]
+        previous, start = start, ends[number]
+    return NO_ROOM

@@ -2,7 +2,8 @@ r"""Parser of regular expressions: the syntax that Python and ECMA-262 share, wi
 
 Both: greedy and lazy repeats, groups that group, `^` and `$` for the text's start and end, `\b` and
 `\B`, look-ahead and look-behind of any width, `\p{...}`, `(?imsx)` at the start and `(?i:...)`. Python: `.` is all but
-newline, `\A` and `\Z`; `\d`, `\w`, `\s` are ASCII unless `(?u)`. ECMA-262 (JSON Schema): `.` is all but line
+newline, `\A` and `\Z`; `\d`, `\w`, `\s` are ASCII unless `(?u)`; `(?i)` ignores case beyond ASCII too, but only `(?iu)`
+lets a letter of ASCII match one beyond it, such as the Kelvin sign. ECMA-262 (JSON Schema): `.` is all but line
 terminators, `\d` and `\w` are ASCII, `\s` is Unicode's, `\u{...}`, `\cX`, `[]` and `[^]`. Back-references, possessive
 repeats, atomic and conditional groups are not regular, or not in both dialects. They are refused with their position.
 """

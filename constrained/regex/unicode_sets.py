@@ -1,7 +1,7 @@
 r"""Sets of code points by Unicode property: `\p{...}`, Python's `\w`, and case variants.
 
-General categories come from the standard library's `unicodedata`. Scripts and binary properties come from the `regex`
-package (a dependency of tiktoken) if it is installed. Every set is computed on first use.
+General categories come from the standard library's `unicodedata`, scripts and binary properties from the `regex`
+package. Every set is computed on first use.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import unicodedata
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from .charset import MAX_CODE_POINT, CharSet, charset
 
+# How letters of different case are equal: as in Python's `re`; the same, but no letter of ASCII equals one beyond it;
+# or by the simple case folding of ECMA-262's flags `iu`.
+CaseRule = Literal["python", "separate", "ecma"]
 _LONG_NAMES = {
     "Letter": "L", "Cased_Letter": "LC", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt",
     "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Combining_Mark": "M", "Nonspacing_Mark": "Mn",
@@ -35,7 +38,7 @@ _BINARY = (
 
 
 def property_set(name: str) -> CharSet | None:
-    r"""Return the set of `\p{name}`, spelled as in ECMA-262; None if the name is unknown."""
+    r"""Return the set of `\p{name}`, spelled as in ECMA-262, or a script's name alone; None if the name is unknown."""
     if name == "Any":
         return ((0, MAX_CODE_POINT),)
     if name == "ASCII":
@@ -43,11 +46,10 @@ def property_set(name: str) -> CharSet | None:
     key, equals, value = name.rpartition("=")
     if key in ("", "General_Category", "gc") and (found := _category(_LONG_NAMES.get(value, value))) is not None:
         return found
-    if (not equals and value in _BINARY) or (
-        key in ("Script", "sc", "Script_Extensions", "scx") and re.fullmatch("[A-Z][A-Za-z_]+", value)
-    ):
+    if not equals and value in _BINARY:
         return _by_regex(name)
-    return None
+    is_script = key in ("", "Script", "sc", "Script_Extensions", "scx") and re.fullmatch("[A-Z][A-Za-z_]+", value)
+    return _by_regex(name if equals else f"Script={name}") if is_script else None
 
 
 def python_class(letter: str) -> CharSet:
@@ -56,10 +58,10 @@ def python_class(letter: str) -> CharSet:
 
 
 @lru_cache(maxsize=256)
-def case_variants(ranges: CharSet, ascii_only: bool) -> CharSet:
+def case_variants(ranges: CharSet, rule: CaseRule) -> CharSet:
     """Add the case variants of a set's members, where those are single characters."""
     found = list(ranges)
-    for code, others in _cases(ascii_only):
+    for code, others in _cases(rule):
         if any(low <= code <= high for low, high in ranges):
             found += [(other, other) for other in others]
     return charset(found)
@@ -94,10 +96,8 @@ def _category(name: str) -> CharSet | None:
 
 @lru_cache(maxsize=64)
 def _by_regex(name: str) -> CharSet | None:
-    try:
-        import regex  # type: ignore[import-untyped, unused-ignore]
-    except ImportError:
-        return None
+    import regex  # type: ignore[import-untyped, unused-ignore]  # here, because few patterns need it
+
     try:
         pattern: Any = regex.compile(rf"\p{{{name}}}+")
     except regex.error:
@@ -106,17 +106,24 @@ def _by_regex(name: str) -> CharSet | None:
 
 
 @cache
-def _cases(ascii_only: bool) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Pair each cased code point with the others of its simple case folding."""
-    same: dict[str, set[int]] = {}
-    cased = "[A-Za-z]" if ascii_only else "."
-    text = _all_characters()[:128] if ascii_only else _all_characters()
-    for character in re.findall(cased, text):
-        lower, upper = character.lower(), character.upper()
-        if lower == upper == character:
-            continue
-        key = upper.lower() if len(upper) == 1 else lower
-        same.setdefault(key if len(key) == 1 else character, set()).update(
-            ord(c) for c in (character, lower, upper) if len(c) == 1 and (not ascii_only or c.isascii())
-        )
-    return tuple((code, tuple(group - {code})) for group in same.values() for code in group if len(group) > 1)
+def _cases(rule: CaseRule) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Pair each cased code point with its variants."""
+    cased = "".join(c for c in _all_characters() if c.lower() != c or c.upper() != c)
+    groups: list[str] = []
+    if rule == "ecma":
+        same: dict[str, str] = {}
+        for character in cased:
+            key = next((k for k in (character.casefold(), character.lower()) if len(k) == 1), character)
+            same[key] = same.get(key, "") + character
+        # A character may fold to one that is not cased itself.
+        groups = ["".join(dict.fromkeys(key + group)) for key, group in same.items()]
+    else:
+        done: set[str] = set()
+        for character in cased:
+            if character not in done:
+                group = "".join(re.findall(f"(?i:{re.escape(character)})", cased))
+                done.update(group)
+                groups.append(group)
+    if rule == "separate":
+        groups = ["".join(filter(str.isascii, group)) or group for group in groups]
+    return tuple((ord(c), tuple(map(ord, group.replace(c, "")))) for group in groups for c in group if len(group) > 1)

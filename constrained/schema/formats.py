@@ -4,9 +4,11 @@ A format that is not regular, or whose automaton would be huge, is a subset:
 
 - `hostname`: 63 characters in the first label, 30 in six more (whole names stay below 253), no `--` in third place.
 - `idn-hostname`: in addition, labels of up to ten letters of common scripts written from left to right.
-- `time`: no leap seconds, which most readers refuse.
-- `duration`: RFC 3339's grammar, in which a year is not followed by days.
-- `regex`: the syntax that ECMA-262 and Python share, groups nested up to two deep.
+- `time`, `date-time`: no leap seconds, which most readers refuse; up to twelve digits after the point of seconds.
+- `duration`: RFC 3339's grammar, in which a year is not followed by days; numbers of up to twelve digits.
+- `regex`: the syntax that ECMA-262 and Python share. Groups are nested up to three deep; a look-ahead stands in up to
+  one group, or has up to one group in it. Look-behind has one width and no brackets. Groups have no names and are not
+  referred to. Bounds of quantifiers are below 1000, and not both above 99.
 - `uri-template`: prefixes below 1000, no percent signs in names.
 - `relative-json-pointer`: no zero but the last digit, because `jsonschema` refuses others.
 
@@ -16,22 +18,29 @@ All other formats are complete.
 from __future__ import annotations
 
 from functools import cache
-from string import ascii_lowercase, ascii_uppercase, digits
+from itertools import pairwise
 
+import numpy as np
+
+from ..budget import CompileBudget
+from ..regex.char_dfa import CharDfa, trimmed_char_dfa
+from ..regex.dfa import DEAD, START
 from ..regex.expression import Expression
 from ..regex.parser import parse_regex
+from ..regex.subset import char_dfa
 
-MAX_GROUP_NESTING = 2  # of the format regex
+MAX_DIGITS = 12  # of a fraction of seconds, or a number in a duration: without a bound, a model may never end them
 
 # RFC 3339
 _DAY28 = r"(?:0[1-9]|1\d|2[0-8])"
 _YEAR = r"(?:\d{3}[1-9]|\d{2}[1-9]0|\d[1-9]00|[1-9]000)"  # not 0000
 _LEAP = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DATE = rf"(?:{_YEAR}-(?:(?:0[1-9]|1[0-2])-{_DAY28}|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)|{_LEAP}-02-29)"
-_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
-_DURATION_TIME = r"T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S)"
-_DURATION_DATE = r"(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)"
-_DURATION = rf"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|\d+W)"
+_TIME = rf"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{{1,{MAX_DIGITS}}})?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_COUNT = rf"\d{{1,{MAX_DIGITS}}}"
+_DURATION_TIME = rf"T(?:{_COUNT}H(?:{_COUNT}M(?:{_COUNT}S)?)?|{_COUNT}M(?:{_COUNT}S)?|{_COUNT}S)"
+_DURATION_DATE = rf"(?:{_COUNT}Y(?:{_COUNT}M(?:{_COUNT}D)?)?|{_COUNT}M(?:{_COUNT}D)?|{_COUNT}D)"
+_DURATION = rf"P(?:{_DURATION_DATE}(?:{_DURATION_TIME})?|{_DURATION_TIME}|{_COUNT}W)"
 
 
 def _label(end: str, inner: str, most: int) -> str:
@@ -104,19 +113,78 @@ _TEMPLATE = (
 _POINTER = r"(?:/(?:[^/~]|~[01])*)*"
 
 
-def _regex() -> str:
-    runs = (ascii_lowercase, ascii_uppercase, digits)
-    ordered = "|".join(rf"{low}-[{low}-{run[-1]}]" for run in runs for low in run)
-    escape = r"\\[dDwWsSnrtfv.*+?^$()\[\]{}|\\/-]"
-    item = rf"(?:[A-Za-z0-9_.,:;/@#%*+?()$!=<> \u00a1-\ud7ff]|{ordered}|{escape})"
-    # A range would begin with an item before a hyphen, so hyphens stand first or last, and only once.
-    single = rf"(?:\[\^?(?:-?{item}+|{item}+-)\]|\.|{escape}|[A-Za-z0-9_,:;/@#%&!=<>~`'\" \u00a1-\ud7ff-])"
-    repeat = r"(?:(?:[*+?]|\{(?:\d{1,3},?|[01],[1-9]\d{0,2})\})\??)?"
-    # Anchors and alternatives may stand anywhere; nothing repeats them.
-    body = rf"(?:{single}{repeat}|[|^$])*"
-    for _ in range(MAX_GROUP_NESTING):
-        body = rf"(?:(?:{single}|\((?:\?:)?{body}\)){repeat}|[|^$])*"
-    return body
+_HEX = "[0-9A-Fa-f]"
+# First characters of blocks of letters: a range may lead from one block to a later one.
+_BLOCKS = "\u00a1\u00c0\u00d0\u00e0\u00f0\u0100\u0250\u0370\u0400\u0500\u0900\u3040\u30a0\u4e00\u9fa0\uac00\ud7a4"
+
+
+# Stand for the content of a group and of a look-ahead.
+_GROUPED, _AHEAD = "\ue000", "\ue001"
+# Kinds of groups that may be open at once: up to three groups, or a look-ahead and a group, one in the other.
+_OPEN = ["", "g", "gg", "ggg", "a", "ag", "ga"]
+
+
+def _flat_regex() -> str:
+    """Return the pattern of patterns in which the content of every group is one character."""
+    escape = rf"\\(?:[dDwWsSnrtfv.*+?^$()\[\]{{}}|\\/-]|x{_HEX}{{2}}|u(?:[0-9A-CE-Fa-ce-f]{_HEX}|[Dd][0-7]){_HEX}{{2}})"
+    plain = rf"(?:\.|{escape}|[ -#%-',/-9:->@-Z_-z~\u00a1-\ud7ff\u{{10000}}-\u{{10ffff}}-])"
+    # A range would begin with an item before a hyphen, so single hyphens stand first or last.
+    item = rf"(?:[ -,.-Z\[_-~\u00a1-\ud7ff]|{_ranges()}|{escape}|\\b)"
+    single = rf"(?:\[\^?-?(?:{item}\^*)+-?\]|{plain}|\((?:\?:)?{_GROUPED})"
+    # Anchors, look-around and alternatives may stand anywhere; nothing repeats them. Look-behind has one width.
+    others = rf"[|^$]|\\[bB]|\(\?<[=!]{plain}*\)|\(\?[=!]{_AHEAD}"
+    return rf"(?:{single}(?:(?:[*+?]|\{{{_counts()}\}})\??)?|{others})*"
+
+
+def regex_chars(budget: CompileBudget) -> CharDfa:
+    """Return the automaton of the format `regex`: that of flat patterns, copied for each choice of open groups."""
+    flat = char_dfa(parse_regex(_flat_regex(), "ecma"), budget).minimal()
+    closing = flat.alphabet.class_of(ord(")"))
+    marks = {kind: flat.alphabet.class_of(ord(mark)) for kind, mark in (("g", _GROUPED), ("a", _AHEAD))}
+    after = {kind: int(flat.table[:, mark].max()) for kind, mark in marks.items()}
+    num_inner = flat.num_states - 1
+    first = {kinds: number * num_inner for number, kinds in enumerate(_OPEN)}  # state q becomes q + first[kinds]
+    blocks = []
+    for kinds in _OPEN:
+        block = np.where(flat.table == DEAD, DEAD, flat.table + first[kinds])[1:]
+        block[:, list(marks.values())] = DEAD
+        if kinds:
+            block[flat.accepting[1:], closing] = after[kinds[-1]] + first[kinds[:-1]]
+        blocks.append(block)
+    table = np.concatenate([np.zeros((1, flat.alphabet.num_classes), np.int32), *blocks])
+    for kinds in _OPEN:
+        for kind, mark in marks.items():
+            if kinds + kind in first:
+                # Before its content, a group reads on as the content does.
+                states = np.flatnonzero(flat.table[:, mark]) + first[kinds]
+                table[states] = np.where(table[states] == DEAD, table[START + first[kinds + kind]], table[states])
+    accepting = np.zeros(len(table), np.bool_)
+    accepting[: flat.num_states] = flat.accepting
+    return trimmed_char_dfa(flat.alphabet, table, accepting)
+
+
+def _ranges() -> str:
+    """Return the pattern of ranges inside brackets, whose first character is not after the last."""
+    # Of printable ASCII all but [ \ ] ^ and - may begin a range, and end it.
+    found = [rf"\x{low:02x}-[\x{low:02x}-Z_-~]" for low in range(0x20, 0x5B) if low != 0x2D]
+    found += [rf"\x{low:02x}-[\x{low:02x}-~]" for low in range(0x5F, 0x7F)]
+    found += [rf"[\u{ord(low):04x}-\u{ord(end) - 1:04x}]-[\u{ord(end):04x}-\ud7ff]" for low, end in pairwise(_BLOCKS)]
+    for low, digit in enumerate("0123456789abcde"):
+        either = f"[{digit}{digit.upper()}]"
+        larger = "".join(f"{high:x}{high:X}" for high in range(low + 1, 16))
+        not_surrogate = f"[{larger.replace('dD', '')}]{_HEX}" + ("|[Dd][0-7]" if "d" in larger else "")
+        if digit != "d":
+            found.append(rf"\\u{either}{_HEX}{{3}}-\\u(?:{not_surrogate}){_HEX}{{2}}")
+        found.append(rf"\\x{either}{_HEX}-\\x[{larger}]{_HEX}")
+    return "|".join(found)
+
+
+def _counts() -> str:
+    """Return the pattern of a quantifier's bounds: the second, if there is one, is not below the first."""
+    units = "|".join(f"{low},[{low}-9]" for low in range(10))
+    tens = "|".join(f"{low}(?:{units.replace(',', f',{low}')}|[0-9],[{low + 1}-9][0-9])" for low in range(1, 9))
+    nineties = f"9(?:{units.replace(',', ',9')})"
+    return rf"(?:\d{{1,3}},?|{units}|\d,[1-9]\d{{1,2}}|{tens}|{nineties}|[1-9]\d,[1-9]\d{{2}})"
 
 
 PATTERNS = {
@@ -138,7 +206,7 @@ PATTERNS = {
     "uri-template": _TEMPLATE,
     "json-pointer": _POINTER,
     "relative-json-pointer": rf"(?:0|[1-9]+0?)(?:#|{_POINTER})",
-    "regex": _regex(),
+    "regex": _flat_regex(),  # of which `regex_chars` is the nested form
 }
 
 _ANYTHING = r"[^]*"

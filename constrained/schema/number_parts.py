@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
-from functools import lru_cache
+from decimal import Decimal
+from functools import cache, lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -14,37 +14,40 @@ from numpy.typing import NDArray
 from ..budget import CompileBudget
 from ..errors import GrammarError
 from ..regex.decimal_ranges import (
-    FRACTION,
     INTEGER,
     LARGE_EXPONENT,
-    NATURAL,
+    NUMBER,
+    PLAIN_INTEGER,
+    PLAIN_NUMBER,
     NumberBound,
     at_least,
-    integers,
-    numbers,
+    at_most,
 )
-from ..regex.dfa import Dfa, intersect
-from ..regex.expression import EMPTY, Bytes, Expression, alternation, optional, repeat, sequence
+from ..regex.dfa import Dfa, intersect, trimmed_dfa
+from ..regex.expression import EMPTY, Bytes, optional, repeat, sequence
+from ..regex.listed import listed_dfa
 from . import formula as formulas
 from .formula import Formula, Truths
 from .keywords import child
 from .string_dfas import combinations, expression_dfa
 
-MAX_DIGITS = 100  # of a bound or divisor
+MAX_DIGITS = 100  # of a bound or divisor as it is written; 1e308 has four
 MAX_REMAINDER_STATES = 20_000  # of a `multipleOf`
 MAX_COMPARED_RANGE = 1000  # of bounded integers or multiples, whose automaton is checked for being empty
 
 
 def _read_decimal(value: Any, name: str, pointer: str) -> Decimal:
-    """Return a schema's number as an exact decimal. Raises GrammarError if it has more than `MAX_DIGITS` digits."""
+    """Return a schema's number as an exact decimal.
+
+    Raises GrammarError if it is written with more than `MAX_DIGITS` digits.
+    """
     try:
-        number = Decimal(repr(value))
-        too_long = len(format(number, "f")) > MAX_DIGITS
-    except (InvalidOperation, ValueError):
-        too_long = True
-    if too_long:
+        written = repr(value)
+    except ValueError:  # Python writes no integers of more than 4,300 digits
+        written = ""
+    if not 0 < len(written) <= MAX_DIGITS:
         raise GrammarError(f"{name!r} has more than {MAX_DIGITS} digits", pointer=child(pointer, name))
-    return number
+    return Decimal(written)
 
 
 @dataclass(frozen=True)
@@ -138,16 +141,17 @@ def _is_multiple(value: Decimal, divisor: Decimal) -> bool:
 
 
 def _scaled(divisor: Decimal) -> tuple[int, int]:
-    """Return the integers a and k with divisor = a / 10**k."""
-    _, digits, exponent = divisor.normalize().as_tuple()
+    """Return integers a and k with divisor = a * 10**k; a does not end with a zero."""
+    _, digits, exponent = divisor.as_tuple()  # exact; `Decimal.normalize` would round
     assert isinstance(exponent, int)
-    value = int("".join(map(str, digits)))
-    return (value * 10**exponent, 0) if exponent > 0 else (value, -exponent)
+    written = "".join(map(str, digits))
+    kept = written.rstrip("0")
+    return int(kept), exponent + len(written) - len(kept)
 
 
 def _num_remainder_states(divisor: Decimal) -> int:
-    modulus, places = _scaled(divisor)
-    return modulus * (places + 2) + 4
+    modulus, exponent = _scaled(divisor)
+    return modulus * (abs(exponent) + 2) + 4
 
 
 @lru_cache(maxsize=256)
@@ -156,7 +160,10 @@ def _multiple_dfa(divisor: Decimal) -> Dfa:
 
     A state is the remainder of the digits so far, and the number of decimal places.
     """
-    modulus, places = _scaled(divisor)
+    modulus, exponent = _scaled(divisor)
+    if exponent > 0:
+        return _multiple_of_power_dfa(modulus, exponent)
+    places = -exponent
     # States: 1 start, 2 after the minus, 3 after a leading zero, then the remainders of the integer part, then those
     # after each number of decimal places. Digits after the first `places` must be zeros.
     whole = 4
@@ -195,96 +202,79 @@ def _multiple_dfa(divisor: Decimal) -> Dfa:
     return Dfa(table, np.arange(256, dtype=np.uint8), accepting)
 
 
+def _multiple_of_power_dfa(modulus: int, zeros: int) -> Dfa:
+    """Return the multiples of modulus * 10**zeros, written without exponents.
+
+    A state is the number of zeros at the end of the digits so far, counted up to `zeros`, and the remainder of the
+    digits before these zeros.
+    """
+    # States: 1 start, 2 after the minus, 3 a zero, 4 a point after a multiple, 5 zeros after it, then the remainders.
+    first = 6
+    table = np.zeros((first + modulus * (zeros + 1), 256), np.int32)
+    accepting = np.zeros(len(table), np.bool_)
+    remainder = np.arange(modulus)
+    table[1, 0x2D] = 2
+    table[1, 0x30] = table[2, 0x30] = 3
+    last = first + modulus * zeros
+    for digit in range(1, 10):
+        table[1, 0x30 + digit] = table[2, 0x30 + digit] = first + digit % modulus
+        for count in range(zeros + 1):
+            here = first + modulus * count
+            after = (remainder * pow(10, count + 1, modulus) + digit) % modulus
+            table[here : here + modulus, 0x30 + digit] = first + after
+    table[first:last, 0x30] = np.arange(first + modulus, last + modulus)
+    table[last:, 0x30] = last + remainder * 10 % modulus
+    accepting[[3, 5, last]] = True
+    table[[3, last], 0x2E] = 4
+    table[[4, 5], 0x30] = 5
+    return trimmed_dfa(table, np.arange(256, dtype=np.uint8), accepting)
+
+
 @lru_cache(maxsize=1024)
 def number_dfa(part: NumberPart) -> Dfa:
     """Return the spellings of a part's numbers; exponents only without bounds and divisors. Raises GrammarError."""
-    budget = CompileBudget()
     if part.values is not None:
-        return expression_dfa(alternation(_spelled(value, part.digits) for value in sorted(part.values)))
-    if part.integer:
-        exact = integers(part.lower, part.upper)
-        bounded = part.lower is not None or part.upper is not None
-        rest = optional(sequence(Bytes(b"."), repeat(Bytes(b"0"), 1, None)))
-        # Writers of floats put large integers as 1e+22.
-        powers = optional(LARGE_EXPONENT)
-        if part.digits:
-            rest = powers = EMPTY
-        dfas = [expression_dfa(sequence(exact, rest) if bounded else sequence(INTEGER, rest, powers))]
-    else:
-        dfas = [expression_dfa(side) for side in dict.fromkeys(numbers(part.lower, part.upper))]
+        return listed_numbers_dfa(dict.fromkeys(part.values, 0), part.digits)[0]
+    bounded = part.lower is not None or part.upper is not None
+    dfas = [_integers(bounded, part.digits)] if part.integer else [] if bounded else [expression_dfa(NUMBER)]
+    dfas += [at_least(part.lower)] if part.lower is not None else []
+    dfas += [at_most(part.upper)] if part.upper is not None else []
     dfas += [_multiple_dfa(divisor) for divisor in sorted(part.multiples)]
-    dfa = dfas[0]
-    for other in dfas[1:]:
-        dfa = intersect(dfa, other, budget)
-    return dfa
+    budget = CompileBudget()
+    return reduce(lambda a, b: intersect(a, b, budget), dfas)
 
 
-def _spelled(value: Decimal, digits: bool) -> Expression:
-    """Return the spellings of a given number: decimal with trailing zeros, or as `json.dumps` writes it.
-
-    With `digits` an integer is written in digits only.
-    """
-    plain = format(value, "f")
-    whole, _, fraction = plain.partition(".")
-    fraction = fraction.rstrip("0")
-    if digits and not fraction:
-        return Bytes(whole.encode())
-    zeros = repeat(Bytes(b"0"), 0, None)
-    if fraction:
-        decimal = sequence(Bytes(f"{whole}.{fraction}".encode()), zeros)
-    else:
-        decimal = sequence(Bytes(whole.encode()), optional(sequence(Bytes(b".0"), zeros)))
-    written = repr(float(value))
-    return alternation([decimal, Bytes(written.encode())]) if "e" in written and Decimal(written) == value else decimal
+@cache
+def _integers(bounded: bool, digits: bool) -> Dfa:
+    """Return the spellings of integers: those without `-0` and exponents for a bounded one."""
+    rest = EMPTY if digits else optional(sequence(Bytes(b"."), repeat(Bytes(b"0"), 1, None)))
+    # Writers of floats put large integers as 1e+22.
+    powers = EMPTY if digits or bounded else optional(LARGE_EXPONENT)
+    return expression_dfa(sequence(PLAIN_INTEGER if bounded else INTEGER, rest, powers))
 
 
 def listed_numbers_dfa(values: Mapping[Decimal, int], digits: bool) -> tuple[Dfa, NDArray[np.int32]]:
     """Return the spellings of given numbers, and the label of each state's number: int32[S], -1 where none ends.
 
     A number is spelled as a decimal, with trailing zeros after the point, and as `json.dumps` writes it. With `digits`
-    an integer is written in digits only.
+    an integer is written in digits only. Raises GrammarError if they need too many states.
     """
-    columns = {byte: number for number, byte in enumerate(b"0123456789-+.e", start=1)}
-    table: list[list[int]] = [[0] * 15, [0] * 15]
-    labels = [-1, -1]
-
-    def enter(state: int, text: bytes) -> int:
-        for byte in text:
-            column = columns[byte]
-            if not table[state][column]:
-                table[state][column] = len(table)
-                table.append([0] * 15)
-                labels.append(-1)
-            state = table[state][column]
-        return state
-
-    padded: list[tuple[int, int]] = []  # states after which zeros may follow
+    texts: dict[bytes, int] = {}
+    decimals: set[bytes] = set()  # those that end with a digit after the point, so that zeros may follow
     for value, label in values.items():
         whole, _, fraction = format(value, "f").partition(".")
         fraction = fraction.rstrip("0")
         if not fraction:
-            labels[enter(1, whole.encode())] = label
-        if fraction or not digits:
-            state = enter(1, f"{whole}.{fraction or '0'}".encode())
-            labels[state] = label
-            padded.append((state, label))
-            written = repr(float(value))
-            if "e" in written and Decimal(written) == value:
-                labels[enter(1, written.encode())] = label
-    loop_of: dict[int, int] = {}
-    for state, label in padded:
-        while table[state][1] and table[state][1] != state:
-            state = table[state][1]
-            labels[state] = label
-        if label not in loop_of:
-            loop_of[label] = len(table)
-            table.append([0, len(table), *[0] * 13])
-            labels.append(label)
-        table[state][1] = loop_of[label]
-    class_of = np.zeros(256, np.uint8)
-    class_of[list(columns)] = list(columns.values())
-    found = np.array(labels, np.int32)
-    return Dfa(np.array(table, np.int32), class_of, found >= 0), found
+            texts[whole.encode()] = label
+            if digits:
+                continue
+        decimal = f"{whole}.{fraction or '0'}".encode()
+        texts[decimal] = label
+        decimals.add(decimal)
+        written = repr(float(value))
+        if "e" in written and Decimal(written) == value:
+            texts[written.encode()] = label
+    return listed_dfa(texts, decimals, again=0x30)
 
 
 def candidates(formula: Formula) -> frozenset[Decimal] | None:
@@ -315,5 +305,4 @@ def number_universe(parts: Iterable[NumberPart]) -> Dfa:
 @lru_cache(maxsize=1)
 def _plain_numbers() -> Dfa:
     """Return the numbers without exponents, and without `-0`, of which some parts read only some spellings."""
-    negative = sequence(Bytes(b"-"), at_least(NumberBound(Decimal(0), strict=True)))
-    return expression_dfa(alternation([sequence(NATURAL, optional(FRACTION)), negative]))
+    return expression_dfa(PLAIN_NUMBER)

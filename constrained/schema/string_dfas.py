@@ -23,7 +23,7 @@ from ..regex.expression import Chars, Expression, repeat
 from ..regex.pair_product import pair_product
 from ..regex.parser import containing, parse_regex
 from ..regex.subset import char_dfa
-from .formats import format_expression, possible_expression
+from .formats import format_expression, possible_expression, regex_chars
 from .formula import Truths
 
 PATTERN_CPU_SECONDS = 0.5  # to compile one pattern
@@ -82,6 +82,8 @@ def pattern_chars(pattern: str) -> CharDfa:
 @lru_cache(maxsize=64)
 def format_chars(name: str) -> CharDfa | None:
     """Return the texts of a format, or None if it is not enforced."""
+    if name == "regex":
+        return regex_chars(_format_budget())
     expression = format_expression(name)
     return None if expression is None else char_dfa(expression, _format_budget())
 

@@ -16,8 +16,7 @@ from ..regex.char_dfa import CharDfa, length_char_dfa
 from ..regex.charset import has_surrogates
 from ..regex.counted_chars import MAX_COUNT, CountedProduct, LabelledTexts, counted_product, text_lengths
 from ..regex.dfa import DEAD, START, Dfa
-from ..regex.expression import alternation, literal
-from ..regex.subset import char_dfa
+from ..regex.listed import listed_chars
 from . import formula as formulas
 from .formula import And, ExactlyOne, Formula, Not, Or, Truths
 from .string_dfas import format_chars, length_dfa, pattern_chars, undecided_chars
@@ -239,9 +238,7 @@ def char_product(tests: Sequence[CharDfa], budget: CompileBudget) -> CountedProd
     return counted_product(tests, (), budget)
 
 
-@lru_cache(maxsize=512)
-def _text_chars(texts: frozenset[str]) -> CharDfa:
-    return char_dfa(alternation(literal(text) for text in sorted(texts)), CompileBudget())
+_text_chars = lru_cache(maxsize=512)(listed_chars)
 
 
 @lru_cache(maxsize=512)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from typing import Literal
 
 import interegular
 import pytest
@@ -120,7 +121,9 @@ def test_syntax_of_ecma_262_alone(pattern: str, accepted: list[str], refused: li
 @example(text="\u212a")
 def test_flags_are_those_of_re(pattern: str, flags: str, text: str) -> None:
     judge = re.compile(f"(?{flags.replace('u', '')}{'' if 'u' in flags else 'a'}){pattern}".replace("(?)", ""))
-    expected = bool(judge.fullmatch(text)) and not ("$" in pattern and text.endswith("\n"))
+    # Unlike with re.ASCII, the case of letters beyond ASCII is ignored too.
+    judged = text.replace("É", "é") if "i" in flags else text
+    expected = bool(judge.fullmatch(judged)) and not ("$" in pattern and text.endswith("\n"))
     assert char_dfa(parse_regex(pattern, flags=flags), CompileBudget()).accepts(text) == expected
 
 
@@ -251,3 +254,65 @@ def test_a_pattern_that_nothing_matches_is_empty() -> None:
         assert found.is_empty
         assert found.witness() is None
         assert found.num_states == 2
+
+
+BMP = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x10000)]))
+CASED = "".join(c for c in BMP if c.lower() != c or c.upper() != c)
+
+
+def matched(pattern: str) -> str:
+    """Return the characters of the BMP that match a pattern of one character."""
+    chars = char_dfa(parse_regex(pattern), CompileBudget())
+    return "".join(filter(chars.accepts, BMP))
+
+
+@pytest.mark.parametrize(
+    "letters", ["kKsSiI", "éÉß", "ςσΣ", "ǅ", "İıſ\u212aÅ", "ᾳẞ", "Ꭰꭰ", "ж", "[à-ž]", "[Α-Ω]", "[^Ѐ-ӿ]"]
+)
+def test_case_is_ignored_as_by_re(letters: str) -> None:
+    for part in [letters] if letters.startswith("[") else letters:
+        judge = re.compile(f"(?i){part}")
+        assert matched(f"(?iu){part}") == "".join(filter(judge.match, BMP))
+
+
+@settings(max_examples=40, deadline=None)
+@given(letter=st.sampled_from(CASED))
+def test_every_letter_has_the_variants_of_re(letter: str) -> None:
+    variants = "".join(re.findall(f"(?i){letter}", BMP))
+    assert matched(f"(?iu){letter}") == variants
+    # By default a letter of ASCII matches only letters of ASCII, as with re.ASCII, and others match only others.
+    assert matched(f"(?i){letter}") == "".join(c for c in variants if c.isascii() == letter.isascii()) or any(
+        map(str.isascii, variants)
+    )
+    if letter.isascii():
+        assert matched(f"(?i){letter}") == "".join(re.findall(f"(?ai){letter}", BMP))
+
+
+SCRIPTS = {
+    "Greek": "GREEK",
+    "Cyrillic": "CYRILLIC",
+    "Han": "CJK UNIFIED IDEOGRAPH",
+    "Hebrew": "HEBREW",
+    "Latin": "LATIN",
+}
+
+
+@pytest.mark.parametrize("dialect", ["python", "ecma"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_may_stand_for_itself(script: str, dialect: Literal["python", "ecma"]) -> None:
+    found = {
+        name: char_dfa(parse_regex(rf"\p{{{name}}}", dialect), CompileBudget())
+        for name in (script, f"Script={script}", f"sc={script}")
+    }
+    letters = [c for c in BMP if unicodedata.category(c) in ("Lu", "Ll", "Lo")]
+    for name, chars in found.items():
+        for letter in letters:
+            begins = unicodedata.name(letter, "")
+            if any(f"{prefix} " in f"{begins} " and begins.startswith(prefix) for prefix in SCRIPTS.values()):
+                assert chars.accepts(letter) == begins.startswith(SCRIPTS[script]), (name, letter)
+
+
+@pytest.mark.parametrize("name", ["Klingon", "greek", "Script=Klingon", "IsGreek", "InGreek", "Greek="])
+def test_a_property_that_does_not_exist_is_refused(name: str) -> None:
+    with pytest.raises(GrammarError, match="without a known property name"):
+        parse_regex(rf"\p{{{name}}}")

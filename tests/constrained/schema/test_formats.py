@@ -19,9 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import FormatChecker
 
+from ramiform.constrained.errors import GrammarError
 from ramiform.constrained.regex.byte_dfa import byte_dfa
 from ramiform.constrained.regex.char_dfa import CharDfa
 from ramiform.constrained.regex.dfa import START
+from ramiform.constrained.regex.parser import parse_regex
 from ramiform.constrained.schema.formats import PATTERNS
 from ramiform.constrained.schema.string_dfas import format_chars
 
@@ -80,6 +82,30 @@ def test_dates_are_those_of_the_calendar(year: int, month: int, day: int) -> Non
     assert of("date-time").accepts(f"{text}T00:00:00Z") == exists
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("time", "08:30:06.{}Z"),
+        ("date-time", "1999-12-31T08:30:06.{}+01:00"),
+        ("duration", "P{}Y"),
+        ("duration", "PT1H{}M"),
+    ],
+)
+def test_digits_of_times_and_durations_do_not_run_on(name: str, text: str) -> None:
+    assert of(name).accepts(text.format("123456789012"))
+    assert not of(name).accepts(text.format("1234567890123"))
+
+
+@pytest.mark.parametrize("name", ["date", "time", "date-time", "duration"])
+def test_no_text_of_a_moment_or_duration_is_endless(name: str) -> None:
+    table = of(name).table
+    # The longest path of an automaton without a cycle is shorter than its number of states.
+    longest = [0] * len(table)
+    for _ in range(len(table)):
+        longest = [max((1 + longest[target] for target in row if target), default=0) for row in table.tolist()]
+    assert longest[START] <= 100
+
+
 @given(
     moment=st.datetimes(
         timezones=st.just(datetime.UTC)
@@ -131,6 +157,120 @@ def test_a_regex_that_is_accepted_compiles(text: str) -> None:
         warnings.simplefilter("ignore", FutureWarning)
         if of("regex").accepts(text):
             re.compile(text)
+
+
+REGEX_PARTS = st.recursive(
+    st.sampled_from([*"ab0é.", r"\d", r"\]", r"\x41", r"\u00e9", r"\b", "^", "$", "'", '"', "<", " "])
+    | st.sampled_from(
+        ["[a-z]", "[^\"']", r"[^\]]", r"[\w-]", "[ -~]", "[A-z]", "[+-]", "[b-a]", "[", "]", "a{", "[]", ")"]
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map("".join),
+        st.lists(inner, max_size=3).map("|".join),
+        st.tuples(st.sampled_from(["(", "(?:", "(?=", "(?!", "(?<=", "(?"]), inner).map(
+            lambda pair: f"{pair[0]}{pair[1]})"
+        ),
+        st.tuples(
+            inner,
+            st.sampled_from(["*", "+?", "??", "{2}", "{2,}", "{2,5}", "{5,2}", "{12,15}", "{12,9}", "{7,100}", "**"]),
+        ).map("".join),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(text=REGEX_PARTS)
+def test_a_text_of_the_format_regex_is_a_pattern_of_both_languages(text: str) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            re.compile(text)
+        parse_regex(text, "ecma")
+        valid = True
+    except (re.error, GrammarError):
+        valid = False
+    if of("regex").accepts(text):
+        assert valid
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            "a{2,5}",
+            "[\"']",
+            r"[^\]]",
+            "((a))",
+            "(((a)))",
+            "(?:a(b(c)?)*)+",
+            "(?=.*a)b",
+            "(?!(a))b",
+            "((?=a))",
+            "(?<=ab)c",
+        ),
+        *(
+            r"\bfoo\B",
+            "[ -~]",
+            r"[\u4e00-\u9fa5]",
+            r"[\x00-\x1F]",
+            "[一-龥]",
+            "[+-]",
+            "[-a]",
+            r"[\w.-]",
+            "a{0,}",
+            "()|^",
+        ),
+        *(
+            "a{12,34}",
+            "a{9,10}",
+            "a{99,100}",
+            r"^[^\s@]+@[^\s@]+\.[a-z]{2,}$",
+            r"^(?=.*[A-Z])(?=.*\d).{8,}$",
+            "<b>&amp;",
+        ),
+    ],
+)
+def test_patterns_of_users_are_of_the_format_regex(pattern: str) -> None:
+    re.compile(pattern)
+    parse_regex(pattern, "ecma")
+    assert of("regex").accepts(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a{5,2}",
+        "a{34,12}",
+        "(",
+        "a)",
+        "(a",
+        "[",
+        "[a",
+        "[]",
+        "[^]",
+        "[b-a]",
+        "a**",
+        "*a",
+        "a{,3}",
+        "{2}",
+        "(?=a)*",
+        "^*",
+        "(?a)",
+        r"\a",
+        r"\1",
+        r"\u12",
+        "(?<=a+)b",
+        "(?P<n>a)",
+        "x*+",
+        "(?>a)",
+        "a|*",
+        "]",
+        "}",
+    ],
+)
+def test_what_is_no_pattern_is_not_of_the_format_regex(pattern: str) -> None:
+    assert not of("regex").accepts(pattern)
 
 
 EXAMPLES = {

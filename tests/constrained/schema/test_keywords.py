@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from decimal import Decimal
 from typing import Any
 
 import jsonschema
@@ -191,3 +192,34 @@ def test_a_schema_may_be_an_object_or_text(seed: int) -> None:
     schema = {"type": "array", "items": {"const": seed}}
     assert accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), f"[{seed}]".encode())
     assert accepts(compile_constraint(JsonSchema(json.dumps(schema)), shared_vocabulary()), f"[{seed}]".encode())
+
+
+def takes(schema: Any, text: str) -> bool:
+    return accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), text.encode())
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 1.7976931348623157e308, 5e-324, 2.2250738585072014e-308])
+@pytest.mark.parametrize("keyword", ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
+def test_bounds_may_be_any_double(value: float, keyword: str) -> None:
+    schema = {"type": "number", keyword: value}
+    exact = Decimal(repr(value))
+    judge = jsonschema.Draft202012Validator({keyword: exact})
+    step = abs(exact) / 10
+    for number in (exact, exact - step, exact + step, -exact, Decimal(0)):
+        assert takes(schema, format(number, "f")) == judge.is_valid(number), number
+
+
+@pytest.mark.parametrize("keyword", ["const", "enum"])
+@pytest.mark.parametrize("value", [1e308, -1.7976931348623157e308, 5e-324, 10**320])
+def test_listed_numbers_may_be_any_number(keyword: str, value: float) -> None:
+    schema = {keyword: value if keyword == "const" else [value, 3]}
+    assert takes(schema, json.dumps(value))
+    assert takes(schema, format(Decimal(repr(value)), "f"))
+    assert not takes(schema, format(Decimal(repr(value)) * 2, "f"))
+
+
+@pytest.mark.parametrize("keyword", ["minimum", "exclusiveMaximum", "multipleOf"])
+def test_a_number_of_too_many_digits_is_refused_with_its_pointer(keyword: str) -> None:
+    with pytest.raises(GrammarError, match=f"more than 100 digits .at /items/{keyword} of") as refusal:
+        compile_constraint(JsonSchema({"items": {keyword: 10**100}}), shared_vocabulary())
+    assert refusal.value.pointer == f"/items/{keyword}"
