@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..constraint import SchemaOptions
 from ..errors import GrammarError
 from .document import MAX_SAME_VALUE, Document, Location, read_schema
 from .goals import GoalCompiler
+from .keyword_set import MAX_CONTAINED
 from .keywords import NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
 from .number_parts import number_part
 from .string_dfas import pattern_dfa
@@ -76,6 +78,18 @@ def _check(location: Location, document: Document) -> None:
         raise GrammarError("$recursiveRef is not supported", pointer=child(pointer, "$recursiveRef"))
     if not NUMBER_KEYWORDS.isdisjoint(schema):
         number_part(schema, False, False, pointer)
+    if "contains" in schema and (document.draft or 2020) >= 2019:
+        _check_contained(schema, pointer)
+
+
+def _check_contained(schema: dict[str, Any], pointer: str) -> None:
+    """Refuse large bounds beside `contains`: the items that it finds are counted beside all items, state by state."""
+    for keyword in ("minContains", "maxContains"):
+        bound = schema.get(keyword, 0)
+        if bound > MAX_CONTAINED and (keyword == "minContains" or bound < schema.get("maxItems", math.inf)):
+            raise GrammarError(
+                f"{keyword!r} of more than {MAX_CONTAINED} is not supported", pointer=child(pointer, keyword)
+            )
 
 
 def _check_pattern(pattern: str, pointer: str) -> None:

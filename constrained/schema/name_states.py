@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,13 +168,12 @@ class MemberNames:
         """Return True if every text is a listed name or a name of these kinds."""
         return self._is_complete and len(kinds) == len(self.kinds) > 0
 
-    @cached_property
-    def run_out(self) -> bool:
-        """True if after some beginning of a name that is not listed only finitely many names are left."""
-        if self.is_everything(frozenset(self.kinds)) and len(self.kinds) == 1:
+    def may_run_out(self, kinds: frozenset[NameKind]) -> bool:
+        """Return True if some beginning of a name of these kinds leaves only finitely many names of its kind."""
+        if self.is_everything(kinds) and len(kinds) == 1:
             return False
         try:
-            found = self._product(0, frozenset(self.kinds), [])
+            found = self._product(0, kinds, [])
         except GrammarError:
             return True
         if found is None:

@@ -102,7 +102,16 @@ class ObjectContext:
     @cached_property
     def remembers_names(self) -> bool:
         """True if names that are not listed may run out, so that states must know which have come."""
-        return self.has_others and self.names.run_out
+        if not self.has_others:
+            return False
+        kinds = self.possible[1] if self.steady else filter(self._may_come, self.names.kinds)
+        return self.names.may_run_out(frozenset(kinds))
+
+    def _may_come(self, kind: NameKind) -> bool:
+        """Return False only if no name of a kind may come at all."""
+        name = self.names.other(kind)
+        goals = {part: None if self.names.goal(part, name) is not False else False for part in self.parts}
+        return evaluate(self.formulas[0], goals.__getitem__) is not False
 
     @cached_property
     def has_others(self) -> bool:
