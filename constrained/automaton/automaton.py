@@ -67,18 +67,27 @@ class ControlState(Hashable, Protocol):
         """Return the transitions. Raises GrammarError if they are too complex."""
 
 
-class Frame:
+class Limited:
+    """Base of states and frames inside an array or object whose masks depend on the number of its values.
+
+    They do near `limit`, the count at which the next `Counting` state is left; 0 if there is none. A frame has the
+    limit of its successors.
+    """
+
+    limit: int = 0
+
+
+class Frame(Limited):
     """A stack frame: when the value above it ends, its result selects the state that follows.
 
     `num_results` results are expected; more may come. The successor of a `guarded` frame depends on the text of the
     value too, so it is not stored in the tables. A frame that is `once` is guarded only to refuse a value that has come
-    before. `limit` is that of the successors, if they are `Counting`.
+    before.
     """
 
     num_results: int
     guarded: bool = False
     once: bool = False
-    limit: int = 0
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         """Raise AssertionError: a frame is no control state."""
@@ -96,14 +105,12 @@ class Frame:
         return False
 
 
-class Counting:
+class Counting(Limited):
     """Base of control states inside an array or object: each value that ends in them is counted.
 
     When the count reaches `limit`, the state `at_limit()` is entered instead; without a limit (0) nothing is counted.
     So a bound on a number of items needs one state below it and one from it on, however large it is.
     """
-
-    limit: int = 0
 
     def at_limit(self) -> ControlState | None:
         """Return the state that replaces this one at the limit, or None if the value that reaches it is refused."""
@@ -140,6 +147,8 @@ class Automaton:
         if number is None:
             number = self._numbers[state] = self.tables.new_states(1)
             self._values[number] = state
+            if isinstance(state, Limited) and state.limit:
+                self.tables.states[number, MARKS] = self.new_marks((state.limit,))
         return number
 
     def frame(self, state: ControlState | Frame | int) -> int:
@@ -153,8 +162,6 @@ class Automaton:
             tables.states[number, NUM_RETURNS] = state.num_results
             if state.guarded:
                 tables.states[number, FLAGS] |= GUARDED
-            if state.limit:
-                tables.states[number, MARKS] = self.new_marks((state.limit,))
             self.has_once = self.has_once or state.once
         return number
 
@@ -167,7 +174,6 @@ class Automaton:
             row = self.tables.states[number]
             row[FLAGS] |= COUNTS
             row[LIMIT], row[NEXT_STATE] = state.limit, next_number
-            row[MARKS] = self.new_marks((state.limit,))
         return number
 
     def new_marks(self, marks: tuple[int, ...]) -> int:

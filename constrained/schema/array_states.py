@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from ..automaton.automaton import Automaton, ControlState, Frame, TransitionRow
+from ..automaton.automaton import Automaton, ControlState, Counting, Frame, TransitionRow
 from ..errors import GrammarError
+from .count_ranges import MORE_THAN_ANY, CountRanges
 from .end_search import EndSearch, ValueGoal
 from .finite_values import canonical, finite_values, value_of
 from .formula import Formula, Or, ResultCodes, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
@@ -84,12 +85,29 @@ class ArrayContext:
                 found[part] = None
         self.parts = tuple(found)
         self.index = {part: number for number, part in enumerate(self.parts)}
-        self.num_counted = max((part.num_counted for part in self.parts), default=0)
         self.unique = any(part.unique for part in self.parts)
         self.exact = len(formulas) > 1 or has_negation(formulas[0])
         self.plain = is_plain_array(compiler, formulas[0])
         self.simple = self.plain and not self.exact and len(self.parts) <= 1 and not self.unique
+        self.ranges = CountRanges(self._changes(), self._margin)
         self.search = ArrayEndSearch(self)
+
+    def _changes(self) -> set[int]:
+        """Return the numbers of items from which on goals or limits of the length differ from those before."""
+        return {count for part in self.parts for count in part.changes}
+
+    @property
+    def _margin(self) -> int:
+        """More than the number of items that can change `alive` or `counts`, one after the other.
+
+        If items must differ, each changes the state, so that every count has a state of its own.
+        """
+        if self.unique:
+            return MORE_THAN_ANY
+        if self.plain:
+            return 1
+        counted = sum(least if most is None else most + 1 for part in self.parts for _, least, most in part.contains)
+        return 1 + len(self.parts) + counted
 
     def start(self) -> ArrayState:
         """Return the state after the opening bracket."""
@@ -99,11 +117,11 @@ class ArrayContext:
 
 
 @dataclass(frozen=True)
-class ArrayState:
+class ArrayState(Counting):
     """State after `[` ("open") or after an item ("after").
 
-    `alive` is the bit set of the parts that may still hold, `index` that of the next item, as far as it matters.
-    `counts` are the numbers of items that each part's `contains` has found; `used` are the items, if they must differ.
+    `alive` is the bit set of the parts that may still hold, `index` the range of the number of items so far. `counts`
+    are the numbers of items that each part's `contains` has found; `used` are the items, if they must differ.
     """
 
     context: ArrayContext
@@ -112,6 +130,15 @@ class ArrayState:
     counts: tuple[tuple[int, ...], ...]
     used: frozenset[Any] = frozenset()
     phase: Literal["open", "after"] = "open"
+
+    @property
+    def limit(self) -> int:  # type: ignore[override]
+        return self.context.ranges.limit(self.index)
+
+    def at_limit(self) -> ArrayState | None:
+        """Return the state behind a long range. Ranges of one count are left item by item."""
+        end = self.context.ranges.end(self.index)
+        return None if end is None else replace(self, index=end)
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         context, compiler = self.context, self.context.compiler
@@ -224,7 +251,7 @@ class ArrayState:
                 here.append(min(count + found_now, least if most is None else most + 1))
             counts.append(tuple(here))
         used = self.used | {value} if context.unique else self.used
-        index = min(self.index + 1, context.num_counted)
+        index = context.ranges.after(self.index)
         return ArrayState(context, alive, index, tuple(counts), used, "after")
 
     def truth(self) -> bool | None:
@@ -253,6 +280,11 @@ class ItemFrame(Frame):
     @property
     def guarded(self) -> bool:  # type: ignore[override]
         return self.state.context.unique
+
+    @property
+    def limit(self) -> int:  # type: ignore[override]
+        context = self.state.context
+        return context.ranges.limit(context.ranges.after(self.state.index))
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
         tracked = self.item.tracked
@@ -284,6 +316,8 @@ class ArrayEndSearch(EndSearch[ArrayState]):
         for truths in sorted(joint.candidates(), key=lambda truths: self._rank(demands, joint, truths)):
             for step in self._with_values(state, demands, joint, truths):
                 differs = (step.alive, step.index, step.counts) != (state.alive, state.index, state.counts)
+                if not differs and (end := self.context.ranges.end(state.index)) is not None:
+                    step, differs = replace(step, index=end), True
                 differs |= self.context.unique and not state.used
                 if differs and step.truth() is not False and joint.possible(truths):
                     yield step

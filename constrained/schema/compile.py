@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from math import prod
 from typing import Any
 
 from ..automaton.automaton import Automaton
@@ -14,6 +14,7 @@ from ..regex.counted_chars import MAX_PRODUCT_STATES
 from .document import MAX_SAME_VALUE, Document, Location, read_schema
 from .formula import atoms
 from .goals import GoalCompiler
+from .keyword_set import MAX_CONTAINED
 from .keywords import APPLICATORS, NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
 from .listed.preparation import check_depth, lists_many_structures, places_of_many_values, prepare_listed
 from .number_parts import number_part
@@ -71,7 +72,7 @@ def _check_combination(compiler: GoalCompiler, location: Location) -> None:
     no_results = result_codes(compiler, ())
     for kind, add_states in (("string", string_start), ("number", number_start)):
         formula = compiler.typed(goal, kind)
-        if prod(part.num_states() for part in atoms(formula)) > MAX_PRODUCT_STATES:  # else no product is too large
+        if math.prod(part.num_states() for part in atoms(formula)) > MAX_PRODUCT_STATES:  # else no product is too large
             add_states(automaton, (formula,), no_results)
     for error in (*compiler.refused[num_refused:], *automaton.refused):
         raise GrammarError(error.reason, pointer=location.pointer)
@@ -121,6 +122,18 @@ def check_location(location: Location, document: Document) -> None:
         raise GrammarError("$recursiveRef is not supported", pointer=child(pointer, "$recursiveRef"))
     if not NUMBER_KEYWORDS.isdisjoint(schema):
         number_part(schema, False, False, pointer)
+    if "contains" in schema and (document.draft or 2020) >= 2019:
+        _check_contained(schema, pointer)
+
+
+def _check_contained(schema: dict[str, Any], pointer: str) -> None:
+    """Refuse large bounds beside `contains`: the items that it finds are counted beside all items, state by state."""
+    for keyword in ("minContains", "maxContains"):
+        bound = schema.get(keyword, 0)
+        if bound > MAX_CONTAINED and (keyword == "minContains" or bound < schema.get("maxItems", math.inf)):
+            raise GrammarError(
+                f"{keyword!r} of more than {MAX_CONTAINED} is not supported", pointer=child(pointer, keyword)
+            )
 
 
 def _check_pattern(pattern: str, pointer: str) -> None:

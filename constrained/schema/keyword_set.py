@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +18,7 @@ from .string_parts import StringPart
 from .structure_parts import ArrayKeywords, ArrayPart, ObjectKeywords, ObjectPart
 
 MAX_COMBINED_VALUES = 90  # given objects or arrays that are combined with other constraints
+MAX_CONTAINED = 1000  # of `minContains` and `maxContains`
 _JSON_TYPE = {"null": "null", "true": "boolean", "false": "boolean"}
 
 
@@ -115,6 +117,8 @@ class KeywordSet:
         if "contains" in schema and self.draft >= 6:
             has_limits = self.draft >= 2019
             found_most = schema.get("maxContains") if has_limits else None
+            if found_most is not None and found_most >= schema.get("maxItems", math.inf):
+                found_most = None  # no array has so many items
             contains = (
                 self._condition(schema["contains"], "contains"),  # the items that it finds are written by `items`
                 int(schema.get("minContains", 1)) if has_limits else 1,

@@ -177,6 +177,28 @@ class MemberNames:
         """Return True if every text is a listed name or a name of these kinds."""
         return self._is_complete and len(kinds) == len(self.kinds) > 0
 
+    def may_run_out(self, kinds: frozenset[NameKind]) -> bool:
+        """Return True if some beginning of a name of these kinds leaves only finitely many names of its kind."""
+        if self.is_everything(kinds) and len(kinds) == 1:
+            return False
+        try:
+            found = self._product(0, kinds, [])
+        except GrammarError:
+            return True
+        if found is None:
+            return False
+        dfa, block = found
+        for number in set(block.results.tolist()) - {-1}:
+            alive = block.results == number
+            while True:
+                longer = alive | alive[dfa.table].any(axis=1)
+                if (longer == alive).all():
+                    break
+                alive = longer
+            if not alive[dfa.table[alive]].any(axis=1).all():
+                return True
+        return False
+
     def start(
         self, automaton: Automaton, names: int, kinds: frozenset[NameKind], used: frozenset[str] = frozenset()
     ) -> int | None:
@@ -195,17 +217,17 @@ class MemberNames:
             allowed = [name for number, name in enumerate(self.names) if names >> number & 1]
             texts = [(text, self._pop(automaton, name)) for name in allowed for text in self._spellings[name]]
             return literal_states(automaton.tables, sorted(texts)) if texts else None
-        if not self._tests and not self._tested_names:
+        tested_used = frozenset(name for name in used if len(spellings(name)) > 1 or "/" in name)
+        if not self._tests and not self._tested_names and not tested_used:
             others = any_string()
             base = automaton.block(("any name",), _any_name_block)
         else:
-            product = self._product(names, kinds, self._tested_names)
+            product = self._product(names, kinds, [*self._tested_names, *sorted(tested_used)])
             if product is None:
                 return None
             others, block = product
-            base = automaton.block(("names", self, names & self._tested_bits, kinds), lambda: block)
-        texts = []
-        ends = [spelling[:-1] for name in used for spelling in spellings(name)[:1]]
+            base = automaton.block(("names", self, names & self._tested_bits, kinds, tested_used), lambda: block)
+        texts = [(text, DEAD) for name in used - tested_used for text in spellings(name) if others.accepts(text[:-1])]
         for number, name in enumerate(self.names):
             if name not in self._tested_names:
                 text = self._spellings[name][0]
@@ -213,17 +235,9 @@ class MemberNames:
                     texts.append((text, self._pop(automaton, name)))
                 elif others.accepts(text[:-1]):
                     texts.append((text, DEAD))
-                    ends.append(text[:-1])
-        if any(_leads_nowhere(others, text) for text in ends):
-            apart = [name for name in (*self.names, *sorted(used)) if spellings(name)]
-            product = self._product(names, kinds, apart)
-            if product is None:
-                return None
-            _, block = product
-            return START + automaton.block(("names apart", self, names, kinds, used), lambda: block)
         if not texts:
             return base + START
-        return literal_states(automaton.tables, sorted(texts), base, others)
+        return literal_states(automaton.tables, sorted(texts), base, others) or None
 
     def _pop(self, automaton: Automaton, name: str) -> int:
         return automaton.pop(1 + self._number_of[name])
@@ -248,12 +262,6 @@ class MemberNames:
         table, class_of, labels = product
         dfa = Dfa(table, class_of, labels >= 0)
         return dfa, _name_block(dfa, labels)
-
-
-def _leads_nowhere(dfa: Dfa, text: bytes) -> bool:
-    """Return True if no longer text of the automaton begins with this one."""
-    state = dfa.walk(START, text)
-    return state != DEAD and not dfa.table[state].any()
 
 
 @cache

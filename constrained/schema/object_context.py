@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from .count_ranges import CountRanges
 from .formula import Formula, Or, ResultCodes, atoms, evaluate, has_negation, optimistic
 from .interface import SchemaCompiler
 from .name_states import MemberNames, NameClass, NameKind
@@ -73,51 +74,48 @@ class ObjectContext:
         ]
         self.simple = self.plain and not self.exact and len(self.parts) <= 1
         self.steady = self.simple and not any(part.most is not None or part.has_dependencies for part in self.parts)
-        limits = [part.least for part in self.parts]
-        limits += [part.most + 1 for part in self.parts if part.most is not None]
-        self.num_counted = max(limits, default=0)
+        self.ranges = CountRanges(*self._changes())
         self.satisfiable = [0] * len(self.parts)  # for each part, names known to have satisfiable goals
-        self._least = max((part.least for part in self.parts), default=0)
-        self._most = max((part.most for part in self.parts if part.most is not None), default=-1)
         self._members: dict[tuple[int, NameClass, int], MemberGoal] = {}
         self._open_goals: dict[NameClass, tuple[int, tuple[tuple[Formula, int], ...]]] = {}
         self._falsifying_names: dict[int, list[NameClass]] = {}
         self._must_fail: dict[tuple[int, int], bool] = {}
 
+    def _changes(self) -> tuple[set[int], int]:
+        """Return the numbers of members from which on limits matter otherwise than before, and a range's margin.
+
+        The margin is more than the number of members that can change `alive` or `seen`, one after the other.
+        """
+        changes, num_needed = {part.least for part in self.parts}, 0
+        for number, part in enumerate(self.parts):
+            if part.most is not None:
+                needed = self.required[number]
+                for _, others in self.requires[number]:
+                    needed |= others
+                num_needed = max(num_needed, needed.bit_count())
+                changes |= {part.most, max(0, part.most - needed.bit_count())}
+        return changes, 1 + num_needed if self.plain else 2 + len(self.parts) + len(self.names.names)
+
     # Names.
 
-    def counts_names(self, count: int, has_others: bool) -> bool:
-        """Return True if after `count` members the number of distinct names, or overwriting a member, will matter.
+    @cached_property
+    def remembers_names(self) -> bool:
+        """True if names that are not listed may run out, so that states must know which have come."""
+        if not self.has_others:
+            return False
+        kinds = self.possible[1] if self.steady else filter(self._may_come, self.names.kinds)
+        return self.names.may_run_out(frozenset(kinds))
 
-        `has_others`: some names that are not listed have come and are remembered.
-        """
-        if self.exact and count <= self._most:
-            return True  # the formula may need a maximum to be exceeded
-        if self.overwritable or self._has_limited_names:
-            return True
-        return count + 1 < self._least or (count < self._least and has_others)
+    def _may_come(self, kind: NameKind) -> bool:
+        """Return False only if no name of a kind may come at all."""
+        name = self.names.other(kind)
+        goals = {part: None if self.names.goal(part, name) is not False else False for part in self.parts}
+        return evaluate(self.formulas[0], goals.__getitem__) is not False
 
     @cached_property
     def has_others(self) -> bool:
         """True if members may have names that are not listed."""
         return bool(self.possible[1] if self.steady else self.names.kinds)
-
-    @cached_property
-    def _has_limited_names(self) -> bool:
-        """True if a pattern or schema limits the names that are not listed, so that they may run out."""
-        names = self.names
-        if self.steady:
-            return self.has_others and not names.is_everything(self.possible[1])
-        if not names.is_everything(frozenset(names.kinds)):
-            return bool(names.kinds)
-        return any(names.goal(part, names.other(kind)) is False for part in self.parts for kind in names.kinds)
-
-    @cached_property
-    def overwritable(self) -> bool:
-        """True if a second member of the same name can change the truth of a part."""
-        others = [self.names.other(kind) for kind in self.names.kinds]
-        goals = [self.names.goal(part, name) for part in self.parts for name in others]
-        return self.exact and any(goal is not True and goal is not False for goal in goals)
 
     @cached_property
     def possible(self) -> tuple[int, frozenset[NameKind]]:

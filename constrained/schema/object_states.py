@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import Literal
 
-from ..automaton.automaton import Automaton, ControlState, Frame, TransitionRow
+from ..automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
 from ..automaton.duplicate_names import used_names
 from ..errors import GrammarError
 from .end_search import NEVER, EndSearch, ValueGoal
@@ -31,11 +31,11 @@ MAX_PARTS = 96  # of an object whose end is searched for: the work grows with th
 
 
 @dataclass(frozen=True)
-class ObjectState:
+class ObjectState(Counting):
     """State after `{` ("open"), after a member ("after"), or after a comma ("comma"), with `spaces` as in `ValueStart`.
 
-    `alive` are the parts that may still hold, `seen` the listed names that have come. `count` is the number of members,
-    and `others` are the unlisted names that have come; both only as far as they matter.
+    `alive` are the parts that may still hold, `seen` the listed names that have come. `count` is the range of the
+    number of members, and `others` are the unlisted names that have come, as far as they matter.
     """
 
     search: ObjectEndSearch
@@ -49,6 +49,15 @@ class ObjectState:
     def __hash__(self) -> int:
         return hash((id(self.search), self.alive, self.seen, self.count, self.others, self.phase))
 
+    @property
+    def limit(self) -> int:  # type: ignore[override]
+        return self.search.context.ranges.limit(self.count)
+
+    def at_limit(self) -> ObjectState | None:
+        """Return the state behind a long range. Ranges of one count are left member by member."""
+        end = self.search.context.ranges.end(self.count)
+        return None if end is None else replace(self, count=end)
+
     def expand(self, automaton: Automaton) -> TransitionRow:
         context = self.search.context
         edges: dict[int, int] = {}
@@ -59,7 +68,7 @@ class ObjectState:
             if self.phase == "after":
                 edges[COMMA] = automaton.goto(self._after_comma(context.compiler.spaces))
             else:
-                once = self.phase != "open" and not self.counts_names and context.has_others
+                once = self.phase != "open" and not context.remembers_names and context.has_others
                 frame = NameFrame(self.search, self.alive, self.seen, self.count, self.others, once)
                 edges[QUOTE] = automaton.push(start, frame)
         if self.spaces == 1:
@@ -89,12 +98,7 @@ class ObjectState:
             # Any name may continue one that has come, so all states share one start, and frames refuse repeated names.
             return names.start(automaton, *context.possible)
         used = self.others - {SOME_NAME} if context.in_order else self.others
-        return names.start(automaton, *self._allowed(), used if self.counts_names else frozenset())
-
-    @property
-    def counts_names(self) -> bool:
-        """True if the number of distinct names, or a member being overwritten, will matter."""
-        return self.search.context.counts_names(self.count, bool(self.others))
+        return names.start(automaton, *self._allowed(), used if context.remembers_names else frozenset())
 
     def candidates(self, wanted: int = 0) -> Iterator[NameClass]:
         """Yield the names that the order allows next: first those in `wanted`, then other listed ones, then kinds."""
@@ -194,7 +198,7 @@ class ObjectState:
         others = self.others
         if context.in_order and not bit & ((1 << context.names.num_mentioned) - 1):
             others |= {SOME_NAME}
-        count = min(self.count + 1, context.num_counted)
+        count = context.ranges.after(self.count)
         return ObjectState(self.search, alive, self.seen | bit, count, others, "after")
 
     def is_possible(self, closely: bool) -> bool:
@@ -232,7 +236,11 @@ class NameFrame(Frame):
     @property
     def guarded(self) -> bool:  # type: ignore[override]
         """True if an unlisted name must not come again."""
-        return self.once or self.search.context.counts_names(self.count, bool(self.others))
+        return self.once or self.search.context.remembers_names
+
+    @property
+    def limit(self) -> int:  # type: ignore[override]
+        return self.search.context.ranges.limit(self.count)
 
     def repeats(self, result: int, text: bytes, before: bytes) -> bool:
         names = self.search.context.names
@@ -257,7 +265,7 @@ class NameFrame(Frame):
 
 
 @dataclass(frozen=True)
-class MemberStart:
+class MemberStart(Limited):
     """State between a name and its colon."""
 
     state: ObjectState
@@ -265,6 +273,10 @@ class MemberStart:
 
     def __hash__(self) -> int:
         return hash((self.state, id(self.name)))
+
+    @property
+    def limit(self) -> int:  # type: ignore[override]
+        return self.state.limit
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         state, context = self.state, self.state.search.context
@@ -306,6 +318,11 @@ class MemberFrame(Frame):
     @property
     def num_results(self) -> int:  # type: ignore[override]
         return result_codes(self.state.search.context.compiler, self.member.tracked).likely
+
+    @property
+    def limit(self) -> int:  # type: ignore[override]
+        ranges = self.state.search.context.ranges
+        return ranges.limit(ranges.after(self.state.count))
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
         truths = result_codes(self.state.search.context.compiler, self.member.tracked).truths(result)
@@ -367,6 +384,19 @@ class ObjectEndSearch(EndSearch[ObjectState]):
                 for step in self.steps(state, name):
                     if not self._is_neutral(state, step):
                         yield step
+        if not wanted:
+            yield from self._behind_range(state)
+
+    def _behind_range(self, state: ObjectState) -> Iterator[ObjectState]:
+        """Yield the state behind a long range of counts, if members that change nothing else lead there."""
+        end, names = self.context.ranges.end(state.count), self.context.names
+        if end is None:
+            return
+        for kind in names.kinds:
+            for step in self.steps(state, names.other(kind)):
+                if (step.alive, bool(step.others)) == (state.alive, bool(state.others)):
+                    yield replace(step, count=end)
+                    return
 
     def _inevitable_names(self, state: ObjectState) -> list[NameClass]:
         """Return the smallest known set of names of which one must come at some time; empty if none is known."""

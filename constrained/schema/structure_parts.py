@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,8 +12,6 @@ from .document import Document
 from .formula import Formula, conj, evaluate
 from .interface import SchemaCompiler, joined_goal
 from .string_dfas import pattern_chars
-
-NO_MAXIMUM = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,9 +212,10 @@ class ArrayPart:
         return 1 + max(len(each.first) for each in self.keywords)
 
     @cached_property
-    def num_counted(self) -> int:
-        """Index from which on neither item goals nor limits of the length distinguish one item from the next."""
-        return max(max(len(each.first), each.least, (each.most or -1) + 1) for each in self.keywords)
+    def changes(self) -> frozenset[int]:
+        """Numbers of items from which on the goals of items or the limits of the length differ from those before."""
+        limits = [count for each in self.keywords for count in (each.least, each.most) if count is not None]
+        return frozenset((*range(self.num_item_goals), *limits))
 
     def goal(self, index: int) -> Formula:
         """Return the goal of the item at an index."""
@@ -224,7 +224,7 @@ class ArrayPart:
     def has_values(self, compiler: SchemaCompiler) -> bool:
         """Return False only if no array satisfies the part."""
         num_item_goals = self.num_item_goals
-        most = NO_MAXIMUM if self.most is None else self.most
+        most = math.inf if self.most is None else self.most
         for index in range(num_item_goals):
             if index < most and not compiler.satisfiable(self.goal(index)):
                 most = index
@@ -233,7 +233,7 @@ class ArrayPart:
         for condition, least, at_most in self.contains:
             if least > most or (at_most is not None and at_most < least):
                 return False
-            indices = range(min(most, num_item_goals))
+            indices = range(int(min(most, num_item_goals)))
             if least and not any(compiler.satisfiable(conj([self.goal(index), condition])) for index in indices):
                 return False
         return True
