@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..automaton.automaton import Automaton, ControlState, Counting, Frame, TransitionRow
+from ..automaton.count_ranges import MORE_THAN_ANY, CountRanges
 from ..errors import GrammarError
-from .count_ranges import MORE_THAN_ANY, CountRanges
 from .end_search import EndSearch, ValueGoal
 from .finite_values import canonical, finite_values, value_of
 from .formula import Formula, Or, ResultCodes, Truths, atoms, conj, evaluate, has_negation, neg, optimistic

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .count_ranges import CountRanges
+from ..automaton.count_ranges import CountRanges
 from .formula import Formula, Or, ResultCodes, atoms, evaluate, has_negation, optimistic
 from .interface import SchemaCompiler
 from .name_states import MemberNames, NameClass, NameKind
