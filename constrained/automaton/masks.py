@@ -56,6 +56,16 @@ class TokenWalker:
         self._arrays = PackedArrays(automaton.tables, self._work, self._context, self._codes, vocabulary)
         self._max_masks = max(1, MAX_MASK_BYTES // (4 * vocabulary.num_words))
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the cached masks take."""
+        return 4 * self.vocabulary.num_words * len(self._masks)
+
+    def drop_masks(self) -> None:
+        """Forget the cached masks."""
+        self._masks.clear()
+        self._reach.clear()
+
     def mask(
         self,
         at: Configuration,

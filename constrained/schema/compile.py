@@ -16,22 +16,28 @@ from .string_dfas import pattern_dfa
 from .value_states import ValueStart
 
 
-def schema_start(
-    schema: Mapping[str, Any] | bool | str,
-    whitespace: str,
-    order: str,
-    automaton: Automaton,
-    options: SchemaOptions,
-) -> ValueStart:
-    """Return the state before a value that is valid under the schema. It pops when the value is complete.
-
-    Raises GrammarError if the schema is malformed, unsatisfiable, too complex or not supported.
-    """
+def checked_document(schema: Mapping[str, Any] | bool | str) -> Document:
+    """Return the document of a schema. Raises GrammarError if it is malformed or not supported."""
     document = Document(read_schema(schema))
     for location in document.all:
         _check(location, document)
     _check_cycles(document)
+    return document
+
+
+def schema_start(
+    document: Document,
+    whitespace: str,
+    order: str,
+    options: SchemaOptions,
+    automaton: Automaton,
+) -> ValueStart:
+    """Return the state before a value that is valid under the schema. It pops when the value is complete.
+
+    Raises GrammarError if the schema is unsatisfiable, too complex or not supported.
+    """
     compiler = GoalCompiler(document, whitespace, order, options)
+    automaton.caches.append(compiler.caches)
     for location in document.all:
         if isinstance(location.schema, dict) and not UNEVALUATED_KEYWORDS.isdisjoint(location.schema):
             compiler.formula_at(location)  # raises GrammarError if it is too complex

@@ -84,6 +84,7 @@ class ObjectContext:
         self._open_goals: dict[NameClass, tuple[int, tuple[tuple[Formula, int], ...]]] = {}
         self._falsifying_names: dict[int, list[NameClass]] = {}
         self._must_fail: dict[tuple[int, int], bool] = {}
+        compiler.caches += [self._members, self._open_goals, self._falsifying_names, self._must_fail]
 
     # Names.
 
