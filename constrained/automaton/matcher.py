@@ -7,11 +7,11 @@ the running ones move over, or finish on the old one, which is freed with the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise
-from threading import Lock
-from typing import TypeVar
+from threading import Lock, RLock
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from ..errors import StatesExhaustedError
 from .automaton import Accepted, Automaton, ControlState
 from .duplicate_names import NamesInTokens
 from .layout import NUM_CELL_COLUMNS
-from .masks import Configuration, TokenWalker
+from .masks import Configuration, NotReadyError, TokenWalker
 from .vocabulary import Vocabulary
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Generation:
         self.start = automaton.number(make_start(automaton))
         self.end = automaton.number(Accepted())
         self.walker = TokenWalker(automaton, vocabulary)
-        self.lock = Lock()
+        self.lock = RLock()
         self.num_outputs = 0
 
     @property
@@ -114,17 +114,33 @@ class CompiledGrammar:
         return Generation(self._make_start, self.vocabulary)
 
 
+class ForcedText(NamedTuple):
+    """The text that must come after a configuration, and the configuration after each of its bytes.
+
+    `is_rest`: a part of it has been accepted; so much text was looked for that more may be forced after it.
+    """
+
+    begin: Configuration
+    data: bytearray
+    after: list[Configuration]
+    is_rest: bool
+
+
 class Matcher:
     """State of one output in a grammar. Not thread-safe by itself."""
 
-    def __init__(self, grammar: CompiledGrammar) -> None:
+    _at: Configuration
+
+    def __init__(self, grammar: CompiledGrammar, generation: Generation | None = None) -> None:
         self._grammar = grammar
         self._history = bytearray()
         self._names = NamesInTokens()
         self._before: list[tuple[Configuration, int]] = []
         self._ended = False
-        self._at = Configuration(0, 0, 0, 0)
-        self._enter(grammar.generation)
+        self._is_at_once = False  # True: what takes long is not begun
+        self._known_mask: tuple[Configuration, NDArray[np.int32]] | None = None
+        self._known_forced: ForcedText | None = None
+        self._enter(generation or grammar.generation)
         self._num_replayed = 0  # tokens, when it entered its generation
 
     def mask(self, out: NDArray[np.int32]) -> None:
@@ -135,14 +151,24 @@ class Matcher:
         """
         if self._ended:
             out[:] = 0
-            return
-        self._move_if_outdated()
-        self._run(lambda: self._mask(out))
-        self._grammar.renew_if_large()
+        else:
+            out[:] = self._current_mask()
 
-    def _mask(self, out: NDArray[np.int32]) -> None:
+    def _current_mask(self) -> NDArray[np.int32]:
+        known = self._known_mask
+        if known is not None and known[0] is self._at:
+            return known[1]
+        self._move_if_outdated()
+        mask = self._run(self._mask)
+        self._known_mask = self._at, mask
+        if not self._is_at_once:
+            self._grammar.renew_if_large()
+        return mask
+
+    def _mask(self) -> NDArray[np.int32]:
+        self._forget_path()
         with self._generation.lock:
-            out[:] = self._walker.mask(self._at, self._cells, self._cells_address, self._history, self._names)
+            return self._walker.mask(self._at, self._cells, self._cells_address, self._history, self._names)
 
     def accept(self, token: int) -> bool:
         """Consume a token. Returns False, and changes nothing, if it is not allowed."""
@@ -158,18 +184,36 @@ class Matcher:
         data = vocabulary.tokens[token] if 0 <= token < len(vocabulary.tokens) else None
         if data is None:
             return False
-        at = self._run(lambda: self._after(token))
+        at = self._along_forced(data) or self._run(lambda: self._after(token))
         if at is None:
             return False
+        self._follow(at, data)
+        return True
+
+    def accept_at_once(self, token: int) -> bool | None:
+        """Accept a token as `accept`, unless that takes new states or another thread's end: then return None."""
+        with self._at_once() as is_free:
+            return self.accept(token) if is_free else None
+        return None
+
+    def _after(self, token: int) -> Configuration | None:
+        self._forget_path()
+        with self._generation.lock:
+            return self._walker.advance_token(self._at, self._cells, self._cells_address, self._history, token)
+
+    def _follow(self, at: Configuration, data: bytes) -> None:
+        """Continue after a token."""
         self._before.append((self._at, len(self._history)))
         self._at = at
         self._history += data
-        self._make_room()
-        return True
+        free, spare = at.free, self._walker.num_spare_cells
+        if free + spare > len(self._cells):
+            self._set_cells(_enlarged(self._cells, free, spare))
 
-    def _after(self, token: int) -> Configuration | None:
-        with self._generation.lock:
-            return self._walker.advance_token(self._at, self._cells, self._cells_address, self._history, token)
+    def _forget_path(self) -> None:
+        """Forget the configurations along forced text: a walk is about to use the cells that they lie in."""
+        if self._known_forced is not None and self._known_forced.data:
+            self._known_forced = None
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last accepted tokens."""
@@ -194,14 +238,17 @@ class Matcher:
         """Return the bytes that must come next, up to a choice or a possible end of the output."""
         if self._ended:
             return b""
-        self._move_if_outdated()
-        return self._run(self._forced)
+        known = self._known_forced
+        if known is None or known.begin is not self._at or known.is_rest:
+            self._move_if_outdated()
+            known = self._known_forced = self._run(self._forced)
+        return bytes(known.data)
 
-    def _forced(self) -> bytes:
+    def _forced(self) -> ForcedText:
         walker, cells, history = self._walker, self._cells, bytearray(self._history)
-        at, forced = self._at, bytearray()
+        at, found = self._at, ForcedText(self._at, bytearray(), [], is_rest=False)
         with self._generation.lock:
-            while len(forced) < MAX_FORCED and not walker.may_end(at, cells, history):
+            while len(found.data) < MAX_FORCED and not walker.may_end(at, cells, history):
                 byte = walker.only_byte(at, cells, history)
                 if byte is None:
                     break
@@ -209,11 +256,70 @@ class Matcher:
                 if after is None:
                     break
                 at = after
-                forced.append(byte)
+                found.data.append(byte)
+                found.after.append(at)
                 history.append(byte)
                 if at.free + walker.num_spare_cells > len(cells):
-                    cells = np.concatenate([cells, np.zeros_like(cells)])
-        return bytes(forced)
+                    cells = _enlarged(cells, at.free, walker.num_spare_cells)
+            if cells is not self._cells:
+                self._set_cells(cells)
+        return found
+
+    def _along_forced(self, data: bytes) -> Configuration | None:
+        """Return the configuration after a token of forced text, which is known without a step."""
+        known = self._known_forced
+        if known is None or known.begin is not self._at or not known.data.startswith(data):
+            return None
+        after = known.after[len(data) - 1]
+        self._known_forced = ForcedText(after, known.data[len(data) :], known.after[len(data) :], is_rest=True)
+        return after
+
+    # Preparation in another thread.
+
+    def is_ready(self, *, forced: bool) -> bool:
+        """Return True if the mask, and the forced text if `forced`, are known without new states or a wait.
+
+        If text is forced, its mask need not be known.
+        """
+        if self._is_known(forced=forced):
+            return True
+        with self._at_once() as is_free:
+            if is_free:
+                self.prepare(forced=forced)
+                return True
+        return False
+
+    def _is_known(self, *, forced: bool) -> bool:
+        if forced:
+            text = self._known_forced
+            if text is None or text.begin is not self._at or text.is_rest:
+                return False
+            if text.data:
+                return True
+        return self._known_mask is not None and self._known_mask[0] is self._at
+
+    def prepare(self, *, forced: bool) -> None:
+        """Compute the forced text if `forced`, and the mask if none is forced, so that they are known from here on.
+
+        May be called in another thread, while no other method is.
+        """
+        if not (forced and self.forced()) and not self._ended:
+            self._current_mask()
+
+    @contextmanager
+    def _at_once(self) -> Iterator[bool]:
+        """Let no state be made in the body, which is left when one is needed; yield False if the lock is not free."""
+        walker, lock = self._walker, self._generation.lock
+        if not lock.acquire(blocking=False):
+            yield False
+            return
+        walker.may_provide, self._is_at_once = False, True
+        try:
+            with suppress(NotReadyError):
+                yield True
+        finally:
+            walker.may_provide, self._is_at_once = True, False
+            lock.release()
 
     # Generations.
 
@@ -222,19 +328,14 @@ class Matcher:
         generation.num_outputs += 1
         self._generation, self._walker = generation, generation.walker
         # The stack is persistent: cells are only added, so that a rollback forgets the last of them.
-        self._cells = np.zeros((128 + self._walker.num_spare_cells, NUM_CELL_COLUMNS), np.int32)
-        self._cells[1] = generation.end, 0, 1, 0, 0
-        self._cells_address = int(self._cells.ctypes.data)
+        cells = np.zeros((128 + self._walker.num_spare_cells, NUM_CELL_COLUMNS), np.int32)
+        cells[1] = generation.end, 0, 1, 0, 0
+        self._set_cells(cells)
         self._at = Configuration(generation.start, 1, 2, 0)
 
-    def _make_room(self) -> None:
-        """Make room for the cells of the next walk."""
-        free, spare = self._at.free, self._walker.num_spare_cells
-        if free + spare > len(self._cells):
-            larger = np.zeros((2 * free + spare, NUM_CELL_COLUMNS), np.int32)
-            larger[:free] = self._cells[:free]
-            self._cells = larger
-            self._cells_address = int(larger.ctypes.data)
+    def _set_cells(self, cells: NDArray[np.int32]) -> None:
+        self._cells = cells
+        self._cells_address = int(cells.ctypes.data)
 
     def _move_if_outdated(self) -> None:
         """Move to the grammar's generation if this one is older.
@@ -243,6 +344,8 @@ class Matcher:
         """
         generation = self._grammar.generation
         if generation is not self._generation and len(self._before) >= 2 * self._num_replayed:
+            if self._is_at_once:
+                raise NotReadyError
             with suppress(StatesExhaustedError):  # others fill that generation too
                 self._move(generation)
 
@@ -267,29 +370,29 @@ class Matcher:
         A search for the end of an object that has too much to try accepts what the texts before have shown it; so what
         one generation accepts, another may refuse. Then the output stays where it is.
         """
-        moved = Matcher.__new__(Matcher)
-        moved._history = bytearray()
-        moved._before = []
-        moved._enter(generation)
-        history = self._history
+        moved, history = Matcher(self._grammar, generation), self._history
         places = [length for _, length in self._before] + [len(history)]
         for first, last in pairwise(places):
-            moved._before.append((moved._at, first))
-            if first == last:
-                continue  # an end of sequence
-            with generation.lock:
-                after = moved._walker.advance(moved._at, moved._cells, moved._history, bytes(history[first:last]))
-            if after is None:
-                self._num_replayed = len(self._before)
-                return False
-            moved._at = after
-            moved._history += history[first:last]
-            moved._make_room()
+            data, after = bytes(history[first:last]), moved._at
+            if data:  # else an end of sequence
+                with generation.lock:
+                    found = moved._walker.advance(moved._at, moved._cells, moved._history, data)
+                if found is None:
+                    self._num_replayed = len(self._before)
+                    return False
+                after = found
+            moved._follow(after, data)
         self._generation, self._walker = generation, generation.walker
-        self._cells, self._cells_address, self._at = moved._cells, moved._cells_address, moved._at
-        self._before = moved._before
+        self._set_cells(moved._cells)
+        self._at, self._before = moved._at, moved._before
         self._num_replayed = len(self._before)
         return True
+
+
+def _enlarged(cells: NDArray[np.int32], num_used: int, num_spare: int) -> NDArray[np.int32]:
+    larger = np.zeros((2 * num_used + num_spare, NUM_CELL_COLUMNS), np.int32)
+    larger[:num_used] = cells[:num_used]
+    return larger
 
 
 def fill_batch(matchers: Sequence[Matcher | None], out: NDArray[np.int32]) -> None:

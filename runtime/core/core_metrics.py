@@ -96,18 +96,25 @@ class _TimedGrammar:
 
 
 class _TimedMatcher:
-    """Times `mask` and forwards everything else."""
+    """Times masks, prepared or not, and forwards everything else."""
 
     def __init__(self, matcher: OutputMatcher, times: Histogram) -> None:
         self._matcher = matcher
         self._times = times
+        self._prepared = 0.0  # seconds that the next mask has taken already
 
     def mask(self, out: NDArray[np.int32]) -> Any:
         start = time.perf_counter()
         try:
             return self._matcher.mask(out)
         finally:
-            self._times.observe(time.perf_counter() - start)
+            self._times.observe(time.perf_counter() - start + self._prepared)
+            self._prepared = 0.0
+
+    def prepare(self, *, forced: bool) -> None:
+        start = time.perf_counter()
+        self._matcher.prepare(forced=forced)
+        self._prepared += time.perf_counter() - start
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._matcher, name)

@@ -38,6 +38,7 @@ _LOOPS = "ramiform.constrained"
 MAX_GRAMMARS = 256  # cached; the least recently used are dropped first
 MAX_BYTES = 512 << 20  # that cached grammars take together
 NUM_THREADS = 2
+NUM_MASK_THREADS = 2
 _WARM_UP_GRAMMARS = (  # one of each kind of parser and automaton
     Regex("[a-z]+"),
     JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}', SchemaOptions("closed", "digits")),
@@ -91,6 +92,7 @@ class GrammarCache:
         self._num_renewals = 0  # of grammars that have been dropped
         self._additional_properties = additional_properties
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._mask_threads = ThreadPoolExecutor(NUM_MASK_THREADS, thread_name_prefix="masks")
         self._entries: OrderedDict[Constraint, _CacheEntry] = OrderedDict()
         self._lock = Lock()
 
@@ -165,6 +167,10 @@ class GrammarCache:
         if entry.future.done() and not entry.future.cancelled() and entry.future.exception() is None:
             self._num_renewals += _num_renewals(entry.future.result())
 
+    def prepare(self, work: Callable[[], None]) -> Future[None]:
+        """Run what a grammar has to work out for an output, in a thread."""
+        return self._mask_threads.submit(work)
+
     def warm_up(self) -> Future[None]:
         """Load what compiling and following grammars needs, in a thread, so that the first request does not wait for
         it."""
@@ -173,6 +179,7 @@ class GrammarCache:
     def close(self) -> None:
         """Cancel the compilations that have not started."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._mask_threads.shutdown(wait=False, cancel_futures=True)
 
     def _with_default(self, constraint: Constraint) -> Constraint:
         """Fill in the default, so that a constraint that states it is the same one."""

@@ -227,6 +227,7 @@ def load_core(
         grammars=grammars,
         context_length=info.context_length,
         retokenise=retokenise,
+        prepare_masks=grammars.prepare if log is None else None,  # a replay could not tell when one was ready
     )
     if log is not None:
         scheduler = LoggingScheduler(scheduler, log)
