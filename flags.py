@@ -19,7 +19,7 @@ PANELS = {
     "Several devices and machines": "tp pp nnodes node_rank master node_keys",
     "Memory and reuse": "num_pages kv_memory kv_dtype kv_scales host_kv_memory prefix_cache eviction kv_events",
     "Scheduling": "overlap prefill_budget max_running max_waiting order log_plans",
-    "Constraints": "grammar_backend additional_properties jump_forward",
+    "Constraints": "grammar_backend grammar_memory additional_properties jump_forward",
     "Speculation": "speculative speculative_draft_model speculative_num_steps speculative_eagle_topk "
     "speculative_num_draft_tokens speculative_adaptive",
     "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from threading import Lock
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .. import loops
 from .automaton.actions import DEAD_END, FLAGS, FREE
-from .automaton.automaton import Automaton, ControlState, DfaStart
+from .automaton.automaton import Automaton, DfaStart
 from .automaton.masks import PACKAGE
 from .automaton.matcher import CompiledGrammar
 from .automaton.vocabulary import Vocabulary
@@ -35,7 +35,7 @@ from .grammar.states import grammar_start
 from .regex.charset import has_surrogates
 from .regex.dfa import DEAD, START, Dfa, trimmed_dfa
 from .regex.listed import listed_dfa
-from .schema.compile import schema_start
+from .schema.compile import checked_document, schema_start
 from .schema.formats import PATTERNS
 from .schema.string_dfas import any_string, labelled_product, plain_states, regex_dfa
 from .schema.string_parts import StringPart
@@ -63,21 +63,17 @@ def compile_constraint(
         warm_up()
     match constraint:
         case JsonSchema(schema=schema, options=options):
-            automaton = Automaton()
-            start: ControlState = schema_start(schema, whitespace, order, automaton, options)
-            return CompiledGrammar(automaton, start, vocabulary)
+            document = checked_document(schema)
+            return CompiledGrammar(partial(schema_start, document, whitespace, order, options), vocabulary)
         case JsonObject():
-            automaton = Automaton()
-            return CompiledGrammar(
-                automaton, schema_start({"type": "object"}, whitespace, order, automaton, SchemaOptions()), vocabulary
-            )
+            document = checked_document({"type": "object"})
+            return CompiledGrammar(partial(schema_start, document, whitespace, order, SchemaOptions()), vocabulary)
         case Grammar(text=text, syntax=syntax, start=rule):
             rules = lark_grammar(text, rule or "start") if syntax == "lark" else gbnf_grammar(text, rule or "root")
-            return CompiledGrammar(Automaton(), grammar_start(rules), vocabulary)
+            return CompiledGrammar(partial(grammar_start, rules), vocabulary)
         case StructuralTag(spec=spec, options=options):
-            automaton = Automaton()
-            start = tags_start(read_tags(spec), SchemaStyle(whitespace, order, options), automaton)
-            return CompiledGrammar(automaton, start, vocabulary)
+            style = SchemaStyle(whitespace, order, options)
+            return CompiledGrammar(partial(tags_start, read_tags(spec), style), vocabulary)
         case Regex() | Choices():
             return _compile_dfa(constraint, vocabulary)
 
@@ -116,18 +112,22 @@ def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> Compile
     dfa = _spellable(dfa, vocabulary.used_bytes)
     if dfa.is_empty:
         raise GrammarError("no text at all satisfies the constraint")
-    automaton, start = Automaton(), DfaStart(dfa)
-    grammar = CompiledGrammar(automaton, start, vocabulary)
-    if not vocabulary.used_bytes <= vocabulary.single_bytes:
-        alive = _alive(dfa, vocabulary, CompileBudget())
-        if not alive[START]:
-            raise GrammarError("the tokens of the vocabulary cannot spell any text that satisfies the constraint")
+    start = DfaStart(dfa)
+    if vocabulary.used_bytes <= vocabulary.single_bytes:
+        return CompiledGrammar(lambda _: start, vocabulary)
+    alive = _alive(dfa, vocabulary, CompileBudget())
+    if not alive[START]:
+        raise GrammarError("the tokens of the vocabulary cannot spell any text that satisfies the constraint")
+
+    def make_start(automaton: Automaton) -> DfaStart:
         base = start.base(automaton)
         states = automaton.tables.states[base + START : base + dfa.num_states]
         states[~alive[START:], FLAGS] |= DEAD_END
         if not alive[START:].all():
             states[:, FREE] = 0
-    return grammar
+        return start
+
+    return CompiledGrammar(make_start, vocabulary)
 
 
 def _spellable(dfa: Dfa, used: frozenset[int]) -> Dfa:

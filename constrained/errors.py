@@ -26,3 +26,7 @@ class GrammarError(ValueError):
         shown = "".join(c if c.isprintable() else " " for c in pattern[first : position + _CONTEXT])
         caret = " " * (position - first) + "^"
         return cls(f"{message}, at position {position}\n    {shown}\n    {caret}", position=position)
+
+
+class StatesExhaustedError(GrammarError):
+    """An automaton has as many states as it may have."""

@@ -45,6 +45,7 @@ MODEL_FLAGS = {
     "--context-length",
     "--num-pages",
     "--kv-memory",
+    "--grammar-memory",
     "--kv-dtype",
     "--kv-scales",
     "--prefill-budget",

@@ -6,14 +6,14 @@ Equal values are one state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import GrammarError
+from ..errors import GrammarError, StatesExhaustedError
 from ..regex.dfa import START as DFA_START
 from ..regex.dfa import Dfa, free_kinds
 from .actions import (
@@ -42,6 +42,10 @@ from .blocks import Block, block_of
 from .tables import Tables
 
 MAX_GUARDS = 64  # cached results of guarded frames
+MAX_BYTES = 256 << 20  # of one automaton, as estimated: what a single output may need
+# Estimates, measured over objects of many properties. A state's is that of its object, its keys and its edges.
+BYTES_PER_STATE, BYTES_PER_ENTRY = 500, 400
+MEASURE_INTERVAL = 64  # rows that are filled between two measurements
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,9 @@ class Automaton:
     refused: list[GrammarError] = field(default_factory=list)  # of alternatives left out as too complex
     has_once: bool = False  # True once a frame that is `once` exists
     marks: list[tuple[int, ...]] = field(default_factory=lambda: [()])  # ascending counts at which masks change
+    caches: list[Sequence[Sized]] = field(default_factory=list)  # of front ends; they grow with the states
+    num_bytes: int = 0  # estimate of all of these, at the last measurement
+    _num_filled: int = 0
     _numbers: dict[Any, int] = field(default_factory=dict)
     _values: dict[int, Any] = field(default_factory=dict)
     _pushes: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -223,7 +230,10 @@ class Automaton:
         return number
 
     def fill(self, number: int) -> None:
-        """Compute the row of a state. Raises what `expand` raises."""
+        """Compute the row of a state. Raises what `expand` raises, and StatesExhaustedError beyond MAX_BYTES."""
+        if self._num_filled % MEASURE_INTERVAL == 0:
+            self._measure()
+        self._num_filled += 1
         row = self._values[number].expand(self)
         tables = self.tables
         tables.set_edges(number, row.edges)
@@ -237,6 +247,15 @@ class Automaton:
         elif row.ends is not None:
             states[number, ENDS] = 1 + row.ends
         states[number, FILLED] = 1
+
+    def _measure(self) -> None:
+        num_entries = len(self.memory) + sum(len(cache) for caches in self.caches for cache in caches)
+        num_states = len(self._numbers) + len(self._pushes)
+        self.num_bytes = self.tables.num_bytes + BYTES_PER_STATE * num_states + BYTES_PER_ENTRY * num_entries
+        if self.num_bytes > MAX_BYTES:
+            raise StatesExhaustedError(
+                f"the constraint is too complex: its states take more than {MAX_BYTES >> 20} MiB"
+            )
 
     def follow(self, frame: int, result: int, text: bytes = b"", before: bytes = b"") -> int:
         """Return the state after a value with this result, 0 if it is refused.

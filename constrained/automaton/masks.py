@@ -26,6 +26,10 @@ MAX_MASK_BYTES = 64 << 20  # of cached masks per grammar; the least recently use
 _RESUME = (-1, 0, 0, 0, 0)  # in place of a configuration: resume the interrupted walk
 
 
+class NotReadyError(Exception):
+    """A state is needed that does not exist yet, and may not be made now."""
+
+
 class Configuration(NamedTuple):
     """State of an output: control state, top and first free cell of its stack, counter of the current value."""
 
@@ -52,9 +56,20 @@ class TokenWalker:
         self._masks: OrderedDict[tuple[int, ...], NDArray[np.int32]] = OrderedDict()
         self._reach: dict[tuple[int, ...], int] = {}
         self._keys: dict[int, tuple[int]] = {}
+        self.may_provide = True  # False: raise NotReadyError where a state is needed
         self._guarded: set[int] = set()  # states whose masks depend on guarded frames, and so are not cached
         self._arrays = PackedArrays(automaton.tables, self._work, self._context, self._codes, vocabulary)
         self._max_masks = max(1, MAX_MASK_BYTES // (4 * vocabulary.num_words))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the cached masks take."""
+        return 4 * self.vocabulary.num_words * len(self._masks)
+
+    def drop_masks(self) -> None:
+        """Forget the cached masks."""
+        self._masks.clear()
+        self._reach.clear()
 
     def mask(
         self,
@@ -98,6 +113,8 @@ class TokenWalker:
             if mask is not None:
                 self._masks.move_to_end(full)
                 return mask
+        if not self.may_provide:
+            raise NotReadyError
         mask = self._compute(at, cells, cells_address, history)
         context = self._context
         if context[layout.REACH] >= 0 and is_shallow:
@@ -114,7 +131,7 @@ class TokenWalker:
         Keys of states that count nothing are kept.
         """
         if not self.automaton.tables.states[number, FILLED]:
-            self.automaton.fill(number)
+            self._fill(number)
         row = self.automaton.tables.states.item(number, MARKS)
         if row == 0:
             key = self._keys[number] = (number,)
@@ -254,8 +271,10 @@ class TokenWalker:
         context = self._context
         wanted = int(context[layout.WANTED])
         if status == layout.NEEDS_STATE:
-            self.automaton.fill(wanted)
-        elif status == layout.NEEDS_RETURN:
+            self._fill(wanted)
+            return
+        self._check_may_provide()
+        if status == layout.NEEDS_RETURN:
             self.automaton.follow(wanted, int(context[layout.RESULT]))
         elif is_walk:  # a frame that is `once`: duplicates are removed from the mask later
             self._answer(self.automaton.follow(wanted, int(context[layout.RESULT])))
@@ -269,6 +288,14 @@ class TokenWalker:
             before = _from(around, history, path)[: began - around]
             state = self.automaton.follow(wanted, int(context[layout.RESULT]), text, before)
             self._answer(state)
+
+    def _fill(self, number: int) -> None:
+        self._check_may_provide()
+        self.automaton.fill(number)
+
+    def _check_may_provide(self) -> None:
+        if not self.may_provide:
+            raise NotReadyError
 
     def _answer(self, state: int) -> None:
         """Store the state after a guarded frame for the kernel."""
@@ -332,7 +359,7 @@ class TokenWalker:
         while True:
             states = automaton.tables.states
             if not states[state, FILLED]:
-                automaton.fill(state)
+                self._fill(state)
                 continue
             ends = states.item(state, ENDS)
             if ends <= 0:
@@ -341,6 +368,7 @@ class TokenWalker:
                 return False
             frame, text = int(cells[top, FRAME]), bytes(history[int(cells[top, layout.BEGIN]) :])
             if states[frame, RETURNS] >= 0:
+                self._check_may_provide()
                 state = automaton.follow(frame, ends - 1, text)
                 if state == 0:
                     return False

@@ -1,52 +1,147 @@
-"""Compiled grammars and the matchers that follow them: masks, accepted tokens, rollback, forced text."""
+"""Compiled grammars and the matchers that follow them: masks, accepted tokens, rollback, forced text.
+
+An automaton grows with the outputs that it has followed. So a grammar holds a `Generation`: an automaton and all that
+is cached with it. When one has grown beyond a bound, a fresh one takes its place for the outputs that begin then, and
+the running ones move over, or finish on the old one, which is freed with the last of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from threading import Lock
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from threading import Lock, RLock
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import StatesExhaustedError
 from .automaton import Accepted, Automaton, ControlState
 from .duplicate_names import NamesInTokens
 from .layout import NUM_CELL_COLUMNS
-from .masks import Configuration, TokenWalker
+from .masks import Configuration, NotReadyError, TokenWalker
 from .vocabulary import Vocabulary
 
+T = TypeVar("T")
 MAX_FORCED = 1 << 12  # bytes
+RENEWAL_BYTES = 32 << 20  # of an automaton; masks are bounded by themselves
+MIN_OUTPUTS = 16  # that an automaton serves before it is renewed; if it serves fewer, the next may grow larger
+
+MakeStart = Callable[[Automaton], ControlState]  # returns the state before the text; GrammarError if there is none
+
+
+class Generation:
+    """An automaton over a vocabulary, with its walker. Use it under its lock."""
+
+    def __init__(self, make_start: MakeStart, vocabulary: Vocabulary) -> None:
+        automaton = Automaton()
+        self.automaton = automaton
+        self.start = automaton.number(make_start(automaton))
+        self.end = automaton.number(Accepted())
+        self.walker = TokenWalker(automaton, vocabulary)
+        self.lock = RLock()
+        self.num_outputs = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Estimate of the memory that it takes, masks included."""
+        return self.automaton.num_bytes + self.walker.num_bytes
 
 
 class CompiledGrammar:
-    """An automaton over a vocabulary, shared by all its matchers. Thread-safe."""
+    """A grammar over a vocabulary, shared by all its matchers. Thread-safe."""
 
-    def __init__(self, automaton: Automaton, start: ControlState, vocabulary: Vocabulary) -> None:
+    def __init__(self, make_start: MakeStart, vocabulary: Vocabulary) -> None:
+        """`make_start` is called again for each generation."""
         self.vocabulary = vocabulary
-        self.automaton = automaton
-        self.lock = Lock()
-        self.walker = TokenWalker(automaton, vocabulary)
-        self.start = automaton.number(start)
-        self.end = automaton.number(Accepted())
+        self.num_renewals = 0
+        self._make_start = make_start
+        self._renewal_bytes = RENEWAL_BYTES
+        self._renewing = Lock()
+        self._generation = Generation(make_start, vocabulary)
+
+    @property
+    def generation(self) -> Generation:
+        """The generation in which outputs begin now."""
+        return self._generation
+
+    @property
+    def num_bytes(self) -> int:
+        """Estimate of the memory that the current generation takes, masks included."""
+        return self._generation.num_bytes
 
     def matcher(self) -> Matcher:
         """Begin a new output."""
         return Matcher(self)
 
+    def drop_masks(self) -> None:
+        """Forget the cached masks, unless one is being computed. They are computed again when they are needed."""
+        generation = self._generation
+        if generation.lock.acquire(blocking=False):
+            try:
+                generation.walker.drop_masks()
+            finally:
+                generation.lock.release()
+
+    def renew_if_large(self) -> None:
+        """Begin a fresh generation if the current one has grown beyond the bound."""
+        old = self._generation
+        if old.automaton.num_bytes <= self._renewal_bytes or not self._renewing.acquire(blocking=False):
+            return
+        try:
+            if self._generation is not old:
+                return
+            if old.num_outputs < MIN_OUTPUTS:
+                # A renewal costs about as much as an output, so it must not come with every one.
+                self._renewal_bytes = max(self._renewal_bytes, 2 * old.automaton.num_bytes)
+            else:
+                self._renew()
+        finally:
+            self._renewing.release()
+
+    def replace(self, full: Generation) -> None:
+        """Begin a fresh generation if `full` is the current one."""
+        with self._renewing:
+            if self._generation is full:
+                self._renew()
+
+    def _renew(self) -> None:
+        self._generation = self.fresh_generation()
+        self.num_renewals += 1
+
+    def fresh_generation(self) -> Generation:
+        return Generation(self._make_start, self.vocabulary)
+
+
+class ForcedText(NamedTuple):
+    """The text that must come after a configuration, and the configuration after each of its bytes.
+
+    `is_rest`: a part of it has been accepted; so much text was looked for that more may be forced after it.
+    """
+
+    begin: Configuration
+    data: bytearray
+    after: list[Configuration]
+    is_rest: bool
+
 
 class Matcher:
     """State of one output in a grammar. Not thread-safe by itself."""
 
-    def __init__(self, grammar: CompiledGrammar) -> None:
+    _at: Configuration
+
+    def __init__(self, grammar: CompiledGrammar, generation: Generation | None = None) -> None:
         self._grammar = grammar
-        # The stack is persistent: cells are only added, so that a rollback forgets the last of them.
-        self._cells = np.zeros((128 + grammar.walker.num_spare_cells, NUM_CELL_COLUMNS), np.int32)
-        self._cells[1] = grammar.end, 0, 1, 0, 0
-        self._cells_address = int(self._cells.ctypes.data)
-        self._at = Configuration(grammar.start, 1, 2, 0)
         self._history = bytearray()
         self._names = NamesInTokens()
         self._before: list[tuple[Configuration, int]] = []
         self._ended = False
+        self._is_at_once = False  # True: what takes long is not begun
+        self._known_mask: tuple[Configuration, NDArray[np.int32]] | None = None
+        self._known_forced: ForcedText | None = None
+        self._enter(generation or grammar.generation)
+        self._num_replayed = 0  # tokens, when it entered its generation
 
     def mask(self, out: NDArray[np.int32]) -> None:
         """Write the allowed tokens into int32[ceil(V / 32)]: bit t % 32 of word t // 32 for token t.
@@ -56,14 +151,28 @@ class Matcher:
         """
         if self._ended:
             out[:] = 0
-            return
-        with self._grammar.lock:
-            out[:] = self._grammar.walker.mask(self._at, self._cells, self._cells_address, self._history, self._names)
+        else:
+            out[:] = self._current_mask()
+
+    def _current_mask(self) -> NDArray[np.int32]:
+        known = self._known_mask
+        if known is not None and known[0] is self._at:
+            return known[1]
+        self._move_if_outdated()
+        mask = self._run(self._mask)
+        self._known_mask = self._at, mask
+        if not self._is_at_once:
+            self._grammar.renew_if_large()
+        return mask
+
+    def _mask(self) -> NDArray[np.int32]:
+        self._forget_path()
+        with self._generation.lock:
+            return self._walker.mask(self._at, self._cells, self._cells_address, self._history, self._names)
 
     def accept(self, token: int) -> bool:
         """Consume a token. Returns False, and changes nothing, if it is not allowed."""
-        grammar = self._grammar
-        vocabulary = grammar.vocabulary
+        vocabulary = self._grammar.vocabulary
         if self._ended:
             return False
         if token in vocabulary.eos_ids:
@@ -75,20 +184,36 @@ class Matcher:
         data = vocabulary.tokens[token] if 0 <= token < len(vocabulary.tokens) else None
         if data is None:
             return False
-        with grammar.lock:
-            at = grammar.walker.advance_token(self._at, self._cells, self._cells_address, self._history, token)
+        at = self._along_forced(data) or self._run(lambda: self._after(token))
         if at is None:
             return False
+        self._follow(at, data)
+        return True
+
+    def accept_at_once(self, token: int) -> bool | None:
+        """Accept a token as `accept`, unless that takes new states or another thread's end: then return None."""
+        with self._at_once() as is_free:
+            return self.accept(token) if is_free else None
+        return None
+
+    def _after(self, token: int) -> Configuration | None:
+        self._forget_path()
+        with self._generation.lock:
+            return self._walker.advance_token(self._at, self._cells, self._cells_address, self._history, token)
+
+    def _follow(self, at: Configuration, data: bytes) -> None:
+        """Continue after a token."""
         self._before.append((self._at, len(self._history)))
         self._at = at
         self._history += data
-        spare = grammar.walker.num_spare_cells
-        if at.free + spare > len(self._cells):
-            larger = np.zeros((2 * at.free + spare, NUM_CELL_COLUMNS), np.int32)
-            larger[: at.free] = self._cells[: at.free]
-            self._cells = larger
-            self._cells_address = int(larger.ctypes.data)
-        return True
+        free, spare = at.free, self._walker.num_spare_cells
+        if free + spare > len(self._cells):
+            self._set_cells(_enlarged(self._cells, free, spare))
+
+    def _forget_path(self) -> None:
+        """Forget the configurations along forced text: a walk is about to use the cells that they lie in."""
+        if self._known_forced is not None and self._known_forced.data:
+            self._known_forced = None
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last accepted tokens."""
@@ -103,19 +228,27 @@ class Matcher:
 
     def is_accepting(self) -> bool:
         """Return True if the output may end here."""
-        if self._ended:
-            return True
-        with self._grammar.lock:
-            return self._grammar.walker.may_end(self._at, self._cells, self._history)
+        return self._ended or self._run(self._may_end)
+
+    def _may_end(self) -> bool:
+        with self._generation.lock:
+            return self._walker.may_end(self._at, self._cells, self._history)
 
     def forced(self) -> bytes:
         """Return the bytes that must come next, up to a choice or a possible end of the output."""
         if self._ended:
             return b""
-        walker, cells, history = self._grammar.walker, self._cells, bytearray(self._history)
-        at, forced = self._at, bytearray()
-        with self._grammar.lock:
-            while len(forced) < MAX_FORCED and not walker.may_end(at, cells, history):
+        known = self._known_forced
+        if known is None or known.begin is not self._at or known.is_rest:
+            self._move_if_outdated()
+            known = self._known_forced = self._run(self._forced)
+        return bytes(known.data)
+
+    def _forced(self) -> ForcedText:
+        walker, cells, history = self._walker, self._cells, bytearray(self._history)
+        at, found = self._at, ForcedText(self._at, bytearray(), [], is_rest=False)
+        with self._generation.lock:
+            while len(found.data) < MAX_FORCED and not walker.may_end(at, cells, history):
                 byte = walker.only_byte(at, cells, history)
                 if byte is None:
                     break
@@ -123,11 +256,143 @@ class Matcher:
                 if after is None:
                     break
                 at = after
-                forced.append(byte)
+                found.data.append(byte)
+                found.after.append(at)
                 history.append(byte)
                 if at.free + walker.num_spare_cells > len(cells):
-                    cells = np.concatenate([cells, np.zeros_like(cells)])
-        return bytes(forced)
+                    cells = _enlarged(cells, at.free, walker.num_spare_cells)
+            if cells is not self._cells:
+                self._set_cells(cells)
+        return found
+
+    def _along_forced(self, data: bytes) -> Configuration | None:
+        """Return the configuration after a token of forced text, which is known without a step."""
+        known = self._known_forced
+        if known is None or known.begin is not self._at or not known.data.startswith(data):
+            return None
+        after = known.after[len(data) - 1]
+        self._known_forced = ForcedText(after, known.data[len(data) :], known.after[len(data) :], is_rest=True)
+        return after
+
+    # Preparation in another thread.
+
+    def is_ready(self, *, forced: bool) -> bool:
+        """Return True if the mask, and the forced text if `forced`, are known without new states or a wait.
+
+        If text is forced, its mask need not be known.
+        """
+        if self._is_known(forced=forced):
+            return True
+        with self._at_once() as is_free:
+            if is_free:
+                self.prepare(forced=forced)
+                return True
+        return False
+
+    def _is_known(self, *, forced: bool) -> bool:
+        if forced:
+            text = self._known_forced
+            if text is None or text.begin is not self._at or text.is_rest:
+                return False
+            if text.data:
+                return True
+        return self._known_mask is not None and self._known_mask[0] is self._at
+
+    def prepare(self, *, forced: bool) -> None:
+        """Compute the forced text if `forced`, and the mask if none is forced, so that they are known from here on.
+
+        May be called in another thread, while no other method is.
+        """
+        if not (forced and self.forced()) and not self._ended:
+            self._current_mask()
+
+    @contextmanager
+    def _at_once(self) -> Iterator[bool]:
+        """Let no state be made in the body, which is left when one is needed; yield False if the lock is not free."""
+        walker, lock = self._walker, self._generation.lock
+        if not lock.acquire(blocking=False):
+            yield False
+            return
+        walker.may_provide, self._is_at_once = False, True
+        try:
+            with suppress(NotReadyError):
+                yield True
+        finally:
+            walker.may_provide, self._is_at_once = True, False
+            lock.release()
+
+    # Generations.
+
+    def _enter(self, generation: Generation) -> None:
+        """Begin the output in a generation."""
+        generation.num_outputs += 1
+        self._generation, self._walker = generation, generation.walker
+        # The stack is persistent: cells are only added, so that a rollback forgets the last of them.
+        cells = np.zeros((128 + self._walker.num_spare_cells, NUM_CELL_COLUMNS), np.int32)
+        cells[1] = generation.end, 0, 1, 0, 0
+        self._set_cells(cells)
+        self._at = Configuration(generation.start, 1, 2, 0)
+
+    def _set_cells(self, cells: NDArray[np.int32]) -> None:
+        self._cells = cells
+        self._cells_address = int(cells.ctypes.data)
+
+    def _move_if_outdated(self) -> None:
+        """Move to the grammar's generation if this one is older.
+
+        A move takes as long as the output, so each has to wait until the output is twice as long as at the last one.
+        """
+        generation = self._grammar.generation
+        if generation is not self._generation and len(self._before) >= 2 * self._num_replayed:
+            if self._is_at_once:
+                raise NotReadyError
+            with suppress(StatesExhaustedError):  # others fill that generation too
+                self._move(generation)
+
+    def _run(self, step: Callable[[], T]) -> T:
+        """Return the result of `step`. If the automaton is full, move the output to a fresh one, and do it there.
+
+        Raises GrammarError if even an automaton of its own is too small for the output.
+        """
+        try:
+            return step()
+        except StatesExhaustedError:
+            self._grammar.replace(self._generation)
+        with suppress(StatesExhaustedError):
+            if self._move(self._grammar.generation):
+                return step()
+        self._move(self._grammar.fresh_generation())
+        return step()
+
+    def _move(self, generation: Generation) -> bool:
+        """Replay the output in another generation. Returns False, and changes nothing, if that one refuses it.
+
+        A search for the end of an object that has too much to try accepts what the texts before have shown it; so what
+        one generation accepts, another may refuse. Then the output stays where it is.
+        """
+        moved, history = Matcher(self._grammar, generation), self._history
+        places = [length for _, length in self._before] + [len(history)]
+        for first, last in pairwise(places):
+            data, after = bytes(history[first:last]), moved._at
+            if data:  # else an end of sequence
+                with generation.lock:
+                    found = moved._walker.advance(moved._at, moved._cells, moved._history, data)
+                if found is None:
+                    self._num_replayed = len(self._before)
+                    return False
+                after = found
+            moved._follow(after, data)
+        self._generation, self._walker = generation, generation.walker
+        self._set_cells(moved._cells)
+        self._at, self._before = moved._at, moved._before
+        self._num_replayed = len(self._before)
+        return True
+
+
+def _enlarged(cells: NDArray[np.int32], num_used: int, num_spare: int) -> NDArray[np.int32]:
+    larger = np.zeros((2 * num_used + num_spare, NUM_CELL_COLUMNS), np.int32)
+    larger[:num_used] = cells[:num_used]
+    return larger
 
 
 def fill_batch(matchers: Sequence[Matcher | None], out: NDArray[np.int32]) -> None:

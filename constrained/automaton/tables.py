@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import GrammarError
+from ..errors import StatesExhaustedError
 from .actions import (
     CLASSES,
     FILLED,
@@ -25,7 +25,7 @@ from .actions import (
 
 Ints = NDArray[np.int32]
 T = TypeVar("T", bound=np.generic)
-MAX_STATES = 1 << 21  # of one grammar, over all its outputs
+MAX_STATES = 1 << 21  # of one automaton
 assert MAX_STATES <= MAX_ARGUMENT
 _NEW_STATE = np.zeros(NUM_COLUMNS, np.int32)
 _NEW_STATE[[HEAD, RETURNS, MOST]] = -1, -1, UNBOUNDED
@@ -55,11 +55,11 @@ class Tables:
         self.num_targets, self.num_pushes, self.num_returns = 1, 0, 0
 
     def new_states(self, number: int) -> int:
-        """Add states that are not filled yet; return the first. Raises GrammarError beyond MAX_STATES."""
+        """Add states that are not filled yet; return the first. Raises StatesExhaustedError beyond MAX_STATES."""
         first = self.num_states
         self.num_states += number
         if self.num_states > MAX_STATES:
-            raise GrammarError(f"the constraint is too complex: it needs more than {MAX_STATES} states")
+            raise StatesExhaustedError(f"the constraint is too complex: it needs more than {MAX_STATES} states")
         if self.num_states > len(self.states):
             more = new_rows(max(self.num_states, 2 * first) - first)
             self.states = np.concatenate([self.states[:first], more])
@@ -116,6 +116,11 @@ class Tables:
             self.returns[first : first + number] = known
             self.states[frame, RETURNS], self.states[frame, NUM_RETURNS] = first, longer
         self.returns[first + result] = state
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the arrays, including what is reserved."""
+        return sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> tuple[Any, ...]:
         """Return the arrays in the order in which the compiled loops take them."""

@@ -221,7 +221,7 @@ class _Explainer:
         self._found = replace(self._found, cost=measure(grammar))
         if self._instance is not None:
             self._found = replace(self._found, verdict=self._verdict(follow(grammar, self._instance), self._instance))
-        left_out = {error.reason: self._refusal(error) for error in grammar.automaton.refused}
+        left_out = {error.reason: self._refusal(error) for error in grammar.generation.automaton.refused}
         self._found = replace(self._found, left_out=tuple(left_out.values()))
 
     def _compile(self, options: JsonOptions) -> CompiledGrammar:

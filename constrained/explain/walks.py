@@ -69,9 +69,9 @@ class Cost:
 
 def follow(grammar: CompiledGrammar, data: bytes) -> Walk:
     """Follow a text as far as the grammar allows."""
-    matcher, before = grammar.matcher(), grammar.automaton.tables.num_states
+    matcher, before = grammar.matcher(), grammar.generation.automaton.tables.num_states
     at = next((at for at, byte in enumerate(data) if not matcher.accept(byte)), len(data))
-    num_states = grammar.automaton.tables.num_states - before
+    num_states = grammar.generation.automaton.tables.num_states - before
     line_break = data[at:] in (b"\n", b"\r\n") and matcher.is_accepting()
     if line_break or (at == len(data) and matcher.is_accepting()):
         return Walk(at, num_states, True, line_break)
@@ -80,7 +80,7 @@ def follow(grammar: CompiledGrammar, data: bytes) -> Walk:
 
 def measure(grammar: CompiledGrammar, seed: int = 0) -> Cost:
     """Count the states that random outputs need."""
-    tables, rng = grammar.automaton.tables, random.Random(seed)
+    tables, rng = grammar.generation.automaton.tables, random.Random(seed)
     start, start_bytes = tables.num_states, _num_bytes(grammar)
     most = dead_ends = 0
     for _ in range(NUM_RANDOM_OUTPUTS):
@@ -104,7 +104,7 @@ def measure(grammar: CompiledGrammar, seed: int = 0) -> Cost:
 
 
 def _num_bytes(grammar: CompiledGrammar) -> int:
-    return sum(array.nbytes for array in grammar.automaton.tables.arrays())
+    return sum(array.nbytes for array in grammar.generation.automaton.tables.arrays())
 
 
 def _allowed(matcher: Matcher) -> list[int]:

@@ -39,6 +39,7 @@ class EarleySets:
         self._waiting: list[dict[int, list[EarleyItem]]] = []  # for each set, its items by the next symbol
         self._accepting: list[bool] = []
         self._after: dict[frozenset[tuple[int, int]], int] = {}
+        self.caches = (self._numbers, self._waiting, self._after)  # what grows with the texts
         self.start = self._add({EarleyItem(whole, 0, 0, NOWHERE, whole)}, accepting=0 in grammar.nullable)
 
     def expected(self, number: int) -> list[int]:

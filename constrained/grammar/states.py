@@ -82,9 +82,10 @@ class GrammarState:
         return class_of, [_after(self.grammar, self.readings, byte) for byte in examples]
 
 
-def grammar_start(cfg: Cfg) -> GrammarState:
+def grammar_start(cfg: Cfg, automaton: Automaton) -> GrammarState:
     """Return the state before the text."""
     grammar = CompiledCfg.of(cfg)
+    automaton.caches.append(grammar.sets.caches)
     nothing: frozenset[tuple[int, int]] = frozenset()
     start = grammar.sets.start
     return GrammarState(grammar, frozenset(_first_readings(grammar, start, nothing)), grammar.sets.accepts(start))

@@ -92,6 +92,19 @@ class PeerMatcher:
         """Return the bytes that must come next."""
         return b"" if self._ended else self._peer.forced()
 
+    # What takes long in a peer is not known before it is done, so nothing is left to another thread.
+
+    def accept_at_once(self, token: int) -> bool | None:
+        """Consume a token as `accept`."""
+        return self.accept(token)
+
+    def is_ready(self, *, forced: bool) -> bool:
+        """Return True: all is computed when it is asked for."""
+        return True
+
+    def prepare(self, *, forced: bool) -> None:
+        """Do nothing."""
+
 
 def not_supported(name: str, constraint: Constraint) -> GrammarError:
     """Build the error of a peer that has no such kind of constraint."""

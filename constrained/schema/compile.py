@@ -27,32 +27,40 @@ _COMBINING = APPLICATORS - {"enum", "const"}
 MAX_EXPLORED = 2000  # configurations that are expanded in search of given values that cannot be combined
 
 
-def schema_start(
-    schema: Mapping[str, Any] | bool | str,
-    whitespace: str,
-    order: str,
-    automaton: Automaton,
-    options: SchemaOptions,
-) -> ValueStart:
-    """Return the state before a value that is valid under the schema. It pops when the value is complete.
-
-    Raises GrammarError if the schema is malformed, unsatisfiable, too complex or not supported.
-    """
+def checked_document(schema: Mapping[str, Any] | bool | str) -> Document:
+    """Return the document of a schema. Raises GrammarError if it is malformed or not supported."""
     document = Document(read_schema(schema))
     for location in document.all:
         check_location(location, document)
     _check_cycles(document)
+    return document
+
+
+def schema_start(
+    document: Document,
+    whitespace: str,
+    order: str,
+    options: SchemaOptions,
+    automaton: Automaton,
+) -> ValueStart:
+    """Return the state before a value that is valid under the schema. It pops when the value is complete.
+
+    Raises GrammarError if the schema is unsatisfiable, too complex or not supported.
+    """
     compiler = GoalCompiler(document, whitespace, order, options)
     compiler.refused = automaton.refused
+    automaton.caches.append(compiler.caches)
     for location in document.all:
         if isinstance(location.schema, dict) and not UNEVALUATED_KEYWORDS.isdisjoint(location.schema):
             compiler.formula_at(location)  # raises GrammarError if it is too complex
-        if isinstance(location.schema, dict) and not _COMBINING.isdisjoint(location.schema):
+        is_combined = isinstance(location.schema, dict) and not _COMBINING.isdisjoint(location.schema)
+        if is_combined and not document.has_started:
             _check_combination(compiler, location)
     goal = compiler.goal(document.start, generated=True)
     start = ValueStart(compiler, goal)
     if compiler.satisfiable(goal) and automaton.edges_of(automaton.number(start)):
         _work_ahead(compiler, automaton, start)
+        document.has_started = True
         return start
     if refused := automaton.refused:
         # Some values may be valid, but only among those that were too complex to work out.

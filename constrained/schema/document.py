@@ -89,6 +89,7 @@ class Document:
         self.start = Location(root, "", "")
         self._by_uri[""] = self.start
         self._scan()
+        self.has_started = False  # True once its start state has been made, and so all of it has been checked
         self._is_dynamic = any(len(places) > 1 for places in self._dynamic.values())
         self.start.scope = self._entered((), self.start.base)
 

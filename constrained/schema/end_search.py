@@ -50,6 +50,7 @@ class EndSearch(ABC, Generic[S]):
         # What the path to the end uses up from each state (`_used`), or NEVER if there is no path.
         self._paths: dict[Hashable, int] = {}
         self._in_progress: dict[Hashable, None] = {}
+        compiler.caches.append(self._paths)
 
     @abstractmethod
     def _key(self, state: S) -> Hashable:

@@ -6,7 +6,7 @@ A goal is a formula over nodes: what one value must satisfy. The compiler specia
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sized
 from typing import Any
 
 from ..automaton.automaton import ControlState
@@ -33,6 +33,7 @@ class SchemaCompiler(ABC):
         self.integers_as_digits = options.integers == "digits"
         self.schema_order = order == "schema"
         self.cache: dict[Hashable, Any] = {}
+        self.caches: list[Sized] = [self.cache]  # what grows with the outputs
         self.num_assumptions = 0
         self.refused: list[GrammarError] = []
 

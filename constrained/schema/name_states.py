@@ -95,6 +95,7 @@ class MemberNames:
         self.kinds: list[NameKind] = [frozenset()] if not self._tests else []
         self._class_of_kind: dict[NameKind, int] = {frozenset(): 0}
         self._goals: dict[tuple[ObjectPart, NameClass], Formula] = {}
+        compiler.caches.append(self._goals)
         self.num_classes = 1 + len(self.names) + MAX_KINDS
         # Listed names with several spellings are tested for as texts, if other names may come.
         self._spellings = {name: spellings(name) for name in self.names}

@@ -80,6 +80,7 @@ class ObjectContext:
         self._open_goals: dict[NameClass, tuple[int, tuple[tuple[Formula, int], ...]]] = {}
         self._falsifying_names: dict[int, list[NameClass]] = {}
         self._must_fail: dict[tuple[int, int], bool] = {}
+        compiler.caches += [self._members, self._open_goals, self._falsifying_names, self._must_fail]
 
     def _changes(self) -> tuple[set[int], int]:
         """Return the numbers of members from which on limits matter otherwise than before, and a range's margin.

@@ -16,7 +16,7 @@ from ..regex.dfa import Dfa
 from ..regex.expression import alternation, literal
 from ..regex.parser import containing, parse_regex
 from ..regex.subset import char_dfa
-from ..schema.compile import schema_start
+from ..schema.compile import checked_document, schema_start
 from ..schema.value_states import NUMBER_END
 from .spec import (
     ConstStringFormat,
@@ -73,7 +73,8 @@ class _TagCompiler:
             case SchemaFormat(schema=schema, pointer=pointer):
                 options = self._options
                 try:
-                    start = schema_start(schema, options.whitespace, options.order, self._automaton, options.schema)
+                    document = checked_document(schema)
+                    start = schema_start(document, options.whitespace, options.order, options.schema, self._automaton)
                 except GrammarError as error:
                     raise GrammarError(error.reason, pointer=pointer + (error.pointer or "")) from None
                 return JsonValueState(start, then)
@@ -124,8 +125,8 @@ class _TagCompiler:
             if isinstance(content, GrammarFormat):
                 rules = gbnf_grammar(content.text)
                 if not ends:
-                    return grammar_start(rules)
-                return GrammarContentState(grammar_start(_with_ends(rules, ends)), then)
+                    return grammar_start(rules, self._automaton)
+                return GrammarContentState(grammar_start(_with_ends(rules, ends), self._automaton), then)
             dfa = _content_dfa(content, ends)
         except GrammarError as error:
             raise GrammarError(str(error), pointer=content.pointer, position=error.position) from None

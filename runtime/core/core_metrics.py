@@ -17,7 +17,7 @@ from ..protocol.errors import RequestError
 from ..protocol.metrics import CoreMetrics, Histogram
 from ..protocol.sampling import AdditionalProperties, Constraint
 from ..scheduler.plan import ForwardPlan
-from .grammar_cache import GrammarCache
+from .grammar_cache import MAX_BYTES, GrammarCache
 
 
 class CoreMetricsRecorder:
@@ -51,6 +51,7 @@ class TimedGrammarCache(GrammarCache):
         *,
         engine: GrammarBackendName,
         additional_properties: AdditionalProperties,
+        max_bytes: int = MAX_BYTES,
         wait_for_loops: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(
@@ -58,20 +59,26 @@ class TimedGrammarCache(GrammarCache):
             eos_ids,
             engine=engine,
             additional_properties=additional_properties,
+            max_bytes=max_bytes,
             wait_for_loops=wait_for_loops,
         )
         self._measures = measures
-        self._lock = Lock()  # compilations end in other threads
+        self._counting = Lock()  # compilations end in other threads
+
+    def record_totals(self) -> None:
+        """Record what the cache holds now."""
+        measures = self._measures
+        measures.num_grammars, measures.num_grammar_bytes, measures.num_grammar_renewals = self.totals()
 
     def _compile(self, constraint: Constraint) -> Any:
         start = time.perf_counter()
         try:
             grammar = super()._compile(constraint)
         except RequestError:
-            with self._lock:
+            with self._counting:
                 self._measures.num_bad_grammars += 1
             raise
-        with self._lock:
+        with self._counting:
             self._measures.grammar_compile.observe(time.perf_counter() - start)
         return _TimedGrammar(grammar, self._measures.grammar_mask)
 
@@ -84,20 +91,30 @@ class _TimedGrammar:
     def matcher(self) -> Any:
         return _TimedMatcher(self._grammar.matcher(), self._times)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grammar, name)
+
 
 class _TimedMatcher:
-    """Times `mask` and forwards everything else."""
+    """Times masks, prepared or not, and forwards everything else."""
 
     def __init__(self, matcher: OutputMatcher, times: Histogram) -> None:
         self._matcher = matcher
         self._times = times
+        self._prepared = 0.0  # seconds that the next mask has taken already
 
     def mask(self, out: NDArray[np.int32]) -> Any:
         start = time.perf_counter()
         try:
             return self._matcher.mask(out)
         finally:
-            self._times.observe(time.perf_counter() - start)
+            self._times.observe(time.perf_counter() - start + self._prepared)
+            self._prepared = 0.0
+
+    def prepare(self, *, forced: bool) -> None:
+        start = time.perf_counter()
+        self._matcher.prepare(forced=forced)
+        self._prepared += time.perf_counter() - start
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._matcher, name)

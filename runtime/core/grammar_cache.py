@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,7 +36,9 @@ _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a Lark rule has on
 MAX_INTERPRETED_TOKENS = 40_000  # of a vocabulary whose masks take milliseconds, not seconds, without compiled loops
 _LOOPS = "ramiform.constrained"
 MAX_GRAMMARS = 256  # cached; the least recently used are dropped first
+MAX_BYTES = 512 << 20  # that cached grammars take together
 NUM_THREADS = 2
+NUM_MASK_THREADS = 2
 _WARM_UP_GRAMMARS = (  # one of each kind of parser and automaton
     Regex("[a-z]+"),
     JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}', SchemaOptions("closed", "digits")),
@@ -48,6 +50,14 @@ _WARM_UP_GRAMMARS = (  # one of each kind of parser and automaton
 class _CacheEntry:
     future: Future[MatcherSource]
     num_waiting: int = 0  # callers that have not released it; meaningless once it is compiled
+
+
+class GrammarTotals(NamedTuple):
+    """What a `GrammarCache` holds, and how often automata that had grown large were renewed."""
+
+    num_grammars: int
+    num_bytes: int
+    num_renewals: int
 
 
 class GrammarCache:
@@ -66,6 +76,7 @@ class GrammarCache:
         whitespace: WhitespacePolicy = "bounded",
         additional_properties: AdditionalProperties = "closed",
         max_grammars: int = MAX_GRAMMARS,
+        max_bytes: int = MAX_BYTES,
         wait_for_loops: Callable[[], None] | None = None,
     ) -> None:
         """`wait_for_loops` is called in a thread when a grammar needs the compiled loops and they are postponed."""
@@ -77,8 +88,11 @@ class GrammarCache:
         self._wait_for_loops = wait_for_loops
         self._num_words = -(-len(token_bytes) // 32)
         self._max_grammars = max_grammars
+        self._max_bytes = max_bytes
+        self._num_renewals = 0  # of grammars that have been dropped
         self._additional_properties = additional_properties
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._mask_threads = ThreadPoolExecutor(NUM_MASK_THREADS, thread_name_prefix="masks")
         self._entries: OrderedDict[Constraint, _CacheEntry] = OrderedDict()
         self._lock = Lock()
 
@@ -95,7 +109,8 @@ class GrammarCache:
             entry.num_waiting += 1
             self._entries.move_to_end(constraint)
             while len(self._entries) > self._max_grammars:
-                self._entries.popitem(last=False)
+                self._drop_oldest()
+            self._fit()
             return entry.future
 
     def release(self, constraint: Constraint, future: Future[Any]) -> None:
@@ -110,6 +125,52 @@ class GrammarCache:
             if not entry.num_waiting and future.cancel():
                 del self._entries[constraint]
 
+    def totals(self) -> GrammarTotals:
+        """Count the cached grammars, the bytes that they take, and the renewals of their automata so far."""
+        with self._lock:
+            self._fit()
+            grammars = [grammar for _, grammar in self._compiled()]
+            num_renewals = self._num_renewals + sum(map(_num_renewals, grammars))
+            return GrammarTotals(len(self._entries), sum(map(_num_bytes, grammars)), num_renewals)
+
+    def _compiled(self) -> list[tuple[Constraint, Any]]:
+        """Return the grammars that are compiled, the least recently used first. Call under the lock."""
+        return [
+            (constraint, entry.future.result())
+            for constraint, entry in self._entries.items()
+            if entry.future.done() and not entry.future.cancelled() and entry.future.exception() is None
+        ]
+
+    def _fit(self) -> None:
+        """Free memory beyond the bound: masks first, because they are computed again without a new compilation.
+
+        The most recently used grammar is kept. Grammars grow while outputs follow them, so this is done again and
+        again. Outputs that follow a grammar keep it until they end, dropped or not. Call under the lock.
+        """
+        compiled = self._compiled()
+        excess = sum(_num_bytes(grammar) for _, grammar in compiled) - self._max_bytes
+        for step in (_drop_masks, None):
+            for constraint, grammar in compiled[:-1]:
+                if excess <= 0:
+                    return
+                before = _num_bytes(grammar)
+                if step is not None:
+                    step(grammar)
+                    excess -= before - _num_bytes(grammar)
+                elif before:
+                    self._num_renewals += _num_renewals(grammar)
+                    del self._entries[constraint]
+                    excess -= before
+
+    def _drop_oldest(self) -> None:
+        _, entry = self._entries.popitem(last=False)
+        if entry.future.done() and not entry.future.cancelled() and entry.future.exception() is None:
+            self._num_renewals += _num_renewals(entry.future.result())
+
+    def prepare(self, work: Callable[[], None]) -> Future[None]:
+        """Run what a grammar has to work out for an output, in a thread."""
+        return self._mask_threads.submit(work)
+
     def warm_up(self) -> Future[None]:
         """Load what compiling and following grammars needs, in a thread, so that the first request does not wait for
         it."""
@@ -118,6 +179,7 @@ class GrammarCache:
     def close(self) -> None:
         """Cancel the compilations that have not started."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._mask_threads.shutdown(wait=False, cancel_futures=True)
 
     def _with_default(self, constraint: Constraint) -> Constraint:
         """Fill in the default, so that a constraint that states it is the same one."""
@@ -150,6 +212,20 @@ class GrammarCache:
     def _wait(self) -> None:
         if self._wait_for_loops is not None:
             self._wait_for_loops()
+
+
+# Peers neither say what their grammars take, nor renew them.
+def _num_bytes(grammar: Any) -> int:
+    return getattr(grammar, "num_bytes", 0)
+
+
+def _num_renewals(grammar: Any) -> int:
+    return getattr(grammar, "num_renewals", 0)
+
+
+def _drop_masks(grammar: Any) -> None:
+    if hasattr(grammar, "drop_masks"):
+        grammar.drop_masks()
 
 
 def _grammar_source(constraint: Constraint) -> GrammarSource:

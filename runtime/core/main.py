@@ -159,6 +159,7 @@ class LoadedCore:
     cache: PrefixCache
     publisher: CacheEventPublisher | None
     recorder: CoreMetricsRecorder
+    grammars: TimedGrammarCache
     ahead: bool  # plan a step while the previous one is computed
 
 
@@ -212,6 +213,7 @@ def load_core(
         recorder.measures,
         engine=config.grammar_backend,
         additional_properties=config.additional_properties,
+        max_bytes=int(config.grammar_memory * (1 << 30)),
         wait_for_loops=None if loader is None or not loader.pending else loader.wait_for_grammars,
     )
     if loader is not None and loader.pending:
@@ -225,12 +227,13 @@ def load_core(
         grammars=grammars,
         context_length=info.context_length,
         retokenise=retokenise,
+        prepare_masks=grammars.prepare if log is None else None,  # a replay could not tell when one was ready
     )
     if log is not None:
         scheduler = LoggingScheduler(scheduler, log)
     # On a CPU planning would compete with computing for the processors.
     ahead = config.overlap == "on" or (config.overlap == "auto" and info.device.startswith("cuda"))
-    return LoadedCore(engine, scheduler, info, cache, publisher, recorder, ahead)
+    return LoadedCore(engine, scheduler, info, cache, publisher, recorder, grammars, ahead)
 
 
 def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
@@ -274,6 +277,7 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
             for answer in scheduler.handle(message, time.monotonic(), owner):
                 if isinstance(answer, CoreReply):
                     if answer.stats is not None:
+                        core.grammars.record_totals()
                         answer = msgspec.structs.replace(answer, measures=recorder.measures)
                     link.reply(owner, answer)
                 else:

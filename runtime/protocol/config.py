@@ -96,6 +96,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     grammar_backend: Annotated[
         GrammarBackendName, Meta(description="grammar engine; others than native need their packages")
     ] = "native"
+    grammar_memory: Annotated[float, Meta(gt=0, le=1 << 10, description="GiB for cached grammars and their masks")] = (
+        0.5
+    )
     additional_properties: Annotated[
         AdditionalProperties,
         Meta(

@@ -82,6 +82,9 @@ class CoreMetrics(msgspec.Struct, kw_only=True):
     grammar_compile: Histogram = _histogram(GAP_BUCKETS)
     grammar_mask: Histogram = _histogram(MICROSECOND_BUCKETS)
     num_bad_grammars: int = 0
+    num_grammars: int = 0  # cached
+    num_grammar_bytes: int = 0  # that they take, as estimated
+    num_grammar_renewals: int = 0  # of automata that had grown too large
 
 
 def sum_metrics(parts: Iterable[FrontendMetrics]) -> FrontendMetrics:

@@ -174,6 +174,8 @@ class Admission:
         for request in self._queue.front(self._policy_context()):
             if not self._may_start(num_tokens):
                 break
+            if request.awaits_mask and not request.awaits_grammar:
+                continue
             if (awaited := self._awaited_prefixes.get(request.rid)) is not None and awaited.is_pending:
                 continue
             num_matched = self._num_cached(request)

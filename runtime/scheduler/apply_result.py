@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...constrained.errors import GrammarError
 from ..protocol.core import Finish, Tokens
 from ..protocol.errors import RequestError
 from ..protocol.sampling import TokenLogprob
 from .interfaces import VocabularyInfo
 from .plan import Row, RowResult
 from .request import Request
-from .sampling_inputs import grammar_too_complex
 
 BULK_TOKENS = 32  # tokens per message to the client of an `in_bulk` request
 
@@ -29,11 +27,13 @@ def apply_result(
     row: Row,
     result: RowResult,
     vocabulary: VocabularyInfo,
-    jump: Callable[[Request], object],
+    follow: Callable[[Request, int | None, bool, bool], None],
 ) -> AppliedResult:
     """Apply the result of a computed row, token by token, as if each had come alone.
 
-    `jump` appends the tokens that the grammar forces after each. Tokens after the output's end are dropped.
+    `follow` lets the grammar follow each, and appends the tokens that it forces. It is called with the token, None for
+    an end of sequence; with True if the output goes on; and with True if the token is the result's last. Tokens after
+    the output's end are dropped.
     """
     request.num_computed += row.num_committed
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
@@ -43,7 +43,7 @@ def apply_result(
         assert result.pooled is not None
         request.pooling.add(result.pooled, request.num_computed)
     if row.sample is None:
-        return AppliedResult(None if request.num_uncomputed or request.awaits_grammar else prompt_answer(request))
+        return AppliedResult(None if request.num_uncomputed or request.is_held else prompt_answer(request))
     request.num_passes += 1
     if row.parents is not None:
         request.record_accepted(len(result.tokens) - 1)
@@ -58,9 +58,9 @@ def apply_result(
         else:
             try:
                 finish = _append_token(request, token, vocabulary)
+                is_last = index + 1 == len(result.tokens)
+                follow(request, None if token in vocabulary.eos_ids else token, finish is None, is_last)
                 _keep_logprob(request, result, index)
-                if finish is None:
-                    jump(request)
             except RequestError as failure:
                 error = failure
                 break
@@ -76,17 +76,10 @@ def apply_result(
 
 
 def _append_token(request: Request, token: int, vocabulary: VocabularyInfo) -> Finish | None:
-    """Append an output token; return the finish if it is the last one. Raises RequestError when the grammar is too
-    complex."""
+    """Append an output token; return the finish if it is the last one."""
     assert 0 <= token < vocabulary.vocab_size
     finish = request.stops.feed(token, request.num_output)
     request.tokens.append(token)
-    if request.matcher is not None and token not in vocabulary.eos_ids:
-        try:
-            accepted = request.matcher.accept(token)
-        except GrammarError as error:
-            raise grammar_too_complex(error) from None
-        assert accepted, f"token {token} was sampled against its mask"
     return Finish("length") if finish is None and not request.wants_tokens else finish
 
 

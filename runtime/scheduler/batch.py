@@ -57,7 +57,7 @@ class ScheduledRequest(NamedTuple):
     def samples(self) -> bool:
         """True if the next token is sampled from this share."""
         request = self.request
-        return self.num_tokens == request.num_unplanned and request.wants_tokens and not request.awaits_grammar
+        return self.num_tokens == request.num_unplanned and request.wants_tokens and not request.is_held
 
 
 @dataclass(frozen=True)

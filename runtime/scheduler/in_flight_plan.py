@@ -56,6 +56,9 @@ class InFlightPlan:
             elif request.next_scored is not None and request.next_scored <= end:
                 self._rows[index] = None  # forced tokens are scored, and this row returns no scores
                 request.num_in_flight -= 1
+            elif request.awaits_mask:
+                self._rows[index] = None  # its last token is computed when the mask is there
+                request.num_in_flight -= 1
             elif len(request.tokens) == end:
                 try:
                     sampling = build(request)

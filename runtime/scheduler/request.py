@@ -107,6 +107,9 @@ class Request:
     clock: RequestClock = field(default_factory=lambda: RequestClock(0.0))
     matcher: OutputMatcher | None = None
     awaits_grammar: bool = False  # until it is compiled, all but the last token may be computed
+    awaits_mask: bool = False  # likewise, until the grammar has said what may follow
+    unaccepted: int | None = None  # token that the grammar has still to accept
+    jump_due: bool = False  # the text that is forced after `tokens` has still to be appended
     lease: Lease | None = None
     num_computed: int = 0
     num_cached: int | None = None  # prompt tokens reused at the first start
@@ -162,8 +165,13 @@ class Request:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens that can be computed now. The last one's logits are useless before the grammar is compiled."""
-        return len(self.tokens) - self.num_computed - self.awaits_grammar
+        """Tokens that can be computed now. The last one's logits are useless before its mask is known."""
+        return len(self.tokens) - self.num_computed - self.is_held
+
+    @property
+    def is_held(self) -> bool:
+        """True while no token can be sampled: its mask is not known."""
+        return self.awaits_grammar or self.awaits_mask
 
     @property
     def next_position(self) -> int:

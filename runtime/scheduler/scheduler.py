@@ -48,12 +48,14 @@ from .embedding_pooling import EmbeddingPooling
 from .in_flight_plan import InFlightPlan
 from .interfaces import GrammarProvider, VocabularyInfo
 from .jump_forward import Retokenise, jump_forward
+from .mask_preparation import MaskPreparation, Submit
 from .memory_forecast import OutputLengthEstimator
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
 from .programs import LivePrograms
 from .queue_policies import QUEUE_POLICIES
 from .request import Request, RequestClock, length_limit, program_id
 from .row_builder import build_following_row, build_row, build_sampling
+from .sampling_inputs import grammar_too_complex
 from .stops import StopRules
 
 __all__ = ["Scheduler", "VocabularyInfo"]
@@ -85,7 +87,9 @@ class Scheduler:
         grammars: GrammarProvider,
         context_length: int,
         retokenise: Retokenise,
+        prepare_masks: Submit | None = None,
     ) -> None:
+        """`prepare_masks` runs what takes long of a grammar in a thread; None: it is done when it is needed."""
         self._cache = cache
         self._vocabulary = vocabulary
         self._grammars = grammars
@@ -113,6 +117,8 @@ class Scheduler:
         self._in_flight: deque[InFlightPlan] = deque()  # oldest first
         self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
+        jump = None if self._retokenise is None else self._jump
+        self._preparation = None if prepare_masks is None else MaskPreparation(prepare_masks, jump)
         self._num_arrived = 0
         self._counters = SchedulerCounters()
 
@@ -128,7 +134,8 @@ class Scheduler:
 
     @property
     def pending_grammars(self) -> bool:
-        return bool(self._compiling)
+        """True while grammars are compiled, or masks prepared."""
+        return bool(self._compiling or self._preparation)
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
         """Handle a message from frontend `owner`. Returns the answers that are ready at once."""
@@ -157,6 +164,7 @@ class Scheduler:
         if self._in_flight and (self._in_flight[-1].plan.followed or not self._drafting.can_plan_ahead(self._batch)):
             return None  # the next drafts depend on the tokens in flight
         self._take_compiled_grammars()
+        self._settle_masks()
         num_guesses = self._drafting.propose(self._batch, self._token_budget)
         running_shares = self._batch.schedule_running(
             self._token_budget - num_guesses, contended=len(self._waiting) > 0, may_retract=not self._in_flight
@@ -182,6 +190,8 @@ class Scheduler:
         )
         rows, requests = self._build(running + admitted.scheduled)
         if not rows:
+            if self._preparation and not self._in_flight:
+                self._preparation.wait_for_any()
             return None
         self._counters.num_steps += 1
         plan = ForwardPlan(
@@ -218,7 +228,7 @@ class Scheduler:
             num_computed = request.num_computed
             request.num_in_flight -= row.num_committed
             request.token_in_flight &= row.sample is None
-            advanced = apply_result(request, row, row_result, self._vocabulary, self._jump)
+            advanced = apply_result(request, row, row_result, self._vocabulary, self._follow)
             if plan.followed:
                 self._drafting.observe(request, row, row_result)
             answer = advanced.answer
@@ -243,6 +253,7 @@ class Scheduler:
                 self._publish(request, row, num_computed)
         self._drafting.observe_step(plan, result)
         if self._in_flight and self._in_flight[0].plan.is_open:
+            self._settle_masks()
             build = partial(build_sampling, vocab_size=self._vocabulary.vocab_size)
             self._sampling = self._in_flight[0].complete(build, self._fail)
             answers += self.answers()
@@ -309,16 +320,35 @@ class Scheduler:
             error = future.exception()
             if error is None:
                 request.matcher = future.result().matcher()
-                request.awaits_grammar = False
-                if self._parked.pop(rid, None) is not None:
-                    self._waiting.add(request)
                 try:
-                    self._jump(request)
+                    if self._preparation is None:
+                        self._jump(request)
+                    else:
+                        self._preparation.follow(request, None)
                 except RequestError as too_hard:
                     error = too_hard
+                if error is None and not request.awaits_mask:
+                    self._start_grammar(request)
             if error is not None:
-                self._drop(request)
-                self._answers.append(RequestFailed(rid, ErrorInfo.of(error)))
+                self._drop_with_error(request, error)
+
+    def _settle_masks(self) -> None:
+        """Let the requests go on whose masks have become ready."""
+        for request, error in () if self._preparation is None else self._preparation.settle():
+            if error is not None:
+                self._drop_with_error(request, error)
+            elif request.awaits_grammar:
+                self._start_grammar(request)
+
+    def _start_grammar(self, request: Request) -> None:
+        """Let a request go on whose grammar is compiled, and whose first mask is ready."""
+        request.awaits_grammar = False
+        if self._parked.pop(request.rid, None) is not None:
+            self._waiting.add(request)
+
+    def _drop_with_error(self, request: Request, error: BaseException) -> None:
+        self._drop(request)
+        self._answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
 
     def _abort(self, request: Request) -> FromCore:
         if (future := self._compiling.pop(request.rid, None)) is not None:
@@ -334,6 +364,8 @@ class Scheduler:
         if request.lease is not None:
             self._end(request)
             return
+        if self._preparation is not None:
+            self._preparation.forget(request)
         del self._requests[request.rid]
         self._drafting.note_ended(request)
         if self._parked.pop(request.rid, None) is None:
@@ -343,6 +375,8 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         """End a running request."""
+        if self._preparation is not None:
+            self._preparation.forget(request)
         self._batch.remove(request)
         del self._requests[request.rid]
         self._drafting.note_ended(request)
@@ -359,6 +393,24 @@ class Scheduler:
         """End a running request with an error."""
         self._end(request)
         self._answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
+
+    def _follow(self, request: Request, token: int | None, goes_on: bool, is_last: bool) -> None:
+        """Let a request's grammar follow a token of its output, and append what it forces. Raises RequestError when the
+        grammar is too complex to follow."""
+        if request.matcher is None:
+            return
+        if self._preparation is not None and (is_last or not goes_on):
+            if goes_on:
+                self._preparation.follow(request, token)
+            return
+        if token is not None:
+            try:
+                accepted = request.matcher.accept(token)
+            except GrammarError as error:
+                raise grammar_too_complex(error) from None
+            assert accepted, f"token {token} was sampled against its mask"
+        if goes_on:
+            self._jump(request)
 
     def _jump(self, request: Request) -> None:
         if self._retokenise is not None:

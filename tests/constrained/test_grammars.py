@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ramiform.constrained.backends import OutputMatcher
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint
@@ -108,6 +110,35 @@ def test_equal_constraints_share_a_grammar_until_it_is_the_least_recently_used(g
     grammars.get(Constraint("regex", "d"))
     grammars.get(Constraint("regex", "e"))
     assert grammars.get(Constraint("regex", "a")) is not first
+
+
+def test_the_cache_is_bounded_in_bytes_and_running_outputs_go_on() -> None:
+    def filled(source: str) -> OutputMatcher:
+        """Compile, and fill the masks of some places."""
+        matcher = grammars.get(Constraint("regex", source)).result().matcher()
+        for byte in b"abcdefgh":
+            matcher.mask(out)
+            assert matcher.accept(byte)
+        return matcher
+
+    out = np.zeros(-(-len(TOKENS) // 32), np.int32)
+    grammars = GrammarCache(TOKENS, {EOS})
+    filled("a[a-z]{20}0")
+    [one] = {grammars.totals().num_bytes}
+    masks = 8 * out.nbytes
+    grammars = GrammarCache(TOKENS, {EOS}, max_bytes=4 * one - masks)
+    matchers = [filled(f"a[a-z]{{20}}{number}") for number in range(3)]
+    assert grammars.totals().num_bytes == 3 * one
+    matchers.append(filled("a[a-z]{20}3"))
+    assert grammars.totals() == (4, 4 * one - masks, 0), "only masks were dropped, those of one grammar"
+    matchers += [filled(f"a[a-z]{{20}}{number}") for number in range(4, 12)]
+    num_grammars, num_bytes, _ = grammars.totals()
+    assert num_grammars < 6
+    assert num_bytes <= 4 * one - masks
+    for number, matcher in enumerate(matchers):
+        assert all(matcher.accept(byte) for byte in b"abcdefghijklm" + str(number).encode())
+        assert matcher.is_accepting()
+    grammars.close()
 
 
 @pytest.mark.parametrize(

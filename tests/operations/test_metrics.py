@@ -101,6 +101,9 @@ def test_grammars_are_timed_once_each_and_masks_where_there_is_a_choice(client: 
     asked = scrape(client).since(before)
     assert asked("ramiform_grammar_compile_seconds_count") == 1
     assert asked("ramiform_grammar_errors_total") == 1
+    assert asked("ramiform_grammars") >= 1
+    assert asked("ramiform_grammar_bytes") > 0
+    assert asked("ramiform_grammar_renewals_total") == 0
     assert asked("ramiform_request_outcomes_total", finished_reason="error") == 1
     # What is forced needs no mask.
     assert 4 <= asked("ramiform_grammar_mask_seconds_count") <= asked("ramiform_generated_tokens_total")

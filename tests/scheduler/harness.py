@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,12 +87,15 @@ class Runtime:
         jump_forward: bool = True,
         retokenise: Retokenise = retokenise,
         ahead: bool = False,
+        slow_masks: int | None = None,
         **speculative: Any,
     ) -> None:
         self.cache = WatchedCache(num_pages, page_size, cache, num_host_pages=num_host_pages, strategy=eviction)
         self.engine = FakeEngine(page_size)
         self.retokenise = retokenise
-        self.grammars = grammars or FakeGrammars()
+        luck = None if slow_masks is None else random.Random(slow_masks)
+        self.grammars = grammars or FakeGrammars(luck=luck)
+        self.works_slowly = luck is not None
         self.config = CoreConfig(
             prefill_budget=budget,
             max_running=max_running,
@@ -108,6 +112,7 @@ class Runtime:
             grammars=self.grammars,
             context_length=context_length,
             retokenise=lambda before, data: self.retokenise(before, data),
+            prepare_masks=self.grammars.prepare if self.works_slowly else None,
         )
         self.pipeline = Pipeline(self, self.scheduler, ahead=ahead, clock=lambda: self.engine.now)
         self.launched: list[FakeLaunched] = []
@@ -130,6 +135,8 @@ class Runtime:
         """Run one step. Returns True if anything was computed."""
         num_plans, num_waited = len(self.plans), self.num_waited
         self.aborts_in_flight = aborts_in_flight
+        if self.works_slowly:
+            self.grammars.work(0.5)
         for answers in self.pipeline.advance():
             self.cache.check()
             self.take(answers)
@@ -163,7 +170,10 @@ class Runtime:
 
     def progress(self) -> None:
         over = sum(answer.over for answer in self.answers.values())
-        assert self.step() or sum(answer.over for answer in self.answers.values()) > over or self.scheduler.idle
+        waits = self.works_slowly and bool(self.scheduler._preparation)
+        assert (
+            self.step() or waits or sum(answer.over for answer in self.answers.values()) > over or self.scheduler.idle
+        )
 
     def take(self, messages: list[FromCore]) -> None:
         for message in messages:

@@ -104,6 +104,7 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
         "order": draw(st.sampled_from(["fcfs", "lpm", "dfs", "program"])),
         "eviction": draw(st.sampled_from(["lru", "lfu", "priority", "program"])),
         "ahead": draw(st.booleans()),
+        "slow_masks": draw(st.none() | st.integers(0, 3)),
         "num_host_pages": draw(st.sampled_from([0, 0, 3, 20])),
         "context_length": draw(st.just(200) | st.integers(longest - 1, 60)),
         "speculative": draw(

@@ -91,7 +91,7 @@ def test_fifty_thousand_choices_need_few_states() -> None:
         assert matcher.is_accepting()
     matcher = grammar.matcher()
     assert not all(matcher.accept(byte) for byte in b"choice number 50000 of many")
-    assert grammar.automaton.tables.num_states < 200
+    assert grammar.generation.automaton.tables.num_states < 200
 
 
 @given(

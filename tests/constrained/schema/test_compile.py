@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ramiform.constrained import GrammarError, JsonSchema, SchemaOptions, WhitespacePolicy, compile_constraint
 from ramiform.constrained.automaton.automaton import Automaton
-from ramiform.constrained.schema.compile import schema_start
+from ramiform.constrained.schema.compile import checked_document, schema_start
 from ramiform.tests.constrained.walks import accepts, compiled_or_none, sample, shared_vocabulary
 
 from .schemas import SCHEMAS, instances
@@ -254,7 +254,7 @@ def test_a_compiler_without_references_is_freed() -> None:
     different = {"oneOf": [{"minimum": 1}, {"maxItems": 2}]}
     schema = {"anyOf": [{"properties": {"a": {"not": {"type": "array"}}}}, different]}
     automaton = Automaton()
-    start = schema_start(schema, "any", "any", automaton, SchemaOptions())
+    start = schema_start(checked_document(schema), "any", "any", SchemaOptions(), automaton)
     assert automaton.edges_of(automaton.number(start))
     gone = weakref.ref(start.compiler)
     del automaton, start

@@ -66,7 +66,7 @@ def test_a_large_bound_on_items_needs_few_states(keywords: dict[str, Any], most_
     grammar = compiled({"type": "array", "items": {"enum": [1, 2]}, **keywords})
     for count, holds in ((LARGE - 1, False), (LARGE, True), (LARGE + 1, True), (LARGE + 2, False)):
         assert accepts(grammar, b"[" + b",".join([b"1"] * count) + b"]") == holds, count
-    assert grammar.automaton.tables.num_states <= most_states
+    assert grammar.generation.automaton.tables.num_states <= most_states
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_large_bound_on_members_needs_few_states(keywords: dict[str, Any]) -> 
     for count, holds in ((999, False), (1000, True), (1001, True), (1002, False)):
         assert accepts(grammar, members(count)) == holds, count
     assert not accepts(grammar, members(1000)[:-1] + b',"k700":1}')
-    assert grammar.automaton.tables.num_states <= 250
+    assert grammar.generation.automaton.tables.num_states <= 250
 
 
 @pytest.mark.parametrize("bound", [2**31 - 1, 2**31, 2**32 + 1, 2**63])

@@ -105,7 +105,7 @@ def test_states_do_not_grow_with_bounds(schema: Any) -> None:
         for byte in b'{"description": "abababab' if "anyOf" in schema and '"a' in text else b'"abababab':
             matcher.accept(byte)
             allowed(matcher, vocabulary())
-        return grammar.automaton.tables.num_states
+        return grammar.generation.automaton.tables.num_states
 
     assert num_states(1000) == num_states(2_000_000) >= num_states(2**63)  # which no text exceeds
 

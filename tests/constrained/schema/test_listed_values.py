@@ -370,11 +370,11 @@ def test_the_states_are_linear_in_the_size_of_the_values(number: int, order: Pro
     grammar = compiled({"enum": values}, order)
     rng = random.Random(5)
     texts = [json.dumps(shuffled(value, rng) if order == "any" else value) for value in values[:: number // 100]]
-    before = grammar.automaton.tables.num_states
+    before = grammar.generation.automaton.tables.num_states
     assert all(accepts(grammar, text.encode()) for text in texts)
     size = len(json.dumps(values))
     assert before <= 4 * size
-    assert grammar.automaton.tables.num_states - before <= 200 * len(texts)
+    assert grammar.generation.automaton.tables.num_states - before <= 200 * len(texts)
 
 
 def test_walks_that_prefer_to_repeat_never_meet_an_empty_mask() -> None:

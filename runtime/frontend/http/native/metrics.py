@@ -145,6 +145,9 @@ class _MetricFamilies:
         histogram("grammar_compile_seconds", "Compiling one constraint", measures.grammar_compile)
         histogram("grammar_mask_seconds", "One mask of the vocabulary", measures.grammar_mask)
         counter("grammar_errors", "Constraints that could not be compiled", measures.num_bad_grammars)
+        gauge("grammars", "Compiled constraints that are cached", measures.num_grammars)
+        gauge("grammar_bytes", "Memory of cached constraints and their masks", measures.num_grammar_bytes)
+        counter("grammar_renewals", "Automata of constraints that were begun afresh", measures.num_grammar_renewals)
 
     def _accepted_lengths(self, lengths: Sequence[int]) -> None:
         """Add the histogram of accepted guesses per verification, which yields one further token each."""

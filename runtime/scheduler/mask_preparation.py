@@ -1,0 +1,129 @@
+"""Prepares what a grammar says about the next token: off the scheduler's loop, where that takes long.
+
+After a token, a request's grammar has to accept it, to say which text is forced, and which tokens may follow. Mostly
+all of that is known from earlier outputs, and is done at once. What is not known is worked out in a thread. Until then
+the request keeps its pages and sits out, so that the others need not wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+
+from ...constrained.errors import GrammarError
+from ..protocol.errors import RequestError
+from .request import Request
+from .sampling_inputs import grammar_too_complex
+
+MAX_WAIT = 0.002  # seconds that a step waits for masks that were begun after the step before
+IDLE_WAIT = 0.001  # seconds, where no request can be computed before its mask is there
+
+Submit = Callable[[Callable[[], None]], Future[None]]  # run in a thread
+
+
+class MaskPreparation:
+    """The requests whose grammars are at work."""
+
+    def __init__(self, submit: Submit, jump: Callable[[Request], None] | None) -> None:
+        """`jump` appends the forced text that the grammar knows; None if none is wanted."""
+        self._submit = submit
+        self._jump = jump
+        self._jobs: dict[Request, Future[None]] = {}
+        self._fresh: set[Future[None]] = set()  # those that no step has waited for
+
+    def __bool__(self) -> bool:
+        """Return True while any request awaits its mask."""
+        return bool(self._jobs)
+
+    def follow(self, request: Request, token: int | None) -> None:
+        """Follow a request's output, which goes on after `token`, or begins. Raises RequestError if it cannot go on."""
+        assert request not in self._jobs
+        has_room = request.end - 1 > len(request.tokens)
+        request.unaccepted, request.jump_due = token, self._jump is not None and has_room
+        self._continue(request)
+
+    def forget(self, request: Request) -> None:
+        """Prepare nothing more for a request that ended."""
+        if (job := self._jobs.pop(request, None)) is not None:
+            job.cancel()
+            self._fresh.discard(job)
+
+    def settle(self) -> Iterator[tuple[Request, RequestError | None]]:
+        """Yield the requests whose masks are ready, or that cannot go on. Waits a little for those begun last."""
+        end = time.monotonic() + MAX_WAIT
+        while True:
+            for request, job in [(request, job) for request, job in self._jobs.items() if job.done()]:
+                if self._jobs.get(request) is not job:
+                    continue  # ended, because another one did
+                del self._jobs[request]
+                self._fresh.discard(job)
+                try:
+                    _result(job)
+                    self._continue(request)
+                except RequestError as error:
+                    yield request, error
+                else:
+                    if not request.awaits_mask:
+                        yield request, None
+            left = end - time.monotonic()
+            if not self._fresh or left <= 0:
+                break
+            wait(self._fresh, left, FIRST_COMPLETED)
+        self._fresh.clear()
+
+    def wait_for_any(self) -> None:
+        """Wait until a request's mask is ready, but not long."""
+        wait(self._jobs.values(), IDLE_WAIT, FIRST_COMPLETED)
+
+    def _continue(self, request: Request) -> None:
+        """Do what can be done at once; leave the rest to a thread."""
+        matcher = request.matcher
+        assert matcher is not None
+        request.awaits_mask = True
+        try:
+            if request.unaccepted is not None:
+                accepted = matcher.accept_at_once(request.unaccepted)
+                if accepted is None:
+                    return self._begin(request)
+                assert accepted, f"token {request.unaccepted} was sampled against its mask"
+                request.unaccepted = None
+            if request.jump_due and self._jump is not None:
+                if not matcher.is_ready(forced=True):
+                    return self._begin(request)
+                request.jump_due = False
+                num_tokens = len(request.tokens)
+                self._jump(request)
+                if len(request.tokens) > num_tokens:
+                    request.draft = None  # of another text
+                    if (scored := request.next_scored) is not None:
+                        request.num_computed = min(request.num_computed, scored - 1)
+            if request.wants_tokens and not matcher.is_ready(forced=False):
+                return self._begin(request)
+        except GrammarError as error:
+            raise grammar_too_complex(error) from None
+        request.awaits_mask = False
+        return None
+
+    def _begin(self, request: Request) -> None:
+        job = self._submit(lambda: _prepare(request))
+        self._jobs[request] = job
+        self._fresh.add(job)
+
+
+def _prepare(request: Request) -> None:
+    """Do all that takes long. Nobody else uses the matcher meanwhile."""
+    matcher = request.matcher
+    assert matcher is not None
+    if request.unaccepted is not None:
+        accepted = matcher.accept(request.unaccepted)
+        assert accepted, f"token {request.unaccepted} was sampled against its mask"
+        request.unaccepted = None
+    matcher.prepare(forced=request.jump_due)
+
+
+def _result(job: Future[None]) -> None:
+    try:
+        job.result()
+    except GrammarError as error:
+        raise grammar_too_complex(error) from None

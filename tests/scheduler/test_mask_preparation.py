@@ -1,0 +1,116 @@
+"""Requests whose grammars have to work sit out until their masks are ready, and hold nobody up."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from ramiform.constrained.errors import GrammarError
+from ramiform.runtime.protocol.sampling import Constraint
+
+from .fake_grammars import FakeGrammars, FakeMatcher
+from .harness import Runtime, generate
+from .sequential_run import assert_equal, sequential
+
+LANGUAGE = [[2, 3, 4, 2, 3, 2], [2, 4, 5, 3, 2, 2], [3, 3, 2, 4, 4, 2], [3, 2, 2, 4, 4, 2]]
+CONSTRAINED = generate("constrained", [2, 3, 3], constraint=Constraint("choices", json.dumps(LANGUAGE)))
+both = pytest.mark.parametrize("ahead", [False, True], ids=["one by one", "ahead"])
+
+
+class LazyGrammars(FakeGrammars):
+    """Grammars whose threads do not run before `hurry`."""
+
+    def __init__(self) -> None:
+        super().__init__(luck=random.Random(0))
+        self.is_lazy = True
+
+    def work(self, share: float = 1.0) -> None:
+        if not self.is_lazy:
+            super().work()
+
+    def hurry(self) -> None:
+        self.is_lazy = False
+
+
+since = [0]  # output tokens, from which on nothing is known beforehand
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_unlucky(matcher: FakeMatcher) -> bool:
+        return matcher.luck is not None and len(matcher.accepted) >= since[0]
+
+    monkeypatch.setattr(FakeMatcher, "is_unlucky", is_unlucky)
+
+
+def started(ahead: bool, first_lazy_token: int) -> tuple[Runtime, LazyGrammars]:
+    """Run until the constrained request waits for a mask, and another request has ended."""
+    since[0] = first_lazy_token
+    grammars = LazyGrammars()
+    runtime = Runtime(ahead=ahead, grammars=grammars, slow_masks=0, jump_forward=False)
+    runtime.add(CONSTRAINED)
+    grammars.compile()
+    runtime.add(generate("free", [3] * 5, max_new_tokens=12, ignore_eos=True))
+    while not runtime.answers["free"].over:
+        runtime.step()
+    return runtime, grammars
+
+
+@both
+@pytest.mark.parametrize("first_lazy_token", [0, 1, 3])
+def test_a_request_sits_out_until_its_mask_is_ready(ahead: bool, first_lazy_token: int) -> None:
+    runtime, grammars = started(ahead, first_lazy_token)
+    answer = runtime.answers["constrained"]
+    assert len(answer.ids) == first_lazy_token
+    assert not answer.over
+    num_steps = len(runtime.plans)
+    assert not runtime.step()
+    assert len(runtime.plans) == num_steps, "there is nothing to compute"
+    if first_lazy_token:
+        assert len(runtime.cache.leases) == 1, "it keeps its pages"
+    grammars.hurry()
+    runtime.finish()
+    assert_equal(answer, sequential(CONSTRAINED))
+    assert answer.num_retractions == 0
+    assert not runtime.scheduler.pending_grammars
+
+
+@both
+@pytest.mark.parametrize("first_lazy_token", [0, 2])
+def test_a_grammar_that_fails_at_work_fails_its_request_only(
+    ahead: bool, first_lazy_token: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(matcher: FakeMatcher, *, forced: bool) -> None:
+        raise GrammarError("too many states")
+
+    monkeypatch.setattr(FakeMatcher, "prepare", fail)
+    runtime, grammars = started(ahead, first_lazy_token)
+    grammars.hurry()
+    runtime.add(generate("later", [3] * 4))
+    runtime.finish()
+    error = runtime.answers["constrained"].error
+    assert (error.kind, error.code) == ("request", "too_complex")
+    assert "too many states" in error.message
+    assert runtime.answers["later"].finish is not None
+
+
+@both
+@pytest.mark.parametrize("first_lazy_token", [0, 2])
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_request_may_be_aborted_while_its_grammar_works(ahead: bool, first_lazy_token: int, has_begun: bool) -> None:
+    runtime, grammars = started(ahead, first_lazy_token)
+    [(future, work)] = grammars.works
+    if has_begun:
+        assert future.set_running_or_notify_cancel()
+    runtime.abort("constrained")
+    assert runtime.answers["constrained"].over
+    assert not runtime.scheduler.pending_grammars
+    if has_begun:
+        work()
+        future.set_result(None)
+        grammars.works.clear()
+    grammars.hurry()
+    runtime.finish()
+    assert not runtime.cache.leases
