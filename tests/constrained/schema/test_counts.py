@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, Vocabulary, compile_constraint
-from ramiform.constrained.schema import count_ranges
+from ramiform.constrained.automaton import count_ranges
 from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, compiled_or_none, shared_vocabulary
 
 from .oracle_jsonschema import is_valid, judge
