@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import CompileBudget
+from ..budget import CompileBudget, cached_piece
 from ..errors import GrammarError
 from ..regex.alphabet import Alphabet, common_alphabet
 from ..regex.byte_dfa import byte_dfa
@@ -72,7 +72,7 @@ class StringPart:
         return byte_dfa(chars, "json_string", budget)
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def _intersection(patterns: frozenset[str], formats: frozenset[str]) -> CharDfa | None:
     found = [chars for name in sorted(formats) if (chars := format_chars(name)) is not None]
     found += [pattern_chars(pattern) for pattern in sorted(patterns)]
@@ -92,7 +92,7 @@ class CountedChars:
     shortest: np.ndarray
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def counted_chars(patterns: frozenset[str], formats: frozenset[str], least: int) -> CountedChars | None:
     """Return the automaton of patterns and formats for strings of at least `least` characters, or None without any."""
     chars = _intersection(patterns, formats)
@@ -161,13 +161,13 @@ def spellings(text: str) -> list[bytes]:
     return sorted({plain, "".join(escaped).encode(), "".join(upper).encode()})
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def string_content_dfa(chars: CharDfa) -> Dfa:
     """Return the bytes between the quotes of the JSON strings of an automaton's texts."""
     return byte_dfa(chars, "json_string", CompileBudget())
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def string_dfa(part: StringPart) -> Dfa:
     """Return all spellings of the strings that satisfy a part. Raises GrammarError beyond the budget."""
     if part.texts is None:
@@ -205,8 +205,8 @@ def char_product(tests: Sequence[CharDfa], budget: CompileBudget) -> CharProduct
     alphabet, rows = universe.alphabet, universe.table
     states = np.arange(len(rows))[:, None]  # of each automaton: [S, 1 + tests]
 
-    def check(num_states: int) -> None:
-        budget.check(num_states)
+    def check(num_states: int, steps: int) -> None:
+        budget.check(num_states, steps)
         if num_states > MAX_PRODUCT_STATES + 1:
             raise GrammarError("the constraints on one value are too complex in combination")
 
@@ -218,7 +218,7 @@ def char_product(tests: Sequence[CharDfa], budget: CompileBudget) -> CharProduct
     return CharProduct(alphabet, rows, [None, *(zip(*ends, strict=True) if tests else [()] * (len(rows) - 1))])
 
 
-@lru_cache(maxsize=512)
+@cached_piece(maxsize=512)
 def chars_of(part: StringPart) -> CharDfa:
     """Return the character automaton of a part. Raises GrammarError beyond the budget."""
     if part.texts is not None:
@@ -231,7 +231,7 @@ def chars_of(part: StringPart) -> CharDfa:
     return chars
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
     """Return the combinations of truths that the parts have of some string. Raises GrammarError beyond the budget."""
     if all(part.texts is not None for part in parts):
@@ -247,7 +247,7 @@ def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
     return char_product([chars_of(part) for part in parts], CompileBudget()).truths
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def has_many_texts(part: StringPart) -> bool:
     """Return True if more than `MAX_TEXTS` texts satisfy a part. Raises GrammarError beyond the budget."""
     return few_texts(chars_of(part), MAX_TEXTS) is None
