@@ -29,11 +29,11 @@ def leftmost_first_dfa(expression: Expression, budget: CompileBudget) -> CharDfa
     rows = [[DEAD] * nfa.alphabet.num_classes]
     closures: dict[tuple[int, ...], int] = {}
     for states, _ in keys:
-        budget.check(len(keys), (nfa.alphabet.num_classes + len(states)) * INTERPRETED)
+        budget.check(len(keys), (nfa.alphabet.num_classes + len(states)) * INTERPRETED // 4)
         targets: list[list[int]] = [[] for _ in range(nfa.alphabet.num_classes)]
         for state in states:
             classes, target = nfa.moves[state] or ((), DEAD)
-            budget.check(len(keys), len(classes) * INTERPRETED)
+            budget.check(len(keys), len(classes) * INTERPRETED // 10)
             for label in classes:
                 targets[label].append(target)
         row = []
@@ -59,7 +59,7 @@ def _closure(nfa: CharNfa, states: list[int] | tuple[int, ...], budget: CompileB
         if state in seen:
             continue
         seen.add(state)
-        budget.check(0, (1 + len(nfa.epsilon[state])) * INTERPRETED)
+        budget.check(0, (1 + len(nfa.epsilon[state])) * INTERPRETED // 4)
         if state == nfa.pattern.accept:
             return tuple(found), True
         if nfa.moves[state] is not None:

@@ -60,11 +60,11 @@ class _BoundaryDeterminiser:
         keys = [first]
         rows = [[DEAD] * num_classes]
         for threads, _ in keys:
-            self._budget.check(len(keys), (num_classes + len(threads)) * INTERPRETED)
+            self._budget.check(len(keys), (num_classes + len(threads)) * INTERPRETED // 3)
             targets: list[list[int]] = [[] for _ in range(num_classes)]
             for state, ahead in threads:
                 classes, target = self._nfa.moves[state] or ((), DEAD)
-                self._budget.check(len(keys), len(classes) * INTERPRETED)
+                self._budget.check(len(keys), len(classes) * INTERPRETED // 3)
                 for label in classes:
                     if ahead >> label & 1:
                         targets[label].append(target)
@@ -84,7 +84,7 @@ class _BoundaryDeterminiser:
     def _united(self, closures: list[_Closure]) -> tuple[Threads, bool]:
         """Unite closures; drop threads that a looping state subsumes."""
         ahead_of: dict[int, int] = {}
-        self._budget.check(0, (1 + sum(len(closure.threads) for closure in closures)) * INTERPRETED)
+        self._budget.check(0, (1 + sum(len(closure.threads) for closure in closures)) * INTERPRETED // 3)
         for closure in closures:
             for state, ahead in closure.threads:
                 ahead_of[state] = ahead_of.get(state, 0) | ahead
@@ -110,7 +110,7 @@ class _BoundaryDeterminiser:
         todo = list(seen)
         while todo:
             at, ahead = todo.pop()
-            self._budget.check(0, (2 + len(nfa.epsilon[at]) + len(nfa.guarded.get(at, ()))) * INTERPRETED)
+            self._budget.check(0, (2 + len(nfa.epsilon[at]) + len(nfa.guarded.get(at, ()))) * INTERPRETED // 3)
             new = [(target, ahead) for target in nfa.epsilon[at]]
             for guard, target in nfa.guarded.get(at, ()):
                 if guard == "end":
@@ -151,7 +151,7 @@ def _loops(nfa: CharNfa, budget: CompileBudget) -> list[tuple[int, frozenset[int
         for state in range(len(consumes) - 1, -1, -1):
             move = nfa.moves[state]
             after = [*nfa.epsilon[state], *([move[1]] if move else []), *(t for _, t in nfa.guarded.get(state, ()))]
-            budget.check(0, (2 + sum(len(consumes[target]) for target in after)) * INTERPRETED // 4)
+            budget.check(0, (2 + sum(len(consumes[target]) for target in after)) * INTERPRETED // 10)
             merged = consumes[state].union(*(consumes[target] for target in after))
             if merged != consumes[state]:
                 consumes[state], changed = merged, True
