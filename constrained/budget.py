@@ -1,37 +1,150 @@
-"""Limits on the cost of compiling a constraint: a hostile one ends in an error."""
+"""Limits on the work of compiling a constraint: a hostile one ends in an error, with the same verdict on any machine.
+
+Work is counted in steps. A step is one transition of an automaton that is computed, or one member of a set of states
+that is visited, in a compiled loop: some nanoseconds. What is done in Python counts `INTERPRETED` steps. Every
+construction charges its steps as it goes, so that little is done between two charges.
+
+A result that is cached is a piece. It has a budget of its own, and remembers what was charged for it, also through
+other pieces. Each compilation is charged once for each piece that it uses, whether it was made now or before, so the
+verdict does not depend on what the caches hold.
+"""
 
 from __future__ import annotations
 
-import time
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from .errors import GrammarError
 
 MAX_STATES = 100_000  # of each intermediate automaton
-MAX_CPU_SECONDS = 0.9
-GRAMMAR_CPU_SECONDS = 2.0  # for all terminals of a grammar; those of SQL take a tenth
-MAX_STEP_SECONDS = 0.1  # the most that is charged between two checks
+MAX_STEPS = 100_000_000  # of one construction, or of one cached piece
+PATTERN_STEPS = 60_000_000  # of one pattern
+GRAMMAR_STEPS = 200_000_000  # for all terminals of a grammar
+COMPILATION_STEPS = 200_000_000  # of one constraint, with all pieces that it uses
+INTERPRETED = 100  # steps of one operation in Python
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass
+class _Work:
+    """Steps that were charged for a piece, without those of the pieces that it uses."""
+
+    key: Hashable
+    steps: int = 0
+    used: list[_Work] = field(default_factory=list)
+
+
+class _Compilation(_Work):
+    """Work of a whole constraint, in which each piece counts once."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.total = 0
+        self._known: set[Hashable] = set()
+
+    def add(self, steps: int) -> None:
+        """Charge steps. Raises GrammarError if they are used up."""
+        self.total += steps
+        if self.total > COMPILATION_STEPS:
+            raise GrammarError(f"the constraint is too complex: it needs more than {COMPILATION_STEPS:,} steps")
+
+    def is_new(self, piece: _Work) -> bool:
+        """Return True at the first use of a piece."""
+        if piece.key in self._known:
+            return False
+        self._known.add(piece.key)
+        return True
+
+    def use(self, piece: _Work) -> None:
+        """Charge for a piece that was made before, and for those that it uses."""
+        todo = [piece]
+        while todo:
+            some = todo.pop()
+            if self.is_new(some):
+                self.add(some.steps)
+                todo += some.used
+
+
+class _Open(threading.local):
+    """What this thread compiles: the constraint, and the pieces that are being made, the innermost last."""
+
+    def __init__(self) -> None:
+        self.compilation: _Compilation | None = None
+        self.pieces: list[_Work] = []
+
+
+_open = _Open()
+
+
+@contextmanager
+def compilation() -> Iterator[None]:
+    """Charge all work of this thread to one constraint. Raises GrammarError at the end, too, if it was too much."""
+    outer, _open.compilation = _open.compilation, _Compilation()
+    try:
+        yield
+        _open.compilation.add(0)  # an error may have been caught, and another way taken
+    finally:
+        _open.compilation = outer
 
 
 class CompileBudget:
-    """States and CPU seconds of one compilation.
+    """States and steps of one construction."""
 
-    It charges the thread's CPU time, so a busy machine refuses no more constraints than an idle one. A suspended
-    virtual machine may charge the suspension to the running thread, between two checks. So the time between two checks
-    counts for at most a tenth of a second.
-    """
-
-    def __init__(self, max_states: int = MAX_STATES, max_cpu_seconds: float = MAX_CPU_SECONDS) -> None:
+    def __init__(self, max_states: int = MAX_STATES, max_steps: float = MAX_STEPS) -> None:
         self._max_states = max_states
-        self._max_seconds = max_cpu_seconds
-        self._spent = 0.0
-        self._checked = time.thread_time()
+        self._max_steps = max_steps
+        self._spent = 0
 
-    def check(self, num_states: int) -> None:
-        """Raise GrammarError if an automaton has too many states, or the CPU time is used up."""
+    def check(self, num_states: int, steps: int) -> None:
+        """Charge steps. Raises GrammarError if an automaton has too many states, or the steps are used up."""
         if num_states > self._max_states:
             raise GrammarError(f"the constraint is too complex: it needs more than {self._max_states} states")
-        now = time.thread_time()
-        self._spent += min(now - self._checked, MAX_STEP_SECONDS)
-        self._checked = now
-        if self._spent > self._max_seconds:
-            raise GrammarError(f"the constraint is too complex: compiling it takes more than {self._max_seconds} s")
+        self._spent += steps
+        if _open.pieces:
+            _open.pieces[-1].steps += steps
+        if _open.compilation is not None:
+            _open.compilation.add(steps)
+        if self._spent > self._max_steps:
+            raise GrammarError(f"the constraint is too complex: it needs more than {self._max_steps:,} steps")
+
+
+class CachedPiece(Generic[P, R]):
+    """A function whose results are cached with the work that they took."""
+
+    def __init__(self, make: Callable[P, R], maxsize: int) -> None:
+        update_wrapper(self, make)
+        self._make = make
+        self._cached = lru_cache(maxsize)(self._made)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result, work = self._cached(*args, **kwargs)  # type: ignore[arg-type]  # they are hashable
+        if _open.pieces:
+            _open.pieces[-1].used.append(work)
+        if _open.compilation is not None:
+            _open.compilation.use(work)
+        return result
+
+    def cache_clear(self) -> None:
+        """Forget all results."""
+        self._cached.cache_clear()
+
+    def _made(self, *args: Any, **kwargs: Any) -> tuple[R, _Work]:
+        work = _Work((self._make, args, tuple(kwargs.items())))
+        if _open.compilation is not None:
+            _open.compilation.is_new(work)  # charged as it is made
+        _open.pieces.append(work)
+        try:
+            return self._make(*args, **kwargs), work
+        finally:
+            _open.pieces.pop()
+
+
+def cached_piece(maxsize: int) -> Callable[[Callable[P, R]], CachedPiece[P, R]]:
+    """Cache the results of a function as pieces, the last `maxsize` of them."""
+    return lambda make: CachedPiece(make, maxsize)

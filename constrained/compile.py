@@ -15,7 +15,7 @@ from .automaton.automaton import Automaton, DfaStart
 from .automaton.masks import PACKAGE
 from .automaton.matcher import CompiledGrammar
 from .automaton.vocabulary import Vocabulary
-from .budget import CompileBudget
+from .budget import CompileBudget, compilation
 from .constraint import (
     Choices,
     Constraint,
@@ -61,6 +61,13 @@ def compile_constraint(
     """
     if loops.ready(PACKAGE):
         warm_up()
+    with compilation():
+        return _compiled(constraint, vocabulary, whitespace, order)
+
+
+def _compiled(
+    constraint: Constraint, vocabulary: Vocabulary, whitespace: WhitespacePolicy, order: PropertyOrder
+) -> CompiledGrammar:
     match constraint:
         case JsonSchema(schema=schema, options=options):
             document = checked_document(schema)
@@ -89,7 +96,6 @@ def warm_up() -> None:
 
 @cache
 def _warm_up_once() -> None:
-    # First, because the constructions that follow have a budget of CPU time.
     for name in ("automaton.walk_packed", "automaton.literal_kernel", "regex.dfa_kernel", "regex.subset_kernel"):
         import_module(f".{name}", __package__)
     loops.compile_registered(PACKAGE)
@@ -143,9 +149,10 @@ def _spellable(dfa: Dfa, used: frozenset[int]) -> Dfa:
 
 def _alive(dfa: Dfa, vocabulary: Vocabulary, budget: CompileBudget) -> NDArray[np.bool_]:
     """Return the states from which the vocabulary's tokens can spell a text to an end: bool[S]."""
+    # A token's states are looked up byte by byte, and kept; then they are visited until nothing changes.
     different: dict[bytes, NDArray[np.int32]] = {}  # distinct rows of a token's targets from each state
     for data in filter(None, vocabulary.tokens):
-        budget.check(len(different))
+        budget.check(0, (len(data) + 8) * dfa.num_states)
         states = np.arange(dfa.num_states, dtype=np.int32)
         for byte in data:
             states = dfa.table[states, dfa.class_of[byte]]
@@ -153,7 +160,7 @@ def _alive(dfa: Dfa, vocabulary: Vocabulary, budget: CompileBudget) -> NDArray[n
     successors = np.stack(list(different.values()))
     alive = dfa.accepting.copy()
     while True:
-        budget.check(0)
+        budget.check(0, successors.size)
         grown = alive | alive[successors].any(axis=0)
         if (grown == alive).all():
             return grown

@@ -8,7 +8,6 @@ our automata instead of patterns, so that Unicode classes and lazy repeats count
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -17,7 +16,7 @@ from itertools import combinations
 import interegular
 from interegular.fsm import TransitionKey
 
-from ..budget import CompileBudget
+from ..budget import INTERPRETED, CompileBudget
 from ..regex.alphabet import Alphabet, common_alphabet
 from ..regex.char_dfa import CharDfa
 from ..regex.dfa import DEAD, START
@@ -25,7 +24,7 @@ from .cfg import Cfg
 from .lark import LarkTerminal, lark_terminals
 
 MAX_STEPS = 2_000_000  # for one pair: states times states times classes of characters
-MAX_CPU_SECONDS = 10.0  # for all pairs
+MAX_ALL_STEPS = 200_000_000  # for all pairs
 MAX_POSITION_SETS = 20_000
 
 
@@ -44,7 +43,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class TerminalReport:
-    """Overlapping pairs of terminals, and the pairs that were too large to compare or that no time was left for."""
+    """Overlapping pairs of terminals, and the pairs that were too large to compare, or one too many."""
 
     overlaps: tuple[Overlap, ...]
     unchecked: tuple[tuple[str, str], ...]
@@ -67,13 +66,14 @@ def ambiguous_terminals(text: str, start: str = "start") -> TerminalReport:
     )
     machines: dict[int, interegular.FSM] = {}
     overlaps, unchecked = [], []
-    end = time.thread_time() + MAX_CPU_SECONDS
+    left = MAX_ALL_STEPS
     for pair in pairs:
         first, second = (terminals[number] for number in pair)
         steps = first.chars.num_states * second.chars.num_states * alphabet.num_classes
-        if steps > MAX_STEPS or time.thread_time() > end:
+        if steps > min(MAX_STEPS, left):
             unchecked.append((first.name, second.name))
             continue
+        left -= steps
         for number in pair:
             if number not in machines:
                 machines[number] = _machine(terminals[number].chars, alphabet)
@@ -125,7 +125,7 @@ def _expected_together(cfg: Cfg) -> Iterable[frozenset[int]]:
     todo, known = [positions.start], {positions.start}
     budget = CompileBudget(MAX_POSITION_SETS)
     for before in todo:
-        budget.check(len(todo))
+        budget.check(len(todo), len(positions.terminals) * INTERPRETED)
         expected = {terminal: found for terminal, mask in positions.terminals.items() if (found := before & mask)}
         yield frozenset((*expected, *cfg.ignored))
         for found in expected.values():
@@ -173,7 +173,6 @@ class _Positions:
         seen = set(todo)
         found = 0
         while todo:
-            self._budget.check(0)
             position = todo.pop()
             nonterminal, number, place = position
             symbols = self._alternatives[nonterminal][number]
@@ -185,6 +184,7 @@ class _Positions:
             else:
                 found |= self._bits[position]
                 continue
+            self._budget.check(0, (1 + len(further)) * INTERPRETED)
             new = [each for each in further if each not in seen]
             seen.update(new)
             todo += new

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from ..budget import GRAMMAR_CPU_SECONDS, CompileBudget
+from ..budget import GRAMMAR_STEPS, CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import ALL, MAX_CODE_POINT, CharSet, charset, complement
 from ..regex.expression import Chars, Seq, literal
@@ -30,7 +30,7 @@ def gbnf_grammar(text: str, start: str = "root") -> Cfg:
     if len(text) > MAX_TEXT:
         raise GrammarError(f"the grammar is longer than {MAX_TEXT} characters")
     try:
-        return cfg_of_rules(_GbnfParser(text).rules(start), start, CompileBudget(max_cpu_seconds=GRAMMAR_CPU_SECONDS))
+        return cfg_of_rules(_GbnfParser(text).rules(start), start, CompileBudget(max_steps=GRAMMAR_STEPS))
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply") from None
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..budget import GRAMMAR_CPU_SECONDS, CompileBudget
+from ..budget import GRAMMAR_STEPS, CompileBudget
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from lark.load_grammar import Grammar as LarkGrammar
 
 
+MAX_TERMINAL_PARTS = 5_000  # terminals within a terminal, all uses counted
+# Strings, patterns and comments; definitions of terminals; and uses of terminals.
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/(?:[^/\\\n]|\\.)+/')
+_DEFINITION = re.compile(r"^[ \t]*(?:%\w+|[?!]*_?[A-Za-z]\w*(?:\{[^}\n]*\})?(?:\.-?\d+)?[ \t]*:)", re.MULTILINE)
+_TERMINAL = re.compile(r"\b_?[A-Z][A-Z0-9_]*\b")
 _LIBRARY = ("common", "python", "lark", "unicode")
 _IMPORT = re.compile(r"^[ \t]*%import[ \t]+(\.*)(\w+)", re.MULTILINE)
 # common.ESCAPED_STRING, and the same without its look-behind.
@@ -65,12 +70,36 @@ def _translated(text: str, start: str, *, by_name: bool) -> tuple[Cfg, list[Lark
     for found in _IMPORT.finditer(text):
         if found[1] or found[2] not in _LIBRARY:
             raise GrammarError.in_pattern("imports are from Lark's own grammars only", text, found.start(2))
+    _check_terminals(text)
     read = _read(text)
-    translator = _LarkTranslator(read, CompileBudget(max_cpu_seconds=GRAMMAR_CPU_SECONDS), by_name)
+    translator = _LarkTranslator(read, CompileBudget(max_steps=GRAMMAR_STEPS), by_name)
     try:
         return translator.translate(start), translator.terminals
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply") from None
+
+
+def _check_terminals(text: str) -> None:
+    """Raise GrammarError if terminals within terminals, written out, become too large; `lark` writes them out."""
+    plain = _QUOTED.sub(" ", text)
+    starts = [*_DEFINITION.finditer(plain)]
+    ends = [found.start() for found in starts[1:]] + [len(plain)]
+    used = {
+        found[0].strip().split(":")[0].split(".")[0].strip(): _TERMINAL.findall(plain[found.end() : end])
+        for found, end in zip(starts, ends, strict=True)
+    }
+    sizes: dict[str, int] = {}
+    for name in used:
+        todo = [name]
+        while todo:
+            inner = [other for other in used.get(todo[-1], ()) if other not in sizes and other not in todo]
+            if inner and len(todo) <= MAX_TERMINAL_PARTS:
+                todo.append(inner[0])
+                continue
+            last = todo.pop()
+            sizes[last] = 1 + sum(sizes.get(other, 1) for other in used.get(last, ()))
+            if sizes[last] > MAX_TERMINAL_PARTS:
+                raise GrammarError(f"the terminal {last} is too complex: it has more than {MAX_TERMINAL_PARTS} parts")
 
 
 def _read(text: str) -> LarkGrammar:

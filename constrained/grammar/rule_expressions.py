@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..budget import CompileBudget
+from ..budget import INTERPRETED, CompileBudget
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import length_char_dfa
 from ..regex.dfa import START
@@ -82,6 +82,7 @@ class _RuleTranslator:
 
     def _expression(self, rule: Rule) -> tuple[Expression, int] | None:
         """Return a rule as an expression with its size, or None if it is not regular."""
+        self._budget.check(0, (2 + len(getattr(rule, "parts", ()))) * INTERPRETED)
         match rule:
             case Chars() | Seq():
                 return rule, 1 + len(getattr(rule, "parts", ()))

@@ -14,7 +14,7 @@ from typing import Any
 
 from outlines_core.json_schema import build_regex_from_schema
 
-from ..budget import CompileBudget
+from ..budget import INTERPRETED, CompileBudget
 from ..errors import GrammarError
 from ..regex.charset import CharSet, charset, complement, intersection
 from ..regex.expression import (
@@ -85,7 +85,7 @@ class _Rewriter:
         """Rewrite a subschema; `followed` are the references that led to it."""
         check_keywords(schema, pointer)
         self._num_nodes += 1
-        self._budget.check(self._num_nodes)
+        self._budget.check(self._num_nodes, 10 * INTERPRETED)
         if self._num_nodes > MAX_NODES or pointer.count("/") > 2 * MAX_DEPTH or len(followed) > MAX_DEPTH:
             raise GrammarError("the schema is too large", pointer=pointer)
         if isinstance(schema, bool):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import CompileBudget
+from ..budget import INTERPRETED, CompileBudget
 from .byte_decoder import ByteDecoder, Encoding, byte_decoder
 from .char_dfa import CharDfa
 from .dfa import DEAD, Dfa
@@ -18,9 +18,14 @@ from .dfa import DEAD, Dfa
 def byte_dfa(chars: CharDfa, encoding: Encoding, budget: CompileBudget | None = None) -> Dfa:
     """Accept the encodings of the texts that `chars` accepts. Raises GrammarError beyond the budget."""
     read = byte_decoder(chars.alphabet, encoding)
+    budget = budget or CompileBudget()
     num_states = chars.num_states
+    # The decoder is built from intervals. Inside characters, states are compared by all targets that are possible.
+    different = sum(map(len, set(read.leaves)))
+    budget.check(num_states, (16 * len(chars.alphabet.starts) + num_states * different // 4) * INTERPRETED)
+    budget.check(num_states, 8 * num_states * len(read.leaves))
     inner, sources, readers = _inner_states(chars, read)
-    (budget or CompileBudget()).check(num_states + len(sources))
+    budget.check(num_states + len(sources), (num_states + len(sources)) * read.table.shape[1])
     sources = np.concatenate([np.arange(num_states), sources])
     readers = np.concatenate([np.zeros(num_states, np.int64), readers])
     following = read.table[readers]  # [states, byte classes]

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import CompileBudget
+from ..budget import INTERPRETED, CompileBudget
 from .alphabet import NO_CLASS, Alphabet, alphabet_of, common_alphabet
 from .charset import ALL
 from .dfa import DEAD, START
@@ -95,7 +95,7 @@ class CharDfa:
         keys = [first]
         rows = [[DEAD] * alphabet.num_classes] * 2
         for state, partial in keys:
-            budget.check(len(keys))
+            budget.check(len(keys), alphabet.num_classes * (1 + len(partial) + len(ends)) * INTERPRETED)
             begun = partial | {(end, 0) for end in range(len(ends))} if self.accepting[state] else partial
             row = []
             for label in range(alphabet.num_classes):
@@ -156,7 +156,7 @@ def trimmed_char_dfa(
 def length_char_dfa(least: int, most: int | None, budget: CompileBudget | None = None) -> CharDfa:
     """Accept every text of `least` to `most` characters (None: unbounded)."""
     last = least if most is None else most
-    (budget or CompileBudget()).check(last + 2)
+    (budget or CompileBudget()).check(last + 2, (last + 2) * INTERPRETED)
     alphabet, _ = alphabet_of((ALL,))
     rows = [[DEAD]] + [[START + length + 1] for length in range(last)] + [[START + last if most is None else DEAD]]
     return trimmed_char_dfa(alphabet, rows, [False, *(least <= length for length in range(last + 1))])

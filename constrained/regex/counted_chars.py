@@ -172,8 +172,8 @@ def counted_product(tests: Sequence[CharDfa], bounds: Sequence[int], budget: Com
     alphabet, rows = universe.alphabet, universe.table
     states = np.arange(len(rows))[:, None]  # of each automaton: [S, 1 + tests]
 
-    def check(num_states: int) -> None:
-        budget.check(num_states)
+    def check(num_states: int, steps: int) -> None:
+        budget.check(num_states, steps)
         if num_states > MAX_PRODUCT_STATES + 1:
             raise GrammarError("the constraints on one value are too complex in combination")
 

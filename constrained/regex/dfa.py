@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import CompileBudget
+from ..budget import INTERPRETED, CompileBudget
 
 DEAD, START = 0, 1
 # Kinds of bytes that patterns seldom distinguish, so that whole branches of a token trie are accepted at once.
@@ -79,7 +79,7 @@ def intersect(a: Dfa, b: Dfa, budget: CompileBudget) -> Dfa:
     accepting: list[NDArray[np.bool_]] = [np.zeros(1, np.bool_)]
     frontier = codes
     while len(frontier):
-        budget.check(len(number))
+        budget.check(len(number), len(frontier) * pairs.shape[1] * INTERPRETED)
         states_a, states_b = frontier // b.num_states, frontier % b.num_states
         accepting.append(a.accepting[states_a] & b.accepting[states_b])
         next_a, next_b = table_a[states_a].astype(np.int64), table_b[states_b]

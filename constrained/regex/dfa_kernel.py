@@ -22,6 +22,8 @@ _SPREAD = 0x9E3779B1
 _FACTOR, _BITS = 1_000_003, (1 << 40) - 1  # of a node's hash, which stays within 63 bits
 MAX_SETS = 8  # distinct sets of kinds that are tried with one more kind
 MAX_PASSES = 32
+MAX_KIND_STEPS = 1 << 26  # transitions that are visited for one set of kinds, of all kinds
+MAX_VISITS = 1 << 20  # of states, to find the plain ones
 LONG_ENOUGH = 12  # bytes; few tokens are longer
 LONGEST = 1 << 15
 
@@ -78,14 +80,14 @@ def enter(pairs: Ints, number: int, slots: Ints) -> None:
         slots[find_slot(pairs[known, 0], pairs[known, 1], pairs, slots, len(slots) - 1)] = known
 
 
-@compiled("(int32[:,::1], boolean[::1], boolean[::1])")
-def _safe_lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.bool_]) -> Ints:
+@compiled("(int32[:,::1], boolean[::1], boolean[::1], int64)")
+def _safe_lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.bool_], num_passes: int) -> Ints:
     """Return for each state a length up to which every text of these labels stays `within`; 0 if the search is long."""
     found = np.zeros(len(within), np.int32)
     for state in range(len(within)):
         if within[state]:
             found[state] = LONGEST
-    for _ in range(MAX_PASSES):
+    for _ in range(num_passes):
         changed = False
         for state in range(len(table) - 1, 0, -1):  # later states are farther from the start
             if found[state] > 0:
@@ -113,6 +115,7 @@ def free_kinds(
     """
     free, lengths = np.zeros(len(table), np.int32), np.zeros(len(table), np.int32)
     labels = np.zeros(table.shape[1], np.bool_)
+    num_passes = min(MAX_PASSES, MAX_KIND_STEPS // (table.size * num_kinds))
     for kind in range(num_kinds):
         before = free.copy()
         bit = np.int32(1) << np.int32(kind)
@@ -130,7 +133,7 @@ def free_kinds(
             for byte in range(256):
                 if joined >> np.int32(kind_of[byte]) & 1:
                     labels[class_of[byte]] = True
-            found = _safe_lengths(table, labels, within)
+            found = _safe_lengths(table, labels, within, num_passes)
             for state in range(at, len(table)):
                 if not done[state] and before[state] == so_far:
                     done[state] = True
@@ -232,13 +235,13 @@ def _all_multibyte_lead_to(
 
 @compiled("(int32[:,::1], uint8[::1], uint8[::1], int32[:,::1])")
 def plain_states(table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.uint8], several: Ints) -> Bools:
-    """Return the states from which every plain text stays alive: bool[S]."""
+    """Return the states from which every plain text stays alive: bool[S]. None if the search is long."""
     num_states = len(table)
     labels, inner = _classes_of(class_of, single), _classes_of_range(class_of, 0x80, 0xBF)
     plain = np.ones(num_states, np.bool_)
     one_more, two_more = np.zeros(num_states, np.bool_), np.zeros(num_states, np.bool_)
     plain[0] = False
-    while True:
+    for _ in range(max(2, MAX_VISITS // num_states)):
         for state in range(1, num_states):
             one_more[state] = _all_lead_to(table, state, inner, plain)
         for state in range(1, num_states):
@@ -253,21 +256,28 @@ def plain_states(table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.ui
                 changed = True
         if not changed:
             return plain
+    plain[:] = False
+    return plain
 
 
 @compiled("(int32[:,::1], uint8[::1], uint8[::1], int32[:,::1], boolean[::1])")
 def looping_states(
     table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.uint8], several: Ints, plain: Bools
 ) -> Bools:
-    """Return the plain states from which every plain character leads back to the same state: bool[S]."""
+    """Return the plain states from which every plain character leads back to the same state: bool[S].
+
+    Some may be missing if many states have loops.
+    """
     num_states = len(table)
+    left = max(2, MAX_VISITS // num_states)
     labels, inner = _classes_of(class_of, single), _classes_of_range(class_of, 0x80, 0xBF)
     loops = np.zeros(num_states, np.bool_)
     here = np.zeros(num_states, np.bool_)
     one_more, two_more = np.zeros(num_states, np.bool_), np.zeros(num_states, np.bool_)
     for state in range(1, num_states):
         here[state] = True
-        if plain[state] and _all_lead_to(table, state, labels, here):
+        if left > 0 and plain[state] and _all_lead_to(table, state, labels, here):
+            left -= 1
             for other in range(1, num_states):
                 one_more[other] = _all_lead_to(table, other, inner, here)
             for other in range(1, num_states):

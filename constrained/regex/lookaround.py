@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..budget import CompileBudget
+from ..budget import INTERPRETED, CompileBudget
 from .char_dfa import CharDfa, trimmed_char_dfa
 from .dfa import DEAD
 from .nfa import CharNfa, Fragment, LookGuard
@@ -122,9 +122,10 @@ class _LookaroundDeterminiser:
 
         If `keeps`, threads at `accept` stay.
         """
-        self._budget.check(self._num_states)
+        self._budget.check(self._num_states, (2 + len(threads)) * INTERPRETED)
         moved = []
         for thread in self._moved(threads, accept if keeps else None, label):
+            self._budget.check(self._num_states, (2 + 2 * len(thread.obligations)) * INTERPRETED)
             obligations = self._still_open(self._obligation_after(o, label, position) for o in thread.obligations)
             if obligations is not None:
                 moved.append(Thread(thread.state, obligations))
@@ -143,9 +144,9 @@ class _LookaroundDeterminiser:
         seen = set(threads)
         todo = list(seen)
         while todo:
-            if len(seen) % 64 == 0:
-                self._budget.check(self._num_states)
             at, obligations = todo.pop()
+            edges = len(nfa.epsilon[at]) + len(nfa.guarded.get(at, ())) * (1 + len(obligations))
+            self._budget.check(self._num_states, (2 + edges) * INTERPRETED)
             new = [Thread(target, obligations) for target in nfa.epsilon[at]]
             for guard, target in nfa.guarded.get(at, ()):
                 if isinstance(guard, LookGuard):
@@ -183,10 +184,13 @@ class _LookaroundDeterminiser:
     def _minimal(self, threads: set[Thread]) -> Threads:
         """Drop threads in useless states, and threads with more obligations than another thread in their state."""
         nfa = self._nfa
+        self._budget.check(self._num_states, len(threads) * INTERPRETED)
         by_state: dict[int, list[frozenset[Obligation]]] = {}
         for state, obligations in threads:
             if state in nfa.useful:
                 by_state.setdefault(state, []).append(obligations)
+        # Each thread's obligations are compared with those of all others in its state.
+        self._budget.check(self._num_states, sum(len(group) ** 2 for group in by_state.values()) * INTERPRETED // 5)
         for state in nfa.absorbing:
             if _NONE in by_state.get(state, ()):
                 return frozenset([Thread(state, _NONE), Thread(nfa.pattern.accept, _NONE)])

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from ..budget import CompileBudget
-from .alphabet import Alphabet, alphabet_of
+from ..budget import INTERPRETED, CompileBudget
+from .alphabet import Alphabet, alphabet_of, alphabet_steps
 from .charset import ALL, CharSet
 from .expression import Alt, Bytes, Chars, Expression, Look, Repeat, Seq, TextEnd, TextStart
 
@@ -63,6 +63,7 @@ class CharNfa:
 def build_char_nfa(expression: Expression, budget: CompileBudget) -> CharNfa:
     """Build the automaton of an expression. Raises GrammarError beyond the budget."""
     sets = tuple(dict.fromkeys(_sets(expression)))
+    budget.check(0, alphabet_steps(sets) * INTERPRETED // 10)
     alphabet, classes = alphabet_of(sets)
     builder = _NfaBuilder(CharNfa(alphabet), dict(zip(sets, classes, strict=True)), budget)
     entry = builder.state()
@@ -102,7 +103,7 @@ class _NfaBuilder:
         self.nfa.moves.append(None)
         self.nfa.epsilon.append([])
         if number % 256 == 255:
-            self._budget.check(number)
+            self._budget.check(number, 256 * INTERPRETED)
         return number
 
     def add(self, expression: Expression, entry: int) -> int:

@@ -14,13 +14,13 @@ Lives = Literal["both", "first", "either"]
 
 
 def pair_product(
-    a: NDArray[np.int32], b: NDArray[np.int32], lives: Lives, check: Callable[[int], None]
+    a: NDArray[np.int32], b: NDArray[np.int32], lives: Lives, check: Callable[[int, int], None]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the table int32[S, C] and the pairs int32[S, 2] of the product, found breadth first from the two starts.
 
     `a` is int32[SA, C], `b` is int32[SB, C]. In both, and in the product, state 0 is dead and 1 the start. `lives`
-    names the factors that must be alive in a live pair. `check` is called with the number of states from time to time,
-    and may raise to stop the construction.
+    names the factors that must be alive in a live pair. `check` is called with the number of states and of steps since
+    the last call from time to time, and may raise to stop the construction.
     """
     from . import dfa_kernel as kernel  # not at the top: it imports numba
 
@@ -32,8 +32,9 @@ def pair_product(
     pairs[START] = START
     slots = _slots(pairs, number)
     while True:
+        first = at
         at, number = kernel.extend(a, b, which, pairs, table, slots, at, number)
-        check(number)
+        check(number, (at - first + 1) * num_classes)
         if at == number:
             return table[:number], pairs[:number]
         if number + num_classes > len(pairs):

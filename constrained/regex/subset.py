@@ -60,7 +60,7 @@ class _SubsetArrays:
     """Growing arrays of `subset_kernel`: the subsets found so far, and the closures of single states."""
 
     def __init__(self, nfa: CharNfa) -> None:
-        self.counts = np.zeros(5, np.int64)
+        self.counts = np.zeros(6, np.int64)
         self.begins, self.members = np.zeros(64, np.int64), np.zeros(256 + len(nfa.moves), np.int32)
         self.ends, self.slots = np.zeros(64, np.bool_), np.zeros(256, np.int32)
         self.closure_of = np.full(len(nfa.moves), -1, np.int32)
@@ -111,9 +111,9 @@ def _subset_construction(nfa: CharNfa, budget: CompileBudget) -> CharDfa:
             sets.table, stamps, todo, found,
         )  # fmt: skip
         number = int(sets.counts[kernel.SETS])
-        if answer != kernel.DONE:  # the last call is not charged: a first call may include compiling the loop
-            budget.check(number)
-        else:
+        budget.check(number, int(sets.counts[kernel.WORK]))
+        sets.counts[kernel.WORK] = 0
+        if answer == kernel.DONE:
             return trimmed_char_dfa(nfa.alphabet, sets.table[:number], sets.ends[:number])
         if answer == kernel.NEEDS_MEMBERS:
             sets.grow_members()

@@ -14,8 +14,8 @@ from ...loops import compiled
 Ints = NDArray[np.int32]
 DONE, PAUSED, NEEDS_MEMBERS, NEEDS_SETS, NEEDS_CLOSURES = range(5)
 MAX_WORK = 1 << 21  # steps per call; between calls the caller checks its budget
-# Indices of `counts`: sets so far (0 is the dead one), their members, rows done, closures, and their members.
-SETS, MEMBERS, ROWS, CLOSURES, CLOSED = range(5)
+# Indices of `counts`: sets so far (0 is the dead one), their members, rows done, closures, their members, and steps.
+SETS, MEMBERS, ROWS, CLOSURES, CLOSED, WORK = range(6)
 _FACTOR, _BITS = 1_000_003, (1 << 40) - 1  # of a set's hash, which stays within 63 bits
 
 
@@ -115,7 +115,7 @@ def _closure(
 ) -> int:
     """Compute the epsilon closure of a state: first as the text continues, then as it ends.
 
-    Returns how many states were visited, -1 without room for one more closure.
+    Returns how many states and edges were visited, -1 without room for one more closure.
     """
     number, size = counts[CLOSURES], counts[CLOSED]
     if number + 2 > len(closure_begins) or size + len(targets) > len(closed):
@@ -249,7 +249,7 @@ def extend(
     """
     num_classes = table.shape[1]
     counted = np.zeros(num_classes + 1, np.int64)
-    work = 0
+    last_work = counts[WORK] + MAX_WORK
     while counts[ROWS] < counts[SETS]:
         row = counts[ROWS]
         first, last = begins[row], begins[row + 1]
@@ -268,7 +268,7 @@ def extend(
             for at in range(move_begins[state], move_begins[state + 1]):
                 grouped[place_of[classes[at]]] = targets[state]
                 place_of[classes[at]] += 1
-        work += len(grouped) + num_classes
+        counts[WORK] += len(grouped) + num_classes
         for label in range(num_classes):
             low, high = counted[label], counted[label + 1]
             table[row, label] = 0
@@ -293,7 +293,7 @@ def extend(
                     if size < 0:
                         return NEEDS_CLOSURES
                     closure_of[grouped[at]] = counts[CLOSURES] - 1
-                    work += size
+                    counts[WORK] += size
             size, does_end = 0, False
             stamps[0] += 1
             for at in range(low, high):
@@ -305,7 +305,8 @@ def extend(
                         stamps[1 + state] = stamps[0]
                         found[size] = state
                         size += 1
-                work += closure_begins[closure + 1] - closure_begins[closure]
+                counts[WORK] += closure_begins[closure + 1] - closure_begins[closure]
+            counts[WORK] += 3 * size  # they are sorted, compared and perhaps stored
             if absorbing >= 0 and stamps[1 + absorbing] == stamps[0]:
                 found[0] = absorbing
                 size = 1
@@ -316,6 +317,6 @@ def extend(
                 return NEEDS_MEMBERS if number == -1 else NEEDS_SETS
             table[row, label] = number
         counts[ROWS] += 1
-        if work > MAX_WORK:
+        if counts[WORK] > last_work:
             return PAUSED
     return DONE

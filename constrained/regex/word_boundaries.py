@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..budget import CompileBudget
+from ..budget import INTERPRETED, CompileBudget
 from .char_dfa import CharDfa, trimmed_char_dfa
 from .dfa import DEAD
 from .nfa import CharNfa, LookGuard
@@ -50,7 +50,7 @@ class _BoundaryDeterminiser:
         self._anything = 2 * self._end_bit - 1
         self._looked_for = [self._classes(around.entry) for around in nfa.lookarounds]
         self._closures: dict[tuple[int, int], _Closure] = {}
-        self._loops = _loops(nfa)
+        self._loops = _loops(nfa, budget)
 
     def run(self) -> CharDfa:
         """Number the sets of threads in the order in which they are reached, and fill their rows."""
@@ -60,10 +60,11 @@ class _BoundaryDeterminiser:
         keys = [first]
         rows = [[DEAD] * num_classes]
         for threads, _ in keys:
-            self._budget.check(len(keys))
+            self._budget.check(len(keys), (num_classes + len(threads)) * INTERPRETED // 3)
             targets: list[list[int]] = [[] for _ in range(num_classes)]
             for state, ahead in threads:
                 classes, target = self._nfa.moves[state] or ((), DEAD)
+                self._budget.check(len(keys), len(classes) * INTERPRETED // 3)
                 for label in classes:
                     if ahead >> label & 1:
                         targets[label].append(target)
@@ -83,6 +84,7 @@ class _BoundaryDeterminiser:
     def _united(self, closures: list[_Closure]) -> tuple[Threads, bool]:
         """Unite closures; drop threads that a looping state subsumes."""
         ahead_of: dict[int, int] = {}
+        self._budget.check(0, (1 + sum(len(closure.threads) for closure in closures)) * INTERPRETED // 3)
         for closure in closures:
             for state, ahead in closure.threads:
                 ahead_of[state] = ahead_of.get(state, 0) | ahead
@@ -108,6 +110,7 @@ class _BoundaryDeterminiser:
         todo = list(seen)
         while todo:
             at, ahead = todo.pop()
+            self._budget.check(0, (2 + len(nfa.epsilon[at]) + len(nfa.guarded.get(at, ()))) * INTERPRETED // 3)
             new = [(target, ahead) for target in nfa.epsilon[at]]
             for guard, target in nfa.guarded.get(at, ()):
                 if guard == "end":
@@ -120,7 +123,6 @@ class _BoundaryDeterminiser:
                 if thread[1] and thread not in seen:
                     seen.add(thread)
                     todo.append(thread)
-        self._budget.check(0)
         threads = tuple((at, ahead) for at, ahead in seen if nfa.moves[at] is not None and ahead != self._end_bit)
         return _Closure(threads, any(at == nfa.pattern.accept and ahead & self._end_bit for at, ahead in seen))
 
@@ -133,7 +135,7 @@ class _BoundaryDeterminiser:
         return self._anything if is_behind != guard.negated else 0
 
 
-def _loops(nfa: CharNfa) -> list[tuple[int, frozenset[int]]]:
+def _loops(nfa: CharNfa, budget: CompileBudget) -> list[tuple[int, frozenset[int]]]:
     """Pair each accepting self-loop with the states that it subsumes: those that consume only classes of the loop."""
     found = []
     accepting = _accepting(nfa)
@@ -149,6 +151,7 @@ def _loops(nfa: CharNfa) -> list[tuple[int, frozenset[int]]]:
         for state in range(len(consumes) - 1, -1, -1):
             move = nfa.moves[state]
             after = [*nfa.epsilon[state], *([move[1]] if move else []), *(t for _, t in nfa.guarded.get(state, ()))]
+            budget.check(0, (2 + sum(len(consumes[target]) for target in after)) * INTERPRETED // 10)
             merged = consumes[state].union(*(consumes[target] for target in after))
             if merged != consumes[state]:
                 consumes[state], changed = merged, True

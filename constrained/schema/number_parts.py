@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import CompileBudget
+from ..budget import CompileBudget, cached_piece
 from ..errors import GrammarError
 from ..regex.decimal_ranges import (
     INTEGER,
@@ -154,7 +154,7 @@ def _num_remainder_states(divisor: Decimal) -> int:
     return modulus * (abs(exponent) + 2) + 4
 
 
-@lru_cache(maxsize=256)
+@cached_piece(maxsize=256)
 def _multiple_dfa(divisor: Decimal) -> Dfa:
     """Return the multiples of a divisor, written without exponents.
 
@@ -230,7 +230,7 @@ def _multiple_of_power_dfa(modulus: int, zeros: int) -> Dfa:
     return trimmed_dfa(table, np.arange(256, dtype=np.uint8), accepting)
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def number_dfa(part: NumberPart) -> Dfa:
     """Return the spellings of a part's numbers; exponents only without bounds and divisors. Raises GrammarError."""
     if part.values is not None:
@@ -256,12 +256,13 @@ def _integers(bounded: bool, digits: bool) -> Dfa:
 def listed_numbers_dfa(values: Mapping[Decimal, int], digits: bool) -> tuple[Dfa, NDArray[np.int32]]:
     """Return the spellings of given numbers, and the label of each state's number: int32[S], -1 where none ends.
 
-    A number is spelled as a decimal, with trailing zeros after the point, and as `json.dumps` writes it. With `digits`
-    an integer is written in digits only. Raises GrammarError if they need too many states.
+    A number is spelled as a decimal, with trailing zeros after the point, and as `json.dumps` writes it; -0 also as 0.
+    With `digits` an integer is written in digits only. Raises GrammarError if they need too many states.
     """
     texts: dict[bytes, int] = {}
     decimals: set[bytes] = set()  # those that end with a digit after the point, so that zeros may follow
-    for value, label in values.items():
+    zeros = [(Decimal(0), label) for value, label in values.items() if value == 0 and value.is_signed()]
+    for value, label in (*values.items(), *zeros):
         whole, _, fraction = format(value, "f").partition(".")
         fraction = fraction.rstrip("0")
         if not fraction:

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import CompileBudget
+from ..budget import PATTERN_STEPS, CompileBudget, cached_piece
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa
@@ -26,7 +26,6 @@ from ..regex.subset import char_dfa
 from .formats import format_expression, possible_expression, regex_chars
 from .formula import Truths
 
-PATTERN_CPU_SECONDS = 0.5  # to compile one pattern
 MAX_LENGTH_STATES = 60_000
 MAX_PRODUCT_STATES = 20_000
 _PLAIN = np.array([b for b in range(0x20, 0x80) if b not in (0x22, 0x5C)], np.uint8)
@@ -57,12 +56,12 @@ def pattern_dfa(pattern: str) -> Dfa:
     return _string_content_dfa(pattern_chars(pattern))
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def _string_content_dfa(chars: CharDfa) -> Dfa:
     return byte_dfa(chars, "json_string", _pattern_budget())
 
 
-@lru_cache(maxsize=256)
+@cached_piece(maxsize=256)
 def regex_dfa(pattern: str) -> Dfa:
     """Return the UTF-8 texts that a Python pattern matches as a whole."""
     return byte_dfa(char_dfa(parse_regex(pattern, "python"), _pattern_budget()), "utf8", _pattern_budget())
@@ -73,13 +72,13 @@ def expression_dfa(expression: Expression) -> Dfa:
     return byte_dfa(char_dfa(expression, _pattern_budget()), "utf8", _pattern_budget())
 
 
-@lru_cache(maxsize=2048)
+@cached_piece(maxsize=2048)
 def pattern_chars(pattern: str) -> CharDfa:
     """Return the texts that contain a match of an ECMA-262 pattern."""
     return char_dfa(containing(parse_regex(pattern, "ecma")), _pattern_budget())
 
 
-@lru_cache(maxsize=64)
+@cached_piece(maxsize=64)
 def format_chars(name: str) -> CharDfa | None:
     """Return the texts of a format, or None if it is not enforced."""
     if name == "regex":
@@ -88,7 +87,7 @@ def format_chars(name: str) -> CharDfa | None:
     return None if expression is None else char_dfa(expression, _format_budget())
 
 
-@lru_cache(maxsize=64)
+@cached_piece(maxsize=64)
 def undecided_chars(name: str) -> CharDfa | None:
     """Return the texts that may or may not be of a format that is known in part, or None for other formats."""
     possible, known = possible_expression(name), format_chars(name)
@@ -98,12 +97,12 @@ def undecided_chars(name: str) -> CharDfa | None:
 
 
 def _pattern_budget() -> CompileBudget:
-    return CompileBudget(max_cpu_seconds=PATTERN_CPU_SECONDS)
+    return CompileBudget(max_steps=PATTERN_STEPS)
 
 
 def _format_budget() -> CompileBudget:
-    """Return a budget without a time limit, because the patterns of formats are known to be small."""
-    return CompileBudget(max_cpu_seconds=math.inf)
+    """Return a budget without a limit of steps, because the patterns of formats are known to be small."""
+    return CompileBudget(max_steps=math.inf)
 
 
 # Any string, and lengths.
@@ -132,7 +131,7 @@ def looping_states(dfa: Dfa) -> NDArray[np.bool_]:
     return dfa_kernel.looping_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8, plain)
 
 
-@lru_cache(maxsize=64)
+@cached_piece(maxsize=64)
 def length_dfa(least: int, most: int | None) -> Dfa:
     """Return the strings of `least` to `most` characters. Raises GrammarError beyond `MAX_LENGTH_STATES`."""
     base = any_string()
@@ -167,14 +166,21 @@ class DfaProduct:
     accepted: tuple[Truths, ...]
 
 
-@lru_cache(maxsize=256)
+@cached_piece(maxsize=256)
 def _product(machines: tuple[Dfa, ...]) -> DfaProduct:
     columns, inverse = np.unique(np.stack([m.class_of for m in machines]), axis=1, return_inverse=True)
     tables = [m.table[:, column] for m, column in zip(machines, columns, strict=True)]
     # The universe comes first: states in which it is dead are dropped. states[n] are those of each automaton.
     table, states = tables[0], np.arange(len(tables[0]))[:, None]
+    budget = CompileBudget()
+
+    def check(num_states: int, steps: int) -> None:
+        budget.check(num_states, steps)
+        if num_states > MAX_PRODUCT_STATES + 1:
+            raise GrammarError("the constraints on one value are too complex in combination")
+
     for other in tables[1:]:
-        table, pairs = pair_product(table, other, "first", _check_product)
+        table, pairs = pair_product(table, other, "first", check)
         states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
     combination = np.full(len(table), -1, np.int64)
     numbers: dict[Truths, int] = {}
@@ -183,11 +189,6 @@ def _product(machines: tuple[Dfa, ...]) -> DfaProduct:
         if ended:
             combination[number] = numbers.setdefault(tuple(accepted), len(numbers))
     return DfaProduct(table, inverse.reshape(-1).astype(np.uint8), combination, tuple(numbers))
-
-
-def _check_product(num_states: int) -> None:
-    if num_states > MAX_PRODUCT_STATES + 1:
-        raise GrammarError("the constraints on one value are too complex in combination")
 
 
 def combinations(universe: Dfa, dfas: Sequence[Dfa]) -> tuple[Truths, ...]:

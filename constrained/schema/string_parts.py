@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, reduce
 
 import numpy as np
 
-from ..budget import CompileBudget
+from ..budget import CompileBudget, cached_piece
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa, length_char_dfa
@@ -77,7 +77,7 @@ class StringPart:
         return byte_dfa(chars, "json_string", budget)
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def _intersection(patterns: frozenset[str], formats: frozenset[str]) -> CharDfa | None:
     found = [chars for name in sorted(formats) if (chars := format_chars(name)) is not None]
     found += [pattern_chars(pattern) for pattern in sorted(patterns)]
@@ -85,7 +85,7 @@ def _intersection(patterns: frozenset[str], formats: frozenset[str]) -> CharDfa 
     return reduce(lambda a, b: a.intersect(b, budget), found) if found else None
 
 
-_lengths = lru_cache(maxsize=2048)(text_lengths)
+_lengths = cached_piece(maxsize=2048)(text_lengths)
 
 
 def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
@@ -139,13 +139,13 @@ def spellings(text: str) -> list[bytes]:
     return sorted({plain, "".join(escaped).encode(), "".join(upper).encode()})
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def string_content_dfa(chars: CharDfa) -> Dfa:
     """Return the bytes between the quotes of the JSON strings of an automaton's texts."""
     return byte_dfa(chars, "json_string", CompileBudget())
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def string_dfa(part: StringPart) -> Dfa:
     """Return all spellings of the strings that satisfy a part. Raises GrammarError beyond the budget."""
     if part.texts is None:
@@ -200,7 +200,11 @@ class PartsProduct:
         return self._product.labelled(label_of)
 
 
-_parts_product = lru_cache(maxsize=256)(PartsProduct)
+@cached_piece(maxsize=256)
+def _parts_product(
+    parts: tuple[StringPart, ...], further: tuple[CharDfa, ...] = (), unrolled: bool = False
+) -> PartsProduct:
+    return PartsProduct(parts, further, unrolled)
 
 
 def part_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
@@ -238,10 +242,10 @@ def char_product(tests: Sequence[CharDfa], budget: CompileBudget) -> CountedProd
     return counted_product(tests, (), budget)
 
 
-_text_chars = lru_cache(maxsize=512)(listed_chars)
+_text_chars = cached_piece(maxsize=512)(listed_chars)
 
 
-@lru_cache(maxsize=512)
+@cached_piece(maxsize=512)
 def chars_of(part: StringPart) -> CharDfa:
     """Return the character automaton of a part, lengths unrolled. Raises GrammarError beyond the budget."""
     budget = CompileBudget()
@@ -254,7 +258,7 @@ def chars_of(part: StringPart) -> CharDfa:
     return chars
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
     """Return the combinations of truths that the parts have of some string. Raises GrammarError beyond the budget."""
     if all(part.texts is not None for part in parts):
@@ -270,7 +274,7 @@ def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
     return part_combinations(parts)
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def has_many_texts(part: StringPart) -> bool:
     """Return True if more than `MAX_TEXTS` texts satisfy a part, False if not or if long texts decide it."""
     if part.least > MAX_UNROLLED_LENGTH:

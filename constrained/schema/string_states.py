@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from ..automaton.actions import UNBOUNDED
 from ..automaton.automaton import Automaton
 from ..automaton.blocks import Block, CharacterCounts
 from ..automaton.literals import literal_states
-from ..budget import CompileBudget
+from ..budget import CompileBudget, cached_piece
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.counted_chars import NEVER, LabelledTexts
@@ -176,7 +175,7 @@ def _is_decided(formulas: tuple[Formula, ...]) -> bool:
     return len(formulas) == 1 and not has_negation(formulas[0])
 
 
-@lru_cache(maxsize=1024)
+@cached_piece(maxsize=1024)
 def part_block(part: StringPart, result: int) -> Block:
     """Return the block of the strings that satisfy a part without `texts`. Lengths are counted, not unrolled."""
     if part.least == 0 and part.most is None:

@@ -1,49 +1,135 @@
-"""Limits of a compilation, with a simulated clock."""
+"""Limits of a compilation: work is counted, and cached results count as if they were made again."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
+from ramiform.constrained import Grammar, GrammarError, JsonSchema, Regex, Vocabulary, compile_constraint
 from ramiform.constrained import budget as budgets
-from ramiform.constrained.budget import CompileBudget
-from ramiform.constrained.errors import GrammarError
+from ramiform.constrained.budget import CachedPiece, CompileBudget, cached_piece, compilation
+from ramiform.constrained.schema import number_parts, string_dfas, string_parts
+
+VOCABULARY = Vocabulary.from_tokens([*(bytes([byte]) for byte in range(256)), None], [256])
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def thread_time(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(budgets, "time", clock)
-    return clock
+def forget_all() -> None:
+    for module in (number_parts, string_dfas, string_parts):
+        for value in vars(module).values():
+            if isinstance(value, CachedPiece):
+                value.cache_clear()
 
 
-def test_a_suspended_machine_refuses_nothing(clock: Clock) -> None:
-    budget = CompileBudget(max_cpu_seconds=0.5)
-    for _ in range(4):
-        clock.now += 60
-        budget.check(1)
+def steps_of(constraint: Regex | JsonSchema | Grammar, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the steps that a compilation is charged: the least limit at which it is allowed, by bisection."""
+    low, high = 0, budgets.COMPILATION_STEPS
+    while low < high:
+        middle = (low + high) // 2
+        with monkeypatch.context() as patch:
+            patch.setattr(budgets, "COMPILATION_STEPS", middle)
+            try:
+                compile_constraint(constraint, VOCABULARY)
+                high = middle
+            except GrammarError:
+                low = middle + 1
+    return low
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.01, 50), (60.0, 5)], ids=["short steps", "long steps"])
-def test_a_compilation_beyond_its_cpu_time_is_refused(clock: Clock, seconds: float, steps: int) -> None:
-    budget = CompileBudget(max_cpu_seconds=0.505)
-    for _ in range(steps):
-        clock.now += seconds
-        budget.check(1)
-    clock.now += seconds
-    with pytest.raises(GrammarError, match=r"too complex: compiling it takes more than 0\.505 s"):
-        budget.check(1)
+def test_a_construction_beyond_its_steps_is_refused() -> None:
+    budget = CompileBudget(max_steps=100)
+    for _ in range(10):
+        budget.check(1, 10)
+    with pytest.raises(GrammarError, match="too complex: it needs more than 100 steps"):
+        budget.check(1, 1)
 
 
 def test_too_many_states_are_refused_at_once() -> None:
     budget = CompileBudget(max_states=10)
-    budget.check(10)
+    budget.check(10, 0)
     with pytest.raises(GrammarError, match="more than 10 states"):
-        budget.check(11)
+        budget.check(11, 0)
+
+
+@cached_piece(8)
+def inner(steps: int) -> int:
+    CompileBudget().check(0, steps)
+    return steps
+
+
+@cached_piece(8)
+def outer(steps: int) -> int:
+    CompileBudget().check(0, 1)
+    return inner(steps) + inner(steps) + inner(steps + 1)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize(("limit", "allowed"), [(2001, False), (2002, True)])
+def test_a_cached_piece_is_charged_once_with_all_that_it_uses(
+    warm: bool, limit: int, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner.cache_clear()
+    outer.cache_clear()
+    if warm:
+        outer(1000)
+    monkeypatch.setattr(budgets, "COMPILATION_STEPS", limit)
+    try:
+        with compilation():
+            assert outer(1000) == outer(1000) == 3001
+            inner(1000)
+        assert allowed
+    except GrammarError:
+        assert not allowed
+
+
+CONSTRAINTS = [
+    Regex(r"(?=.*\d)(?:a|b)*a(?:a|b){6}\b.*"),
+    JsonSchema({"type": "string", "pattern": "^[a-z]+@[a-z]{2,9}$", "minLength": 5, "format": "email"}),
+    JsonSchema({"oneOf": [{"pattern": "^a.*b$"}, {"pattern": "c{3,9}$"}, {"type": "number", "multipleOf": 0.25}]}),
+    JsonSchema(
+        {"patternProperties": {"^x-": {"minimum": 3.5, "maximum": 99}, "y$": {"enum": [1, 2]}}, "minProperties": 1}
+    ),
+]
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_the_charge_does_not_depend_on_the_caches(
+    constraint: Regex | JsonSchema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_constraint(constraint, VOCABULARY)
+    warm = steps_of(constraint, monkeypatch)
+    assert warm > 100
+    for limit, allowed in ((warm, True), (warm - 1, False)):
+        forget_all()
+        with monkeypatch.context() as patch:
+            patch.setattr(budgets, "COMPILATION_STEPS", limit)
+            if allowed:
+                compile_constraint(constraint, VOCABULARY)
+            else:
+                with pytest.raises(GrammarError, match="steps"):
+                    compile_constraint(constraint, VOCABULARY)
+
+
+def test_many_patterns_share_one_limit() -> None:
+    patterns = [{"pattern": f"(?:a|b)*a(?:a|b){{12}}{number}"} for number in range(200)]
+    with pytest.raises(GrammarError, match=f"more than {budgets.COMPILATION_STEPS:,} steps"):
+        compile_constraint(JsonSchema({"items": {"anyOf": patterns}}), VOCABULARY)
+
+
+HOSTILE = [
+    Regex("(a|b)*a(a|b){19}"),
+    Regex("(?=.*a.{12}b)(?=.*c.{12}d).*"),
+    Regex("x(?=.*a.{12}b)(?=.*c.{12}d).*"),
+    Regex("(?:(?=.*a.{9})(?=.*b.{8}).)*"),
+    Regex("(a{1,100}){1,100}"),
+    Regex("".join(rf"(?:[{chr(0x4E00 + 2 * n)}{chr(0x4E00 + 3 * n)}]|\b)" for n in range(4000))),
+    JsonSchema({"type": "string", "pattern": "".join(chr(0x4E00 + 2 * n) for n in range(20_000))}),
+    Grammar("root ::= " + " ".join(f'"k{n}"' for n in range(15_000)) + ' root2\nroot2 ::= root2 root2 | "x"', "gbnf"),
+    Grammar("start: T0\n" + "".join(f"T{n}: T{n + 1} T{n + 1}\n" for n in range(40)) + "T40: /a/", "lark"),
+]
+
+
+@pytest.mark.parametrize("constraint", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_constraint_is_refused_or_small(constraint: Regex | JsonSchema | Grammar) -> None:
+    with suppress(GrammarError):
+        assert compile_constraint(constraint, VOCABULARY).automaton.tables.num_states < 200_000

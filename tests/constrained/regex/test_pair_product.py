@@ -47,7 +47,7 @@ def naive_product(a: Table, b: Table, lives: Lives) -> dict[tuple[int, int], lis
 def test_a_product_has_the_reachable_pairs_and_their_successors(data: st.DataObject, lives: Lives) -> None:
     num_classes = data.draw(st.integers(1, 4))
     a, b = data.draw(tables(num_classes)), data.draw(tables(num_classes))
-    table, pairs = pair_product(a, b, lives, lambda _: None)
+    table, pairs = pair_product(a, b, lives, lambda _states, _steps: None)
     names: list[tuple[int, int] | None] = [None, *map(tuple, pairs[1:].tolist())]
     assert names[1] == (1, 1)
     assert len(set(names)) == len(names)
@@ -58,7 +58,7 @@ def test_a_product_has_the_reachable_pairs_and_their_successors(data: st.DataObj
 def test_a_product_that_outgrows_its_arrays_is_complete() -> None:
     a = np.array([[0]] + [[1 + state % 97] for state in range(1, 98)], np.int32)
     b = np.array([[0]] + [[1 + state % 101] for state in range(1, 102)], np.int32)
-    table, pairs = pair_product(a, b, "both", lambda _: None)
+    table, pairs = pair_product(a, b, "both", lambda _states, _steps: None)
     assert len(table) == len(pairs) == 1 + 97 * 101
 
 
@@ -66,7 +66,7 @@ def test_the_check_can_stop_a_product() -> None:
     chain = np.array([[0]] + [[1 + state % 5003] for state in range(1, 5004)], np.int32)
     other = np.array([[0]] + [[1 + state % 4999] for state in range(1, 5000)], np.int32)
 
-    def check(number: int) -> None:
+    def check(number: int, steps: int) -> None:
         if number > 20_000:
             raise GrammarError("too many")
 
@@ -87,7 +87,7 @@ def test_live_states_are_those_that_reach_an_accepting_one(data: st.DataObject) 
 
 def test_loops_are_compiled_once_for_any_memory_layout() -> None:
     table = np.asfortranarray(np.array([[0, 0], [2, 1], [1, 0]], np.int32))
-    pair_product(table, table[:, ::-1], "first", lambda _: None)
+    pair_product(table, table[:, ::-1], "first", lambda _states, _steps: None)
     assert len(dfa_kernel.extend.signatures) == 1
     assert len(dfa_kernel.enter.signatures) == 1
 
