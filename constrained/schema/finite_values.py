@@ -13,10 +13,11 @@ from ..errors import GrammarError
 from .formula import And, ExactlyOne, Formula, Or, atoms, evaluate
 from .interface import SchemaCompiler
 from .number_parts import NumberPart
-from .string_parts import char_product, chars_of, few_texts
+from .string_parts import StringPart, char_product, chars_of, few_texts
 from .structure_parts import ArrayPart, ObjectPart
 
 MAX_VALUES = 16
+MAX_ROOM = 1000  # strings of a goal that are counted
 MAX_ITEMS = 8  # of an array whose values are listed
 _WORDS: dict[str, Any] = {"null": None, "true": True, "false": False}
 Canonical = tuple[str, Any]  # type name and hashable content
@@ -52,6 +53,29 @@ def finite_values(compiler: SchemaCompiler, goal: Formula) -> tuple[Canonical, .
     return compiler.cache[key]  # type: ignore[no-any-return]
 
 
+def has_room(compiler: SchemaCompiler, goal: Formula, number: int) -> bool:
+    """Return True if it is plain that more values than this number satisfy a goal."""
+    key = ("room", goal)
+    room = compiler.cache.get(key)
+    if room is None:
+        room = compiler.cache[key] = max(_room(compiler.typed(goal, kind)) for kind in ("string", "number"))
+    return bool(room > number)
+
+
+def _room(typed: Formula) -> float:
+    """Return a lower bound on the number of strings or numbers of a part."""
+    if typed is True:
+        return math.inf
+    if isinstance(typed, StringPart) and typed.texts is None:
+        found = _texts(typed, MAX_ROOM)
+        return MAX_ROOM if found is None else len(found)
+    if isinstance(typed, NumberPart) and typed.values is None and not typed.multiples:
+        if typed.lower is None or typed.upper is None:
+            return math.inf
+        return max(0, math.floor(typed.upper.value) - math.ceil(typed.lower.value) - 1)
+    return 0
+
+
 def _finite_values(compiler: SchemaCompiler, goal: Formula) -> tuple[Canonical, ...] | None:
     found: dict[Canonical, None] = {}
     for kind in ("string", "number", "object", "array", *_WORDS):
@@ -81,7 +105,7 @@ def _values_of_type(compiler: SchemaCompiler, typed: Formula, kind: str) -> list
     return [v for v in values if evaluate(typed, lambda part: part.holds(Decimal(repr(v[1]))))]  # noqa: B023
 
 
-def _texts(typed: Formula) -> list[str] | None:
+def _texts(typed: Formula, most: int = MAX_VALUES) -> list[str] | None:
     parts = atoms(typed)
     budget = CompileBudget()
     try:
@@ -91,7 +115,7 @@ def _texts(typed: Formula) -> list[str] | None:
     texts: list[str] = []
     for truths in found.truths:
         if evaluate(typed, dict(zip(parts, truths, strict=True)).__getitem__):
-            some = few_texts(found.chars(truths), MAX_VALUES)
+            some = few_texts(found.chars(truths), most)
             if some is None:
                 return None
             texts += some

@@ -11,9 +11,10 @@ from typing import Any
 from ..automaton.automaton import ControlState
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
-from .array_states import ArrayContext, is_plain_array
+from .array_states import MAX_STRUCTURES, ArrayContext, ArrayState, is_plain_array
 from .closed_objects import generated_formula
 from .document import MAX_SAME_VALUE, Document, Location
+from .finite_values import Canonical, has_room, value_of
 from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, conj, disj, evaluate, neg, one, substitute
 from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode
 from .keyword_set import KeywordSet, enum_formula, object_with
@@ -27,6 +28,7 @@ from .string_parts import StringPart, join_strings, leaves_some, likely_texts, m
 from .string_parts import candidates as string_candidates
 from .structure_parts import ArrayPart, ObjectPart
 from .unevaluated import unevaluated
+from .unlike_states import unlike_start
 from .value_states import result_codes
 
 MAX_SATISFIABLE_DEPTH = 40
@@ -243,6 +245,27 @@ class GoalCompiler(SchemaCompiler):
             return any(evaluate(formula, dict(zip(parts, truth, strict=True)).__getitem__) for truth in found)
         return True
 
+    def satisfiable_unlike(self, goal: Formula, unlike: frozenset[Canonical]) -> bool:
+        if not unlike or isinstance(goal, bool):
+            return self.satisfiable(goal)
+        if has_room(self, goal, len(unlike)):
+            return True
+        key = ("unlike", goal, unlike)
+        if key not in self.cache:
+            simple = neg(self.one_of(form for form in unlike if form[0] != "structure"))
+            other = conj([goal, simple])
+            scalars = conj([other, self.goal_of({"type": ["null", "boolean", "number", "string"]})])
+            self.cache[key] = self.satisfiable(scalars) or any(
+                (typed := self.typed(other, kind)) is not False
+                and self.structure_start(kind, (typed,), result_codes(self, ()), unlike) is not None
+                for kind in ("object", "array")
+            )
+        return self.cache[key]  # type: ignore[no-any-return]
+
+    def one_of(self, forms: Iterable[Canonical]) -> Formula:
+        values = [value_of(form) for form in sorted(forms, key=repr)]
+        return self.goal_of({"enum": values}) if values else False
+
     @property
     def is_idle(self) -> bool:
         return not self._in_progress
@@ -250,8 +273,26 @@ class GoalCompiler(SchemaCompiler):
     # Objects and arrays.
 
     def structure_start(
-        self, kind: str, formulas: tuple[Formula, ...], result: Callable[[Truths], int]
+        self,
+        kind: str,
+        formulas: tuple[Formula, ...],
+        result: Callable[[Truths], int],
+        unlike: frozenset[Any] = frozenset(),
     ) -> ControlState | None:
+        state = self._any_structure(kind, formulas, result)
+        if state is None or not unlike:
+            return state
+        try:
+            return unlike_start(state, unlike)
+        except ValueError:
+            # The end of such a structure is searched for, with the others as parts of its formula.
+            others = neg(self.typed(self.one_of(sorted(unlike, key=repr)[:MAX_STRUCTURES]), kind))
+            formulas = self._simplified(conj([formulas[0], others]), kind), *formulas[1:]
+            return None if formulas[0] is False else self._any_structure(kind, formulas, result)
+
+    def _any_structure(
+        self, kind: str, formulas: tuple[Formula, ...], result: Callable[[Truths], int]
+    ) -> ObjectState | ArrayState | None:
         key = (kind, formulas, id(result))
         if key not in self.cache:
             num_before = self.num_assumptions
@@ -263,7 +304,7 @@ class GoalCompiler(SchemaCompiler):
 
     def _structure_start(
         self, kind: str, formulas: tuple[Formula, ...], result: Callable[[Truths], int]
-    ) -> ControlState | None:
+    ) -> ObjectState | ArrayState | None:
         if not self._parts_have_values(formulas[0]):
             return None
         if kind == "object":

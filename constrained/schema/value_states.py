@@ -58,13 +58,15 @@ def result_codes(compiler: SchemaCompiler, tracked: tuple[Formula, ...]) -> Resu
 class ValueStart:
     """State before a value that must satisfy the goal `need`, and whose result code says which `tracked` goals hold.
 
-    `spaces` is the number of spaces that may come first; 2 means any whitespace.
+    `spaces` is the number of spaces that may come first; 2 means any whitespace. `unlike` are canonical forms of
+    objects and arrays that the value must not equal; other values that it must not equal are part of its goal.
     """
 
     compiler: SchemaCompiler
     need: Formula
     tracked: tuple[Formula, ...] = ()
     spaces: int = 0
+    unlike: frozenset[Any] = frozenset()
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         compiler, result = self.compiler, result_codes(self.compiler, self.tracked)
@@ -79,14 +81,14 @@ class ValueStart:
         for kind, byte in (("object", 0x7B), ("array", 0x5B)):
             formulas = self._typed(kind)
             if formulas[0] is not False:
-                state = compiler.structure_start(kind, formulas, result)
+                state = compiler.structure_start(kind, formulas, result, self.unlike)
                 if state is not None:
                     edges[byte] = automaton.goto(state)
         number_state = _number_start(automaton, self._typed("number"), result)
         if self.spaces == 2:
             edges |= dict.fromkeys(SPACES, automaton.goto(self))
         elif self.spaces == 1:
-            edges[0x20] = automaton.goto(ValueStart(compiler, self.need, self.tracked))
+            edges[0x20] = automaton.goto(ValueStart(compiler, self.need, self.tracked, 0, self.unlike))
         return TransitionRow(edges, rest=number_state or 0)
 
     def _typed(self, kind: str) -> tuple[Any, ...]:
