@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..automaton.automaton import Automaton, ControlState, Counting, Frame, TransitionRow
 from ..errors import GrammarError
 from .end_search import EndSearch, ValueGoal
-from .finite_values import Canonical, canonical, finite_values, value_of
+from .finite_values import Canonical, canonical, finite_values, needed_exclusions, value_of
 from .formula import Formula, Or, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
 from .interface import SchemaCompiler
 from .joint_truths import JointTruths, joint_truths, literals, restricted
@@ -197,7 +197,7 @@ class ArrayState(Counting):
                 found.append(condition if matters else False)
             contained.append(tuple(found))
         matters = any(part.unique and goal is not False for part, goal in zip(self.context.parts, goals, strict=True))
-        listed = self._listed_items() if matters else []
+        listed = self._listed_items(goals) if matters else []
         repeated = self.context.compiler.goal_of({"enum": listed}) if listed else False
         return ItemDemands(tuple(goals), tuple(contained), repeated)
 
@@ -230,11 +230,12 @@ class ArrayState(Counting):
         is_need = value.goals == (value.need,)
         return ItemGoal(value.need, () if is_need else value.goals, demands, {value.need: True} if is_need else {})
 
-    def _listed_items(self) -> list[Any]:
-        """Return the earlier items that the goal of the next one excludes."""
+    def _listed_items(self, goals: list[Formula]) -> list[Any]:
+        """Return the earlier items that the goal of the next one excludes, if these are the goals of the parts."""
         forms = [form for form in self.used if isinstance(form, tuple)]
         if self.context.excludes:
-            return [value_of(form) for form in sorted(forms, key=repr) if form[0] != "structure"]
+            forms = needed_exclusions(self.context.compiler, goals, forms)
+            return [value_of(form) for form in sorted(forms, key=repr)]
         if len(forms) > MAX_LISTED_ITEMS or sum(kind == "structure" for kind, _ in forms) > MAX_STRUCTURES:
             forms = [form for form in forms if form[0] != "structure"][:MAX_LISTED_ITEMS]
         return [value_of(form) for form in sorted(forms, key=repr)]

@@ -53,6 +53,22 @@ def finite_values(compiler: SchemaCompiler, goal: Formula) -> tuple[Canonical, .
     return compiler.cache[key]  # type: ignore[no-any-return]
 
 
+def needed_exclusions(compiler: SchemaCompiler, goals: list[Formula], forms: list[Canonical]) -> list[Canonical]:
+    """Return the earlier items that goals of an item must exclude so that no text is a dead end: no structures.
+
+    Every beginning of a string is that of infinitely many, unless a keyword says otherwise. So is that of a number if
+    it has no exponent: one excluded number is enough to write all without.
+    """
+    goals = [goal for goal in goals if goal is not False]
+    kept = [form for form in forms if form[0] not in ("structure", "str", "number")]
+    strings = [form for form in forms if form[0] == "str"]
+    if not all(compiler.typed(goal, "string") in (True, False) for goal in goals):
+        kept += strings
+    numbers = [form for form in forms if form[0] == "number"]
+    is_open = all(compiler.typed(goal, "number") in (True, False) for goal in goals)
+    return kept + (sorted(numbers, key=repr)[:1] if is_open else numbers)
+
+
 def has_room(compiler: SchemaCompiler, goal: Formula, number: int) -> bool:
     """Return True if it is plain that more values than this number satisfy a goal."""
     key = ("room", goal)

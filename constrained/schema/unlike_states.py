@@ -26,6 +26,7 @@ from .structure_parts import ArrayPart
 from .value_states import SPACES, ValueStart, result_codes
 
 Members = frozenset[tuple[str, Canonical]]  # of an earlier object, those that have not come
+MAX_KNOWN = 1 << 14
 Items = tuple[Canonical, ...]  # of an earlier array, those that have not come
 
 
@@ -105,10 +106,24 @@ def _under(members: frozenset[Members], key: str) -> dict[Canonical, frozenset[M
 
 def _object_can_differ(state: ObjectState, members: frozenset[Members]) -> bool:
     """Return True if the object can end unlike each of those of which these members are left."""
-    if not members:
+    if not members or (frozenset() not in members and state.closing_result() is not None):
         return True
-    if frozenset() not in members and state.closing_result() is not None:
-        return True
+    known = _known(state.search.context.compiler)
+    key = state.search, state.alive, state.seen, state.count, state.others, members
+    if key not in known:
+        known[key] = _some_member_can_come(state, members)
+    return known[key]
+
+
+def _known(compiler: SchemaCompiler) -> dict[Any, bool]:
+    """Return what is known of objects and arrays that can differ, forgotten from time to time."""
+    known: dict[Any, bool] = compiler.cache.setdefault("can differ", {})
+    if len(known) > MAX_KNOWN:
+        known.clear()
+    return known
+
+
+def _some_member_can_come(state: ObjectState, members: frozenset[Members]) -> bool:
     return any(_member_can_come(state, members, name, key) for name, key in _next_names(state, members))
 
 
@@ -319,10 +334,15 @@ def _heads(items: frozenset[Items]) -> dict[Canonical, frozenset[Items]]:
 
 def _array_can_differ(state: ArrayState, items: frozenset[Items]) -> bool:
     """Return True if the array can end unlike each of those of which these items are left."""
-    if not items:
+    if not items or (() not in items and state.closing_result() is not None):
         return True
-    if () not in items and state.closing_result() is not None:
-        return True
+    known, key = _known(state.context.compiler), (replace(state, phase="after"), items)
+    if key not in known:
+        known[key] = _some_item_can_come(state, items)
+    return known[key]
+
+
+def _some_item_can_come(state: ArrayState, items: frozenset[Items]) -> bool:
     item, heads = state.item(), _heads(items)
     if item is None:
         return False

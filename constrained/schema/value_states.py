@@ -12,10 +12,10 @@ from ..automaton.automaton import Automaton, TransitionRow
 from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
-from ..regex.dfa import START
+from ..regex.dfa import DEAD, START, Dfa
 from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, evaluate
 from .interface import SchemaCompiler
-from .number_parts import NumberPart, candidates, number_dfa, number_universe
+from .number_parts import NumberPart, candidates, number_dfa, number_universe, plain_number_dfa
 from .string_dfas import labelled_product
 from .string_states import QUOTE, ResultOf, result_code, string_start
 
@@ -135,12 +135,44 @@ def _number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: R
         if dfa.is_empty:
             return None
         return START + automaton.block(("number", part, number), lambda: _number_block(part, number))
+    if all(isinstance(formula, bool) for formula in tracked):
+        start = _integers_except(automaton, need, result(tuple(map(bool, tracked))))
+        if start is not None:
+            return start or None
     return _number_product(automaton, (need, *tracked), result)
+
+
+def _integers_except(automaton: Automaton, need: Formula, result: int) -> int | None:
+    """Return the state before an integer of one part that is none of listed ones, 0 if there is none.
+
+    The listed ones are literal states. Returns None if `need` is something else.
+    """
+    parts = need.parts if isinstance(need, And) else ()
+    (part, *more) = [part for part in parts if not isinstance(part, Not)] or [None]
+    excluded = [part.part for part in parts if isinstance(part, Not)]
+    if more or not isinstance(part, NumberPart) or not part.integer or part.values is not None:
+        return None
+    if any(not isinstance(other, NumberPart) or other.values is None for other in excluded):
+        return None
+    values = {int(value) for other in excluded for value in other.values if part.holds(value)}
+    try:
+        dfa = plain_number_dfa(part)
+    except GrammarError:
+        return None
+    if dfa.is_empty:
+        return 0
+    base = automaton.block(("plain number", part, result), lambda: _block_before_end(dfa, result))
+    ends = [bytes([byte]) for byte in NUMBER_END + (b"" if part.digits else b".")]
+    texts = sorted((b"%d" % value + end, DEAD) for value in values for end in ends)
+    return literal_states(automaton.tables, texts, base, dfa) if texts else START + base
 
 
 @lru_cache(maxsize=256)
 def _number_block(part: NumberPart, result: int) -> Block:
-    dfa = number_dfa(part)
+    return _block_before_end(number_dfa(part), result)
+
+
+def _block_before_end(dfa: Dfa, result: int) -> Block:
     results = np.where(dfa.accepting, result, -1).astype(np.int32)
     return Block(dfa.table, dfa.class_of, results, before=NUMBER_END)
 
