@@ -9,15 +9,14 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..automaton.automaton import Automaton, ControlState, Counting, Frame, TransitionRow
-from ..automaton.count_ranges import MORE_THAN_ANY, CountRanges
 from ..errors import GrammarError
 from .end_search import EndSearch, ValueGoal
-from .finite_values import canonical, finite_values, value_of
 from .formula import Formula, Or, ResultCodes, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
 from .interface import SchemaCompiler
 from .joint_truths import JointTruths, joint_truths, literals, restricted
+from .listed.finite_values import Canonical, canonical, finite_values, needed_exclusions, value_of
 from .string_states import result_code
-from .structure_parts import ArrayPart
+from .structure_parts import MORE_THAN_ANY, ArrayPart, CountRanges
 from .value_states import SPACES, ValueStart, result_codes
 
 CLOSE, COMMA = 0x5D, 0x2C
@@ -45,12 +44,16 @@ class ItemDemands:
 
 @dataclass(frozen=True)
 class ItemGoal:
-    """Goal `need` of one item, and the goals that are tracked of it. `known` are certain truths."""
+    """Goal `need` of one item, and the goals that are tracked of it. `known` are certain truths.
+
+    `unlike` are the objects and arrays that it must not equal, unless the goal says so.
+    """
 
     need: Formula
     tracked: tuple[Formula, ...]
     demands: ItemDemands
     known: Mapping[Formula, bool] = field(default_factory=dict, compare=False)
+    unlike: frozenset[Canonical] = frozenset()
 
 
 def is_plain_array(compiler: SchemaCompiler, formula: Formula) -> bool:
@@ -73,6 +76,7 @@ class ArrayContext:
 
     - `exact`: truths are tracked or negated, so a part that may hold must also be able to fail.
     - `plain`: every item brings the array nearer to its end. Otherwise a way to the end is searched for.
+    - `excludes`: plain, and items must differ: the states of structures among them exclude the earlier ones.
     - `simple`: plain, with at most one part, nothing tracked, and items that need not differ.
     """
 
@@ -89,6 +93,7 @@ class ArrayContext:
         self.exact = len(formulas) > 1 or has_negation(formulas[0])
         self.plain = is_plain_array(compiler, formulas[0])
         self.simple = self.plain and not self.exact and len(self.parts) <= 1 and not self.unique
+        self.excludes = self.plain and self.unique and all(part.unique for part in self.parts)
         self.ranges = CountRanges(self._changes(), self._margin)
         self.search = ArrayEndSearch(self)
 
@@ -148,9 +153,10 @@ class ArrayState(Counting):
             is_tracked = item.tracked or context.unique
             then: ControlState | Frame | None = ItemFrame(self, item) if is_tracked else self.after(item, (), None)
             if then is not None and self.phase == "after":
-                edges[COMMA] = automaton.push(ValueStart(compiler, item.need, item.tracked, compiler.spaces), then)
+                start = ValueStart(compiler, item.need, item.tracked, compiler.spaces, item.unlike)
+                edges[COMMA] = automaton.push(start, then)
             elif then is not None:
-                start = ValueStart(compiler, item.need, item.tracked)
+                start = ValueStart(compiler, item.need, item.tracked, 0, item.unlike)
                 code = automaton.push_before(start, then)
                 edges = dict.fromkeys(automaton.edges_of(automaton.number(start)), code)
         if (result := self.closing_result()) is not None:
@@ -191,7 +197,7 @@ class ArrayState(Counting):
                 found.append(condition if matters else False)
             contained.append(tuple(found))
         matters = any(part.unique and goal is not False for part, goal in zip(self.context.parts, goals, strict=True))
-        listed = self._listed_items() if matters else []
+        listed = self._listed_items(goals) if matters else []
         repeated = self.context.compiler.goal_of({"enum": listed}) if listed else False
         return ItemDemands(tuple(goals), tuple(contained), repeated)
 
@@ -205,12 +211,15 @@ class ArrayState(Counting):
             for part, goal in zip(context.parts, demands.goals, strict=True)
         ]
         need = optimistic(context.formulas[0], lambda part: goals[context.index[part]], lambda _: False)
-        if not context.compiler.satisfiable(need):
+        unlike: frozenset[Canonical] = frozenset()
+        if context.excludes and any(goal is not False for goal in goals):
+            unlike = frozenset(form for form in self.used if form[0] == "structure")
+        if not context.compiler.satisfiable_unlike(need, unlike):
             return None
         all_goals = [*demands.goals, *(goal for found in demands.contained for goal in found)]
         different = tuple(dict.fromkeys(goal for goal in all_goals if goal is not True and goal is not False))
         tracked = () if context.simple or different == (need,) else different
-        return ItemGoal(need, tracked, demands, {} if tracked else dict.fromkeys(different, True))
+        return ItemGoal(need, tracked, demands, {} if tracked else dict.fromkeys(different, True), unlike)
 
     def _searched_item(self, demands: ItemDemands) -> ItemGoal | None:
         value = self.context.search.value(self)
@@ -221,9 +230,12 @@ class ArrayState(Counting):
         is_need = value.goals == (value.need,)
         return ItemGoal(value.need, () if is_need else value.goals, demands, {value.need: True} if is_need else {})
 
-    def _listed_items(self) -> list[Any]:
-        """Return the earlier items if they are few, else those that are not objects or arrays."""
+    def _listed_items(self, goals: list[Formula]) -> list[Any]:
+        """Return the earlier items that the goal of the next one excludes, if these are the goals of the parts."""
         forms = [form for form in self.used if isinstance(form, tuple)]
+        if self.context.excludes:
+            forms = needed_exclusions(self.context.compiler, goals, forms)
+            return [value_of(form) for form in sorted(forms, key=repr)]
         if len(forms) > MAX_LISTED_ITEMS or sum(kind == "structure" for kind, _ in forms) > MAX_STRUCTURES:
             forms = [form for form in forms if form[0] != "structure"][:MAX_LISTED_ITEMS]
         return [value_of(form) for form in sorted(forms, key=repr)]

@@ -6,12 +6,13 @@ Everything is worked out lazily, when the text first reaches a value, and cached
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..automaton.automaton import ControlState
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
-from .array_states import ArrayContext, is_plain_array
+from .array_states import MAX_STRUCTURES, ArrayContext, ArrayState, is_plain_array
 from .closed_objects import generated_formula
 from .document import MAX_SAME_VALUE, Document, Location
 from .formula import (
@@ -34,7 +35,9 @@ from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode
 from .keyword_set import KeywordSet, enum_formula, object_with, unlisted
 from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
 from .listed.evaluation import part_truth, with_listed_values
+from .listed.finite_values import Canonical, has_room, value_of
 from .listed.states import ListedStyle, listed_start, value_choice
+from .listed.unlike_states import unlike_start
 from .listed.values import GivenValue, ListedPart
 from .number_parts import candidates as number_candidates
 from .number_parts import join_numbers, number_combinations
@@ -280,13 +283,53 @@ class GoalCompiler(SchemaCompiler):
             return any(evaluate(formula, dict(zip(parts, truth, strict=True)).__getitem__) for truth in found)
         return True
 
+    def satisfiable_unlike(self, goal: Formula, unlike: frozenset[Canonical]) -> bool:
+        if not unlike or isinstance(goal, bool):
+            return self.satisfiable(goal)
+        if has_room(self, goal, len(unlike)):
+            return True
+        key = ("unlike", goal, unlike)
+        if key not in self.cache:
+            simple = neg(self.one_of(form for form in unlike if form[0] != "structure"))
+            other = conj([goal, simple])
+            scalars = conj([other, self.goal_of({"type": ["null", "boolean", "number", "string"]})])
+            self.cache[key] = self.satisfiable(scalars) or any(
+                (typed := self.typed(other, kind)) is not False
+                and self.structure_start(kind, (typed,), result_codes(self, ()), unlike) is not None
+                for kind in ("object", "array")
+            )
+        return self.cache[key]  # type: ignore[no-any-return]
+
+    def one_of(self, forms: Iterable[Canonical]) -> Formula:
+        values = [value_of(form) for form in sorted(forms, key=repr)]
+        return self.goal_of({"enum": values}) if values else False
+
     @property
     def is_idle(self) -> bool:
         return not self._in_progress
 
     # Objects and arrays.
 
-    def structure_start(self, kind: str, formulas: tuple[Formula, ...], result: ResultCodes) -> ControlState | None:
+    def structure_start(
+        self,
+        kind: str,
+        formulas: tuple[Formula, ...],
+        result: ResultCodes,
+        unlike: frozenset[Any] = frozenset(),
+    ) -> ControlState | None:
+        state = self._any_structure(kind, formulas, result)
+        if state is None or not unlike:
+            return state
+        others: Iterable[Any] = unlike
+        if isinstance(state, ObjectState | ArrayState):
+            with suppress(ValueError):
+                return unlike_start(state, unlike)
+            # The end of such a structure is searched for, with the others as parts of its formula.
+            others = sorted(unlike, key=repr)[:MAX_STRUCTURES]
+        need = self._simplified(conj([formulas[0], neg(self.typed(self.one_of(others), kind))]), kind)
+        return None if need is False else self._any_structure(kind, (need, *formulas[1:]), result)
+
+    def _any_structure(self, kind: str, formulas: tuple[Formula, ...], result: ResultCodes) -> ControlState | None:
         key = (kind, formulas, id(result))
         if key not in self.cache:
             num_before = self.num_assumptions

@@ -72,16 +72,31 @@ class SchemaCompiler(ABC):
     def satisfiable(self, goal: Formula) -> bool:
         """Return False only if no value satisfies the goal, True also if that is unknown."""
 
+    @abstractmethod
+    def satisfiable_unlike(self, goal: Formula, unlike: frozenset[Any]) -> bool:
+        """Return False only if no value satisfies the goal but those with these canonical forms."""
+
+    @abstractmethod
+    def one_of(self, forms: Iterable[Any]) -> Formula:
+        """Return the goal of the values with these canonical forms."""
+
     @property
     @abstractmethod
     def is_idle(self) -> bool:
         """True while no satisfiability search is running."""
 
     @abstractmethod
-    def structure_start(self, kind: str, formulas: tuple[Formula, ...], result: ResultCodes) -> ControlState | None:
+    def structure_start(
+        self,
+        kind: str,
+        formulas: tuple[Formula, ...],
+        result: ResultCodes,
+        unlike: frozenset[Any] = frozenset(),
+    ) -> ControlState | None:
         """Return the state after the opening bracket of an object or array, or None if there is no such value.
 
-        The first formula must hold; the value ends with the result code of the truths of the others.
+        The first formula must hold; the value ends with the result code of the truths of the others. It must not equal
+        one of `unlike`, which are canonical forms.
         """
 
     def keep_alive(self, schema: dict[str, Any]) -> dict[str, Any]:

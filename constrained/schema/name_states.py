@@ -94,6 +94,7 @@ class MemberNames:
         self.classes: list[NameClass] = [NameClass(None), *self.named]
         self.kinds: list[NameKind] = [frozenset()] if not self._tests else []
         self._class_of_kind: dict[NameKind, int] = {frozenset(): 0}
+        self._few: dict[NameKind, list[str] | None] = {}
         self._goals: dict[tuple[ObjectPart, NameClass], Formula] = {}
         compiler.caches.append(self._goals)
         self.num_classes = 1 + len(self.names) + MAX_KINDS
@@ -177,6 +178,30 @@ class MemberNames:
     def is_everything(self, kinds: frozenset[NameKind]) -> bool:
         """Return True if every text is a listed name or a name of these kinds."""
         return self._is_complete and len(kinds) == len(self.kinds) > 0
+
+    def kind_of(self, name: str) -> NameKind:
+        """Return the tests that a name passes."""
+        data = spellings(name)[0][:-1]
+        return frozenset(test for test, dfa in self._tests.items() if dfa.accepts(data))
+
+    def few(self, kind: NameKind) -> list[str] | None:
+        """Return the names of a kind, without those that are listed, or None if they are more than a few."""
+        if kind not in self._few:
+            found = self._few_names(kind)
+            self._few[kind] = None if found is None else [name for name in found if name not in self._number_of]
+        return self._few[kind]
+
+    def _few_names(self, kind: NameKind) -> list[str] | None:
+        if not self._tests:
+            return None
+        tests = [test for test in self._tests if not isinstance(test, UndecidedFormat)]
+        try:
+            chars = [pattern_chars(test) if isinstance(test, str) else chars_of(test) for test in tests]
+            found = char_product(chars, CompileBudget())
+        except GrammarError:
+            return None
+        passed = tuple(test in kind for test in tests)
+        return few_texts(found.chars(passed), MAX_LISTED_NAMES) if passed in found.truths else []
 
     def may_run_out(self, kinds: frozenset[NameKind]) -> bool:
         """Return True if some beginning of a name of these kinds leaves only finitely many names of its kind."""

@@ -294,6 +294,12 @@ def number_combinations(parts: Sequence[NumberPart]) -> Iterable[Truths]:
     return combinations(number_universe(parts), [number_dfa(part) for part in parts])
 
 
+@lru_cache(maxsize=256)
+def plain_number_dfa(part: NumberPart) -> Dfa:
+    """Return the spellings of a part's numbers without exponents and without `-0`. Raises GrammarError."""
+    return intersect(number_dfa(part), _plain_numbers(), CompileBudget())
+
+
 def number_universe(parts: Iterable[NumberPart]) -> Dfa:
     """Return the spellings in which all parts read the same numbers, as the universe of their product.
 

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..automaton.count_ranges import CountRanges
 from .formula import Formula, Or, ResultCodes, atoms, evaluate, has_negation, optimistic
 from .interface import SchemaCompiler
 from .name_states import MemberNames, NameClass, NameKind
-from .structure_parts import ObjectPart
+from .structure_parts import CountRanges, ObjectPart
 
 MAX_ORDERED_PARTS = 6  # of a closed object whose members come in order: a search for more takes long
 

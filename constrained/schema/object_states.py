@@ -66,16 +66,17 @@ class ObjectState(Counting):
         start = self._name_start(automaton)
         if start is not None:
             if self.phase == "after":
-                edges[COMMA] = automaton.goto(self._after_comma(context.compiler.spaces))
+                edges[COMMA] = automaton.goto(self.after_comma(context.compiler.spaces))
             else:
                 once = self.phase != "open" and not context.remembers_names and context.has_others
                 frame = NameFrame(self.search, self.alive, self.seen, self.count, self.others, once)
                 edges[QUOTE] = automaton.push(start, frame)
         if self.spaces == 1:
-            edges[0x20] = automaton.goto(self._after_comma(0))
+            edges[0x20] = automaton.goto(self.after_comma(0))
         return TransitionRow(edges, rest=automaton.stay_on(SPACES) if context.compiler.spaces == 2 else 0)
 
-    def _after_comma(self, spaces: int) -> ObjectState:
+    def after_comma(self, spaces: int) -> ObjectState:
+        """Return the state after a comma and before so many spaces."""
         return ObjectState(self.search, self.alive, self.seen, self.count, self.others, "comma", spaces)
 
     def closing_result(self) -> int | None:
@@ -98,7 +99,7 @@ class ObjectState(Counting):
             # Any name may continue one that has come, so all states share one start, and frames refuse repeated names.
             return names.start(automaton, *context.possible)
         used = self.others - {SOME_NAME} if context.in_order else self.others
-        return names.start(automaton, *self._allowed(), used if context.remembers_names else frozenset())
+        return names.start(automaton, *self.allowed(), used if context.remembers_names else frozenset())
 
     def candidates(self, wanted: int = 0) -> Iterator[NameClass]:
         """Yield the names that the order allows next: first those in `wanted`, then other listed ones, then kinds."""
@@ -116,7 +117,7 @@ class ObjectState(Counting):
         for kind in names.kinds:
             yield names.other(kind)
 
-    def _allowed(self) -> tuple[int, frozenset[NameKind]]:
+    def allowed(self) -> tuple[int, frozenset[NameKind]]:
         """Return the listed names, and the kinds of other names, that may come next."""
         context = self.search.context
         if context.steady:
@@ -211,7 +212,7 @@ class ObjectState(Counting):
             return False
         if not closely or self.closing_result() is not None:
             return True
-        listed, kinds = self._allowed()
+        listed, kinds = self.allowed()
         return bool(listed or kinds)
 
 

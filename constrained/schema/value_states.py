@@ -14,10 +14,17 @@ from ..automaton.automaton import Automaton, TransitionRow
 from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
-from ..regex.dfa import START
+from ..regex.dfa import DEAD, START, Dfa
 from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, SparseTruths, Truths, atoms, evaluate
 from .interface import SchemaCompiler
-from .number_parts import NumberPart, candidates, listed_numbers_dfa, number_dfa, number_universe
+from .number_parts import (
+    NumberPart,
+    candidates,
+    listed_numbers_dfa,
+    number_dfa,
+    number_universe,
+    plain_number_dfa,
+)
 from .string_dfas import labelled_product
 from .string_states import QUOTE, result_code, string_start
 
@@ -40,13 +47,15 @@ def result_codes(compiler: SchemaCompiler, tracked: tuple[Formula, ...]) -> Resu
 class ValueStart:
     """State before a value that must satisfy the goal `need`, and whose result code says which `tracked` goals hold.
 
-    `spaces` is the number of spaces that may come first; 2 means any whitespace.
+    `spaces` is the number of spaces that may come first; 2 means any whitespace. `unlike` are canonical forms of
+    objects and arrays that the value must not equal; other values that it must not equal are part of its goal.
     """
 
     compiler: SchemaCompiler
     need: Formula
     tracked: tuple[Formula, ...] = ()
     spaces: int = 0
+    unlike: frozenset[Any] = frozenset()
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         compiler, result = self.compiler, result_codes(self.compiler, self.tracked)
@@ -61,14 +70,14 @@ class ValueStart:
         for kind, byte in (("object", 0x7B), ("array", 0x5B)):
             formulas = self._typed(kind)
             if formulas[0] is not False:
-                state = compiler.structure_start(kind, formulas, result)
+                state = compiler.structure_start(kind, formulas, result, self.unlike)
                 if state is not None:
                     edges[byte] = automaton.goto(state)
         number_state = number_start(automaton, self._typed("number"), result)
         if self.spaces == 2:
             edges |= dict.fromkeys(SPACES, automaton.goto(self))
         elif self.spaces == 1:
-            edges[0x20] = automaton.goto(ValueStart(compiler, self.need, self.tracked))
+            edges[0x20] = automaton.goto(ValueStart(compiler, self.need, self.tracked, 0, self.unlike))
         return TransitionRow(edges, rest=number_state or 0)
 
     def _typed(self, kind: str) -> tuple[Any, ...]:
@@ -118,6 +127,10 @@ def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: Re
     spelled = {part.digits for formula in formulas for part in atoms(formula)}
     if values is not None and len(spelled) == 1:
         return _listed_numbers(automaton, values, formulas, result)
+    if all(isinstance(formula, bool) for formula in tracked):
+        start = _integers_except(automaton, need, result(tuple(map(bool, tracked))))
+        if start is not None:
+            return start or None
     return _number_product(automaton, (need, *tracked), result)
 
 
@@ -143,9 +156,37 @@ def given_numbers(automaton: Automaton, codes: Mapping[Decimal, int], digits: bo
     return START + automaton.block(("given numbers", tuple(codes.items()), digits), block)
 
 
+def _integers_except(automaton: Automaton, need: Formula, result: int) -> int | None:
+    """Return the state before an integer of one part that is none of listed ones, 0 if there is none.
+
+    The listed ones are literal states. Returns None if `need` is something else.
+    """
+    parts = need.parts if isinstance(need, And) else ()
+    (part, *more) = [part for part in parts if not isinstance(part, Not)] or [None]
+    excluded = [part.part for part in parts if isinstance(part, Not)]
+    if more or not isinstance(part, NumberPart) or not part.integer or part.values is not None:
+        return None
+    if any(not isinstance(other, NumberPart) or other.values is None for other in excluded):
+        return None
+    values = {int(value) for other in excluded for value in other.values if part.holds(value)}
+    try:
+        dfa = plain_number_dfa(part)
+    except GrammarError:
+        return None
+    if dfa.is_empty:
+        return 0
+    base = automaton.block(("plain number", part, result), lambda: _block_before_end(dfa, result))
+    ends = [bytes([byte]) for byte in NUMBER_END + (b"" if part.digits else b".")]
+    texts = sorted((b"%d" % value + end, DEAD) for value in values for end in ends)
+    return literal_states(automaton.tables, texts, base, dfa) if texts else START + base
+
+
 @lru_cache(maxsize=256)
 def _number_block(part: NumberPart, result: int) -> Block:
-    dfa = number_dfa(part)
+    return _block_before_end(number_dfa(part), result)
+
+
+def _block_before_end(dfa: Dfa, result: int) -> Block:
     results = np.where(dfa.accepting, result, -1).astype(np.int32)
     return Block(dfa.table, dfa.class_of, results, before=NUMBER_END)
 

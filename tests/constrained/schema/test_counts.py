@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, Vocabulary, compile_constraint
-from ramiform.constrained.automaton import count_ranges
+from ramiform.constrained.schema import structure_parts
 from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, compiled_or_none, shared_vocabulary
 
 from .oracle_jsonschema import is_valid, judge
@@ -33,11 +33,11 @@ LARGE = 100_000
 
 @contextmanager
 def long_ranges_from(length: int) -> Iterator[None]:
-    before, count_ranges.LEAST_LONG = count_ranges.LEAST_LONG, length
+    before, structure_parts.LEAST_LONG = structure_parts.LEAST_LONG, length
     try:
         yield
     finally:
-        count_ranges.LEAST_LONG = before
+        structure_parts.LEAST_LONG = before
 
 
 def compiled(schema: Any) -> CompiledGrammar:

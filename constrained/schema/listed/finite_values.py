@@ -8,16 +8,17 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
-from ..budget import CompileBudget
-from ..errors import GrammarError
-from .formula import And, ExactlyOne, Formula, Or, atoms, evaluate
-from .interface import SchemaCompiler
-from .listed.values import ListedPart, json_value
-from .number_parts import NumberPart
-from .string_parts import char_product, chars_of, few_texts
-from .structure_parts import ArrayPart, ObjectPart
+from ...budget import CompileBudget
+from ...errors import GrammarError
+from ..formula import And, ExactlyOne, Formula, Or, atoms, evaluate
+from ..interface import SchemaCompiler
+from ..number_parts import NumberPart
+from ..string_parts import StringPart, char_product, chars_of, few_texts
+from ..structure_parts import ArrayPart, ObjectPart
+from .values import ListedPart, json_value
 
 MAX_VALUES = 16
+MAX_ROOM = 1000  # strings of a goal that are counted
 MAX_ITEMS = 8  # of an array whose values are listed
 _WORDS: dict[str, Any] = {"null": None, "true": True, "false": False}
 Canonical = tuple[str, Any]  # type name and hashable content
@@ -53,6 +54,45 @@ def finite_values(compiler: SchemaCompiler, goal: Formula) -> tuple[Canonical, .
     return compiler.cache[key]  # type: ignore[no-any-return]
 
 
+def needed_exclusions(compiler: SchemaCompiler, goals: list[Formula], forms: list[Canonical]) -> list[Canonical]:
+    """Return the earlier items that goals of an item must exclude so that no text is a dead end: no structures.
+
+    Every beginning of a string is that of infinitely many, unless a keyword says otherwise. So is that of a number if
+    it has no exponent: one excluded number is enough to write all without.
+    """
+    goals = [goal for goal in goals if goal is not False]
+    kept = [form for form in forms if form[0] not in ("structure", "str", "number")]
+    strings = [form for form in forms if form[0] == "str"]
+    if not all(compiler.typed(goal, "string") in (True, False) for goal in goals):
+        kept += strings
+    numbers = [form for form in forms if form[0] == "number"]
+    is_open = all(compiler.typed(goal, "number") in (True, False) for goal in goals)
+    return kept + (sorted(numbers, key=repr)[:1] if is_open else numbers)
+
+
+def has_room(compiler: SchemaCompiler, goal: Formula, number: int) -> bool:
+    """Return True if it is plain that more values than this number satisfy a goal."""
+    key = ("room", goal)
+    room = compiler.cache.get(key)
+    if room is None:
+        room = compiler.cache[key] = max(_room(compiler.typed(goal, kind)) for kind in ("string", "number"))
+    return bool(room > number)
+
+
+def _room(typed: Formula) -> float:
+    """Return a lower bound on the number of strings or numbers of a part."""
+    if typed is True:
+        return math.inf
+    if isinstance(typed, StringPart) and typed.texts is None:
+        found = _texts(typed, MAX_ROOM)
+        return MAX_ROOM if found is None else len(found)
+    if isinstance(typed, NumberPart) and typed.values is None and not typed.multiples:
+        if typed.lower is None or typed.upper is None:
+            return math.inf
+        return max(0, math.floor(typed.upper.value) - math.ceil(typed.lower.value) - 1)
+    return 0
+
+
 def _finite_values(compiler: SchemaCompiler, goal: Formula) -> tuple[Canonical, ...] | None:
     found: dict[Canonical, None] = {}
     for kind in ("string", "number", "object", "array", *_WORDS):
@@ -82,7 +122,7 @@ def _values_of_type(compiler: SchemaCompiler, typed: Formula, kind: str) -> list
     return [v for v in values if evaluate(typed, lambda part: part.holds(Decimal(repr(v[1]))))]  # noqa: B023
 
 
-def _texts(typed: Formula) -> list[str] | None:
+def _texts(typed: Formula, most: int = MAX_VALUES) -> list[str] | None:
     parts = atoms(typed)
     budget = CompileBudget()
     try:
@@ -92,7 +132,7 @@ def _texts(typed: Formula) -> list[str] | None:
     texts: list[str] = []
     for truths in found.truths:
         if evaluate(typed, dict(zip(parts, truths, strict=True)).__getitem__):
-            some = few_texts(found.chars(truths), MAX_VALUES)
+            some = few_texts(found.chars(truths), most)
             if some is None:
                 return None
             texts += some
