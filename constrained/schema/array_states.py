@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..automaton.automaton import Automaton, ControlState, Counting, Frame, TransitionRow
 from ..errors import GrammarError
 from .end_search import EndSearch, ValueGoal
-from .finite_values import Canonical, canonical, finite_values, needed_exclusions, value_of
+from .finite_values import Canonical, canonical, finite_values, may_have_more_values, needed_exclusions, value_of
 from .formula import Formula, Or, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
 from .interface import SchemaCompiler
 from .joint_truths import JointTruths, joint_truths, literals, restricted
@@ -67,8 +67,18 @@ def is_plain_array(compiler: SchemaCompiler, formula: Formula) -> bool:
 
 def _runs_out(compiler: SchemaCompiler, part: ArrayPart) -> bool:
     """Return True if there may be too few distinct values for the minimum length."""
-    indices = range(min(part.least, part.num_item_goals))
-    return part.unique and part.least > 1 and any(finite_values(compiler, part.goal(n)) is not None for n in indices)
+    if not part.unique or part.least <= 1:
+        return False
+    # Before the item at an index of its own, as many values may be used up; before the others, all but the last.
+    used = [*range(min(part.least, part.num_item_goals - 1)), part.least - 1][: part.least]
+    return not all(may_have_more_values(compiler, part.goal(n), number) for n, number in enumerate(used))
+
+
+def has_too_few_values(compiler: SchemaCompiler, part: ArrayPart) -> bool:
+    """Return True if items must differ and no goal of an item has enough values together with the others."""
+    if not part.unique or part.num_item_goals > 1:
+        return False
+    return part.least > 1 and not may_have_more_values(compiler, part.goal(0), part.least - 1)
 
 
 class ArrayContext:
