@@ -14,14 +14,13 @@ from .end_search import EndSearch, ValueGoal
 from .formula import Formula, Or, ResultCodes, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
 from .interface import SchemaCompiler
 from .joint_truths import JointTruths, joint_truths, literals, restricted
-from .listed.finite_values import Canonical, canonical, finite_values, needed_exclusions, value_of
+from .listed.finite_values import Canonical, canonical, finite_values, may_have_more_values, needed_exclusions, value_of
 from .string_states import result_code
 from .structure_parts import MORE_THAN_ANY, ArrayPart, CountRanges
 from .value_states import SPACES, ValueStart, result_codes
 
 CLOSE, COMMA = 0x5D, 0x2C
-MAX_LISTED_ITEMS = 256  # earlier items that the goal of the next one excludes, if items are unique
-MAX_STRUCTURES = 32  # objects and arrays among them
+MAX_STRUCTURES = 32  # earlier objects and arrays that the goal of the next item excludes, if a state does not
 MAX_ITEM_GOALS = 32  # whose truths are followed from item to item: the work grows with the fourth power of their number
 
 
@@ -67,8 +66,18 @@ def is_plain_array(compiler: SchemaCompiler, formula: Formula) -> bool:
 
 def _runs_out(compiler: SchemaCompiler, part: ArrayPart) -> bool:
     """Return True if there may be too few distinct values for the minimum length."""
-    indices = range(min(part.least, part.num_item_goals))
-    return part.unique and part.least > 1 and any(finite_values(compiler, part.goal(n)) is not None for n in indices)
+    if not part.unique or part.least <= 1:
+        return False
+    # Before the item at an index of its own, as many values may be used up; before the others, all but the last.
+    used = [*range(min(part.least, part.num_item_goals - 1)), part.least - 1][: part.least]
+    return not all(may_have_more_values(compiler, part.goal(n), number) for n, number in enumerate(used))
+
+
+def has_too_few_values(compiler: SchemaCompiler, part: ArrayPart) -> bool:
+    """Return True if items must differ and no goal of an item has enough values together with the others."""
+    if not part.unique or part.num_item_goals > 1:
+        return False
+    return part.least > 1 and not may_have_more_values(compiler, part.goal(0), part.least - 1)
 
 
 class ArrayContext:
@@ -76,7 +85,7 @@ class ArrayContext:
 
     - `exact`: truths are tracked or negated, so a part that may hold must also be able to fail.
     - `plain`: every item brings the array nearer to its end. Otherwise a way to the end is searched for.
-    - `excludes`: plain, and items must differ: the states of structures among them exclude the earlier ones.
+    - `excludes`: no item may repeat another. So the states of an object or array are given those that came before.
     - `simple`: plain, with at most one part, nothing tracked, and items that need not differ.
     """
 
@@ -93,7 +102,8 @@ class ArrayContext:
         self.exact = len(formulas) > 1 or has_negation(formulas[0])
         self.plain = is_plain_array(compiler, formulas[0])
         self.simple = self.plain and not self.exact and len(self.parts) <= 1 and not self.unique
-        self.excludes = self.plain and self.unique and all(part.unique for part in self.parts)
+        all_unique = self.unique and all(part.unique for part in self.parts)
+        self.excludes = all_unique and evaluate(formulas[0], lambda _: False) is False
         self.ranges = CountRanges(self._changes(), self._margin)
         self.search = ArrayEndSearch(self)
 
@@ -211,9 +221,7 @@ class ArrayState(Counting):
             for part, goal in zip(context.parts, demands.goals, strict=True)
         ]
         need = optimistic(context.formulas[0], lambda part: goals[context.index[part]], lambda _: False)
-        unlike: frozenset[Canonical] = frozenset()
-        if context.excludes and any(goal is not False for goal in goals):
-            unlike = frozenset(form for form in self.used if form[0] == "structure")
+        unlike = self.unlike(demands)
         if not context.compiler.satisfiable_unlike(need, unlike):
             return None
         all_goals = [*demands.goals, *(goal for found in demands.contained for goal in found)]
@@ -221,14 +229,21 @@ class ArrayState(Counting):
         tracked = () if context.simple or different == (need,) else different
         return ItemGoal(need, tracked, demands, {} if tracked else dict.fromkeys(different, True), unlike)
 
+    def unlike(self, demands: ItemDemands) -> frozenset[Canonical]:
+        """Return the earlier objects and arrays that the next item must not equal, unless its goal says so."""
+        if not self.context.excludes or not any(goal is not False for goal in demands.goals):
+            return frozenset()
+        return frozenset(form for form in self.used if form[0] == "structure")
+
     def _searched_item(self, demands: ItemDemands) -> ItemGoal | None:
-        value = self.context.search.value(self)
+        value, unlike = self.context.search.value(self), self.unlike(demands)
         if value is None:
             return None
         if value.truths is not None:
-            return ItemGoal(value.need, (), demands, dict(zip(value.goals, value.truths, strict=True)))
+            return ItemGoal(value.need, (), demands, dict(zip(value.goals, value.truths, strict=True)), unlike)
         is_need = value.goals == (value.need,)
-        return ItemGoal(value.need, () if is_need else value.goals, demands, {value.need: True} if is_need else {})
+        tracked = () if is_need else value.goals
+        return ItemGoal(value.need, tracked, demands, {value.need: True} if is_need else {}, unlike)
 
     def _listed_items(self, goals: list[Formula]) -> list[Any]:
         """Return the earlier items that the goal of the next one excludes, if these are the goals of the parts."""
@@ -236,8 +251,8 @@ class ArrayState(Counting):
         if self.context.excludes:
             forms = needed_exclusions(self.context.compiler, goals, forms)
             return [value_of(form) for form in sorted(forms, key=repr)]
-        if len(forms) > MAX_LISTED_ITEMS or sum(kind == "structure" for kind, _ in forms) > MAX_STRUCTURES:
-            forms = [form for form in forms if form[0] != "structure"][:MAX_LISTED_ITEMS]
+        if sum(kind == "structure" for kind, _ in forms) > MAX_STRUCTURES:
+            forms = [form for form in forms if form[0] != "structure"]
         return [value_of(form) for form in sorted(forms, key=repr)]
 
     def after(self, item: ItemGoal, truths: Truths, value: Any) -> ArrayState | None:
@@ -397,15 +412,19 @@ class ArrayEndSearch(EndSearch[ArrayState]):
             return None
         need = self._need(demands.goals)
         if joint.unchecked is None:
-            return ValueGoal(need, joint.goals, None) if self._compiler.satisfiable(need) else None
+            found = self._compiler.satisfiable_unlike(need, state.unlike(demands))
+            return ValueGoal(need, joint.goals, None) if found else None
         marked = self._need(tuple(goal if isinstance(goal, bool) else (goal,) for goal in demands.goals))
         good: set[Truths] = set()
         bad: set[Truths] = set()
+        unlike = state.unlike(demands)
         for truths in (*joint.known, *joint.unchecked):
             known = dict(zip(joint.goals, truths, strict=True))
             if evaluate(marked, lambda mark: known[mark[0]]):  # noqa: B023
                 steps = self._with_values(state, demands, joint, truths)
                 fits = any(step.truth() is not False and self.can_end(step) for step in steps)
+                if fits and unlike:
+                    fits = self._compiler.satisfiable_unlike(literals(joint.goals, truths), unlike)
                 (good if fits else bad).add(truths)
         if not any(joint.possible(truths) for truths in good):
             return None

@@ -12,7 +12,7 @@ from typing import Any
 from ..automaton.automaton import ControlState
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
-from .array_states import MAX_STRUCTURES, ArrayContext, ArrayState, is_plain_array
+from .array_states import MAX_STRUCTURES, ArrayContext, ArrayState, has_too_few_values, is_plain_array
 from .closed_objects import generated_formula
 from .document import MAX_SAME_VALUE, Document, Location
 from .formula import (
@@ -374,7 +374,12 @@ class GoalCompiler(SchemaCompiler):
 
     def _parts_have_values(self, formula: Formula) -> bool:
         """Return False only if the formula is unsatisfiable because single parts of it are."""
-        return evaluate(formula, lambda part: None if part.has_values(self) else False) is not False
+
+        def may_hold(part: ObjectPart | ArrayPart) -> bool | None:
+            too_few = isinstance(part, ArrayPart) and has_too_few_values(self, part)
+            return None if part.has_values(self) and not too_few else False
+
+        return evaluate(formula, may_hold) is not False
 
     def _has_structures(self, kind: str, formula: Formula) -> bool:
         if isinstance(formula, ListedPart):

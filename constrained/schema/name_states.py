@@ -50,6 +50,7 @@ class UndecidedFormat:
 NameKind = frozenset[str | StringPart | UndecidedFormat]  # the patterns and other tests that a name passes
 MAX_KINDS = 32  # of names that are not listed
 MAX_LISTED_NAMES = 64  # names of a kind that are listed
+MAX_NEEDED_NAMES = 1024  # names of a kind that are listed because a minimum number of members may need them
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,12 @@ class MemberNames:
     """
 
     def __init__(self, compiler: SchemaCompiler, parts: tuple[ObjectPart, ...], list_names: bool) -> None:
-        """Class the names of parts. `list_names`: kinds of few names are listed as if they were mentioned."""
+        """Class the names of parts. `list_names`: kinds of few names are listed as if they were mentioned.
+
+        These are more if so many members are needed that the names may run out.
+        """
+        num_needed = 2 * max((part.least for part in parts), default=0)
+        self._most_listed = min(max(MAX_LISTED_NAMES, num_needed), MAX_NEEDED_NAMES)
         self.compiler = compiler
         self.names = list(dict.fromkeys(name for part in parts for name in part.names))
         self.num_mentioned = len(self.names)
@@ -115,7 +121,7 @@ class MemberNames:
         except GrammarError:
             return  # too complex: `_find_kinds` refuses them
         for passed in found.truths:
-            texts = few_texts(found.chars(passed), MAX_LISTED_NAMES)
+            texts = few_texts(found.chars(passed), self._most_listed)
             if texts is not None:
                 self._listed.add(frozenset(test for test, accepted in zip(tests, passed, strict=True) if accepted))
                 self.names = list(dict.fromkeys((*self.names, *texts)))

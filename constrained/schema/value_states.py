@@ -74,6 +74,8 @@ class ValueStart:
                 if state is not None:
                     edges[byte] = automaton.goto(state)
         number_state = number_start(automaton, self._typed("number"), result)
+        if number_state is not None:
+            edges |= automaton.tables.edges_at(number_state)  # of listed integers
         if self.spaces == 2:
             edges |= dict.fromkeys(SPACES, automaton.goto(self))
         elif self.spaces == 1:

@@ -18,6 +18,7 @@ from ..structure_parts import ArrayPart, ObjectPart
 from .values import ListedPart, json_value
 
 MAX_VALUES = 16
+MAX_COUNTED = 1024  # values of a goal that are counted, if items must differ
 MAX_ROOM = 1000  # strings of a goal that are counted
 MAX_ITEMS = 8  # of an array whose values are listed
 _WORDS: dict[str, Any] = {"null": None, "true": True, "false": False}
@@ -45,13 +46,21 @@ def value_of(form: Canonical) -> Any:
     return [value_of(inner) for inner in value] if isinstance(value, tuple) else {n: value_of(i) for n, i in value}
 
 
-def finite_values(compiler: SchemaCompiler, goal: Formula) -> tuple[Canonical, ...] | None:
-    """Return all values of a goal, perhaps with more objects and arrays, or None if they may exceed `MAX_VALUES`."""
-    key = ("finite values", goal)
+def finite_values(compiler: SchemaCompiler, goal: Formula, most: int = MAX_VALUES) -> tuple[Canonical, ...] | None:
+    """Return all values of a goal, perhaps with more objects and arrays, or None if they may exceed `most`."""
+    key = ("finite values", goal, most)
     if key not in compiler.cache:
         compiler.cache[key] = None  # a recursive goal has many values or none
-        compiler.cache[key] = _finite_values(compiler, goal)
+        compiler.cache[key] = _finite_values(compiler, goal, most)
     return compiler.cache[key]  # type: ignore[no-any-return]
+
+
+def may_have_more_values(compiler: SchemaCompiler, goal: Formula, number: int) -> bool:
+    """Return False if no more values than this number satisfy a goal. Beyond `MAX_COUNTED` they are not counted."""
+    if has_room(compiler, goal, number) or number >= MAX_COUNTED:
+        return True
+    values = finite_values(compiler, goal, MAX_VALUES if number < MAX_VALUES else MAX_COUNTED)
+    return values is None or len(values) > number
 
 
 def needed_exclusions(compiler: SchemaCompiler, goals: list[Formula], forms: list[Canonical]) -> list[Canonical]:
@@ -83,7 +92,10 @@ def _room(typed: Formula) -> float:
     """Return a lower bound on the number of strings or numbers of a part."""
     if typed is True:
         return math.inf
-    if isinstance(typed, StringPart) and typed.texts is None:
+    listed = getattr(typed, "texts", None) or getattr(typed, "values", None)
+    if listed is not None:
+        return len(listed)
+    if isinstance(typed, StringPart):
         found = _texts(typed, MAX_ROOM)
         return MAX_ROOM if found is None else len(found)
     if isinstance(typed, NumberPart) and typed.values is None and not typed.multiples:
@@ -93,7 +105,7 @@ def _room(typed: Formula) -> float:
     return 0
 
 
-def _finite_values(compiler: SchemaCompiler, goal: Formula) -> tuple[Canonical, ...] | None:
+def _finite_values(compiler: SchemaCompiler, goal: Formula, most: int) -> tuple[Canonical, ...] | None:
     found: dict[Canonical, None] = {}
     for kind in ("string", "number", "object", "array", *_WORDS):
         typed = compiler.typed(goal, kind)
@@ -102,27 +114,27 @@ def _finite_values(compiler: SchemaCompiler, goal: Formula) -> tuple[Canonical, 
         if kind in _WORDS:
             found[canonical(_WORDS[kind])] = None
             continue
-        values = None if typed is True else _values_of_type(compiler, typed, kind)
+        values = None if typed is True else _values_of_type(compiler, typed, kind, most)
         if values is None:
             return None
         found |= dict.fromkeys(values)
-        if len(found) > MAX_VALUES:
+        if len(found) > most:
             return None
     return tuple(found)
 
 
-def _values_of_type(compiler: SchemaCompiler, typed: Formula, kind: str) -> list[Canonical] | None:
+def _values_of_type(compiler: SchemaCompiler, typed: Formula, kind: str, most: int) -> list[Canonical] | None:
     if kind == "string":
-        texts = _texts(typed)
+        texts = _texts(typed, most)
         return None if texts is None else [canonical(text) for text in texts]
-    values = _listed(compiler, typed)
+    values = _listed(compiler, typed, most)
     if values is None or kind != "number":
         return values
     # `_listed` gives a superset; parts compare exact decimals.
     return [v for v in values if evaluate(typed, lambda part: part.holds(Decimal(repr(v[1]))))]  # noqa: B023
 
 
-def _texts(typed: Formula, most: int = MAX_VALUES) -> list[str] | None:
+def _texts(typed: Formula, most: int) -> list[str] | None:
     parts = atoms(typed)
     budget = CompileBudget()
     try:
@@ -139,46 +151,46 @@ def _texts(typed: Formula, most: int = MAX_VALUES) -> list[str] | None:
     return texts
 
 
-def _listed(compiler: SchemaCompiler, typed: Formula) -> list[Canonical] | None:
+def _listed(compiler: SchemaCompiler, typed: Formula, most: int) -> list[Canonical] | None:
     """Return a superset of the numbers, objects or arrays that satisfy a formula, or None if it is large."""
     if isinstance(typed, And):
-        some = [values for part in typed.parts if (values := _listed(compiler, part)) is not None]
+        some = [values for part in typed.parts if (values := _listed(compiler, part, most)) is not None]
         return min(some, key=len, default=None)
     if isinstance(typed, Or | ExactlyOne):
         found: dict[Canonical, None] = {}
         for part in typed.parts:
-            values = _listed(compiler, part)
+            values = _listed(compiler, part, most)
             if values is None:
                 return None
             found |= dict.fromkeys(values)
         return list(found)
     match typed:
         case NumberPart():
-            return _numbers(typed)
+            return _numbers(typed, most)
         case ArrayPart():
-            return _arrays(compiler, typed)
+            return _arrays(compiler, typed, most)
         case ObjectPart():
-            return _objects(compiler, typed)
+            return _objects(compiler, typed, most)
         case ListedPart():
-            return _few(canonical(json_value(value)) for value in typed.values)
+            return _few((canonical(json_value(value)) for value in typed.values), most)
         case _:
             return None
 
 
-def _numbers(part: NumberPart) -> list[Canonical] | None:
+def _numbers(part: NumberPart, most: int) -> list[Canonical] | None:
     if part.values is not None:
         return [canonical(int(value) if value == int(value) else float(value)) for value in part.values]
     if not part.integer or part.lower is None or part.upper is None:
         return None
     first, last = math.ceil(part.lower.value), math.floor(part.upper.value)
-    return [canonical(number) for number in range(first, last + 1)] if last - first <= MAX_VALUES else None
+    return [canonical(number) for number in range(first, last + 1)] if last - first <= most else None
 
 
-def _arrays(compiler: SchemaCompiler, part: ArrayPart) -> list[Canonical] | None:
+def _arrays(compiler: SchemaCompiler, part: ArrayPart, limit: int) -> list[Canonical] | None:
     items: list[tuple[Canonical, ...]] = []
     most = MAX_ITEMS if part.most is None else part.most
     while len(items) < most:
-        values = finite_values(compiler, part.goal(len(items)))
+        values = finite_values(compiler, part.goal(len(items)), limit)
         if values is None or len(items) == MAX_ITEMS:
             return None
         if not values:
@@ -188,27 +200,33 @@ def _arrays(compiler: SchemaCompiler, part: ArrayPart) -> list[Canonical] | None
         if part.most is None:
             return None
     return _few(
-        ("structure", chosen)
-        for length in range(part.least, len(items) + 1)
-        for chosen in itertools.product(*items[:length])
+        (
+            ("structure", chosen)
+            for length in range(part.least, len(items) + 1)
+            for chosen in itertools.product(*items[:length])
+        ),
+        limit,
     )
 
 
-def _objects(compiler: SchemaCompiler, part: ObjectPart) -> list[Canonical] | None:
+def _objects(compiler: SchemaCompiler, part: ObjectPart, most: int) -> list[Canonical] | None:
     if not part.is_closed:
         return None
     members: list[list[tuple[str, Canonical] | None]] = []
     for name in part.names:
-        values = finite_values(compiler, part.goal_under(compiler, name))
+        values = finite_values(compiler, part.goal_under(compiler, name), most)
         if values is None:
             return None
         members.append([*((name, value) for value in values), *([] if name in part.required else [None])])
     return _few(
-        ("structure", frozenset(member for member in chosen if member is not None))
-        for chosen in itertools.product(*members)
+        (
+            ("structure", frozenset(member for member in chosen if member is not None))
+            for chosen in itertools.product(*members)
+        ),
+        most,
     )
 
 
-def _few(values: Iterable[Canonical]) -> list[Canonical] | None:
-    found = list(itertools.islice(values, MAX_VALUES + 1))
-    return found if len(found) <= MAX_VALUES else None
+def _few(values: Iterable[Canonical], most: int) -> list[Canonical] | None:
+    found = list(itertools.islice(values, most + 1))
+    return found if len(found) <= most else None

@@ -1,0 +1,272 @@
+"""There is always a token that may come, also in outputs that prefer to repeat what was written before.
+
+Unique items and names may run out. So a walk repeats the text before it wherever the mask allows, and closes last.
+`jsonschema` judges the outputs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, compile_constraint
+from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, shared_vocabulary
+
+from .oracle_jsonschema import is_valid, judge
+from .schemas import SCHEMAS
+from .test_end_search import ARRAYS, OBJECTS
+
+MANY = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+
+
+def closed(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+ITEMS: dict[str, Any] = {
+    "one letter": {"type": "string", "pattern": "^[ab]$"},
+    "two letters": {"type": "string", "pattern": "^[a-c]*$", "maxLength": 2},
+    "any letter": {"type": "string", "maxLength": 1},
+    "nested texts": {"enum": ["aa", "ab", "a", "", "é", "/", "//", 1, 1.5, None, [], {}, {"a": 1}, {"a": 2}]},
+    "few integers": DIGIT,
+    "few numbers": {"type": "number", "minimum": 0, "maximum": 3, "multipleOf": 0.5},
+    "integers": {"type": "integer", "maximum": 100},
+    "closed objects": closed({"a": DIGIT}, "a"),
+    "optional members": closed({"a": {"enum": [0, 1, 2]}, "b": {"type": "boolean"}}),
+    "free text first": closed({"id": {"type": "string"}, "k": {"const": 1}}, "id", "k"),
+    "pattern names": {
+        "patternProperties": {"^[ab]$": {"enum": [0, 1]}},
+        "additionalProperties": False,
+        "type": "object",
+    },
+    "one member": {"type": "object", "propertyNames": {"maxLength": 1}, "maxProperties": 1},
+    "short arrays": {"type": "array", "items": {"enum": [0, 1, 2]}, "maxItems": 3},
+    "pairs": {"type": "array", "items": DIGIT, "minItems": 2, "maxItems": 2},
+    "unique inside": {"type": "array", "items": {"enum": [0, 1, 2]}, "uniqueItems": True},
+    "objects inside": closed({"a": {"type": "array", "items": closed({"c": {"enum": [0, 1]}}), "maxItems": 2}}, "a"),
+    "alternatives": {"anyOf": [closed({"a": {"enum": [0, 1]}}, "a"), closed({"b": {"enum": [0, 1]}}, "b")]},
+    "of two types": {"anyOf": [{"type": "boolean"}, {"enum": ["a", [], {}]}, closed({"a": DIGIT}, "a")]},
+    "open objects": {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]},
+    "anything": True,
+}
+UNIQUE: dict[str, Any] = {
+    "contains": {"items": ITEMS["optional members"], "contains": {"required": ["a"]}},
+    "contains a text": {"items": ITEMS["any letter"], "contains": {"const": "a"}},
+    "many needed": {"items": {"enum": [*range(40)]}, "minItems": 39},
+    "all needed": {"items": {"type": "string", "pattern": "^[a-f][a-c]$"}, "minItems": 18},
+    "all objects needed": {"items": closed({"a": DIGIT}, "a"), "minItems": 10},
+    "tuple": {"prefixItems": [ITEMS["optional members"], {"enum": [1, 2]}], "items": {"enum": [1, 2, 3]}},
+}
+NAMES: dict[str, Any] = {
+    "two names": {"patternProperties": {"^[ab]$": True}, "additionalProperties": False},
+    "all names": {
+        "patternProperties": {"^[ab][01]?$": {"const": 1}},
+        "additionalProperties": False,
+        "minProperties": 6,
+    },
+    "names with an end": {
+        "patternProperties": {"^[ab]+_i$": {"const": 1}},
+        "additionalProperties": False,
+        "minProperties": 20,
+    },
+    "given names": {"propertyNames": {"enum": ["a", "b", "ab"]}, "additionalProperties": DIGIT, "minProperties": 2},
+    "short names": {"propertyNames": {"maxLength": 1}, "additionalProperties": {"const": 1}, "minProperties": 50},
+}
+
+
+def compiled(schema: Any, order: str = "any") -> CompiledGrammar | None:
+    """Compile a schema; None if no value is valid, or if it is refused as too complex."""
+    try:
+        return compile_constraint(JsonSchema(schema), shared_vocabulary(), whitespace="compact", order=order)  # type: ignore[arg-type]
+    except GrammarError:
+        return None
+
+
+def repeating(output: bytes, tokens: list[int]) -> int | None:
+    """Return an allowed byte that follows the longest text which ends the output and has come before; None if none."""
+    for length in range(min(len(output), 24), 0, -1):
+        at = output.rfind(output[-length:], 0, len(output) - 1)
+        if at >= 0 and output[at + length] in tokens:
+            return output[at + length]
+    return None
+
+
+def is_outermost(output: bytes) -> bool:
+    """Return True if a closing bracket would end the output."""
+    return len(re.findall(rb"[\[{]", output)) - len(re.findall(rb"[\]}]", output)) == 1
+
+
+def walked(grammar: CompiledGrammar, rng: random.Random, repeats: float, steps: int) -> bytes | None:
+    """Walk with a preference for repeating, and for not ending the output. None if it does not end in time."""
+    matcher, output, vocabulary = grammar.matcher(), b"", shared_vocabulary()
+    for step in range(steps):
+        tokens = allowed(matcher, vocabulary)
+        assert tokens, f"a mask is empty after {output!r}"
+        if matcher.is_accepting():
+            return output
+        for token in rng.sample(range(len(TOKENS)), 3):
+            assert matcher.accept(token) == (token in tokens), (output, TOKENS[token])
+            if token in tokens:
+                matcher.rollback(1)
+        last = [token for token in tokens if TOKENS[token] in (b"]", b"}")] if is_outermost(output) else []
+        others = [token for token in tokens if token not in last] if step < steps // 2 else tokens
+        token = repeating(output, others) if rng.random() < repeats else None
+        if token is None:
+            plain = [token for token in others if token < 128 and token != ord("\\")]
+            token = rng.choice(plain or others or tokens)
+        assert matcher.accept(token), (output, TOKENS[token])
+        output += TOKENS[token] or b""
+    return None
+
+
+def walk_all(schema: Any, steps: int) -> None:
+    validator = judge(schema)
+    for order in ("any", "schema"):
+        grammar = compiled(schema, order)
+        for number, repeats in enumerate((1.0, 1.0, 0.9, 0.5)):
+            text = walked(grammar, random.Random(number), repeats, steps) if grammar is not None else None
+            assert text is None or is_valid(validator, text.decode()), text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ITEMS)
+def test_unique_items_that_are_repeated_as_far_as_may_be(name: str) -> None:
+    schema = {"type": "array", "uniqueItems": True, "items": ITEMS[name]}
+    assert compiled(schema) is not None
+    walk_all(schema, 400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNIQUE)
+def test_unique_items_of_which_many_are_needed(name: str) -> None:
+    schema = {"type": "array", "uniqueItems": True, **UNIQUE[name]}
+    assert compiled(schema) is not None
+    walk_all(schema, 400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_are_repeated_as_far_as_may_be(name: str) -> None:
+    schema = {"type": "object", **NAMES[name]}
+    assert compiled(schema) is not None
+    walk_all(schema, 600)
+
+
+@pytest.mark.exhaustive
+@MANY
+@given(
+    items=SCHEMAS, more=st.sampled_from([{}, {"minItems": 2}, {"minItems": 3, "maxItems": 5}]), seed=st.integers(0, 99)
+)
+def test_unique_items_of_random_schemas(items: Any, more: dict[str, Any], seed: int) -> None:
+    references = {"$defs": items.pop("$defs")} if isinstance(items, dict) and "$defs" in items else {}
+    schema = {"type": "array", "uniqueItems": True, "items": items, **more, **references}
+    grammar, validator = compiled(schema), judge(schema)
+    for repeats in (1.0, 0.9):
+        text = walked(grammar, random.Random(seed), repeats, 200) if grammar is not None else None
+        assert text is None or is_valid(validator, text.decode()), text
+
+
+@pytest.mark.exhaustive
+@MANY
+@given(schema=ARRAYS | OBJECTS, seed=st.integers(0, 99), order=st.sampled_from(["any", "schema"]))
+def test_repeated_structures_of_conflicting_constraints(schema: Any, seed: int, order: str) -> None:
+    for outer in (
+        schema,
+        {"type": "array", "uniqueItems": True, "items": {"type": ["array", "object"], "allOf": [schema]}},
+    ):
+        grammar, validator = compiled({**outer, "type": outer.get("type", ["array", "object"])}, order), judge(outer)
+        for repeats in (1.0, 0.8):
+            text = walked(grammar, random.Random(seed), repeats, 150) if grammar is not None else None
+            assert text is None or is_valid(validator, text.decode()), text
+
+
+@pytest.mark.parametrize(
+    ("items", "begun", "refused"),
+    [
+        (ITEMS["one letter"], b'["a","', b"a"),
+        ({"type": "string", "maxLength": 2}, b'["ab","a', b"b"),
+        ({"enum": ["aa", "ab", "b"]}, b'["aa","ab","', b"a"),
+        ({"type": "integer", "minimum": 10, "maximum": 12}, b"[10,11,1", b"1"),
+        ({"type": "integer"}, b"[12,12", b"."),
+        ({"type": "integer"}, b"[12,12", b"]"),
+        (closed({"a": DIGIT}, "a"), b'[{"a":1},{"a":', b"1"),
+        (ITEMS["free text first"], b'[{"k":1,"id":"x"},{"id":"x', b'"'),
+        (ITEMS["pairs"], b"[[1,2],[1,", b"2"),
+        (ITEMS["short arrays"], b"[[1],[1", b"]"),
+        (closed({"a": {"const": 1}}), b'[{},{"a":1},', b"{"),
+    ],
+)
+def test_the_last_choice_that_would_repeat_an_item_is_refused(items: Any, begun: bytes, refused: bytes) -> None:
+    grammar = compiled({"type": "array", "uniqueItems": True, "items": items})
+    assert grammar is not None
+    matcher = grammar.matcher()
+    for at, byte in enumerate(begun):
+        assert matcher.accept(byte) or begun[at:] == b",", begun[:at]
+    assert not matcher.accept(refused[0])
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 101},
+        {"items": closed({"a": DIGIT}, "a"), "minItems": 11},
+        {"items": {"type": "string", "pattern": "^[ab]{3}$"}, "minItems": 9},
+        {"items": {"enum": [[], {}, 1, 1.0, "a"]}, "minItems": 5},
+    ],
+)
+def test_more_unique_items_than_there_are_values_are_refused_before_the_first_token(keywords: dict[str, Any]) -> None:
+    keywords = {"type": "array", "uniqueItems": True, **keywords}
+    with pytest.raises(GrammarError, match="no text at all"):
+        compile_constraint(JsonSchema(keywords), shared_vocabulary())
+    assert compiled({**keywords, "minItems": keywords["minItems"] - 1}) is not None
+
+
+def test_more_names_than_there_are_are_refused_before_the_first_token() -> None:
+    names = {"patternProperties": {"^[a-j][a-j]$": True}, "additionalProperties": False}
+    with pytest.raises(GrammarError, match="no text at all"):
+        compile_constraint(JsonSchema({"type": "object", **names, "minProperties": 101}), shared_vocabulary())
+    assert compiled({"type": "object", **names, "minProperties": 99}) is not None
+
+
+def test_a_repeated_item_is_valid_where_only_another_alternative_forbids_it() -> None:
+    unique = {"type": "array", "uniqueItems": True, "items": closed({"a": DIGIT}, "a")}
+    either = compiled({"anyOf": [unique, {"type": "array", "maxItems": 2}]})
+    exactly = compiled({"oneOf": [unique, {"type": "array", "maxItems": 2}]})
+    negated = compiled({"not": unique, "type": "array"})
+    assert either is not None
+    assert exactly is not None
+    assert negated is not None
+    same, three = b'[{"a":1},{"a":1}]', b'[{"a":1},{"a":2},{"a":1}]'
+    assert [accepts(grammar, same) for grammar in (either, exactly, negated)] == [True, True, True]
+    assert [accepts(grammar, three) for grammar in (either, exactly, negated)] == [False, False, True]
+
+
+@pytest.mark.slow
+def test_states_of_an_item_do_not_grow_with_the_items_before() -> None:
+    schema = {
+        "type": "array",
+        "uniqueItems": True,
+        "items": closed({"id": {"type": "integer"}, "k": {"const": 1}}, "id"),
+    }
+    grammar = compiled(schema)
+    assert grammar is not None
+    matcher, sizes = grammar.matcher(), []
+    for number in range(120):
+        for byte in (b"," if number else b"[") + json.dumps(
+            {"id": 1000 + number, "k": 1}, separators=(",", ":")
+        ).encode():
+            assert matcher.accept(byte)
+        sizes.append(len(grammar.automaton._values))  # without the literal states of earlier texts
+    assert sizes[119] - sizes[100] <= 2 * (sizes[39] - sizes[20])
