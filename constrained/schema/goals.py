@@ -33,7 +33,7 @@ from .formula import (
 from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode
 from .keyword_set import KeywordSet, enum_formula, object_with, unlisted
 from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
-from .listed.evaluation import part_truth, with_listed_values
+from .listed.evaluation import lists_values, part_truth, with_listed_values
 from .listed.states import ListedStyle, listed_start, value_choice
 from .listed.values import GivenValue, ListedPart
 from .number_parts import candidates as number_candidates
@@ -158,7 +158,7 @@ class GoalCompiler(SchemaCompiler):
             found = self.over_parts(goal, kind)
             if kind in ("string", "number"):
                 found = self._simplified(found, kind)
-            elif any(isinstance(part, ListedPart) for part in atoms(found)):
+            elif lists_values(found):
                 found = with_listed_values(self, found)
                 if not isinstance(found, ListedPart):
                     found = self._simplified(self._without_listed(found), kind)

@@ -5,16 +5,19 @@ Truths are three-valued: None where a format is known in part only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from ...errors import GrammarError
 from ..formula import And, ExactlyOne, Formula, Not, Or, atoms, conj, disj, evaluate, neg, one
-from ..interface import SchemaCompiler
+from ..interface import VALUE_TYPES, SchemaCompiler
 from ..number_parts import NumberPart
 from ..string_dfas import pattern_chars
 from ..string_parts import StringPart
 from ..structure_parts import ArrayPart, ObjectPart
-from .values import GivenValue, ListedPart, given_value, listed_part
+from .values import WORDS, GivenValue, ListedPart, given_value, json_value, listed_part
+
+FEW_ALTERNATIVES = 8  # of a disjunction that are not examined for having only one value each
 
 
 def satisfies(compiler: SchemaCompiler, goal: Formula, value: GivenValue) -> bool | None:
@@ -26,23 +29,64 @@ def satisfies(compiler: SchemaCompiler, goal: Formula, value: GivenValue) -> boo
 
 def part_truth(compiler: SchemaCompiler, formula: Formula, value: GivenValue) -> bool | None:
     """Return the truth of a formula over parts of the value's type."""
-    return evaluate(formula, lambda part: _holds(compiler, value, part))
-
-
-def _holds(compiler: SchemaCompiler, value: GivenValue, part: Any) -> bool | None:
-    match part:
+    match formula:
+        case True | False:
+            return formula
         case ListedPart():
-            return value in part.values
+            return value in formula.values
         case StringPart():
-            return True if part.holds(value.content) else None if part.is_undecided(value.content) else False
+            return True if formula.holds(value.content) else None if formula.is_undecided(value.content) else False
         case NumberPart():
-            return part.holds(value.content)
+            return formula.holds(value.content)
         case ObjectPart():
-            return _object_truth(compiler, part, dict(value.content))
+            return _object_truth(compiler, formula, dict(value.content))
         case ArrayPart():
-            return _array_truth(compiler, part, value.content)
+            return _array_truth(compiler, formula, value.content)
         case _:
-            raise AssertionError(part)
+            return evaluate(formula, lambda part: part_truth(compiler, part, value))
+
+
+def _object_truth(compiler: SchemaCompiler, part: ObjectPart, members: dict[str, GivenValue]) -> bool | None:
+    if len(members) < part.least or (part.most is not None and len(members) > part.most):
+        return False
+    if not all(name in members for name in part.required):
+        return False
+    for keywords in part.keywords:
+        if any(name in members and not members.keys() >= {*others} for name, others in keywords.requires.items()):
+            return False
+    found: bool | None = True
+    for name, value in members.items():
+        matched = frozenset(pattern for pattern in part.patterns if pattern_chars(pattern).accepts(name))
+        for goal, subject in (
+            *((goal, given_value(compiler, name)) for goal in part.name_goals),
+            (part.goal(name, matched), value),
+        ):
+            truth = satisfies(compiler, goal, subject)
+            if truth is False:
+                return False
+            found = found and truth
+    return found
+
+
+def _array_truth(compiler: SchemaCompiler, part: ArrayPart, items: tuple[GivenValue, ...]) -> bool | None:
+    if len(items) < part.least or (part.most is not None and len(items) > part.most):
+        return False
+    if part.unique and len({*items}) < len(items):
+        return False
+    found: bool | None = True
+    for index, item in enumerate(items):
+        truth = satisfies(compiler, part.goal(index), item)
+        if truth is False:
+            return False
+        found = found and truth
+    for condition, least, most in part.contains:
+        truths = [satisfies(compiler, condition, item) for item in items]
+        surely, perhaps = truths.count(True), len(truths) - truths.count(False)
+        if perhaps < least or (most is not None and surely > most):
+            return False
+        if surely < least or (most is not None and perhaps > most):
+            found = None
+    return found
 
 
 def _all(truths: Iterable[bool | None]) -> bool | None:
@@ -54,46 +98,16 @@ def _all(truths: Iterable[bool | None]) -> bool | None:
     return found
 
 
-def _object_truth(compiler: SchemaCompiler, part: ObjectPart, members: dict[str, GivenValue]) -> bool | None:
-    if len(members) < part.least or (part.most is not None and len(members) > part.most):
-        return False
-    if not all(name in members for name in part.required):
-        return False
-    for keywords in part.keywords:
-        if any(name in members and not members.keys() >= {*others} for name, others in keywords.requires.items()):
-            return False
-
-    def truths() -> Iterator[bool | None]:
-        for name, value in members.items():
-            for goal in part.name_goals:
-                yield satisfies(compiler, goal, given_value(compiler, name))
-            matched = frozenset(pattern for pattern in part.patterns if pattern_chars(pattern).accepts(name))
-            yield satisfies(compiler, part.goal(name, matched), value)
-
-    return _all(truths())
-
-
-def _array_truth(compiler: SchemaCompiler, part: ArrayPart, items: tuple[GivenValue, ...]) -> bool | None:
-    if len(items) < part.least or (part.most is not None and len(items) > part.most):
-        return False
-    if part.unique and len({*items}) < len(items):
-        return False
-
-    def truths() -> Iterator[bool | None]:
-        for index, item in enumerate(items):
-            yield satisfies(compiler, part.goal(index), item)
-        for condition, least, most in part.contains:
-            found = [satisfies(compiler, condition, item) for item in items]
-            surely, perhaps = found.count(True), len(found) - found.count(False)
-            if perhaps < least or (most is not None and surely > most):
-                yield False
-            elif surely < least or (most is not None and perhaps > most):
-                yield None
-
-    return _all(truths())
-
-
 # Formulas that only given values satisfy.
+
+
+def lists_values(formula: Formula) -> bool:
+    """Return True if `with_listed_values` may simplify a formula."""
+    if isinstance(formula, Or | ExactlyOne) and len(formula.parts) >= FEW_ALTERNATIVES:
+        return True
+    if isinstance(formula, And | Or | ExactlyOne | Not):
+        return any(map(lists_values, formula.parts))
+    return isinstance(formula, ListedPart)
 
 
 def with_listed_values(compiler: SchemaCompiler, formula: Formula) -> Formula:
@@ -146,11 +160,58 @@ def _written_under(compiler: SchemaCompiler, found: Formula, others: list[Formul
     return listed_part(compiler, found.values, digits, ordered, found.pointer)
 
 
+def _with_single_values(compiler: SchemaCompiler, parts: tuple[Formula, ...]) -> list[Formula]:
+    """Return alternatives as listed values, if there are many and each of them has only one value or is listed."""
+    found: list[Formula] = []
+    for part in parts if len(parts) >= FEW_ALTERNATIVES else ():
+        if isinstance(part, ListedPart):
+            found.append(part)
+            continue
+        value = _single_object(compiler, part) if isinstance(part, ObjectPart) else None
+        if value is None:
+            return list(parts)
+        ordered = any(each.ordered for each in part.keywords)
+        found.append(listed_part(compiler, [value], compiler.integers_as_digits, ordered, ""))
+    return found or list(parts)
+
+
+def _single_object(compiler: SchemaCompiler, part: ObjectPart) -> GivenValue | None:
+    """Return the only object that satisfies a part, or None if that is not known."""
+    if not part.is_closed or part.name_goals or part.has_dependencies or part.patterns:
+        return None
+    if part.required.keys() != part.names.keys() or part.least > len(part.names) or part.most is not None:
+        return None
+    members: dict[str, Any] = {}
+    for name in part.names:
+        value = _single_value(compiler, part.goal(name, frozenset()))
+        if value is None:
+            return None
+        members[name] = json_value(value)
+    return given_value(compiler, members)
+
+
+def _single_value(compiler: SchemaCompiler, goal: Formula) -> GivenValue | None:
+    """Return the only value that satisfies a goal, or None if that is not known."""
+    found: list[GivenValue] = []
+    for kind in VALUE_TYPES:
+        match compiler.over_parts(goal, kind):
+            case False:
+                pass
+            case True if kind in WORDS:
+                found.append(given_value(compiler, WORDS[kind]))
+            case StringPart(texts=values) | NumberPart(values=values) | ListedPart(values=values) if values is not None:
+                found += [v if isinstance(v, GivenValue) else given_value(compiler, v) for v in values]
+            case _:
+                return None
+    return found[0] if len(found) == 1 else None
+
+
 def _settled_disjunction(compiler: SchemaCompiler, formula: Or) -> Formula:
-    listed = [part for part in formula.parts if isinstance(part, ListedPart)]
+    parts = _with_single_values(compiler, formula.parts)
+    listed = [part for part in parts if isinstance(part, ListedPart)]
     if not listed:
         return formula
-    others = [part for part in formula.parts if not isinstance(part, ListedPart)]
+    others = [part for part in parts if not isinstance(part, ListedPart)]
     # Values that the rest allows need not be listed.
     left = _kept(
         compiler, listed, lambda v: not any(part_truth(compiler, part, v) for part in others) if others else True
@@ -159,13 +220,14 @@ def _settled_disjunction(compiler: SchemaCompiler, formula: Or) -> Formula:
 
 
 def _settled_exactly_one(compiler: SchemaCompiler, formula: ExactlyOne) -> Formula:
-    if not all(isinstance(part, ListedPart) for part in formula.parts):
+    parts = _with_single_values(compiler, formula.parts)
+    if not all(isinstance(part, ListedPart) for part in parts):
         return formula
     counts: dict[GivenValue, int] = {}
-    for part in formula.parts:
+    for part in parts:
         for value in part.values:
             counts[value] = counts.get(value, 0) + 1
-    return _kept(compiler, list(formula.parts), lambda value: counts[value] == 1)
+    return _kept(compiler, parts, lambda value: counts[value] == 1)
 
 
 def _kept(
@@ -177,6 +239,9 @@ def _kept(
 ) -> Formula:
     """Return the values of some parts that are kept; `unknown`: also those of which it is unknown."""
     values = dict.fromkeys(value for part in parts for value in part.values)
-    kept = [value for value in values if (truth := keeps(value)) or (truth is None and unknown)]
+    try:
+        kept = [value for value in values if (truth := keeps(value)) or (truth is None and unknown)]
+    except RecursionError:
+        raise GrammarError("given values are nested too deep to compare them", pointer=parts[0].pointer) from None
     digits, ordered = any(part.digits for part in parts), any(part.ordered for part in parts)
     return listed_part(compiler, kept, digits, ordered, parts[0].pointer)

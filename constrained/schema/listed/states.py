@@ -97,7 +97,7 @@ class ListedStart:
 
 def _texts(automaton: Automaton, texts: list[tuple[bytes, int]]) -> int:
     """Return the number of the state before one of these texts, which ends with its code."""
-    key = ("given texts", tuple(texts))
+    key = ("texts of given values", tuple(texts))
     if key not in automaton.memory:
         automaton.memory[key] = literal_states(automaton.tables, [(text, automaton.pop(code)) for text, code in texts])
     return automaton.memory[key]  # type: ignore[no-any-return]

@@ -354,6 +354,17 @@ def test_given_objects_that_other_schemas_allow_or_refuse_anyway_are_no_burden()
     assert not accepts(grammar, b'{"id": 7}')
 
 
+@pytest.mark.parametrize("schema", [{}, {"$ref": "#/$defs/tree"}])
+def test_deep_values_are_read_and_compared(schema: Any) -> None:
+    value: Any = []
+    for _ in range(50):
+        value = [{"a": value}]
+    tree = {"items": {"properties": {"a": {"$ref": "#/$defs/tree"}}, "required": ["a"]}, "minItems": 0}
+    grammar = compiled({"$defs": {"tree": tree}, "const": value, **schema})
+    assert accepts(grammar, json.dumps(value).encode())
+    assert not accepts(grammar, json.dumps(value[0]["a"]).encode())
+
+
 def test_values_nested_too_deep_are_refused_with_their_pointer() -> None:
     value: Any = []
     for _ in range(250):
@@ -361,6 +372,25 @@ def test_values_nested_too_deep_are_refused_with_their_pointer() -> None:
     with pytest.raises(GrammarError, match="nested deeper") as raised:
         compiled({"items": {"const": value}})
     assert raised.value.pointer == "/items"
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_alternatives_of_one_object_each_are_as_given_values(keyword: str) -> None:
+    branches: list[Any] = []
+    for n in range(300):
+        properties = {"a": {"const": n}, "b": {"enum": [f"text {n}"], "type": "string"}, "c": {"const": {"d": [n]}}}
+        branches.append({"properties": properties, "required": ["b", "a", "c"], "additionalProperties": False})
+    schema = {"type": "object", keyword: [*branches, branches[7]]}
+    judged = judge(schema)
+    for options in (SchemaOptions(), SchemaOptions("closed", "digits")):
+        grammar = compiled(schema, options=options)
+        for n in range(0, 300, 7):
+            for d in (n, n + 1):
+                text = json.dumps({"a": n, "b": f"text {n}", "c": {"d": [d]}})
+                assert accepts(grammar, text.encode()) == is_valid(judged, text), text
+        assert grammar.automaton.tables.num_states < 100 * len(branches)
+        assert accepts(grammar, b'{"a": 1.0, "b": "text 1", "c": {"d": [1]}}') == (options == SchemaOptions())
+        assert accepts(grammar, b'{"c": {"d": [1]}, "b": "text 1", "a": 1}') == (options == SchemaOptions())
 
 
 @pytest.mark.parametrize("order", ORDERS)
