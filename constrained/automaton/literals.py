@@ -10,6 +10,8 @@ from .tables import Tables
 
 _NO_TABLE, _NO_CLASSES = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8)
 
+LARGE = 1 << 17  # bytes of texts: for more, states are reserved by what the texts do not share
+
 
 def literal_states(tables: Tables, texts: list[tuple[bytes, int]], base: int = 0, dfa: Dfa | None = None) -> int:
     """Add states that read one of the texts and do its action at its last byte. Returns the number of the first.
@@ -20,7 +22,7 @@ def literal_states(tables: Tables, texts: list[tuple[bytes, int]], base: int = 0
     data = b"".join(text for text, _ in texts)
     starts = np.zeros(len(texts) + 1, np.int32)
     np.cumsum([len(text) for text, _ in texts], out=starts[1:])
-    root = tables.new_states(len(data) + 1)
+    root = tables.new_states(1 + (len(data) if len(data) < LARGE else _num_new_bytes(texts)))
     tables.reserve_edges(len(data))
     from . import walk_kernel  # here, because it imports numba
 
@@ -40,3 +42,15 @@ def literal_states(tables: Tables, texts: list[tuple[bytes, int]], base: int = 0
     # States that were reserved but not used are given back.
     tables.num_states = root + used
     return root
+
+
+def _num_new_bytes(texts: list[tuple[bytes, int]]) -> int:
+    """Return the number of bytes after the beginning that each of the sorted texts shares with the one before it."""
+    count, previous = 0, b""
+    for text, _ in texts:
+        common = 0
+        while common < len(text) and text[: common + 1] == previous[: common + 1]:
+            common += 1
+        count += len(text) - common
+        previous = text
+    return count
