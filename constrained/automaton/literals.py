@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..regex.dfa import Dfa
-from .actions import FILLED
+from .actions import ARGUMENT, FILLED, GOTO, HEAD, action
 from .tables import Tables
 
 _NO_TABLE, _NO_CLASSES = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8)
@@ -42,6 +42,38 @@ def literal_states(tables: Tables, texts: list[tuple[bytes, int]], base: int = 0
     # States that were reserved but not used are given back.
     tables.num_states = root + used
     return root
+
+
+def without_text(tables: Tables, root: int, text: bytes) -> int | None:
+    """Add states that read the texts from `root` on except one of them, and share all others. None if none is left.
+
+    The states are those of `literal_states` without other texts.
+    """
+    path = [root]
+    for byte in text[:-1]:
+        path.append(_edges(tables, path[-1])[byte] & ARGUMENT)
+    below: int | None = None
+    for state, byte in zip(reversed(path), reversed(text), strict=True):
+        edges = _edges(tables, state)
+        if below is None:
+            del edges[byte]
+        else:
+            edges[byte] = action(GOTO, below)
+        below = None
+        if edges:
+            below = tables.new_states(1)
+            tables.set_edges(below, edges)
+            tables.states[below, FILLED] = 1
+    return below
+
+
+def _edges(tables: Tables, state: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    edge = tables.states.item(state, HEAD)
+    while edge >= 0:
+        byte, code, edge = tables.edges[edge].tolist()
+        found[byte] = code
+    return found
 
 
 def _num_new_bytes(texts: list[tuple[bytes, int]]) -> int:

@@ -407,6 +407,27 @@ def test_the_states_are_linear_in_the_size_of_the_values(number: int, order: Pro
     assert grammar.automaton.tables.num_states - before <= 200 * len(texts)
 
 
+def test_the_states_are_linear_in_the_number_of_members() -> None:
+    names = [f"{'key é' if n % 3 else 'other'}{n}" for n in range(400)]
+    values = [{name: n % 7 for n, name in enumerate(names)}, {name: n % 5 for n, name in enumerate(names[:200])}]
+    grammar = compiled({"enum": values})
+    rng = random.Random(2)
+    for value in values:
+        for _ in range(3):
+            text = json.dumps(shuffled(value, rng), ensure_ascii=rng.random() < 0.5)
+            assert accepts(grammar, text.encode())
+    size = len(json.dumps(values))
+    assert grammar.automaton.tables.num_states < 20 * size
+    missing = {name: value for name, value in values[1].items() if name != names[50]}
+    assert not accepts(grammar, json.dumps(missing).encode())
+    twice = json.dumps(values[1])[:-1] + f', "{names[0]}": 0}}'
+    assert not accepts(grammar, twice.encode())
+    matcher, vocabulary = grammar.matcher(), shared_vocabulary()
+    for byte in json.dumps(shuffled(values[1], rng)).encode():
+        assert byte in allowed(matcher, vocabulary)
+        assert matcher.accept(byte)
+
+
 def test_walks_that_prefer_to_repeat_never_meet_an_empty_mask() -> None:
     vocabulary = shared_vocabulary()
     values = [{"a": n % 3, "b": [n % 2] * (n % 4), "ab": {"a": n}} for n in range(40)] + [[n, [n]] for n in range(9)]
