@@ -30,6 +30,7 @@ from .formula import Formula, Truths
 from .keywords import child
 from .string_dfas import combinations, expression_dfa
 
+NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
 MAX_DIGITS = 100  # of a bound or divisor
 MAX_REMAINDER_STATES = 20_000  # of a `multipleOf`
 MAX_COMPARED_RANGE = 1000  # of bounded integers or multiples, whose automaton is checked for being empty

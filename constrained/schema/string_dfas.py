@@ -172,7 +172,7 @@ def _product(machines: tuple[Dfa, ...]) -> DfaProduct:
     # The universe comes first: states in which it is dead are dropped. states[n] are those of each automaton.
     table, states = tables[0], np.arange(len(tables[0]))[:, None]
     for other in tables[1:]:
-        table, pairs = pair_product(table, other, "first", _check_product)
+        table, pairs = pair_product(table, other, "first", check_product)
         states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
     combination = np.full(len(table), -1, np.int64)
     numbers: dict[Truths, int] = {}
@@ -183,7 +183,8 @@ def _product(machines: tuple[Dfa, ...]) -> DfaProduct:
     return DfaProduct(table, inverse.reshape(-1).astype(np.uint8), combination, tuple(numbers))
 
 
-def _check_product(num_states: int) -> None:
+def check_product(num_states: int) -> None:
+    """Raise GrammarError if a product has too many states."""
     if num_states > MAX_PRODUCT_STATES + 1:
         raise GrammarError("the constraints on one value are too complex in combination")
 
@@ -205,13 +206,18 @@ def labelled_product(
     by_combination = np.array([*(label(accepted) for accepted in product.accepted), -1], np.int32)
     labels = by_combination[product.combination]
     table = product.table
-    alive = labels >= 0
+    alive = live_states(table, labels >= 0)
+    if not alive[START]:
+        return None
+    return np.where(alive[table], table, DEAD), product.class_of, labels
+
+
+def live_states(table: NDArray[np.int32], ends: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the states of a table [S, C] from which one that `ends` is reached: bool[S]."""
+    alive = ends
     while True:
         now = alive | alive[table].any(axis=1)
         now[DEAD] = False
         if (now == alive).all():
-            break
+            return now
         alive = now
-    if not alive[START]:
-        return None
-    return np.where(alive[table], table, DEAD), product.class_of, labels

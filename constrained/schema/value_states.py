@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -15,14 +13,14 @@ from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import START
-from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, SparseTruths, Truths, atoms, evaluate
+from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, evaluate
 from .interface import SchemaCompiler
-from .number_parts import NumberPart, candidates, listed_numbers_dfa, number_dfa, number_universe
+from .listed.numbers import listed_numbers, product_with_listed
+from .number_parts import NUMBER_END, NumberPart, candidates, number_dfa, number_universe
 from .string_dfas import labelled_product
 from .string_states import QUOTE, result_code, string_start
 
 SPACES = b" \n\t\r"
-NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
 _WORDS = {"null": b"null", "true": b"true", "false": b"false"}
 
 
@@ -115,32 +113,10 @@ def _number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: R
         if dfa.is_empty:
             return None
         return START + automaton.block(("number", part, number), lambda: _number_block(part, number))
-    spelled = {part.digits for formula in formulas for part in atoms(formula)}
-    if values is not None and len(spelled) == 1:
-        return _listed_numbers(automaton, values, formulas, result)
+    is_alike = len({part.digits for formula in formulas for part in atoms(formula)}) == 1
+    if values is not None and is_alike:
+        return listed_numbers(automaton, values, formulas, result)
     return _number_product(automaton, (need, *tracked), result)
-
-
-def _listed_numbers(
-    automaton: Automaton, values: frozenset[Decimal], formulas: tuple[Formula, ...], result: ResultCodes
-) -> int | None:
-    """Return the number of the state before one of these numbers, if the first formula holds for it."""
-    truths = SparseTruths[Decimal](formulas, lambda part: part.values, lambda part, value: part.holds(value))
-    bits = {value: truths.bits(value) for value in sorted(values)}
-    codes = {value: result.of_bits(each >> 1) for value, each in bits.items() if each & 1}
-    if not codes:
-        return None
-    return given_numbers(automaton, codes, any(part.digits for part in atoms(formulas[0])))
-
-
-def given_numbers(automaton: Automaton, codes: Mapping[Decimal, int], digits: bool) -> int:
-    """Return the number of the state before one of these numbers, which ends with its result code."""
-
-    def block() -> Block:
-        dfa, labels = listed_numbers_dfa(codes, digits)
-        return Block(dfa.table, dfa.class_of, labels, before=NUMBER_END)
-
-    return START + automaton.block(("given numbers", tuple(codes.items()), digits), block)
 
 
 @lru_cache(maxsize=256)
@@ -161,7 +137,10 @@ def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result:
 
     start: int | None = None
     try:
-        product = labelled_product(number_universe(parts), [number_dfa(part) for part in parts], label)
+        if any(part.values is not None for part in parts) and not any(part.digits for part in parts):
+            product = product_with_listed(formulas, result)
+        else:
+            product = labelled_product(number_universe(parts), [number_dfa(part) for part in parts], label)
     except GrammarError as error:
         product = None  # too complex to work out: allowing no number is safe
         automaton.refused.append(error)

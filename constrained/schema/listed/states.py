@@ -16,7 +16,8 @@ from ...automaton.literals import literal_states, without_text
 from ..interface import SchemaCompiler
 from ..string_parts import spellings
 from ..string_states import QUOTE
-from ..value_states import SPACES, given_numbers
+from ..value_states import SPACES
+from .numbers import given_numbers
 from .values import GivenValue
 
 COMMA, COLON = 0x2C, 0x3A

@@ -456,6 +456,23 @@ def test_walks_that_prefer_to_repeat_never_meet_an_empty_mask() -> None:
                     output += vocabulary.tokens[token] or b""
 
 
+@MANY
+@given(seed=SEEDS, number=st.sampled_from([2, 5, 30]))
+def test_given_numbers_are_told_apart_from_others(seed: int, number: int) -> None:
+    rng = random.Random(seed)
+    limits = [{"type": "integer"}, {"minimum": 3}, {"multipleOf": 2}, {"maximum": 2.5}, {"type": "number"}]
+    values = rng.sample([0, 1, 1.5, 2, 3, 10, 1.05, -2, 20, 100, *range(200, 250)], number)
+    branches = [{"properties": {"x": {"const": v}, "y": {"const": f"is {v}"}}, "required": ["x", "y"]} for v in values]
+    others = {"properties": {"x": rng.choice(limits), "y": {"const": "other"}}, "required": ["x", "y"]}
+    schema = {"type": "object", rng.choice(["anyOf", "oneOf"]): [*branches, others]}
+    judged = judge(schema)
+    grammar = compiled(schema, rng.choice(ORDERS), "compact")
+    for x in ["0", "1", "1.0", "1.5", "1.50", "2", "2.0", "3", "1.05", "1.06", "-2", "20.00", "100", "101", "210.0"]:
+        for y in ("other", f"is {rng.choice(values)}", f"is {x}"):
+            text = f'{{"x":{x},"y":"{y}"}}'
+            assert accepts(grammar, text.encode()) == is_valid(judged, text), text
+
+
 class CountedPart:
     """A part that lists one value, and counts how often it is asked for."""
 
