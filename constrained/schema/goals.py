@@ -33,7 +33,8 @@ from .formula import (
 from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode
 from .keyword_set import KeywordSet, enum_formula, object_with, unlisted
 from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
-from .listed.evaluation import lists_values, part_truth, with_listed_values
+from .listed.evaluation import part_truth
+from .listed.simplification import lists_values, with_listed_values
 from .listed.states import ListedStyle, listed_start, value_choice
 from .listed.values import GivenValue, ListedPart
 from .number_parts import candidates as number_candidates
@@ -313,12 +314,12 @@ class GoalCompiler(SchemaCompiler):
         self, kind: str, need: ListedPart, tracked: tuple[Formula, ...], result: ResultCodes
     ) -> ControlState | None:
         """Return the state before one of the given values, which end with the truths of tracked formulas."""
-        unknown: list[GivenValue] = []
+        unknown: set[GivenValue] = set()
 
         def truth(part: Any, value: GivenValue) -> bool | None:
             found = part_truth(self, part, value)
             if found is None:
-                unknown.append(value)
+                unknown.add(value)
             return found
 
         truths = SparseTruths(tracked, lambda part: part.values if isinstance(part, ListedPart) else None, truth)
