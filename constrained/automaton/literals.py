@@ -6,10 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..regex.dfa import Dfa
-from .actions import DEAD, FILLED
+from .actions import ARGUMENT, DEAD, FILLED, GOTO, HEAD, action
 from .tables import Tables
 
 _NO_TABLE, _NO_CLASSES, _NO_STATES = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8), np.zeros(0, np.bool_)
+
+LARGE = 1 << 17  # bytes of texts: for more, states are reserved by what the texts do not share
 
 
 def literal_states(
@@ -28,7 +30,7 @@ def literal_states(
     data = b"".join(text for text, _ in texts)
     starts = np.zeros(len(texts) + 1, np.int32)
     np.cumsum([len(text) for text, _ in texts], out=starts[1:])
-    root = tables.new_states(len(data) + 1)
+    root = tables.new_states(1 + (len(data) if len(data) < LARGE else _num_new_bytes(texts)))
     tables.reserve_edges(len(data))
     counts = np.zeros(len(data) + 1, np.int32)
     from . import literal_kernel  # here, because it imports numba
@@ -55,3 +57,47 @@ def literal_states(
         if not literal_kernel.trim_texts(*arrays, root, used, counts):
             return 0
     return root
+
+
+def without_text(tables: Tables, root: int, text: bytes) -> int | None:
+    """Add states that read the texts from `root` on except one of them, and share all others. None if none is left.
+
+    The states are those of `literal_states` without other texts.
+    """
+    path = [root]
+    for byte in text[:-1]:
+        path.append(_edges(tables, path[-1])[byte] & ARGUMENT)
+    below: int | None = None
+    for state, byte in zip(reversed(path), reversed(text), strict=True):
+        edges = _edges(tables, state)
+        if below is None:
+            del edges[byte]
+        else:
+            edges[byte] = action(GOTO, below)
+        below = None
+        if edges:
+            below = tables.new_states(1)
+            tables.set_edges(below, edges)
+            tables.states[below, FILLED] = 1
+    return below
+
+
+def _edges(tables: Tables, state: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    edge = tables.states.item(state, HEAD)
+    while edge >= 0:
+        byte, code, edge = tables.edges[edge].tolist()
+        found[byte] = code
+    return found
+
+
+def _num_new_bytes(texts: list[tuple[bytes, int]]) -> int:
+    """Return the number of bytes after the beginning that each of the sorted texts shares with the one before it."""
+    count, previous = 0, b""
+    for text, _ in texts:
+        common = 0
+        while common < len(text) and text[: common + 1] == previous[: common + 1]:
+            common += 1
+        count += len(text) - common
+        previous = text
+    return count

@@ -147,14 +147,6 @@ class Tables:
         view[at - 1] = -1
         self.num_edges = number
 
-    def edges_at(self, state: int) -> dict[int, int]:
-        """Return the actions of the bytes that have an edge in a state, dead ones included."""
-        found, number = {}, self.states.item(state, HEAD)
-        while number >= 0:
-            byte, action, number = self.edges[number].tolist()
-            found[byte] = action
-        return found
-
     def copy_row(self, state: int, source: int) -> None:
         """Let bytes without an edge act as in `source`, which is filled and has no edges."""
         self.states[state, ROW] = self.states[source, ROW]

@@ -24,7 +24,7 @@ from .value_states import ValueStart, number_start, result_codes
 
 _COMBINING = APPLICATORS - {"enum", "const"}
 
-MAX_EXPLORED = 2000  # configurations that are expanded in search of given values that cannot be combined
+MAX_EXPLORED = 1000  # configurations that are expanded ahead in schemas that list many values
 
 
 def checked_document(schema: Mapping[str, Any] | bool | str) -> Document:
@@ -88,16 +88,16 @@ def _check_combination(compiler: GoalCompiler, location: Location) -> None:
 
 def _work_ahead(compiler: GoalCompiler, automaton: Automaton, start: ValueStart) -> None:
     """Make the states of many given values, and refuse them with their pointer if they cannot be combined."""
-    if lists_many_structures(compiler.document):
-        for location in compiler.document.all:
-            for kind in ("object", "array"):
-                compiler.typed(compiler.goal(location, generated=True), kind)
+    document = compiler.document
+    places, is_many = places_of_many_values(document), lists_many_structures(document)
+    for location in document.all if is_many else ():
+        for kind in ("object", "array"):
+            compiler.typed(compiler.goal(location, generated=True), kind)
+    if places or is_many:
         expand_some(automaton, start, MAX_EXPLORED)
-    places = places_of_many_values(compiler.document)
     for location in places:
         automaton.edges_of(automaton.number(ValueStart(compiler, compiler.goal(location, generated=True))))
-    if places:
-        prepare_listed(compiler, automaton)
+    prepare_listed(compiler, automaton)
 
 
 def pattern_pointer(patterns: frozenset[str], document: Document) -> str:

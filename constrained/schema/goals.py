@@ -34,8 +34,9 @@ from .formula import (
 from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode
 from .keyword_set import KeywordSet, enum_formula, object_with, unlisted
 from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
-from .listed.evaluation import part_truth, with_listed_values
+from .listed.evaluation import part_truth
 from .listed.finite_values import Canonical, has_room, value_of
+from .listed.simplification import lists_values, with_listed_values
 from .listed.states import ListedStyle, listed_start, value_choice
 from .listed.unlike_states import unlike_start
 from .listed.values import GivenValue, ListedPart
@@ -161,7 +162,7 @@ class GoalCompiler(SchemaCompiler):
             found = self.over_parts(goal, kind)
             if kind in ("string", "number"):
                 found = self._simplified(found, kind)
-            elif any(isinstance(part, ListedPart) for part in atoms(found)):
+            elif lists_values(found):
                 found = with_listed_values(self, found)
                 if not isinstance(found, ListedPart):
                     found = self._simplified(self._without_listed(found), kind)
@@ -356,12 +357,12 @@ class GoalCompiler(SchemaCompiler):
         self, kind: str, need: ListedPart, tracked: tuple[Formula, ...], result: ResultCodes
     ) -> ControlState | None:
         """Return the state before one of the given values, which end with the truths of tracked formulas."""
-        unknown: list[GivenValue] = []
+        unknown: set[GivenValue] = set()
 
         def truth(part: Any, value: GivenValue) -> bool | None:
             found = part_truth(self, part, value)
             if found is None:
-                unknown.append(value)
+                unknown.add(value)
             return found
 
         truths = SparseTruths(tracked, lambda part: part.values if isinstance(part, ListedPart) else None, truth)

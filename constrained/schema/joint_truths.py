@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import GrammarError
 from .formula import Formula, SparseTruths, Truths, atoms, conj, disj, neg, truths_of
 from .interface import VALUE_TYPES, SchemaCompiler
+from .listed.evaluation import part_truth
 from .listed.values import GivenValue, ListedPart
 from .number_parts import NumberPart, number_combinations
 from .string_parts import StringPart, string_combinations
@@ -44,6 +45,13 @@ class JointTruths:
                 self.unchecked.pop(found, None)
 
     def _add_unchecked(self, typed: list[Formula]) -> None:
+        listed = dict.fromkeys(value for each in typed if isinstance(each, ListedPart) for value in each.values)
+        for value in listed:
+            truths = tuple(part_truth(self.compiler, formula, value) for formula in typed)
+            if None not in truths:
+                self.known[tuple(map(bool, truths))] = None
+        # All other objects or arrays satisfy none of the parts that list them.
+        typed = [False if isinstance(formula, ListedPart) else formula for formula in typed]
         different = list(dict.fromkeys(formula for formula in typed if not isinstance(formula, bool)))
         if len(different) > MAX_COMBINED_GOALS:
             self.unchecked = None

@@ -32,6 +32,7 @@ from .keywords import child
 from .string_dfas import combinations, expression_dfa
 
 MAX_DIGITS = 100  # of a bound or divisor as it is written; 1e308 has four
+NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
 MAX_REMAINDER_STATES = 20_000  # of a `multipleOf`
 MAX_COMPARED_RANGE = 1000  # of bounded integers or multiples, whose automaton is checked for being empty
 
@@ -295,11 +296,6 @@ def number_combinations(parts: Sequence[NumberPart]) -> Iterable[Truths]:
 
 
 @lru_cache(maxsize=256)
-def plain_number_dfa(part: NumberPart) -> Dfa:
-    """Return the spellings of a part's numbers without exponents and without `-0`. Raises GrammarError."""
-    return intersect(number_dfa(part), _plain_numbers(), CompileBudget())
-
-
 def number_universe(parts: Iterable[NumberPart]) -> Dfa:
     """Return the spellings in which all parts read the same numbers, as the universe of their product.
 

@@ -172,13 +172,7 @@ def _product(machines: tuple[Dfa, ...]) -> DfaProduct:
     tables = [m.table[:, column] for m, column in zip(machines, columns, strict=True)]
     # The universe comes first: states in which it is dead are dropped. states[n] are those of each automaton.
     table, states = tables[0], np.arange(len(tables[0]))[:, None]
-    budget = CompileBudget()
-
-    def check(num_states: int, steps: int) -> None:
-        budget.check(num_states, steps)
-        if num_states > MAX_PRODUCT_STATES + 1:
-            raise GrammarError("the constraints on one value are too complex in combination")
-
+    check = product_check()
     for other in tables[1:]:
         table, pairs = pair_product(table, other, "first", check)
         states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
@@ -189,6 +183,18 @@ def _product(machines: tuple[Dfa, ...]) -> DfaProduct:
         if ended:
             combination[number] = numbers.setdefault(tuple(accepted), len(numbers))
     return DfaProduct(table, inverse.reshape(-1).astype(np.uint8), combination, tuple(numbers))
+
+
+def product_check() -> Callable[[int, int], None]:
+    """Return the check of one product's states and steps, which raises GrammarError beyond the limits."""
+    budget = CompileBudget()
+
+    def check(num_states: int, steps: int) -> None:
+        budget.check(num_states, steps)
+        if num_states > MAX_PRODUCT_STATES + 1:
+            raise GrammarError("the constraints on one value are too complex in combination")
+
+    return check
 
 
 def combinations(universe: Dfa, dfas: Sequence[Dfa]) -> tuple[Truths, ...]:
@@ -208,13 +214,18 @@ def labelled_product(
     by_combination = np.array([*(label(accepted) for accepted in product.accepted), -1], np.int32)
     labels = by_combination[product.combination]
     table = product.table
-    alive = labels >= 0
+    alive = live_states(table, labels >= 0)
+    if not alive[START]:
+        return None
+    return np.where(alive[table], table, DEAD), product.class_of, labels
+
+
+def live_states(table: NDArray[np.int32], ends: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the states of a table [S, C] from which one that `ends` is reached: bool[S]."""
+    alive = ends
     while True:
         now = alive | alive[table].any(axis=1)
         now[DEAD] = False
         if (now == alive).all():
-            break
+            return now
         alive = now
-    if not alive[START]:
-        return None
-    return np.where(alive[table], table, DEAD), product.class_of, labels

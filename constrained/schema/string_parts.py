@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from json.encoder import encode_basestring, encode_basestring_ascii
 
 import numpy as np
 
@@ -131,10 +131,10 @@ def spellings(text: str) -> list[bytes]:
     """Return the JSON spellings of a text after the opening quote: itself, and with all but ASCII escaped."""
     if has_surrogates(text):
         return []
-    plain = json.dumps(text, ensure_ascii=False).encode()[1:]
+    plain = encode_basestring(text).encode()[1:]
     if plain.isascii():
         return [plain]
-    escaped = [c if c.isascii() else json.dumps(c)[1:-1] for c in json.dumps(text, ensure_ascii=False)[1:]]
+    escaped = [c if c.isascii() else encode_basestring_ascii(c)[1:-1] for c in encode_basestring(text)[1:]]
     upper = [c if len(c) < 6 else c.upper().replace("\\U", "\\u") for c in escaped]
     return sorted({plain, "".join(escaped).encode(), "".join(upper).encode()})
 

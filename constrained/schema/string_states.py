@@ -54,7 +54,10 @@ def string_start(automaton: Automaton, formulas: tuple[Formula, ...], result: Re
         return None
     texts = candidates(need)
     if texts is not None:
-        return _texts_start(automaton, texts, formulas, result)
+        key = ("given texts", formulas, id(result))
+        if key not in automaton.memory:
+            automaton.memory[key] = _texts_start(automaton, texts, formulas, result)
+        return automaton.memory[key]  # type: ignore[no-any-return]
     listed = _listed_texts(formulas)
     if listed:
         # Listed texts get literal states. All other strings are read as if no texts were listed.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -14,22 +12,15 @@ from ..automaton.automaton import Automaton, TransitionRow
 from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
-from ..regex.dfa import DEAD, START, Dfa
-from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, SparseTruths, Truths, atoms, evaluate
+from ..regex.dfa import START
+from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, evaluate
 from .interface import SchemaCompiler
-from .number_parts import (
-    NumberPart,
-    candidates,
-    listed_numbers_dfa,
-    number_dfa,
-    number_universe,
-    plain_number_dfa,
-)
+from .listed.numbers import listed_numbers, product_with_listed
+from .number_parts import NUMBER_END, NumberPart, candidates, number_dfa, number_universe
 from .string_dfas import labelled_product
 from .string_states import QUOTE, result_code, string_start
 
 SPACES = b" \n\t\r"
-NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
 _WORDS = {"null": b"null", "true": b"true", "false": b"false"}
 
 
@@ -74,8 +65,6 @@ class ValueStart:
                 if state is not None:
                     edges[byte] = automaton.goto(state)
         number_state = number_start(automaton, self._typed("number"), result)
-        if number_state is not None:
-            edges |= automaton.tables.edges_at(number_state)  # of listed integers
         if self.spaces == 2:
             edges |= dict.fromkeys(SPACES, automaton.goto(self))
         elif self.spaces == 1:
@@ -126,69 +115,15 @@ def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: Re
         if dfa.is_empty:
             return None
         return START + automaton.block(("number", part, number), lambda: _number_block(part, number))
-    spelled = {part.digits for formula in formulas for part in atoms(formula)}
-    if values is not None and len(spelled) == 1:
-        return _listed_numbers(automaton, values, formulas, result)
-    if all(isinstance(formula, bool) for formula in tracked):
-        start = _integers_except(automaton, need, result(tuple(map(bool, tracked))))
-        if start is not None:
-            return start or None
+    is_alike = len({part.digits for formula in formulas for part in atoms(formula)}) == 1
+    if values is not None and is_alike:
+        return listed_numbers(automaton, values, formulas, result)
     return _number_product(automaton, (need, *tracked), result)
-
-
-def _listed_numbers(
-    automaton: Automaton, values: frozenset[Decimal], formulas: tuple[Formula, ...], result: ResultCodes
-) -> int | None:
-    """Return the number of the state before one of these numbers, if the first formula holds for it."""
-    truths = SparseTruths[Decimal](formulas, lambda part: part.values, lambda part, value: part.holds(value))
-    bits = {value: truths.bits(value) for value in sorted(values)}
-    codes = {value: result.of_bits(each >> 1) for value, each in bits.items() if each & 1}
-    if not codes:
-        return None
-    return given_numbers(automaton, codes, any(part.digits for part in atoms(formulas[0])))
-
-
-def given_numbers(automaton: Automaton, codes: Mapping[Decimal, int], digits: bool) -> int:
-    """Return the number of the state before one of these numbers, which ends with its result code."""
-
-    def block() -> Block:
-        dfa, labels = listed_numbers_dfa(codes, digits)
-        return Block(dfa.table, dfa.class_of, labels, before=NUMBER_END)
-
-    return START + automaton.block(("given numbers", tuple(codes.items()), digits), block)
-
-
-def _integers_except(automaton: Automaton, need: Formula, result: int) -> int | None:
-    """Return the state before an integer of one part that is none of listed ones, 0 if there is none.
-
-    The listed ones are literal states. Returns None if `need` is something else.
-    """
-    parts = need.parts if isinstance(need, And) else ()
-    (part, *more) = [part for part in parts if not isinstance(part, Not)] or [None]
-    excluded = [part.part for part in parts if isinstance(part, Not)]
-    if more or not isinstance(part, NumberPart) or not part.integer or part.values is not None:
-        return None
-    if any(not isinstance(other, NumberPart) or other.values is None for other in excluded):
-        return None
-    values = {int(value) for other in excluded for value in other.values if part.holds(value)}
-    try:
-        dfa = plain_number_dfa(part)
-    except GrammarError:
-        return None
-    if dfa.is_empty:
-        return 0
-    base = automaton.block(("plain number", part, result), lambda: _block_before_end(dfa, result))
-    ends = [bytes([byte]) for byte in NUMBER_END + (b"" if part.digits else b".")]
-    texts = sorted((b"%d" % value + end, DEAD) for value in values for end in ends)
-    return literal_states(automaton.tables, texts, base, dfa) if texts else START + base
 
 
 @lru_cache(maxsize=256)
 def _number_block(part: NumberPart, result: int) -> Block:
-    return _block_before_end(number_dfa(part), result)
-
-
-def _block_before_end(dfa: Dfa, result: int) -> Block:
+    dfa = number_dfa(part)
     results = np.where(dfa.accepting, result, -1).astype(np.int32)
     return Block(dfa.table, dfa.class_of, results, before=NUMBER_END)
 
@@ -204,7 +139,10 @@ def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result:
 
     start: int | None = None
     try:
-        product = labelled_product(number_universe(parts), [number_dfa(part) for part in parts], label)
+        if any(part.values is not None for part in parts) and not any(part.digits for part in parts):
+            product = product_with_listed(formulas, result)
+        else:
+            product = labelled_product(number_universe(tuple(parts)), [number_dfa(part) for part in parts], label)
     except GrammarError as error:
         product = None  # too complex to work out: allowing no number is safe
         automaton.refused.append(error)

@@ -17,7 +17,7 @@ from ..regex.expression import alternation, literal
 from ..regex.parser import containing, parse_regex
 from ..regex.subset import char_dfa
 from ..schema.compile import checked_document, schema_start
-from ..schema.value_states import NUMBER_END
+from ..schema.number_parts import NUMBER_END
 from .spec import (
     ConstStringFormat,
     Format,

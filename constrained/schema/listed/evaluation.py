@@ -5,16 +5,13 @@ Truths are three-valued: None where a format is known in part only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
-
-from ..formula import And, ExactlyOne, Formula, Not, Or, atoms, conj, disj, evaluate, neg, one
+from ..formula import Formula, evaluate
 from ..interface import SchemaCompiler
 from ..number_parts import NumberPart
 from ..string_dfas import pattern_chars
 from ..string_parts import StringPart
 from ..structure_parts import ArrayPart, ObjectPart
-from .values import GivenValue, ListedPart, given_value, listed_part
+from .values import GivenValue, ListedPart, given_value
 
 
 def satisfies(compiler: SchemaCompiler, goal: Formula, value: GivenValue) -> bool | None:
@@ -26,32 +23,21 @@ def satisfies(compiler: SchemaCompiler, goal: Formula, value: GivenValue) -> boo
 
 def part_truth(compiler: SchemaCompiler, formula: Formula, value: GivenValue) -> bool | None:
     """Return the truth of a formula over parts of the value's type."""
-    return evaluate(formula, lambda part: _holds(compiler, value, part))
-
-
-def _holds(compiler: SchemaCompiler, value: GivenValue, part: Any) -> bool | None:
-    match part:
+    match formula:
+        case True | False:
+            return formula
         case ListedPart():
-            return value in part.values
+            return value in formula.values
         case StringPart():
-            return True if part.holds(value.content) else None if part.is_undecided(value.content) else False
+            return True if formula.holds(value.content) else None if formula.is_undecided(value.content) else False
         case NumberPart():
-            return part.holds(value.content)
+            return formula.holds(value.content)
         case ObjectPart():
-            return _object_truth(compiler, part, dict(value.content))
+            return _object_truth(compiler, formula, dict(value.content))
         case ArrayPart():
-            return _array_truth(compiler, part, value.content)
+            return _array_truth(compiler, formula, value.content)
         case _:
-            raise AssertionError(part)
-
-
-def _all(truths: Iterable[bool | None]) -> bool | None:
-    found: bool | None = True
-    for truth in truths:
-        if truth is False:
-            return False
-        found = found and truth
-    return found
+            return evaluate(formula, lambda part: part_truth(compiler, part, value))
 
 
 def _object_truth(compiler: SchemaCompiler, part: ObjectPart, members: dict[str, GivenValue]) -> bool | None:
@@ -62,15 +48,18 @@ def _object_truth(compiler: SchemaCompiler, part: ObjectPart, members: dict[str,
     for keywords in part.keywords:
         if any(name in members and not members.keys() >= {*others} for name, others in keywords.requires.items()):
             return False
-
-    def truths() -> Iterator[bool | None]:
-        for name, value in members.items():
-            for goal in part.name_goals:
-                yield satisfies(compiler, goal, given_value(compiler, name))
-            matched = frozenset(pattern for pattern in part.patterns if pattern_chars(pattern).accepts(name))
-            yield satisfies(compiler, part.goal(name, matched), value)
-
-    return _all(truths())
+    found: bool | None = True
+    for name, value in members.items():
+        matched = frozenset(pattern for pattern in part.patterns if pattern_chars(pattern).accepts(name))
+        for goal, subject in (
+            *((goal, given_value(compiler, name)) for goal in part.name_goals),
+            (part.goal(name, matched), value),
+        ):
+            truth = satisfies(compiler, goal, subject)
+            if truth is False:
+                return False
+            found = found and truth
+    return found
 
 
 def _array_truth(compiler: SchemaCompiler, part: ArrayPart, items: tuple[GivenValue, ...]) -> bool | None:
@@ -78,105 +67,17 @@ def _array_truth(compiler: SchemaCompiler, part: ArrayPart, items: tuple[GivenVa
         return False
     if part.unique and len({*items}) < len(items):
         return False
-
-    def truths() -> Iterator[bool | None]:
-        for index, item in enumerate(items):
-            yield satisfies(compiler, part.goal(index), item)
-        for condition, least, most in part.contains:
-            found = [satisfies(compiler, condition, item) for item in items]
-            surely, perhaps = found.count(True), len(found) - found.count(False)
-            if perhaps < least or (most is not None and surely > most):
-                yield False
-            elif surely < least or (most is not None and perhaps > most):
-                yield None
-
-    return _all(truths())
-
-
-# Formulas that only given values satisfy.
-
-
-def with_listed_values(compiler: SchemaCompiler, formula: Formula) -> Formula:
-    """Simplify a formula over parts of objects or arrays with a `ListedPart`.
-
-    A formula that only given values satisfy becomes one `ListedPart` of them, or False. In others, the given values are
-    those that differ from what the formula says without them.
-    """
-    if isinstance(formula, And):
-        found = conj(with_listed_values(compiler, part) for part in formula.parts)
-        return _settled_conjunction(compiler, found) if isinstance(found, And) else found
-    if isinstance(formula, Or):
-        found = disj(with_listed_values(compiler, part) for part in formula.parts)
-        return _settled_disjunction(compiler, found) if isinstance(found, Or) else found
-    if isinstance(formula, ExactlyOne):
-        found = one(with_listed_values(compiler, part) for part in formula.parts)
-        return _settled_exactly_one(compiler, found) if isinstance(found, ExactlyOne) else found
-    if isinstance(formula, Not):
-        return neg(with_listed_values(compiler, formula.part))
-    return formula
-
-
-def _settled_conjunction(compiler: SchemaCompiler, formula: And) -> Formula:
-    listed = [part for part in formula.parts if isinstance(part, ListedPart)]
-    if listed:
-        fewest = min(listed, key=lambda part: len(part.values))
-        others = [part for part in formula.parts if part is not fewest]
-        found = _kept(compiler, [fewest], lambda value: _all(part_truth(compiler, part, value) for part in others))
-        return _written_under(compiler, found, others)
-    excluded = [part.part for part in formula.parts if isinstance(part, Not) and isinstance(part.part, ListedPart)]
-    if not excluded:
-        return formula
-    others = [part for part in formula.parts if not (isinstance(part, Not) and part.part in excluded)]
-    # Values that the rest refuses need not be excluded.
-    left = _kept(compiler, excluded, lambda v: _all(part_truth(compiler, p, v) for p in others), unknown=True)
-    return conj([*others, neg(left)])
-
-
-def _written_under(compiler: SchemaCompiler, found: Formula, others: list[Formula]) -> Formula:
-    """Return a `ListedPart` whose values are written as the other formulas of the same value demand."""
-    if not isinstance(found, ListedPart):
-        return found
-    parts = [part for formula in others for part in atoms(formula)]
-    listed = [part for part in parts if isinstance(part, ListedPart)]
-    # Until draft 4, 1.0 is no integer, and the given values do not tell it from 1.
-    strict = compiler.integers_as_digits or (compiler.document.draft or 2020) <= 4
-    digits = found.digits or any(part.digits for part in listed) or (strict and len(parts) > len(listed))
-    ordered = found.ordered or any(part.ordered for part in listed)
-    ordered |= any(isinstance(part, ObjectPart) and any(each.ordered for each in part.keywords) for part in parts)
-    return listed_part(compiler, found.values, digits, ordered, found.pointer)
-
-
-def _settled_disjunction(compiler: SchemaCompiler, formula: Or) -> Formula:
-    listed = [part for part in formula.parts if isinstance(part, ListedPart)]
-    if not listed:
-        return formula
-    others = [part for part in formula.parts if not isinstance(part, ListedPart)]
-    # Values that the rest allows need not be listed.
-    left = _kept(
-        compiler, listed, lambda v: not any(part_truth(compiler, part, v) for part in others) if others else True
-    )
-    return disj([left, *others])
-
-
-def _settled_exactly_one(compiler: SchemaCompiler, formula: ExactlyOne) -> Formula:
-    if not all(isinstance(part, ListedPart) for part in formula.parts):
-        return formula
-    counts: dict[GivenValue, int] = {}
-    for part in formula.parts:
-        for value in part.values:
-            counts[value] = counts.get(value, 0) + 1
-    return _kept(compiler, list(formula.parts), lambda value: counts[value] == 1)
-
-
-def _kept(
-    compiler: SchemaCompiler,
-    parts: list[ListedPart],
-    keeps: Callable[[GivenValue], bool | None],
-    *,
-    unknown: bool = False,
-) -> Formula:
-    """Return the values of some parts that are kept; `unknown`: also those of which it is unknown."""
-    values = dict.fromkeys(value for part in parts for value in part.values)
-    kept = [value for value in values if (truth := keeps(value)) or (truth is None and unknown)]
-    digits, ordered = any(part.digits for part in parts), any(part.ordered for part in parts)
-    return listed_part(compiler, kept, digits, ordered, parts[0].pointer)
+    found: bool | None = True
+    for index, item in enumerate(items):
+        truth = satisfies(compiler, part.goal(index), item)
+        if truth is False:
+            return False
+        found = found and truth
+    for condition, least, most in part.contains:
+        truths = [satisfies(compiler, condition, item) for item in items]
+        surely, perhaps = truths.count(True), len(truths) - truths.count(False)
+        if perhaps < least or (most is not None and surely > most):
+            return False
+        if surely < least or (most is not None and perhaps > most):
+            found = None
+    return found

@@ -12,16 +12,18 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ...automaton.automaton import Automaton, ControlState, Frame, TransitionRow
-from ...automaton.literals import literal_states
+from ...automaton.literals import literal_states, without_text
 from ..interface import SchemaCompiler
 from ..string_parts import spellings
 from ..string_states import QUOTE
-from ..value_states import SPACES, given_numbers
+from ..value_states import SPACES
+from .numbers import given_numbers
 from .values import GivenValue
 
 COMMA, COLON = 0x2C, 0x3A
 _OPEN, _CLOSE = {"object": 0x7B, "array": 0x5B}, {"object": 0x7D, "array": 0x5D}
 _WORDS = {"null": b"null", "true": b"true", "false": b"false"}
+FEW_NAMES = 16  # of which the states are made anew when some have come
 Phase = Literal["open", "after", "comma"]
 
 
@@ -95,9 +97,14 @@ class ListedStart:
         return TransitionRow(edges, rest=rest)
 
 
+def _name_texts(automaton: Automaton, names: tuple[str, ...]) -> int:
+    """Return the number of the state before one of these names, which ends with its index."""
+    return _texts(automaton, sorted((text, code) for code, name in enumerate(names) for text in spellings(name)))
+
+
 def _texts(automaton: Automaton, texts: list[tuple[bytes, int]]) -> int:
     """Return the number of the state before one of these texts, which ends with its code."""
-    key = ("given texts", tuple(texts))
+    key = ("texts of given values", tuple(texts))
     if key not in automaton.memory:
         automaton.memory[key] = literal_states(automaton.tables, [(text, automaton.pop(code)) for text, code in texts])
     return automaton.memory[key]  # type: ignore[no-any-return]
@@ -242,13 +249,39 @@ class ListedState:
             if self.phase == "after":
                 edges[COMMA] = automaton.goto(ListedState(self.values, self.seen, self.count, "comma", spaces))
             else:
-                texts = [(text, code) for code, name in enumerate(names) for text in spellings(name)]
-                start = _texts(automaton, sorted(texts))
-                then = ListedMember(self, names[0]) if len(names) == 1 else ListedNameFrame(self, names)
+                start, then = self._name_start(automaton, names)
                 edges[QUOTE] = automaton.push(start, then)
         if self.spaces == 1:
             edges[0x20] = automaton.goto(ListedState(self.values, self.seen, self.count, "comma"))
         return TransitionRow(edges, rest=automaton.stay_on(SPACES) if spaces == 2 else 0)
+
+    def _name_start(self, automaton: Automaton, names: tuple[str, ...]) -> tuple[int, ControlState | Frame]:
+        """Return the number of the state before a name, and what waits for its end."""
+        if len(names) == 1:
+            return _name_texts(automaton, names), ListedMember(self, names[0])
+        if self.seen and len(names) > FEW_NAMES:
+            # Most of the states that read the names are shared with those before the last member.
+            return self._names_left(automaton), ListedNameFrame(self, self.values.names)
+        return _name_texts(automaton, names), ListedNameFrame(self, names)
+
+    def _names_left(self, automaton: Automaton) -> int:
+        """Return the number of the state before the names of the values that have not come, with codes of all names."""
+        values, seen = self.values, self.seen
+        names, bits = values.names, values.context.names
+        key = ("names left", values, seen)
+        known = automaton.memory
+        if key not in known:
+            come = [name for name in names if seen >> bits[name] & 1]
+            before = ((name, known.get(("names left", values, seen ^ 1 << bits[name]))) for name in come)
+            last, start = next(((name, found) for name, found in before if found is not None), (None, None))
+            if start is None:
+                start, last = _name_texts(automaton, names), None
+            for name in come if last is None else [last]:
+                for text in spellings(name):
+                    start = without_text(automaton.tables, start, text)
+                    assert start is not None, "a value that has not ended has other names"
+            known[key] = start
+        return known[key]  # type: ignore[no-any-return]
 
     def _names(self) -> tuple[str, ...]:
         """Return the names that may come next."""

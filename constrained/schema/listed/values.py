@@ -12,7 +12,8 @@ from typing import Any
 from ...regex.charset import has_surrogates
 from ..interface import SchemaCompiler
 
-MAX_VALUE_DEPTH = 200  # arrays and objects inside each other
+MAX_VALUE_DEPTH = 120  # arrays and objects inside each other
+WORDS = {"null": None, "true": True, "false": False}
 
 
 class GivenValue:
@@ -42,9 +43,10 @@ def given_value(compiler: SchemaCompiler, value: Any) -> GivenValue:
         case str():
             return _known(compiler, ("string", value), value, not has_surrogates(value))
         case None | True | False:
-            return _known(compiler, ({None: "null", True: "true", False: "false"}[value], None), None, True)
+            kind = next(kind for kind, word in WORDS.items() if word is value)
+            return _known(compiler, (kind, None), None, True)
         case _:
-            number = Decimal(value) if isinstance(value, int) else Decimal(repr(value))
+            number = Decimal(value) if isinstance(value, int | Decimal) else Decimal(repr(value))
             number = abs(number) if number == 0 else number  # -0.0 equals 0
             return _known(compiler, ("number", number), number, True)
 
@@ -70,7 +72,7 @@ def json_value(value: GivenValue) -> Any:
         case "string":
             return value.content
         case _:
-            return {"null": None, "true": True, "false": False}[value.kind]
+            return WORDS[value.kind]
 
 
 class ListedPart:

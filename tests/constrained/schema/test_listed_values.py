@@ -354,6 +354,17 @@ def test_given_objects_that_other_schemas_allow_or_refuse_anyway_are_no_burden()
     assert not accepts(grammar, b'{"id": 7}')
 
 
+@pytest.mark.parametrize("schema", [{}, {"$ref": "#/$defs/tree"}])
+def test_deep_values_are_read_and_compared(schema: Any) -> None:
+    value: Any = []
+    for _ in range(50):
+        value = [{"a": value}]
+    tree = {"items": {"properties": {"a": {"$ref": "#/$defs/tree"}}, "required": ["a"]}, "minItems": 0}
+    grammar = compiled({"$defs": {"tree": tree}, "const": value, **schema})
+    assert accepts(grammar, json.dumps(value).encode())
+    assert not accepts(grammar, json.dumps(value[0]["a"]).encode())
+
+
 def test_values_nested_too_deep_are_refused_with_their_pointer() -> None:
     value: Any = []
     for _ in range(250):
@@ -361,6 +372,25 @@ def test_values_nested_too_deep_are_refused_with_their_pointer() -> None:
     with pytest.raises(GrammarError, match="nested deeper") as raised:
         compiled({"items": {"const": value}})
     assert raised.value.pointer == "/items"
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_alternatives_of_one_object_each_are_as_given_values(keyword: str) -> None:
+    branches: list[Any] = []
+    for n in range(300):
+        properties = {"a": {"const": n}, "b": {"enum": [f"text {n}"], "type": "string"}, "c": {"const": {"d": [n]}}}
+        branches.append({"properties": properties, "required": ["b", "a", "c"], "additionalProperties": False})
+    schema = {"type": "object", keyword: [*branches, branches[7]]}
+    judged = judge(schema)
+    for options in (SchemaOptions(), SchemaOptions("closed", "digits")):
+        grammar = compiled(schema, options=options)
+        for n in range(0, 300, 7):
+            for d in (n, n + 1):
+                text = json.dumps({"a": n, "b": f"text {n}", "c": {"d": [d]}})
+                assert accepts(grammar, text.encode()) == is_valid(judged, text), text
+        assert grammar.automaton.tables.num_states < 100 * len(branches)
+        assert accepts(grammar, b'{"a": 1.0, "b": "text 1", "c": {"d": [1]}}') == (options == SchemaOptions())
+        assert accepts(grammar, b'{"c": {"d": [1]}, "b": "text 1", "a": 1}') == (options == SchemaOptions())
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -375,6 +405,27 @@ def test_the_states_are_linear_in_the_size_of_the_values(number: int, order: Pro
     size = len(json.dumps(values))
     assert before <= 4 * size
     assert grammar.generation.automaton.tables.num_states - before <= 200 * len(texts)
+
+
+def test_the_states_are_linear_in_the_number_of_members() -> None:
+    names = [f"{'key é' if n % 3 else 'other'}{n}" for n in range(400)]
+    values = [{name: n % 7 for n, name in enumerate(names)}, {name: n % 5 for n, name in enumerate(names[:200])}]
+    grammar = compiled({"enum": values})
+    rng = random.Random(2)
+    for value in values:
+        for _ in range(3):
+            text = json.dumps(shuffled(value, rng), ensure_ascii=rng.random() < 0.5)
+            assert accepts(grammar, text.encode())
+    size = len(json.dumps(values))
+    assert grammar.automaton.tables.num_states < 20 * size
+    missing = {name: value for name, value in values[1].items() if name != names[50]}
+    assert not accepts(grammar, json.dumps(missing).encode())
+    twice = json.dumps(values[1])[:-1] + f', "{names[0]}": 0}}'
+    assert not accepts(grammar, twice.encode())
+    matcher, vocabulary = grammar.matcher(), shared_vocabulary()
+    for byte in json.dumps(shuffled(values[1], rng)).encode():
+        assert byte in allowed(matcher, vocabulary)
+        assert matcher.accept(byte)
 
 
 def test_walks_that_prefer_to_repeat_never_meet_an_empty_mask() -> None:
@@ -403,6 +454,23 @@ def test_walks_that_prefer_to_repeat_never_meet_an_empty_mask() -> None:
                     token = rng.choice(repeating if repeating and rng.random() < 0.8 else tokens)
                     assert matcher.accept(token)
                     output += vocabulary.tokens[token] or b""
+
+
+@MANY
+@given(seed=SEEDS, number=st.sampled_from([2, 5, 30]))
+def test_given_numbers_are_told_apart_from_others(seed: int, number: int) -> None:
+    rng = random.Random(seed)
+    limits = [{"type": "integer"}, {"minimum": 3}, {"multipleOf": 2}, {"maximum": 2.5}, {"type": "number"}]
+    values = rng.sample([0, 1, 1.5, 2, 3, 10, 1.05, -2, 20, 100, *range(200, 250)], number)
+    branches = [{"properties": {"x": {"const": v}, "y": {"const": f"is {v}"}}, "required": ["x", "y"]} for v in values]
+    others = {"properties": {"x": rng.choice(limits), "y": {"const": "other"}}, "required": ["x", "y"]}
+    schema = {"type": "object", rng.choice(["anyOf", "oneOf"]): [*branches, others]}
+    judged = judge(schema)
+    grammar = compiled(schema, rng.choice(ORDERS), "compact")
+    for x in ["0", "1", "1.0", "1.5", "1.50", "2", "2.0", "3", "1.05", "1.06", "-2", "20.00", "100", "101", "210.0"]:
+        for y in ("other", f"is {rng.choice(values)}", f"is {x}"):
+            text = f'{{"x":{x},"y":"{y}"}}'
+            assert accepts(grammar, text.encode()) == is_valid(judged, text), text
 
 
 class CountedPart:

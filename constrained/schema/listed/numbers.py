@@ -1,0 +1,86 @@
+"""States that read given numbers, beside other constraints on numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...automaton.automaton import Automaton
+from ...automaton.blocks import Block
+from ...regex.dfa import DEAD, START
+from ...regex.pair_product import pair_product
+from ..formula import Formula, ResultCodes, SparseTruths, atoms
+from ..number_parts import NUMBER_END, listed_numbers_dfa, number_dfa, number_universe
+from ..string_dfas import labelled_product, live_states, product_check
+
+
+def given_numbers(automaton: Automaton, codes: Mapping[Decimal, int], digits: bool) -> int:
+    """Return the number of the state before one of these numbers, which ends with its result code."""
+
+    def block() -> Block:
+        dfa, labels = listed_numbers_dfa(codes, digits)
+        return Block(dfa.table, dfa.class_of, labels, before=NUMBER_END)
+
+    return START + automaton.block(("given numbers", tuple(codes.items()), digits), block)
+
+
+def _truths(formulas: tuple[Formula, ...]) -> SparseTruths[Decimal]:
+    return SparseTruths(formulas, lambda part: part.values, lambda part, value: part.holds(value))
+
+
+def listed_numbers(
+    automaton: Automaton, values: frozenset[Decimal], formulas: tuple[Formula, ...], result: ResultCodes
+) -> int | None:
+    """Return the number of the state before one of these numbers, if the first formula holds for it."""
+    truths = _truths(formulas)
+    bits = {value: truths.bits(value) for value in sorted(values)}
+    codes = {value: result.of_bits(each >> 1) for value, each in bits.items() if each & 1}
+    digits = any(part.digits for part in atoms(formulas[0]))
+    return given_numbers(automaton, codes, digits) if codes else None
+
+
+def product_with_listed(
+    formulas: tuple[Formula, ...], result: ResultCodes
+) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]] | None:
+    """Label the numbers for which the first formula holds with the result codes of the others.
+
+    All given numbers are one automaton, so there may be many. No part is one of integers in digits only. Returns what
+    `labelled_product` does, and raises what it raises.
+    """
+    parts: list[Any] = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
+    open_parts = [part for part in parts if part.values is None]
+    combinations: list[tuple[bool, ...]] = []
+
+    def number_of(accepted: tuple[bool, ...]) -> int:
+        combinations.append(accepted)
+        return len(combinations) - 1
+
+    product = labelled_product(number_universe(tuple(parts)), [number_dfa(part) for part in open_parts], number_of)
+    if product is None:
+        return None
+    table, class_of, found = product
+    truths = _truths(formulas)
+    values = sorted(truths.values)
+    listed, value_of = listed_numbers_dfa({value: number for number, value in enumerate(values)}, False)
+    columns, classes = np.unique(np.stack([class_of, listed.class_of]), axis=1, return_inverse=True)
+    table, pairs = pair_product(table[:, columns[0]], listed.table[:, columns[1]], "first", product_check())
+
+    def code(bits: int) -> int:
+        return result.of_bits(bits >> 1) if bits & 1 else -1
+
+    by_value = [code(truths.bits(value)) for value in values]
+    elsewhere: list[int] = []
+    for accepted in combinations:
+        truth = dict(zip(open_parts, accepted, strict=True))
+        elsewhere.append(code(truths.bits_elsewhere(truth.__getitem__)))
+    at, value = found[pairs[:, 0]], value_of[pairs[:, 1]]
+    labels = np.where(at < 0, -1, np.where(value < 0, np.array([*elsewhere, -1])[at], np.array([*by_value, -1])[value]))
+    labels[DEAD] = -1
+    alive = live_states(table, labels >= 0)
+    if not alive[START]:
+        return None
+    return np.where(alive[table], table, DEAD), classes.reshape(-1).astype(np.uint8), labels.astype(np.int32)
