@@ -292,7 +292,7 @@ def number_combinations(parts: Sequence[NumberPart]) -> Iterable[Truths]:
         listed = frozenset[Decimal]().union(*(part.values or () for part in parts))
         found = {tuple(value in (part.values or ()) for part in parts): None for value in listed}
         return found | {tuple(False for _ in parts): None}
-    return combinations(number_universe(parts), [number_dfa(part) for part in parts])
+    return combinations(number_universe(tuple(parts)), [number_dfa(part) for part in parts])
 
 
 @lru_cache(maxsize=256)
