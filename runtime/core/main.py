@@ -63,8 +63,9 @@ logger = logging.getLogger("ramiform.core")
 GRAMMAR_POLL_MS = 2  # polling interval while the only work is a grammar being compiled
 LOOPS_POLL_MS = 50  # polling interval of an idle core while compiled loops are being loaded
 # Seconds for which a thread may hold the interpreter lock when another waits. A step releases and takes it dozens
-# of times; with Python's 5 ms, a grammar that compiles for a second would delay every request by that second.
-SWITCH_INTERVAL = 1e-4
+# of times; with Python's 5 ms, a grammar that compiles for a second would delay every request by that second. Where
+# nobody waits, it costs nothing.
+SWITCH_INTERVAL = 1e-6
 FAILURE_LINGER_MS = 10_000  # time that a core that cannot start waits for a frontend to attach
 
 
