@@ -2,9 +2,10 @@
 
     python -P bench/grammar_stall.py [--seconds 8] [--rounds 3] [--name 2core-cpu_202611]
 
-Four streams on the model that ships, their steps taken as the core takes them. Beside them 40 requests with constraints,
-submitted at once: plain ones that are known already, or 40 hostile schemas that no request had before. With the core's
-switch interval and with others, in turn. Measured is the wall's time from one token of a stream to its next one.
+Four streams on the model that ships, their steps taken as the core takes them. Beside them are 40 requests with
+constraints, submitted at once: plain ones that are known already, or 40 hostile schemas that no request had before; or
+none. With the core's switch interval and with others, in turn. Measured is the wall's time from one token of a stream
+to its next.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -164,17 +165,24 @@ def main(
     core, numbers = Core(), count()
     known = [plain(number) for number in range(NUM_CONSTRAINED)]
     core.run(known, 3)
-    settings = [(is_hostile, interval) for interval in (1e-4, 1e-5, SWITCH_INTERVAL) for is_hostile in (False, True)]
+    settings = [
+        (beside, interval) for interval in (1e-4, 1e-5, SWITCH_INTERVAL) for beside in ("none", "plain", "hostile")
+    ]
+    constraints: dict[str, Callable[[], list[Constraint]]] = {
+        "none": list,
+        "plain": lambda: known,
+        "hostile": lambda: [hostile(next(numbers)) for _ in known],
+    }
     whole = {setting: Found() for setting in settings}
     for _ in range(rounds):
-        for (is_hostile, interval), found in whole.items():
+        for (beside, interval), found in whole.items():
             sys.setswitchinterval(interval)
-            one = core.run([hostile(next(numbers)) for _ in known] if is_hostile else known, seconds)
+            one = core.run(constraints[beside](), seconds)
             for figure in ("gaps", "p99", "num_ended", "num_failed", "num_tokens"):
                 setattr(found, figure, getattr(found, figure) + getattr(one, figure))
     rows = [
         {
-            "beside, switch interval": f"{'hostile' if is_hostile else 'plain'}, {interval * 1e3:g} ms",
+            "beside, switch interval": f"{beside}, {interval * 1e3:g} ms",
             **{f"ITL p{percent} ms": float(np.percentile(found.gaps, percent)) for percent in (50, 90, 99)},
             "max": max(found.gaps),
             "p99 of each run": " ".join(f"{p99:.0f}" for p99 in found.p99),
@@ -183,7 +191,7 @@ def main(
             "ended": found.num_ended,
             "of them failed": found.num_failed,
         }
-        for (is_hostile, interval), found in whole.items()
+        for (beside, interval), found in whole.items()
     ]
     text = f"`python -P bench/grammar_stall.py --seconds {seconds:g} --rounds {rounds}`\n\n{table(rows)}"
     write(text, None if name is None else RESULTS / f"grammar_stall_{name}.md")
