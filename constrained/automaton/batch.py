@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ... import loops
 from ..errors import GrammarError
 from .masks import PACKAGE, NotReadyError
 from .matcher import Generation, Matcher
-from .walks import Walks, walk_together
+from .walks import Walks, run, walk_together
 
 
 def fill_batch(matchers: Sequence[Any | None], out: NDArray[np.int32]) -> None:
@@ -61,7 +61,7 @@ def _held(generations: set[Generation], *, wait: bool) -> Iterator[set[Generatio
 
 
 def _run(matchers: list[Matcher]) -> None:
-    """Run what the masks of matchers need, one round of walks after the other.
+    """Compute the masks of matchers that are not known.
 
     Of those that need the same mask, one computes it, and the others find it. What fails is left to `Matcher.mask`.
     """
@@ -82,17 +82,8 @@ def _run(matchers: list[Matcher]) -> None:
                 keys.add(key)
             except (StopIteration, NotReadyError, GrammarError):
                 continue
-        while begun:
-            results = walk_together([walk for _, walk in begun])
-            going_on = [(walks, _next(walks, result)) for (walks, _), result in zip(begun, results, strict=True)]
-            begun = [(walks, walk) for walks, walk in going_on if walk is not None]
+        # What a walk stops for takes longer than the walk, so those that stopped go on one by one.
+        for (walks, _), result in zip(begun, walk_together([walk for _, walk in begun]), strict=True):
+            with suppress(NotReadyError, GrammarError):
+                run(walks, result)
         waiting = later
-
-
-def _next(walks: Walks[None], result: Sequence[int]) -> tuple[Any, ...] | None:
-    """Return the next walk of a computation, None if it has ended."""
-    status, depth = result
-    try:
-        return walks.send((status, depth))
-    except (StopIteration, NotReadyError, GrammarError):
-        return None

@@ -25,17 +25,17 @@ T = TypeVar("T")
 # A computation that yields the arguments of `walk_packed.walk`, the last one as `PackedArrays`, and is sent its status
 # and depth.
 Walks = Generator[tuple[Any, ...], tuple[int, int], T]
-MIN_SHARE = 8  # walks of a thread: waking one takes as long as some of them
+MIN_SHARE = 32  # walks of a thread: most take a few microseconds, and waking one takes fifty
 MAX_THREADS = 8
 
 
-def run(walks: Walks[T]) -> T:
-    """Run a computation, each walk when it is yielded."""
+def run(walks: Walks[T], first: Sequence[int] | None = None) -> T:
+    """Run a computation, each walk when it is yielded. `first` is the result of the first one, if that was run."""
     from . import walk_packed  # not at the top: it imports numba
 
     run_one: Any = walk_packed.walk
     try:
-        walk = next(walks)
+        walk = next(walks) if first is None else walks.send((first[0], first[1]))
         while True:
             *arguments, arrays = walk
             walk = walks.send(run_one(*arguments, arrays.current()))
@@ -48,6 +48,8 @@ def walk_together(walks: Sequence[tuple[Any, ...]]) -> list[list[int]]:
     """Run walks, in one compiled call in each of several threads. Returns the status and depth of each."""
     from . import walk_packed
 
+    if not walks:
+        return []
     rows = np.array([_row(*walk) for walk in walks], np.int64)
     results = np.zeros((len(rows), 2), np.int64)
     num_threads = min(len(rows) // MIN_SHARE, MAX_THREADS, os.cpu_count() or 1)
