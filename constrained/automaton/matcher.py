@@ -44,6 +44,11 @@ class Generation:
         self.lock = RLock()
         self.num_outputs = 0
 
+    def __del__(self) -> None:
+        # A search of the garbage collector for what is left of it would hold the interpreter for long.
+        if automaton := self.__dict__.get("automaton"):
+            automaton.clear()
+
     @property
     def num_bytes(self) -> int:
         """Estimate of the memory that it takes, masks included."""
