@@ -1,19 +1,20 @@
-"""Delays of a running stream while expensive constraints compile in the same process.
+"""Delays of running streams while expensive constraints are compiled and followed in the same process.
 
-    python -P bench/grammar_stall.py [--seconds 6] [--name 2core-cpu_202611]
+    python -P bench/grammar_stall.py [--seconds 8] [--rounds 3] [--name 2core-cpu_202611]
 
-One stream on the model that ships, its steps taken as the core takes them. Beside it the runtime's own `Grammars`
-compile, over and over, constraints that are as costly as the bounds allow, or nothing. Each with the interpreter's own
-switch interval, with the core's, and with one between, in turn. Measured is the wall's time from one step's end to the
-next one's.
+Four streams on the model that ships, their steps taken as the core takes them. Beside them are 40 requests with
+constraints, submitted at once: plain ones that are known already, or 40 hostile schemas that no request had before; or
+none. With the core's switch interval and with others, in turn. Measured is the wall's time from one token of a stream
+to its next.
 """
 
 from __future__ import annotations
 
+import gc
+import json
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -23,134 +24,174 @@ import numpy as np
 import typer
 
 from ramiform.bench.harness import table, write
-from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.main import SWITCH_INTERVAL, load_core
 from ramiform.runtime.protocol.config import CoreConfig
-from ramiform.runtime.protocol.core import Generate, Tokens
-from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.core import Abort, FromCore, Generate, RequestFailed, Tokens
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
 
 RESULTS = Path(__file__).parent / "results"
-TOKENS = [bytes([byte]) for byte in range(256)]
+NUM_STREAMS, NUM_CONSTRAINED = 4, 40
 
 
-@dataclass(frozen=True)
-class Setting:
-    is_hostile: bool
-    interval: float  # seconds that a thread may keep the interpreter while another waits for it
+def hostile(number: int) -> Constraint:
+    """Return one of ever new constraints, of eight kinds."""
+    kind, variant = number % 8, number // 8
+    match kind:
+        case 0:
+            return _schema({"enum": [{"name": f"n{n}_{variant}", "value": n} for n in range(1000)]})
+        case 1:
+            return _schema({"anyOf": [_tool(n, f"a{n}_{variant}") for n in range(1000)]})
+        case 2:
+            return Constraint("regex", f"(a|b)*a(a|b){{18}}{variant}")
+        case 3:
+            conditions = [_condition(n, f"x{n}_{variant}") for n in range(49)]
+            return _schema({"type": "object", "properties": {"a": {"type": "string"}}, "allOf": conditions})
+        case 4:
+            nested: dict[str, Any] = {"type": "integer"}
+            for _ in range(100):
+                nested = _object({f"p{variant}": nested, "q": {"type": "string"}}, [f"p{variant}"])
+            return _schema(nested)
+        case 5:
+            items = {"enum": list(range(variant, variant + 30))}
+            return _schema({"type": "array", "items": items, "uniqueItems": True, "minItems": 20})
+        case 6:
+            patterns = [{"type": "string", "pattern": f"^{n}_{variant}[a-z]*$"} for n in range(300)]
+            return _schema({"anyOf": [_object({"k": pattern}, ["k"]) for pattern in patterns]})
+        case _:
+            members = {f"^[a-{chr(101 + n)}]{{{n + 1},}}{variant}": {"type": "integer", "minimum": n} for n in range(8)}
+            return _schema({"type": "object", "patternProperties": members})
 
-    def __str__(self) -> str:
-        return f"{'hostile' if self.is_hostile else 'nothing beside'}, {self.interval * 1e3:g} ms"
+
+def plain(number: int) -> Constraint:
+    """Return one of five small schemas whose outputs are long."""
+    words = {"type": "array", "items": {"type": "string", "minLength": 20}, "minItems": 100}
+    return _schema(_object({f"a{number % 5}": {"type": "integer"}, "words": words}, ["words"]))
 
 
-SETTINGS = [Setting(is_hostile, interval) for is_hostile in (False, True) for interval in (5e-3, 1e-3, SWITCH_INTERVAL)]
+def _schema(schema: Any) -> Constraint:
+    return Constraint("json_schema", json.dumps(schema), "any", "schema")
+
+
+def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _tool(number: int, name: str) -> dict[str, Any]:
+    return _object({"kind": {"const": number}, name: {"type": "integer"}}, ["kind"])
+
+
+def _condition(number: int, value: str) -> dict[str, Any]:
+    condition = {"properties": {"a": {"const": value}}, "required": ["a"]}
+    return {"if": condition, "then": {"required": [f"b{number}"]}}
 
 
 @dataclass
 class Found:
-    """Milliseconds between steps, and of each expensive constraint; mean processor time of a step in each run."""
+    """Milliseconds between the tokens of a stream; constrained requests that ended, and that failed."""
 
     gaps: list[float] = field(default_factory=list)
-    answers: list[float] = field(default_factory=list)
-    processor_ms: list[float] = field(default_factory=list)
-
-    def add(self, other: Found) -> None:
-        self.gaps += other.gaps
-        self.answers += other.answers
-        self.processor_ms += other.processor_ms
+    p99: list[float] = field(default_factory=list)  # of each run
+    num_ended: int = 0
+    num_failed: int = 0
+    num_tokens: int = 0  # of constrained requests
 
 
-def hostile() -> Iterator[Constraint]:
-    """Yield ever new constraints, because known ones are cached."""
-    for number in count():
-        yield Constraint("regex", f"(a|b)*a(a|b){{{18 + number % 3}}}{number}")
-        yield Constraint("regex", f"(?=.*a.{{12}}b)(?=.*c.{{12}}d)(?=.*{number}).*")
-        yield Constraint("regex", f"x(?=.*a.{{12}}b)(?=.*c.{{12}}d).*{number}")
-        words = ",".join(f'{{"pattern": "^[a-z]{{{n},40}}{number}.*[a-z]{{3,{n + 9}}}$"}}' for n in range(8))
-        yield Constraint("json_schema", f'{{"type": "string", "oneOf": [{words}]}}')
-        names = ",".join(f'"k{n}_{number}": {{"$ref": "#/$defs/{n * 7 % 400}"}}' for n in range(400))
-        inner = ",".join(
-            f'"{n}": {{"type": "object", "properties": {{"x": {{"maxLength": {n}}}}}}}' for n in range(400)
-        )
-        yield Constraint("json_schema", f'{{"type": "object", "properties": {{{names}}}, "$defs": {{{inner}}}}}')
-
-
-class Stream:
-    """One request after another on the model that ships, its tokens computed one step at a time."""
+class Core:
+    """The parts of a core, driven as its main loop does."""
 
     def __init__(self) -> None:
-        self._core = load_core(CoreConfig(num_pages=256))
+        self._core = load_core(CoreConfig(num_pages=4096))
         self._numbers = count()
-        self._num_live = 0
+        self._live: dict[str, float] = {}  # when each request had its last token
+        gc.freeze()
+        gc.enable()
 
-    def step(self) -> None:
-        """Run one step as the core does: plan, forward, commit."""
-        scheduler = self._core.scheduler
-        if not self._num_live:
-            sampling = SamplingParams(max_new_tokens=400, temperature=0, ignore_eos=True, seed=0)
-            request = Generate(rid=str(next(self._numbers)), tokens=[5, 6, 7], sampling=sampling)
-            assert not scheduler.handle(request, time.monotonic())
-            self._num_live += 1
-        plan = scheduler.plan(time.monotonic())
-        assert plan is not None, "the stream goes on"
-        for answer in scheduler.commit(plan, self._core.engine.run(plan), time.monotonic()):
-            assert isinstance(answer, Tokens), answer
-            self._num_live -= answer.finish is not None
-
-
-def run(stream: Stream, seconds: float, setting: Setting) -> Found:
-    grammars, sources = GrammarCache(TOKENS, [0]), hostile()
-    grammars.warm_up().result()
-    before = sys.getswitchinterval()
-    found = Found()
-    running: list[tuple[Future[Any], float]] = []
-    try:
-        sys.setswitchinterval(setting.interval)
-        stream.step()
+    def run(self, constraints: Sequence[Constraint], seconds: float) -> Found:
+        """Run the streams, and the constrained requests beside them, for so long."""
+        found = Found()
+        for constraint in constraints:
+            self._add(
+                "constrained", SamplingParams(max_new_tokens=1000, temperature=1.0, seed=1, constraint=constraint)
+            )
         end = time.monotonic() + seconds
-        last, processor = time.monotonic(), time.thread_time()
-        while last < end:
-            for future, began in [pair for pair in running if pair[0].done()]:
-                running.remove((future, began))
-                assert future.exception() is None or isinstance(future.exception(), RequestError), future.exception()
-                found.answers.append((time.monotonic() - began) * 1e3)
-            while setting.is_hostile and len(running) < 2:
-                running.append((grammars.get(next(sources)), time.monotonic()))
-            stream.step()
-            now = time.monotonic()
-            found.gaps.append((now - last) * 1e3)
-            last = now
-        found.processor_ms.append((time.thread_time() - processor) * 1e3 / len(found.gaps))
-    finally:
-        grammars.close()
-        for future, _ in running:
-            future.exception()
-        sys.setswitchinterval(before)
-    return found
+        while time.monotonic() < end:
+            while sum(rid.startswith("stream") for rid in self._live) < NUM_STREAMS:
+                self._add("stream", SamplingParams(max_new_tokens=400, temperature=1.0, seed=1, ignore_eos=True))
+            self._step(found)
+        for rid in list(self._live):
+            self._core.scheduler.handle(Abort(rid), time.monotonic())
+            del self._live[rid]
+        while not self._core.scheduler.idle:
+            self._step(Found())
+        found.p99.append(float(np.percentile(found.gaps, 99)))
+        return found
+
+    def _add(self, kind: str, sampling: SamplingParams) -> None:
+        rid = f"{kind} {next(self._numbers)}"
+        message = Generate(rid=rid, tokens=[5, 6, 7], sampling=sampling)
+        assert not self._core.scheduler.handle(message, time.monotonic())
+        self._live[rid] = 0.0
+
+    def _step(self, found: Found) -> None:
+        scheduler, engine = self._core.scheduler, self._core.engine
+        plan = scheduler.plan(time.monotonic())
+        answers = scheduler.answers()
+        if plan is not None:
+            answers += scheduler.commit(plan, engine.run(plan), time.monotonic())
+        for answer in answers:
+            self._take(answer, found)
+
+    def _take(self, answer: FromCore, found: Found) -> None:
+        assert isinstance(answer, Tokens | RequestFailed)
+        now, is_stream = time.monotonic(), answer.rid.startswith("stream")
+        if answer.rid not in self._live:
+            return
+        if isinstance(answer, Tokens):
+            if is_stream and self._live[answer.rid]:
+                found.gaps.append((now - self._live[answer.rid]) * 1e3)
+            found.num_tokens += 0 if is_stream else len(answer.ids)
+        self._live[answer.rid] = now
+        if isinstance(answer, RequestFailed) or answer.finish is not None:
+            del self._live[answer.rid]
+            found.num_ended += not is_stream
+            found.num_failed += isinstance(answer, RequestFailed)
 
 
 def main(
-    seconds: Annotated[float, typer.Option(help="of each run")] = 6.0,
-    rounds: Annotated[int, typer.Option(help="of the runs")] = 2,
+    seconds: Annotated[float, typer.Option(help="of each run")] = 8.0,
+    rounds: Annotated[int, typer.Option(help="of the runs")] = 3,
     name: Annotated[str | None, typer.Option(help="write bench/results/grammar_stall_NAME.md")] = None,
 ) -> None:
-    stream = Stream()
-    whole = {setting: Found() for setting in SETTINGS}
+    core, numbers = Core(), count()
+    known = [plain(number) for number in range(NUM_CONSTRAINED)]
+    core.run(known, 3)
+    settings = [
+        (beside, interval) for interval in (1e-4, 1e-5, SWITCH_INTERVAL) for beside in ("none", "plain", "hostile")
+    ]
+    constraints: dict[str, Callable[[], list[Constraint]]] = {
+        "none": list,
+        "plain": lambda: known,
+        "hostile": lambda: [hostile(next(numbers)) for _ in known],
+    }
+    whole = {setting: Found() for setting in settings}
     for _ in range(rounds):
-        for setting, found in whole.items():
-            found.add(run(stream, seconds, setting))
+        for (beside, interval), found in whole.items():
+            sys.setswitchinterval(interval)
+            one = core.run(constraints[beside](), seconds)
+            for figure in ("gaps", "p99", "num_ended", "num_failed", "num_tokens"):
+                setattr(found, figure, getattr(found, figure) + getattr(one, figure))
     rows = [
         {
-            "ms": str(setting),
-            **{f"step p{percent}": float(np.percentile(found.gaps, percent)) for percent in (50, 90, 99)},
-            "step max": max(found.gaps),
-            "processor time of a step": float(np.median(found.processor_ms)),
-            "steps": len(found.gaps),
-            "answers": len(found.answers),
-            "answer p50": float(np.median(found.answers)) if found.answers else "-",
-            "answer max": max(found.answers, default="-"),
+            "beside, switch interval": f"{beside}, {interval * 1e3:g} ms",
+            **{f"ITL p{percent} ms": float(np.percentile(found.gaps, percent)) for percent in (50, 90, 99)},
+            "max": max(found.gaps),
+            "p99 of each run": " ".join(f"{p99:.0f}" for p99 in found.p99),
+            "stream tokens": len(found.gaps),
+            "constrained tokens": found.num_tokens,
+            "ended": found.num_ended,
+            "of them failed": found.num_failed,
         }
-        for setting, found in whole.items()
+        for (beside, interval), found in whole.items()
     ]
     text = f"`python -P bench/grammar_stall.py --seconds {seconds:g} --rounds {rounds}`\n\n{table(rows)}"
     write(text, None if name is None else RESULTS / f"grammar_stall_{name}.md")

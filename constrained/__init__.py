@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .automaton.matcher import CompiledGrammar, Matcher, fill_batch
+    from .automaton.batch import fill_batch
+    from .automaton.matcher import CompiledGrammar, Matcher
     from .automaton.vocabulary import Vocabulary
     from .compile import compile_constraint
     from .constraint import (
@@ -73,7 +74,7 @@ _MODULES = {
     "Vocabulary": ".automaton.vocabulary",
     "WhitespacePolicy": ".constraint",
     "compile_constraint": ".compile",
-    "fill_batch": ".automaton.matcher",
+    "fill_batch": ".automaton.batch",
     "search": ".regex.search",
 }
 

@@ -6,7 +6,7 @@ a peer cannot bound is left out, unless "any" is requested.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -33,6 +33,14 @@ class OutputMatcher(Protocol):
     def accept_at_once(self, token: int) -> bool | None: ...
     def is_ready(self, *, forced: bool) -> bool: ...
     def prepare(self, *, forced: bool) -> None: ...
+    def native(self) -> object: ...
+
+
+def prepare_together(matchers: Sequence[OutputMatcher]) -> None:
+    """Let the masks be known that take a walk over the vocabulary, but no new state: then they are ready."""
+    from .automaton.batch import prepare_together as prepare  # here: a runtime's start does not wait for it
+
+    prepare(matchers)
 
 
 class MatcherSource(Protocol):

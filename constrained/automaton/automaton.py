@@ -257,6 +257,16 @@ class Automaton:
                 f"the constraint is too complex: its states take more than {MAX_BYTES >> 20} MiB"
             )
 
+    def clear(self) -> None:
+        """Forget everything, so that its objects are freed at once: compilers and their states hold each other."""
+        for known in (self._numbers, self._values, self._pushes, self._guards, self.memory):
+            known.clear()
+        for caches in self.caches:
+            for cache in caches:
+                if isinstance(cache, dict | list):
+                    cache.clear()
+        self.caches.clear()
+
     def follow(self, frame: int, result: int, text: bytes = b"", before: bytes = b"") -> int:
         """Return the state after a value with this result, 0 if it is refused.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +14,10 @@ from . import layout
 from .actions import DEAD_END, ENDS, FILLED, FLAGS, LIKE, LOOPS, MARKS, MOST, PLAIN, RETURNS
 from .automaton import Automaton
 from .duplicate_names import NamesInTokens, without
-from .layout import BELOW, CONTEXT_SIZE, FRAME, LEVEL, MAX_DEPTH, SAVED
-from .tables import Tables
-from .token_trie import FIRST_TOKEN, TokenTrie, addresses
+from .layout import BELOW, FRAME, LEVEL, MAX_DEPTH, SAVED
+from .token_trie import FIRST_TOKEN, TokenTrie
 from .vocabulary import Vocabulary
+from .walks import Scratch, Walks, run
 
 PACKAGE = "ramiform.constrained"  # of the compiled loops; while they are postponed, Python interprets `walk_kernel`
 MAX_MASK_BYTES = 64 << 20  # of cached masks per grammar; the least recently used are evicted
@@ -50,15 +49,13 @@ class TokenWalker:
         self.vocabulary = vocabulary
         self._longest = max(vocabulary.trie.max_depth, 1)
         self.num_spare_cells = 2 * self._longest + 2  # cells that a walk may use above the first free one
-        self._work = np.zeros((self._longest + 2, layout.NUM_WORK_COLUMNS), np.int32)
-        self._codes = np.zeros(256, np.int32)  # actions of the edges of a walk's first state by byte, -1 for none
-        self._context = np.zeros(CONTEXT_SIZE, np.int64)
+        self._own = Scratch(self._longest, automaton.tables, vocabulary)
+        self._scratches: list[Scratch] = []  # of further walks at the same time, for reuse
         self._masks: OrderedDict[tuple[int, ...], NDArray[np.int32]] = OrderedDict()
         self._reach: dict[tuple[int, ...], int] = {}
         self._keys: dict[int, tuple[int]] = {}
         self.may_provide = True  # False: raise NotReadyError where a state is needed
         self._guarded: set[int] = set()  # states whose masks depend on guarded frames, and so are not cached
-        self._arrays = PackedArrays(automaton.tables, self._work, self._context, self._codes, vocabulary)
         self._max_masks = max(1, MAX_MASK_BYTES // (4 * vocabulary.num_words))
 
     @property
@@ -80,7 +77,31 @@ class TokenWalker:
         names: NamesInTokens,
     ) -> NDArray[np.int32]:
         """Return the bitmask of a configuration, read-only. Brings `names` up to date with `history`."""
-        mask = self._cached(at, cells, cells_address, history)
+        mask = self.known_mask(at, cells)
+        if mask is None:
+            mask = run(self.walks(at, cells, cells_address, history, self._own))
+        return self.without_repeated(mask, at, cells, cells_address, history, names)
+
+    def scratch(self) -> Scratch:
+        """Take the arrays of a walk that takes place at the same time as others."""
+        return (
+            self._scratches.pop() if self._scratches else Scratch(self._longest, self.automaton.tables, self.vocabulary)
+        )
+
+    def give_back(self, scratch: Scratch) -> None:
+        """Keep the arrays of a walk that has ended for others."""
+        self._scratches.append(scratch)
+
+    def without_repeated(
+        self,
+        mask: NDArray[np.int32],
+        at: Configuration,
+        cells: NDArray[np.int32],
+        cells_address: int,
+        history: bytearray,
+        names: NamesInTokens,
+    ) -> NDArray[np.int32]:
+        """Return a mask without the tokens that repeat a name. Brings `names` up to date with `history`."""
         automaton, top = self.automaton, at.top
         if not automaton.has_once or not history:
             return mask
@@ -98,29 +119,42 @@ class TokenWalker:
         repeating = self.vocabulary.quoted.repeating(mask, name, before, names, may_come)
         return without(mask, repeating) if repeating else mask
 
-    def _cached(
-        self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
-    ) -> NDArray[np.int32]:
-        """Return the mask from the cache, or compute it. It still allows names that have come before."""
-        state, top, _, counted = at
-        key = self._keys.get(state) or self._key(state, counted)
-        # Near the maximum depth of the stack, a mask depends on its depth.
-        is_shallow = cells.item(top, LEVEL) + self._longest < MAX_DEPTH
-        reach = self._reach.get(key) if is_shallow else None
-        if reach is not None:
-            full = key + self._frames(cells, top, reach) if reach else key
-            mask = self._masks.get(full)
-            if mask is not None:
-                self._masks.move_to_end(full)
-                return mask
-        if not self.may_provide:
-            raise NotReadyError
-        mask = self._compute(at, cells, cells_address, history)
-        context = self._context
-        if context[layout.REACH] >= 0 and is_shallow:
-            now = max(int(context[layout.REACH]), reach or 0)
+    def key(self, at: Configuration) -> tuple[int, ...]:
+        """Return the cache key of a configuration's mask without the stack."""
+        return self._keys.get(at.state) or self._key(at.state, at.counted)
+
+    def known_mask(self, at: Configuration, cells: NDArray[np.int32]) -> NDArray[np.int32] | None:
+        """Return the mask from the cache, if it is there. It still allows names that have come before."""
+        key = self.key(at)
+        reach = self._reach.get(key) if self._is_shallow(at, cells) else None
+        if reach is None:
+            return None
+        full = key + self._frames(cells, at.top, reach) if reach else key
+        mask = self._masks.get(full)
+        if mask is not None:
+            self._masks.move_to_end(full)
+        return mask
+
+    def _is_shallow(self, at: Configuration, cells: NDArray[np.int32]) -> bool:
+        """Return False near the maximum depth of the stack, where a mask depends on its depth."""
+        return cells.item(at.top, LEVEL) + self._longest < MAX_DEPTH
+
+    def walks(
+        self,
+        at: Configuration,
+        cells: NDArray[np.int32],
+        cells_address: int,
+        history: bytearray,
+        scratch: Scratch,
+    ) -> Walks[NDArray[np.int32]]:
+        """Compute a mask that is not in the cache, and cache it, by the walks that are yielded."""
+        key = self.key(at)
+        mask = yield from self._compute(at, cells, cells_address, history, scratch)
+        read = int(scratch.context[layout.REACH])
+        if read >= 0 and self._is_shallow(at, cells):
+            now = max(read, self._reach.get(key, 0))
             self._reach[key] = now
-            self._masks[key + self._frames(cells, top, now)] = mask
+            self._masks[key + self._frames(cells, at.top, now)] = mask
             if len(self._masks) > self._max_masks:
                 self._masks.popitem(last=False)
         return mask
@@ -158,8 +192,13 @@ class TokenWalker:
         return tuple(frames)
 
     def _compute(
-        self, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
-    ) -> NDArray[np.int32]:
+        self,
+        at: Configuration,
+        cells: NDArray[np.int32],
+        cells_address: int,
+        history: bytearray,
+        scratch: Scratch,
+    ) -> Walks[NDArray[np.int32]]:
         vocabulary, states = self.vocabulary, self.automaton.tables.states
         trie, flags = vocabulary.trie, states.item(at.state, FLAGS)
         like, is_far = states.item(at.state, LIKE), self._is_far_from_marks(at)
@@ -167,23 +206,23 @@ class TokenWalker:
         if like and room < self._longest:
             is_far = False
         if like and is_far and flags & PLAIN and states.item(like, FLAGS) & LOOPS and like not in self._guarded:
-            out = self._compute_like(like, at, cells, cells_address, history)
-            if out is not None:
-                return out
+            along = yield from self._compute_like(like, at, cells, cells_address, history, scratch)
+            if along is not None:
+                return along
         if flags & PLAIN and (is_far or not like):  # near a bound, given texts may go on where others may not
             out = vocabulary.plain.mask(room).copy()
             trie = vocabulary.plain.tails if flags & LOOPS and is_far else vocabulary.plain.others
         else:
             out = np.zeros(vocabulary.num_words, np.int32)
-        guarded = self._walk(trie, at, out, cells, cells_address, history)
+        guarded = yield from self._walk(trie, at, out, cells, cells_address, history, scratch)
         if guarded and trie is vocabulary.plain.tails:
             # A guard needs the whole text; the tails are only its end.
             out = vocabulary.plain.mask(room).copy()
-            self._walk(vocabulary.plain.others, at, out, cells, cells_address, history)
+            yield from self._walk(vocabulary.plain.others, at, out, cells, cells_address, history, scratch)
         if self.may_end(at, cells, history):
             out |= vocabulary.ends_mask
         if guarded:
-            self._context[layout.REACH] = -1
+            scratch.context[layout.REACH] = -1
         return out
 
     def _is_far_from_marks(self, at: Configuration) -> bool:
@@ -193,32 +232,42 @@ class TokenWalker:
         return place == len(marks) or marks[place] - at.counted > self._longest
 
     def _compute_like(
-        self, like: int, at: Configuration, cells: NDArray[np.int32], cells_address: int, history: bytearray
-    ) -> NDArray[np.int32] | None:
+        self,
+        like: int,
+        at: Configuration,
+        cells: NDArray[np.int32],
+        cells_address: int,
+        history: bytearray,
+        scratch: Scratch,
+    ) -> Walks[NDArray[np.int32] | None]:
         """Compute a mask along given texts (names, strings of an enum) in a string that may hold any other text.
 
         It is the mask of the state `like`, where the given texts have been left, except for the tokens that begin as
         they continue. Returns None if the mask of `like` is not cached.
         """
-        out = self._cached(at._replace(state=like), cells, cells_address, history).copy()
-        key = self._keys.get(like) or self._key(like, at.counted)
+        left = at._replace(state=like)
+        mask = self.known_mask(left, cells)
+        if mask is None:
+            mask = yield from self.walks(left, cells, cells_address, history, scratch)
+        out, key = mask.copy(), self.key(left)
         reach = self._reach.get(key)
         if reach is None:
             self._guarded.add(like)
             return None
         # If a guard was asked, the mask holds for this text alone, and was not cached.
         is_cached = key + self._frames(cells, at.top, reach) in self._masks
-        guarded = self._walk(self.vocabulary.plain.others, at, out, cells, cells_address, history, only_edges=True)
+        others = self.vocabulary.plain.others
+        guarded = yield from self._walk(others, at, out, cells, cells_address, history, scratch, only_edges=True)
         if guarded or not is_cached:
-            self._context[layout.REACH] = -1
+            scratch.context[layout.REACH] = -1
         else:
-            self._context[layout.REACH] = max(reach, int(self._context[layout.REACH]))
+            scratch.context[layout.REACH] = max(reach, int(scratch.context[layout.REACH]))
         return out
 
-    def _begin(self, at: Configuration, cells: NDArray[np.int32], offset: int) -> None:
+    def _begin(self, at: Configuration, cells: NDArray[np.int32], offset: int, scratch: Scratch) -> None:
         """Set the kernel's arrays to a configuration."""
-        self._work[0] = at.state, at.top, at.free, at.counted, -1, 0, 0, 0
-        context = self._context
+        scratch.work[0] = at.state, at.top, at.free, at.counted, -1, 0, 0, 0
+        context = scratch.context
         context[layout.REACH] = 0
         context[layout.BASE_DEPTH] = cells[at.top, LEVEL]
         context[layout.OFFSET] = offset
@@ -232,43 +281,38 @@ class TokenWalker:
         cells: NDArray[np.int32],
         cells_address: int,
         history: bytearray,
+        scratch: Scratch,
         only_edges: bool = False,
-    ) -> bool:
+    ) -> Walks[bool]:
         """Set the bits of the trie's allowed tokens in `out`. Returns True if a guard was asked."""
         depth, guarded = 0, False
         begin = (*at, len(history))
         while True:
             if loops.ready(PACKAGE):
-                arrays = self._current_arrays()
-                status, depth = arrays.walk(
-                    *begin, depth, only_edges, cells_address, len(cells), trie.packed, out, arrays.addresses
-                )
+                numbers = (*begin, depth, only_edges, cells_address, len(cells))
+                status, depth = yield *numbers, trie.packed, out, scratch.arrays
             else:
                 if begin is not _RESUME:
-                    self._begin(at, cells, len(history))
+                    self._begin(at, cells, len(history), scratch)
                 texts, tables = (trie.data, trie.nodes, trie.tokens), self.automaton.tables.arrays()
                 status, depth = self._kernel.walk(
-                    *texts, out, depth, only_edges, self._codes, *tables, cells, self._work, self._context
+                    *texts, out, depth, only_edges, scratch.codes, *tables, cells, scratch.work, scratch.context
                 )
             begin = _RESUME
             if status == layout.DONE:
                 return guarded
-            if status == layout.NEEDS_GUARD and not self.automaton.is_once(int(self._context[layout.WANTED])):
+            if status == layout.NEEDS_GUARD and not self.automaton.is_once(int(scratch.context[layout.WANTED])):
                 guarded = True
-                token = int(trie.tokens[trie.nodes[self._work[depth, layout.NEXT], FIRST_TOKEN]])
-                self._provide(status, history, (self.vocabulary.tokens[token] or b"")[: depth + 1])
+                token = int(trie.tokens[trie.nodes[scratch.work[depth, layout.NEXT], FIRST_TOKEN]])
+                self._provide(scratch, status, history, (self.vocabulary.tokens[token] or b"")[: depth + 1])
             else:
-                self._provide(status, history, b"", is_walk=True)
+                self._provide(scratch, status, history, b"", is_walk=True)
 
-    def _current_arrays(self) -> PackedArrays:
-        arrays, tables = self._arrays, self.automaton.tables
-        if not arrays.holds(tables):
-            arrays.update(tables)
-        return arrays
-
-    def _provide(self, status: int, history: bytearray, path: bytes, *, is_walk: bool = False) -> None:
+    def _provide(
+        self, scratch: Scratch, status: int, history: bytearray, path: bytes, *, is_walk: bool = False
+    ) -> None:
         """Compute what a walk has requested."""
-        context = self._context
+        context = scratch.context
         wanted = int(context[layout.WANTED])
         if status == layout.NEEDS_STATE:
             self._fill(wanted)
@@ -277,7 +321,7 @@ class TokenWalker:
         if status == layout.NEEDS_RETURN:
             self.automaton.follow(wanted, int(context[layout.RESULT]))
         elif is_walk:  # a frame that is `once`: duplicates are removed from the mask later
-            self._answer(self.automaton.follow(wanted, int(context[layout.RESULT])))
+            _answer(context, self.automaton.follow(wanted, int(context[layout.RESULT])))
         else:
             began, around, path = (
                 int(context[layout.BEGAN]),
@@ -287,7 +331,7 @@ class TokenWalker:
             text = _from(began, history, path)
             before = _from(around, history, path)[: began - around]
             state = self.automaton.follow(wanted, int(context[layout.RESULT]), text, before)
-            self._answer(state)
+            _answer(context, state)
 
     def _fill(self, number: int) -> None:
         self._check_may_provide()
@@ -297,19 +341,15 @@ class TokenWalker:
         if not self.may_provide:
             raise NotReadyError
 
-    def _answer(self, state: int) -> None:
-        """Store the state after a guarded frame for the kernel."""
-        context = self._context
-        context[layout.ANSWER + int(context[layout.ANSWERED])] = state
-        context[layout.ANSWERED] += 1
-
     def advance(
         self, at: Configuration, cells: NDArray[np.int32], history: bytearray, data: bytes
     ) -> Configuration | None:
         """Return the configuration after the bytes; None if they are refused."""
-        self._begin(at, cells, len(history))
+        self._begin(at, cells, len(history), self._own)
         text = np.frombuffer(bytearray(data), np.uint8)  # the loop is compiled for writable arrays
-        status, place = self._kernel.advance(text, 0, *self.automaton.tables.arrays(), cells, self._work, self._context)
+        status, place = self._kernel.advance(
+            text, 0, *self.automaton.tables.arrays(), cells, self._own.work, self._own.context
+        )
         return self._advance_from(status, place, cells, history, data)
 
     def _advance_from(
@@ -320,11 +360,11 @@ class TokenWalker:
         while status != layout.DONE:
             if status == layout.REFUSED:
                 return None
-            self._provide(status, history, data)
+            self._provide(self._own, status, history, data)
             status, place = self._kernel.advance(
-                text, place, *self.automaton.tables.arrays(), cells, self._work, self._context
+                text, place, *self.automaton.tables.arrays(), cells, self._own.work, self._own.context
             )
-        after = Configuration(*self._work[len(data), : layout.NEXT].tolist())
+        after = Configuration(*self._own.work[len(data), : layout.NEXT].tolist())
         return None if self.automaton.tables.states[after.state, FLAGS] & DEAD_END else after
 
     def advance_token(
@@ -333,8 +373,8 @@ class TokenWalker:
         """Return the configuration after a token that has bytes; None if it is refused."""
         if not loops.ready(PACKAGE):
             return self.advance(at, cells, history, self.vocabulary.tokens[token] or b"")
-        arrays = self._current_arrays()
-        status, place, *after = arrays.advance(token, *at, len(history), cells_address, len(cells), arrays.addresses)
+        arrays = self._own.arrays
+        status, place, *after = arrays.advance(token, *at, len(history), cells_address, len(cells), arrays.current())
         if status == layout.DONE:
             return Configuration(*after)
         if status == layout.REFUSED:
@@ -343,15 +383,15 @@ class TokenWalker:
 
     def only_byte(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> int | None:
         """Return the only byte that is allowed next; None if there are several or none."""
-        self._begin(at, cells, len(history))
+        self._begin(at, cells, len(history), self._own)
         byte, found = 0, -1
         while True:
             status, byte, found = self._kernel.only_byte(
-                byte, found, *self.automaton.tables.arrays(), cells, self._work, self._context
+                byte, found, *self.automaton.tables.arrays(), cells, self._own.work, self._own.context
             )
             if status == layout.DONE:
                 return found if 0 <= found < 256 else None
-            self._provide(status, history, bytes([byte]))
+            self._provide(self._own, status, history, bytes([byte]))
 
     def may_end(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> bool:
         """Return True if the text may end here: at the bottom of the stack, after values that end without a byte."""
@@ -377,54 +417,10 @@ class TokenWalker:
             top = int(cells[top, BELOW])
 
 
-class PackedArrays:
-    """Addresses of a walker's arrays, which it keeps alive, and the compiled functions that take them."""
-
-    def __init__(
-        self,
-        tables: Tables,
-        work: NDArray[np.int32],
-        context: NDArray[np.int64],
-        codes: NDArray[np.int32],
-        vocabulary: Vocabulary,
-    ) -> None:
-        self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
-        self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
-        self._others = (work, context, codes, vocabulary)
-        own = addresses(*tables.arrays(), work, context, codes)
-        self.addresses = np.concatenate([own, vocabulary.packed_addresses])
-
-    @cached_property
-    def walk(self) -> Any:
-        from . import walk_packed  # not at the top: it imports numba
-
-        return walk_packed.walk
-
-    @cached_property
-    def advance(self) -> Any:
-        from . import walk_packed
-
-        return walk_packed.advance
-
-    def update(self, tables: Tables) -> None:
-        """Take over the tables that were reallocated because they grew."""
-        held = (self._states, self._edges, self._classes, self._targets, self._pushes, self._returns)
-        for number, (before, now) in enumerate(zip(held, tables.arrays(), strict=True)):
-            if now is not before:
-                self.addresses[2 * number : 2 * number + 2] = addresses(now)
-        self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
-        self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
-
-    def holds(self, tables: Tables) -> bool:
-        """Return True if no table has been reallocated since the last update."""
-        return (
-            self._states is tables.states
-            and self._edges is tables.edges
-            and self._targets is tables.targets
-            and self._classes is tables.classes
-            and self._pushes is tables.pushes
-            and self._returns is tables.returns
-        )
+def _answer(context: NDArray[np.int64], state: int) -> None:
+    """Store the state after a guarded frame for the kernel."""
+    context[layout.ANSWER + int(context[layout.ANSWERED])] = state
+    context[layout.ANSWERED] += 1
 
 
 def _from(place: int, history: bytearray, path: bytes) -> bytes:

@@ -7,7 +7,7 @@ the running ones move over, or finish on the old one, which is freed with the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from threading import Lock, RLock
@@ -22,6 +22,7 @@ from .duplicate_names import NamesInTokens
 from .layout import NUM_CELL_COLUMNS
 from .masks import Configuration, NotReadyError, TokenWalker
 from .vocabulary import Vocabulary
+from .walks import Walks
 
 T = TypeVar("T")
 MAX_FORCED = 1 << 12  # bytes
@@ -42,6 +43,11 @@ class Generation:
         self.walker = TokenWalker(automaton, vocabulary)
         self.lock = RLock()
         self.num_outputs = 0
+
+    def __del__(self) -> None:
+        # A search of the garbage collector for what is left of it would hold the interpreter for long.
+        if automaton := self.__dict__.get("automaton"):
+            automaton.clear()
 
     @property
     def num_bytes(self) -> int:
@@ -158,7 +164,7 @@ class Matcher:
         known = self._known_mask
         if known is not None and known[0] is self._at:
             return known[1]
-        self._move_if_outdated()
+        self.move_if_outdated()
         mask = self._run(self._mask)
         self._known_mask = self._at, mask
         if not self._is_at_once:
@@ -168,6 +174,8 @@ class Matcher:
     def _mask(self) -> NDArray[np.int32]:
         self._forget_path()
         with self._generation.lock:
+            if self._is_at_once and self._walker.known_mask(self._at, self._cells) is None:
+                raise NotReadyError
             return self._walker.mask(self._at, self._cells, self._cells_address, self._history, self._names)
 
     def accept(self, token: int) -> bool:
@@ -240,7 +248,7 @@ class Matcher:
             return b""
         known = self._known_forced
         if known is None or known.begin is not self._at or known.is_rest:
-            self._move_if_outdated()
+            self.move_if_outdated()
             known = self._known_forced = self._run(self._forced)
         return bytes(known.data)
 
@@ -306,6 +314,47 @@ class Matcher:
         if not (forced and self.forced()) and not self._ended:
             self._current_mask()
 
+    def mask_walks(self) -> Walks[None] | None:
+        """Compute the mask by the walks that are yielded, and keep it. Returns None if it is known, or cannot wait.
+
+        Call and run it while the generation's lock is held.
+        """
+        if self._ended or self._is_known(forced=False):
+            return None
+        self._forget_path()
+        return self._walks()
+
+    def mask_key(self) -> tuple[int, ...]:
+        """Return what outputs with equal masks have in common, as far as it is known without the stack."""
+        return id(self._walker), *self._walker.key(self._at)
+
+    def native(self) -> Matcher:
+        """Return the matcher itself, as those that time it do."""
+        return self
+
+    @property
+    def generation(self) -> Generation:
+        return self._generation
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if the output should move to its grammar's current generation.
+
+        A move takes as long as the output, so each has to wait until the output is twice as long as at the last one.
+        """
+        is_old = self._grammar.generation is not self._generation
+        return is_old and len(self._before) >= 2 * self._num_replayed
+
+    def _walks(self) -> Walks[None]:
+        walker, at = self._walker, self._at
+        cells = self._cells, self._cells_address, self._history
+        mask = walker.known_mask(at, self._cells)
+        if mask is None:
+            scratch = walker.scratch()
+            mask = yield from walker.walks(at, *cells, scratch)
+            walker.give_back(scratch)
+        self._known_mask = at, walker.without_repeated(mask, at, *cells, self._names)
+
     @contextmanager
     def _at_once(self) -> Iterator[bool]:
         """Let no state be made in the body, which is left when one is needed; yield False if the lock is not free."""
@@ -337,17 +386,13 @@ class Matcher:
         self._cells = cells
         self._cells_address = int(cells.ctypes.data)
 
-    def _move_if_outdated(self) -> None:
-        """Move to the grammar's generation if this one is older.
-
-        A move takes as long as the output, so each has to wait until the output is twice as long as at the last one.
-        """
-        generation = self._grammar.generation
-        if generation is not self._generation and len(self._before) >= 2 * self._num_replayed:
+    def move_if_outdated(self) -> None:
+        """Move to the grammar's current generation, if the output should."""
+        if self.is_outdated:
             if self._is_at_once:
                 raise NotReadyError
             with suppress(StatesExhaustedError):  # others fill that generation too
-                self._move(generation)
+                self._move(self._grammar.generation)
 
     def _run(self, step: Callable[[], T]) -> T:
         """Return the result of `step`. If the automaton is full, move the output to a fresh one, and do it there.
@@ -393,12 +438,3 @@ def _enlarged(cells: NDArray[np.int32], num_used: int, num_spare: int) -> NDArra
     larger = np.zeros((2 * num_used + num_spare, NUM_CELL_COLUMNS), np.int32)
     larger[:num_used] = cells[:num_used]
     return larger
-
-
-def fill_batch(matchers: Sequence[Matcher | None], out: NDArray[np.int32]) -> None:
-    """Write the masks of a batch into int32[B, ceil(V / 32)]. Rows without a matcher get all bits set."""
-    for row, matcher in zip(out, matchers, strict=True):
-        if matcher is None:
-            row[:] = -1
-        else:
-            matcher.mask(row)

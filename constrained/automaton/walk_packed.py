@@ -172,3 +172,30 @@ def advance(
     if tables[0][work[end, STATE], FLAGS] & DEAD_END != 0:
         return REFUSED, at, 0, 0, 0, 0
     return status, at, work[end, STATE], work[end, TOP], work[end, FREE_CELL], work[end, COUNTED]
+
+
+@compiled("(int64[:,::1], int64[:,::1])")
+def walk_all(rows: NDArray[np.int64], results: NDArray[np.int64]) -> None:
+    """Run one walk for each row, and write its status and depth.
+
+    A row has the arguments of `walk`: nine numbers; then the address of the trie's six
+    numbers, and the addresses and lengths of `out` and `packed`.
+    """
+    for number in range(len(rows)):
+        row = rows[number]
+        status, depth = walk(
+            row[0],
+            row[1],
+            row[2],
+            row[3],
+            row[4],
+            row[5],
+            row[6] != 0,
+            row[7],
+            row[8],
+            carray(_int64s(row[9]), (6,)),
+            carray(_int32s(row[10]), (row[11],)),
+            carray(_int64s(row[12]), (row[13],)),
+        )
+        results[number, 0] = status
+        results[number, 1] = depth

@@ -105,6 +105,10 @@ class PeerMatcher:
     def prepare(self, *, forced: bool) -> None:
         """Do nothing."""
 
+    def native(self) -> PeerMatcher:
+        """Return the matcher itself."""
+        return self
+
 
 def not_supported(name: str, constraint: Constraint) -> GrammarError:
     """Build the error of a peer that has no such kind of constraint."""

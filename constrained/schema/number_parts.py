@@ -292,10 +292,9 @@ def number_combinations(parts: Sequence[NumberPart]) -> Iterable[Truths]:
         listed = frozenset[Decimal]().union(*(part.values or () for part in parts))
         found = {tuple(value in (part.values or ()) for part in parts): None for value in listed}
         return found | {tuple(False for _ in parts): None}
-    return combinations(number_universe(tuple(parts)), [number_dfa(part) for part in parts])
+    return combinations(number_universe(parts), [number_dfa(part) for part in parts])
 
 
-@lru_cache(maxsize=256)
 def number_universe(parts: Iterable[NumberPart]) -> Dfa:
     """Return the spellings in which all parts read the same numbers, as the universe of their product.
 

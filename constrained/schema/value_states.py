@@ -142,7 +142,7 @@ def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result:
         if any(part.values is not None for part in parts) and not any(part.digits for part in parts):
             product = product_with_listed(formulas, result)
         else:
-            product = labelled_product(number_universe(tuple(parts)), [number_dfa(part) for part in parts], label)
+            product = labelled_product(number_universe(parts), [number_dfa(part) for part in parts], label)
     except GrammarError as error:
         product = None  # too complex to work out: allowing no number is safe
         automaton.refused.append(error)

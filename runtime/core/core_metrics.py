@@ -111,6 +111,12 @@ class _TimedMatcher:
             self._times.observe(time.perf_counter() - start + self._prepared)
             self._prepared = 0.0
 
+    def is_ready(self, *, forced: bool) -> bool:
+        start = time.perf_counter()
+        is_ready = self._matcher.is_ready(forced=forced)
+        self._prepared += time.perf_counter() - start
+        return is_ready
+
     def prepare(self, *, forced: bool) -> None:
         start = time.perf_counter()
         self._matcher.prepare(forced=forced)

@@ -37,8 +37,9 @@ MAX_INTERPRETED_TOKENS = 40_000  # of a vocabulary whose masks take milliseconds
 _LOOPS = "ramiform.constrained"
 MAX_GRAMMARS = 256  # cached; the least recently used are dropped first
 MAX_BYTES = 512 << 20  # that cached grammars take together
-NUM_THREADS = 2
-NUM_MASK_THREADS = 2
+# One thread compiles, and one makes masks: they hold the interpreter most of the time, so more threads would not be
+# faster, but each would be one more that a step waits for.
+NUM_THREADS = NUM_MASK_THREADS = 1
 _WARM_UP_GRAMMARS = (  # one of each kind of parser and automaton
     Regex("[a-z]+"),
     JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}', SchemaOptions("closed", "digits")),

@@ -63,8 +63,12 @@ logger = logging.getLogger("ramiform.core")
 GRAMMAR_POLL_MS = 2  # polling interval while the only work is a grammar being compiled
 LOOPS_POLL_MS = 50  # polling interval of an idle core while compiled loops are being loaded
 # Seconds for which a thread may hold the interpreter lock when another waits. A step releases and takes it dozens
-# of times; with Python's 5 ms, a grammar that compiles for a second would delay every request by that second.
-SWITCH_INTERVAL = 1e-4
+# of times; with Python's 5 ms, a grammar that compiles for a second would delay every request by that second. Where
+# nobody waits, it costs nothing.
+SWITCH_INTERVAL = 1e-6
+# Collections of younger garbage from one of all objects to the next. With grammars of many states one takes a third of
+# a second, which every request waits; Python's 10 bring one every other second while large grammars compile.
+FULL_COLLECTION_INTERVAL = 100
 FAILURE_LINGER_MS = 10_000  # time that a core that cannot start waits for a frontend to attach
 
 
@@ -316,6 +320,7 @@ def main() -> int:
         ranks.serve()
         gc.freeze()  # permanent objects: garbage collections during steps need not walk them
         gc.enable()
+        gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_INTERVAL)
         loader.load()
     except Exception as error:
         if not isinstance(error, RamiformError):

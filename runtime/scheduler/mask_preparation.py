@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
+from ...constrained.backends import prepare_together
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
 from .request import Request
@@ -30,21 +31,25 @@ class MaskPreparation:
         self._submit = submit
         self._jump = jump
         self._jobs: dict[Request, Future[None]] = {}
+        self._walking: list[Request] = []  # their masks perhaps take no more than a walk, done for all together
         self._fresh: set[Future[None]] = set()  # those that no step has waited for
 
     def __bool__(self) -> bool:
         """Return True while any request awaits its mask."""
-        return bool(self._jobs)
+        return bool(self._jobs or self._walking)
 
     def follow(self, request: Request, token: int | None) -> None:
         """Follow a request's output, which goes on after `token`, or begins. Raises RequestError if it cannot go on."""
         assert request not in self._jobs
+        assert request not in self._walking
         has_room = request.end - 1 > len(request.tokens)
         request.unaccepted, request.jump_due = token, self._jump is not None and has_room
         self._continue(request)
 
     def forget(self, request: Request) -> None:
         """Prepare nothing more for a request that ended."""
+        if request in self._walking:
+            self._walking.remove(request)
         if (job := self._jobs.pop(request, None)) is not None:
             job.cancel()
             self._fresh.discard(job)
@@ -53,6 +58,7 @@ class MaskPreparation:
         """Yield the requests whose masks are ready, or that cannot go on. Waits a little for those begun last."""
         end = time.monotonic() + MAX_WAIT
         while True:
+            yield from self._walk()
             for request, job in [(request, job) for request, job in self._jobs.items() if job.done()]:
                 if self._jobs.get(request) is not job:
                     continue  # ended, because another one did
@@ -67,10 +73,25 @@ class MaskPreparation:
                     if not request.awaits_mask:
                         yield request, None
             left = end - time.monotonic()
+            if self._walking:
+                continue
             if not self._fresh or left <= 0:
                 break
             wait(self._fresh, left, FIRST_COMPLETED)
         self._fresh.clear()
+
+    def _walk(self) -> Iterator[tuple[Request, None]]:
+        """Yield the requests whose masks took no more than a walk."""
+        walking, self._walking = self._walking, []
+        matchers = [request.matcher for request in walking if request.matcher is not None]
+        if matchers:
+            prepare_together(matchers)
+        for request, matcher in zip(walking, matchers, strict=True):
+            if matcher.is_ready(forced=False):
+                request.awaits_mask = False
+                yield request, None
+            else:
+                self._begin(request)
 
     def wait_for_any(self) -> None:
         """Wait until a request's mask is ready, but not long."""
@@ -99,7 +120,8 @@ class MaskPreparation:
                     if (scored := request.next_scored) is not None:
                         request.num_computed = min(request.num_computed, scored - 1)
             if request.wants_tokens and not matcher.is_ready(forced=False):
-                return self._begin(request)
+                self._walking.append(request)
+                return None
         except GrammarError as error:
             raise grammar_too_complex(error) from None
         request.awaits_mask = False

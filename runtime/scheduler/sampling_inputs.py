@@ -7,7 +7,7 @@ mixed first, so that neighbouring seeds give unrelated streams instead of shifte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ def random_bits(seed: int, position: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def token_mask(matcher: OutputMatcher | None, suppressed: Iterable[int], vocab_size: int) -> bytes | None:
+def token_mask(matcher: OutputMatcher | None, suppressed: Collection[int], vocab_size: int) -> bytes | None:
     """Bitmask of the tokens that may be sampled, as words of a Row's mask; None if all may.
 
     Suppressed tokens are removed only if others remain: the grammar wins. Raises RequestError when the grammar allows
@@ -52,11 +52,12 @@ def token_mask(matcher: OutputMatcher | None, suppressed: Iterable[int], vocab_s
             raise RequestError(
                 "no token of the vocabulary can continue the constrained output", param="constraint", code="dead_end"
             )
-    kept = allowed.copy()
-    for token in suppressed:
-        kept[token // 32] &= ~_bit(token)
-    chosen = kept if kept.any() else allowed
-    return chosen.astype("<i4").tobytes()
+    if suppressed:
+        kept = allowed.copy()
+        for token in suppressed:
+            kept[token // 32] &= ~_bit(token)
+        allowed = kept if kept.any() else allowed
+    return allowed.astype("<i4", copy=False).tobytes()
 
 
 def grammar_too_complex(error: GrammarError) -> RequestError:

@@ -65,6 +65,9 @@ class FakeMatcher:
     def prepare(self, *, forced: bool) -> None:
         self.prepared = len(self.accepted), forced
 
+    def native(self) -> FakeMatcher:
+        return self
+
     def is_unlucky(self) -> bool:
         return self.luck is not None and self.luck.random() < 0.4
 

@@ -59,7 +59,7 @@ def product_with_listed(
         combinations.append(accepted)
         return len(combinations) - 1
 
-    product = labelled_product(number_universe(tuple(parts)), [number_dfa(part) for part in open_parts], number_of)
+    product = labelled_product(number_universe(parts), [number_dfa(part) for part in open_parts], number_of)
     if product is None:
         return None
     table, class_of, found = product

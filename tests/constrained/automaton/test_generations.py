@@ -139,6 +139,31 @@ def test_a_generation_is_freed_with_its_last_matcher(monkeypatch: pytest.MonkeyP
     assert gone() is None
 
 
+def test_what_a_generation_held_is_freed_without_a_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection of all objects stops every thread, for longer the more states there are."""
+
+    def num_states() -> int:
+        return sum(type(each).__name__ in ("ObjectState", "MemberStart") for each in gc.get_objects())
+
+    renewed = grammar(monkeypatch, NEVER)
+    before, rng = num_states(), random.Random(5)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            matcher = renewed.matcher()
+            for token in ids(text(rng)):
+                mask(matcher)
+                assert matcher.accept(token)
+        grown = num_states()
+        assert grown > before + 500
+        renewed.replace(renewed.generation)
+        del matcher
+        assert num_states() < before + 100
+    finally:
+        gc.enable()
+
+
 def test_an_output_that_needs_too_much_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = grammar(monkeypatch, 1 << 19)
     monkeypatch.setattr(automaton_module, "MAX_BYTES", 1 << 20)
