@@ -208,6 +208,8 @@ class GoalCompiler(SchemaCompiler):
             return False
         if len(self._in_progress) > MAX_SATISFIABLE_DEPTH:
             return True
+        if isinstance(goal, Or):
+            return any(self.satisfiable(part) for part in goal.parts)
         self._in_progress[goal] = None
         num_before = self.num_assumptions
         found = any(self._has_values(self.typed(goal, kind), kind) for kind in VALUE_TYPES)
@@ -269,7 +271,7 @@ class GoalCompiler(SchemaCompiler):
         if kind == "object":
             context = ObjectContext(self, formulas, result)
             state = ObjectState(ObjectEndSearch(context), context.all_parts)
-            return state if state.is_possible(True) else None
+            return state if state.is_possible() else None
         array = ArrayContext(self, formulas, result).start()
         return array if array.is_possible() else None
 

@@ -101,8 +101,7 @@ class ObjectState:
         context = self.search.context
         names, first = context.names, 0
         if context.in_order:
-            first = len(names.names) if self.others else self.seen.bit_length()
-            first, wanted = min(first, names.num_mentioned), 0
+            first, wanted = self.first_in_order, 0
         numbers = [number for number in range(first, len(names.names)) if not self.seen >> number & 1]
         if wanted:
             numbers.sort(key=lambda number: not wanted >> number & 1)
@@ -115,46 +114,64 @@ class ObjectState:
     def _allowed(self) -> tuple[int, frozenset[NameKind]]:
         """Return the listed names, and the kinds of other names, that may come next."""
         context = self.search.context
-        if context.steady:
-            listed, kinds = context.possible
-            if not context.in_order:
-                return listed & ~self.seen, kinds
-        listed, others = 0, set[NameKind]()
+        if not context.in_order and (context.steady or (context.plain and not context.limited)):
+            listed, kinds = context.possible if context.steady else context.possible_names(self.alive)
+            return listed & ~self.seen, kinds
+        listed, others, alive = 0, set[NameKind](), self.alive
         for name in self.candidates():
             bit = context.names.bit(name)
-            if self._may_come(name, bit):
+            requiring = context.requiring[name.number] if context.in_order and name.number is not None else 0
+            if self._may_come(name, bit, alive):
                 listed |= bit
                 if not bit:
                     others.add(name.matched)
-                elif context.in_order and all(context.required[number] & bit for number in self._alive_parts()):
+                elif context.in_order and not self.alive & ~requiring:
                     break
+            alive &= ~requiring  # the names after this one leave it out
         return listed, frozenset(others)
 
-    def _alive_parts(self) -> list[int]:
-        return [number for number in range(len(self.search.context.parts)) if self.alive >> number & 1]
-
-    def _may_come(self, name: NameClass, bit: int) -> bool:
+    def _may_come(self, name: NameClass, bit: int, alive: int) -> bool:
+        """Return True if a name may come next. `alive`: the parts that do without the names that it passes over."""
         context = self.search.context
         if not context.plain:
             return self.search.may_come(self, name)
-        member = context.member(self.alive_after(name, bit), name, self.seen)
-        if not member.possible:
-            return False
-        return context.simple or self.after(name, member, None) is not None
-
-    def alive_after(self, name: NameClass, bit: int) -> int:
-        """Return the parts that may hold if this name comes now, whatever its value."""
-        context, alive = self.search.context, self.alive
         if context.steady:
-            return alive
-        for number, part in enumerate(context.parts):
-            if alive >> number & 1:
-                needed = context.needed(number, self.seen | bit)
-                if (part.most is not None and self.count + 1 + needed.bit_count() > part.most) or (
-                    (context.requires[number] or not context.plain) and needed and not self._can_come(number, needed)
-                ):
-                    alive &= ~(1 << number)
+            return bool(bit & context.possible[0]) if bit else name.matched in context.possible[1]
+        return context.member(self.alive_after(name, bit, alive), name, self.seen).possible
+
+    def alive_after(self, name: NameClass, bit: int, alive: int | None = None) -> int:
+        """Return the parts that may hold if this name comes now, whatever its value. `alive` as in `_may_come`."""
+        context = self.search.context
+        if context.steady:
+            return self.alive
+        passed = 0
+        if context.in_order:
+            num_mentioned = context.names.num_mentioned
+            last = min(bit.bit_length() - 1 if bit else num_mentioned, num_mentioned)
+            passed = (1 << last) - 1 >> self.first_in_order << self.first_in_order
+        if alive is None:
+            alive = self.alive
+            for number in range(self.first_in_order, passed.bit_length()):
+                alive &= ~context.requiring[number]
+        checked = alive & (context.limited | context.unproven)
+        while checked:
+            part_bit = checked & -checked
+            checked ^= part_bit
+            number = part_bit.bit_length() - 1
+            part, needed = context.parts[number], context.needed(number, self.seen | bit)
+            if (
+                needed & passed
+                or (part.most is not None and self.count + 1 + needed.bit_count() > part.most)
+                or (needed and not self._can_come(number, needed))
+            ):
+                alive &= ~part_bit
         return alive
+
+    @property
+    def first_in_order(self) -> int:
+        """The number of the first listed name that may still come, if members come in order."""
+        num_mentioned = self.search.context.names.num_mentioned
+        return num_mentioned if self.others else min(self.seen.bit_length(), num_mentioned)
 
     def _can_come(self, number: int, listed: int) -> bool:
         """Return False if a part's goal of one of these names is unsatisfiable."""
@@ -168,24 +185,21 @@ class ObjectState:
                 return False
             if compiler.is_idle:
                 context.satisfiable[number] |= bit
+        if not context.required[number] & ~context.satisfiable[number]:
+            context.unproven &= ~(1 << number)
         return True
 
-    def after(self, name: NameClass, member: MemberGoal, truths: Truths | None) -> ObjectState | None:
-        """Return the state after a member whose tracked goals have these truths; None: the best that are possible."""
+    def after(self, name: NameClass, member: MemberGoal, truths: Truths) -> ObjectState | None:
+        """Return the state after a member whose tracked goals have these truths."""
         context = self.search.context
         known: Mapping[Formula, bool] = member.known
-        if truths is None:
-            known = {**dict.fromkeys(member.tracked, True), **known}
-        elif truths:
+        if truths:
             known = {**known, **dict(zip(member.tracked, truths, strict=True))}
-        alive = 0
-        for number, goal in enumerate(member.goals):
-            if goal is True or (goal is not False and known.get(goal, False)):
-                alive |= 1 << number
+        alive = member.certain + sum(parts for goal, parts in member.open_goals if known.get(goal, False))
         state = self.with_member(name, alive)
         if not context.plain:
             return state if self.search.can_end_after(self, state) else None
-        return state if context.simple or state.is_possible(truths is not None) else None
+        return state if context.simple or state.is_possible() else None
 
     def with_member(self, name: NameClass, alive: int) -> ObjectState:
         """Return the state after a member with this name, `alive` being the parts that may still hold."""
@@ -197,18 +211,14 @@ class ObjectState:
         count = min(self.count + 1, context.num_counted)
         return ObjectState(self.search, alive, self.seen | bit, count, others, "after")
 
-    def is_possible(self, closely: bool) -> bool:
-        """Return False only if the object cannot end. `closely`: also look at the names that may come."""
+    def is_possible(self) -> bool:
+        """Return False only if the object cannot end."""
         context = self.search.context
         if not context.plain:
             return self.search.can_end(self)
-        settled = context.settled(self.alive, self.seen) if context.exact and closely else 0
-        if evaluate(context.formulas[0], context.truths(self.alive, settled).__getitem__) is False:
+        if not (self.alive & context.choice or context.formulas[0] is True):
             return False
-        if not closely or self.closing_result() is not None:
-            return True
-        listed, kinds = self._allowed()
-        return bool(listed or kinds)
+        return self.closing_result() is not None or any(self._allowed())
 
 
 @dataclass(frozen=True)
@@ -284,12 +294,12 @@ class MemberStart:
     def _member(self, alive: int) -> MemberGoal:
         search = self.state.search
         value = search.value(self.state, self.name)
-        goals = search.context.goals(alive, self.name)
+        certain, open_goals = search.context.alive_goals(alive, self.name)
         known: Mapping[Formula, bool] = {value.need: True}
         tracked = () if value.goals == (value.need,) else value.goals
         if value.truths is not None:
             known, tracked = dict(zip(value.goals, value.truths, strict=True)), ()
-        return MemberGoal(value.need, tracked, goals, search.context.compiler.satisfiable(value.need), known)
+        return MemberGoal(value.need, tracked, certain, open_goals, search.context.compiler.satisfiable(value.need), known)
 
 
 @dataclass(frozen=True)
@@ -440,8 +450,7 @@ class ObjectEndSearch(EndSearch[ObjectState]):
     def _open_goals(self, state: ObjectState, name: NameClass) -> tuple[int, tuple[tuple[Formula, int], ...]]:
         """Return `ObjectContext.open_goals`, for the parts that may still hold when the name has come."""
         alive = state.alive_after(name, self.context.names.bit(name))
-        certain, open_goals = self.context.open_goals(name)
-        return certain & alive, tuple((goal, parts & alive) for goal, parts in open_goals if parts & alive)
+        return self.context.alive_goals(alive, name)
 
     def value(self, state: ObjectState, name: NameClass) -> ValueGoal:
         """Return the goal of the value of a member with this name."""
@@ -449,13 +458,11 @@ class ObjectEndSearch(EndSearch[ObjectState]):
         bit = context.names.bit(name)
         certain, open_goals = self._open_goals(state, name)
         joint = joint_truths(context.compiler, tuple(goal for goal, _ in open_goals))
-        goals = context.goals(state.alive_after(name, bit), name)
-        need = context.need(goals, name, state.seen)
+        need = context.need(certain, open_goals, name, state.seen)
         if joint.unchecked is None:
             return ValueGoal(need, joint.goals, None)
         # The same as `need`, over marks instead of goals, so that truths of goals can be put in.
-        marks = tuple(goal if isinstance(goal, bool) else (goal,) for goal in goals)
-        marked = context.need(marks, name, state.seen)
+        marked = context.need(certain, open_goals, name, state.seen, marked=True)
         good: set[Truths] = set()
         bad: set[Truths] = set()
         for truths in (*joint.known, *joint.unchecked):

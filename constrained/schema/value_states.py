@@ -21,7 +21,7 @@ from .string_states import QUOTE, ResultOf, result_code, string_start
 
 SPACES = b" \n\t\r"
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
-MAX_RESULTS = 64  # combinations of truths of the tracked goals of one value
+MAX_RESULTS = 4096  # combinations of truths of the tracked goals of one value
 _WORDS = {"null": b"null", "true": b"true", "false": b"false"}
 
 
