@@ -11,6 +11,8 @@ from typing import Any
 from ..automaton.automaton import ControlState
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
+from .alternatives.conditions import joined_conditions, negated
+from .alternatives.independent import object_search
 from .array_states import ArrayContext, is_plain_array
 from .closed_objects import generated_formula
 from .document import MAX_SAME_VALUE, Document, Location
@@ -21,8 +23,8 @@ from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS
 from .number_parts import candidates as number_candidates
 from .number_parts import join_numbers, number_combinations
 from .object_context import ObjectContext, is_plain
-from .object_states import ObjectEndSearch, ObjectState
-from .quick_checks import quick_satisfiable
+from .object_states import ObjectState
+from .quick_checks import are_disjoint, quick_satisfiable
 from .string_parts import StringPart, join_strings, leaves_some, likely_texts, merged_texts, string_combinations
 from .string_parts import candidates as string_candidates
 from .structure_parts import ArrayPart, ObjectPart
@@ -110,7 +112,10 @@ class GoalCompiler(SchemaCompiler):
                 parts.append(target("$dynamicRef"))
             for name, join in (("allOf", conj), ("anyOf", disj), ("oneOf", one)):
                 if name in schema:
-                    parts.append(join([inner(value, name, n) for n, value in enumerate(schema[name])]))
+                    branches = [document.inside(location, value, name, n) for n, value in enumerate(schema[name])]
+                    if name == "oneOf" and are_disjoint(document, branches, location):
+                        join = disj
+                    parts.append(join(self.formula_at(branch) for branch in branches))
             if "not" in schema:
                 parts.append(neg(inner(schema["not"], "not")))
             if "if" in schema and (document.draft or 7) >= 7 and ("then" in schema or "else" in schema):
@@ -168,11 +173,22 @@ class GoalCompiler(SchemaCompiler):
     def _simplified(self, formula: Formula, kind: str) -> Formula:
         """Join conjunctions of parts into one part, distributing it over the first disjunction beside it."""
         if isinstance(formula, And):
+            if kind == "object" and any(isinstance(part, Not) for part in formula.parts):
+                parts = [self._simplified(part, kind) if isinstance(part, Not) else part for part in formula.parts]
+                if (positive := conj(parts)) is not formula:
+                    return self._simplified(positive, kind)
             plain = [part for part in formula.parts if not isinstance(part, Or | ExactlyOne | Not)]
             joined = self.join_parts(plain, kind) if plain else True
             if joined is False:
                 return False
+            if kind == "object" and len(formula.parts) > 1:
+                choices = joined_conditions(self, formula, joined.required if isinstance(joined, ObjectPart) else ())
+                if choices is not formula:
+                    return self._simplified(choices, kind)
             others = [part for part in formula.parts if isinstance(part, Or | ExactlyOne | Not)]
+            if kind == "object" and sum(isinstance(part, Or | ExactlyOne) for part in others) > 1:
+                # Apart, alternatives that share no names can be looked at one after the other.
+                return conj([joined, *(self._simplified(part, kind) for part in others)])
             spread = next((part for part in others if isinstance(part, Or | ExactlyOne)), None)
             if joined is True or spread is None:
                 return conj([joined, *(self._simplified(part, kind) for part in others)])
@@ -188,7 +204,9 @@ class GoalCompiler(SchemaCompiler):
         if isinstance(formula, ExactlyOne):
             return one(self._simplified(part, kind) for part in formula.parts)
         if isinstance(formula, Not):
-            return neg(self._simplified(formula.part, kind))
+            inner = self._simplified(formula.part, kind)
+            positive = negated(self, inner) if isinstance(inner, ObjectPart) else None
+            return neg(inner) if positive is None else positive
         return formula
 
     # Satisfiability.
@@ -270,7 +288,7 @@ class GoalCompiler(SchemaCompiler):
             return None
         if kind == "object":
             context = ObjectContext(self, formulas, result)
-            state = ObjectState(ObjectEndSearch(context), context.all_parts)
+            state = ObjectState(object_search(context), context.all_parts)
             return state if state.is_possible() else None
         array = ArrayContext(self, formulas, result).start()
         return array if array.is_possible() else None

@@ -6,7 +6,7 @@ Names that have come (`seen`) and parts that may still hold (`alive`) are bit se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -71,7 +71,7 @@ class ObjectContext:
         self.plain = is_plain(formulas[0])
         needed = formulas[0].parts if isinstance(formulas[0], Or) else formulas[:1]
         # In a plain context: the parts of which one must hold.
-        self.choice = self._bits_of(part for part in needed if isinstance(part, ObjectPart)) if self.plain else 0
+        self.choice = self.bits_of(part for part in needed if isinstance(part, ObjectPart)) if self.plain else 0
         self.names = MemberNames(compiler, self.parts, list_names=not self.plain)
         self.required = [self.names.bits(part.required) for part in self.parts]
         self.requires = [
@@ -82,9 +82,10 @@ class ObjectContext:
             ]
             for part in self.parts
         ]
-        self.limited = self._bits_of(part for part in self.parts if part.most is not None or part.has_dependencies)
-        # Parts that may require a name without any value. In a plain context such parts are known from the start.
-        self.unproven = 0 if self.plain else self._bits_of(part for part in self.parts if part.required)
+        self.limited = self.bits_of(part for part in self.parts if part.most is not None or part.has_dependencies)
+        # Parts that may require a name without any value. A single part is known to have values.
+        is_single = self.plain and len(self.parts) < 2
+        self.unproven = 0 if is_single else self.bits_of(part for part in self.parts if part.required)
         self.simple = self.plain and not self.exact and len(self.parts) <= 1
         self.steady = self.simple and not any(part.most is not None or part.has_dependencies for part in self.parts)
         limits = [part.least for part in self.parts]
@@ -97,9 +98,9 @@ class ObjectContext:
         self._open_goals: dict[NameClass, tuple[int, OpenGoals]] = {}
         self._choices: dict[int, tuple[int, frozenset[NameKind]]] = {}
         self._falsifying_names: dict[int, list[NameClass]] = {}
-        self._must_fail: dict[tuple[int, int], bool] = {}
 
-    def _bits_of(self, parts: Iterable[ObjectPart]) -> int:
+    def bits_of(self, parts: Iterable[ObjectPart]) -> int:
+        """Return the bit set of parts."""
         return sum(1 << self.index[part] for part in parts)
 
     # Names.
@@ -207,7 +208,7 @@ class ObjectContext:
     @cached_property
     def _apart(self) -> int:
         """The parts whose goals of names that they do not mention differ from name to name."""
-        return self._bits_of(part for part in self.parts if part.patterns or part.name_goals)
+        return self.bits_of(part for part in self.parts if part.patterns or part.name_goals)
 
     @cached_property
     def _usual_goals(self) -> dict[Formula, int]:
@@ -291,36 +292,40 @@ class ObjectContext:
         return [self._settling_names_of(number) for number in range(len(self.parts))]
 
     def _settling_names_of(self, number: int) -> int | None:
+        names = self.constrained_names(number)
+        return None if names is None or self.requires[number] else names
+
+    def constrained_names(self, number: int) -> int | None:
+        """Return the names on which the truth of a part depends, or None if it may depend on all."""
         part = self.parts[number]
-        if part.most is not None or part.least or part.name_goals or self.requires[number]:
+        if part.most is not None or part.least or part.name_goals:
             return None
         for each in part.keywords:
             if each.additional is not True or any(goal is not True for goal in each.patterns.values()):
                 return None
         constrained = [name for each in part.keywords for name, goal in each.properties.items() if goal is not True]
+        constrained += [name for each in part.keywords for name in each.requires]
+        constrained += [other for each in part.keywords for others in each.requires.values() for other in others]
         return self.required[number] | self.names.bits(constrained)
 
     def settled(self, alive: int, seen: int) -> int:
         """Return the alive parts that cannot fail."""
-        return sum(
-            1 << number for number in range(len(self.parts)) if alive >> number & 1 and self.cannot_fail(number, seen)
-        )
+        settled = 0
+        while alive:
+            bit = alive & -alive
+            alive ^= bit
+            if self.cannot_fail(bit.bit_length() - 1, seen):
+                settled |= bit
+        return settled
 
-    def truths(self, alive: int, settled: int) -> dict[ObjectPart, bool | None]:
-        """Return the truth of each part as far as it is known."""
-        return {
-            part: True if settled >> number & 1 else None if alive >> number & 1 else False
-            for number, part in enumerate(self.parts)
-        }
+    def truth(self, alive: int, settled: int) -> Callable[[ObjectPart], bool | None]:
+        """Return the function from a part to its truth as far as it is known."""
 
-    def must_fail(self, alive: int, seen: int) -> bool:
-        """Return True if no further members can make the first formula true."""
-        settled = self.settled(alive, seen)
-        found = self._must_fail.get((alive, settled))
-        if found is None:
-            found = evaluate(self.formulas[0], self.truths(alive, settled).__getitem__) is False
-            self._must_fail[alive, settled] = found
-        return found
+        def known(part: ObjectPart) -> bool | None:
+            number = self.index[part]
+            return True if settled >> number & 1 else None if alive >> number & 1 else False
+
+        return known
 
     def falsifying_names(self, number: int) -> list[NameClass]:
         """Return the names whose members can make a part fail; empty if something else can, too."""

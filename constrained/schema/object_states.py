@@ -6,7 +6,7 @@ A state is a value: which parts may still hold, which names have come, and how m
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -16,7 +16,7 @@ from ..automaton.automaton import Automaton, ControlState, Frame, TransitionRow
 from ..automaton.duplicate_names import used_names
 from ..errors import GrammarError
 from .end_search import NEVER, EndSearch, ValueGoal
-from .formula import And, ExactlyOne, Formula, Or, Truths, conj, evaluate, forced
+from .formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, forced
 from .joint_truths import joint_truths, restricted
 from .name_states import NameClass, NameKind
 from .object_context import MemberGoal, ObjectContext
@@ -72,15 +72,22 @@ class ObjectState:
     def closing_result(self) -> int | None:
         """Return the result code if the object may end here, else None."""
         context = self.search.context
-        holds = {part: self._holds(number) for number, part in enumerate(context.parts)}
-        result = result_code(context.formulas, holds.__getitem__, context.result)
+        index, known = context.index, dict[ObjectPart, bool]()
+
+        def holds(part: ObjectPart) -> bool:
+            if part not in known:
+                known[part] = self.holds(index[part])
+            return known[part]
+
+        result = result_code(context.formulas, holds, context.result)
         return result if result >= 0 else None
 
-    def _holds(self, number: int) -> bool:
+    def holds(self, number: int, names: int = -1) -> bool:
+        """Return True if a part holds now and needs none of these names."""
         context = self.search.context
         if not self.alive >> number & 1 or self.count < context.parts[number].least:
             return False
-        return not context.needed(number, self.seen)
+        return not context.needed(number, self.seen) & names
 
     def _name_start(self, automaton: Automaton) -> int | None:
         context = self.search.context
@@ -115,8 +122,10 @@ class ObjectState:
         """Return the listed names, and the kinds of other names, that may come next."""
         context = self.search.context
         if not context.in_order and (context.steady or (context.plain and not context.limited)):
-            listed, kinds = context.possible if context.steady else context.possible_names(self.alive)
+            listed, kinds = context.possible if context.steady else context.possible_names(self._living(self.alive, 0))
             return listed & ~self.seen, kinds
+        if (found := self.search.next_names(self)) is not None:
+            return found
         listed, others, alive = 0, set[NameKind](), self.alive
         for name in self.candidates():
             bit = context.names.bit(name)
@@ -153,6 +162,11 @@ class ObjectState:
             alive = self.alive
             for number in range(self.first_in_order, passed.bit_length()):
                 alive &= ~context.requiring[number]
+        return self._living(alive, bit, passed)
+
+    def _living(self, alive: int, bit: int, passed: int = 0) -> int:
+        """Return those of some parts that may hold if a listed name comes now and others have been passed over."""
+        context = self.search.context
         checked = alive & (context.limited | context.unproven)
         while checked:
             part_bit = checked & -checked
@@ -330,9 +344,13 @@ class ObjectEndSearch(EndSearch[ObjectState]):
     at some time are tried first, and then only those.
     """
 
-    def __init__(self, context: ObjectContext) -> None:
+    def __init__(self, context: ObjectContext, formula: Formula | None = None, names: int = -1) -> None:
+        """Search for members that make `formula` true (None: the context's first), among these listed names."""
         super().__init__(context.compiler)
-        self.context = context
+        self.context, self.names = context, names
+        self.formula = context.formulas[0] if formula is None else formula
+        self.parts = context.bits_of(atoms(self.formula))
+        self._must_fail: dict[tuple[int, int], bool] = {}
         self._relevant = 0
         for required, requires in zip(context.required, context.requires, strict=True):
             self._relevant |= required
@@ -340,6 +358,28 @@ class ObjectEndSearch(EndSearch[ObjectState]):
                 self._relevant |= names | others
         self._least = max((part.least for part in context.parts), default=0)
         self._limited = any(part.most is not None for part in context.parts)
+
+    def next_names(self, state: ObjectState) -> tuple[int, frozenset[NameKind]] | None:
+        """Return the listed names, and the kinds of other names, that may come next; None if that is not known."""
+        return None
+
+    def holds(self, state: ObjectState) -> bool:
+        """Return True if the formula holds and needs none of the names."""
+        return bool(evaluate(self.formula, lambda part: state.holds(self.context.index[part], self.names)))
+
+    def must_fail(self, alive: int, seen: int) -> bool:
+        """Return True if no further members can make the formula true."""
+        settled = self.context.settled(alive & self.parts, seen)
+        key = alive & self.parts, settled
+        found = self._must_fail.get(key)
+        if found is None:
+            found = evaluate(self.formula, self.context.truth(*key)) is False
+            self._must_fail[key] = found
+        return found
+
+    def _candidates(self, state: ObjectState, wanted: int) -> Iterable[NameClass]:
+        """Return the names that may come next, first those in `wanted`."""
+        return state.candidates(wanted)
 
     def _key(self, state: ObjectState) -> Hashable:
         return state.alive, state.seen, state.count, bool(state.others) and self.context.in_order
@@ -370,7 +410,7 @@ class ObjectEndSearch(EndSearch[ObjectState]):
         context = self.context
         tried: set[tuple[object, ...]] = set()
         wanted = self._inevitable_names(state)
-        for name in wanted or state.candidates(self._cheapest_names(state, context.formulas[0]) or 0):
+        for name in wanted or self._candidates(state, self._cheapest_names(state, self.formula) or 0):
             alike = (*context.open_goals(name), context.names.bit(name) & self._relevant)
             if alike not in tried:
                 tried.add(alike)
@@ -383,11 +423,11 @@ class ObjectEndSearch(EndSearch[ObjectState]):
         context = self.context
         if context.in_order:
             return []
-        truths = context.truths(state.alive, context.settled(state.alive, state.seen))
+        truth = context.truth(state.alive, context.settled(state.alive & self.parts, state.seen))
         fewest: list[NameClass] = []
-        for part, holds in forced(context.formulas[0], truths.__getitem__):
+        for part, holds in forced(self.formula, truth):
             number = context.index[part]
-            needed = context.needed(number, state.seen)
+            needed = context.needed(number, state.seen) & self.names
             if holds and needed:
                 return [context.names.named[(needed & -needed).bit_length() - 1]]
             if not holds and not needed and state.count >= part.least:
@@ -408,12 +448,12 @@ class ObjectEndSearch(EndSearch[ObjectState]):
             return min((n for n in sets if n is not None), key=lambda n: (n.bit_count(), n), default=None)
         if isinstance(formula, ObjectPart):
             number = context.index[formula]
-            return context.needed(number, state.seen) if state.alive >> number & 1 else None
+            return context.needed(number, state.seen) & self.names if state.alive >> number & 1 else None
         part = formula.part
         if isinstance(part, ExactlyOne) or not state.alive >> context.index[part] & 1:
             return 0
         number = context.index[part]
-        if context.needed(number, state.seen):
+        if context.needed(number, state.seen) & self.names:
             return 0
         if context.cannot_fail(number, state.seen):
             return None
@@ -430,7 +470,7 @@ class ObjectEndSearch(EndSearch[ObjectState]):
         joint = joint_truths(context.compiler, tuple(goal for goal, _ in open_goals))
         for truths in joint.candidates():
             alive = certain + sum(parts for (_, parts), truth in zip(open_goals, truths, strict=True) if truth)
-            if not context.must_fail(alive, seen) and joint.possible(truths):
+            if not self.must_fail(alive, seen) and joint.possible(truths):
                 yield state.with_member(name, alive)
 
     def may_come(self, state: ObjectState, name: NameClass) -> bool:
@@ -439,7 +479,7 @@ class ObjectEndSearch(EndSearch[ObjectState]):
 
     def _exceeds_limit(self) -> bool:
         context = self.context
-        if len(context.parts) <= MAX_PARTS:
+        if self.parts.bit_count() <= MAX_PARTS:
             return False
         hint = '; with additional_properties "schema" there are fewer' if context.compiler.closes_objects else ""
         context.compiler.refused.append(
@@ -469,7 +509,7 @@ class ObjectEndSearch(EndSearch[ObjectState]):
             known = dict(zip(joint.goals, truths, strict=True))
             if evaluate(marked, lambda mark: known[mark[0]]):  # noqa: B023
                 alive = certain + sum(parts for (_, parts), truth in zip(open_goals, truths, strict=True) if truth)
-                fits = not context.must_fail(alive, state.seen | bit)
+                fits = not self.must_fail(alive, state.seen | bit)
                 fits = fits and self.can_end_after(state, state.with_member(name, alive))
                 (good if fits else bad).add(truths)
         need = conj([need, restricted(joint.goals, good, bad)])
