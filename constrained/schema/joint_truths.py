@@ -7,7 +7,7 @@ one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..errors import GrammarError
@@ -16,7 +16,8 @@ from .interface import VALUE_TYPES, SchemaCompiler
 from .number_parts import number_combinations
 from .string_parts import string_combinations
 
-MAX_COMBINED_GOALS = 6  # goals of objects or arrays whose combinations are listed
+MAX_COMBINED_GOALS = 6  # goals of objects or arrays of which all combinations are tried
+MAX_COMBINATIONS = 64  # of more goals
 
 
 class JointTruths:
@@ -37,20 +38,40 @@ class JointTruths:
             if truths is not None:
                 self.known.update(dict.fromkeys(truths))
             elif self.unchecked is not None:
-                self._add_unchecked(typed)
+                self._add_unchecked(kind, typed)
         for found in self.known:
             if self.unchecked:
                 self.unchecked.pop(found, None)
 
-    def _add_unchecked(self, typed: list[Formula]) -> None:
+    def _add_unchecked(self, kind: str, typed: list[Formula]) -> None:
         different = list(dict.fromkeys(formula for formula in typed if not isinstance(formula, bool)))
+        assert self.unchecked is not None
+        combinations: Iterable[Truths] | None = itertools.product((True, False), repeat=len(different))
         if len(different) > MAX_COMBINED_GOALS:
+            combinations = self._combinations(kind, [self.goals[typed.index(formula)] for formula in different])
+        if combinations is None:
             self.unchecked = None
             return
-        assert self.unchecked is not None
-        for values in itertools.product((True, False), repeat=len(different)):
+        for values in combinations:
             truth = dict(zip(different, values, strict=True))
             self.unchecked[tuple(truth.get(formula, formula is True) for formula in typed)] = None
+
+    def _combinations(self, kind: str, goals: list[Formula]) -> list[Truths] | None:
+        """Return the combinations of truths of many goals, found goal by goal, or None if they are too many."""
+        compiler = self.compiler
+        of_kind = compiler.goal_of({"type": kind})
+        found: list[Truths] = [()]
+        for number in range(1, len(goals) + 1):
+            longer: list[Truths] = []
+            for truths in ((*before, value) for before in found for value in (True, False)):
+                num_before = compiler.num_assumptions
+                goal = conj([of_kind, literals(tuple(goals[:number]), truths)])
+                if compiler.satisfiable(goal) or compiler.num_assumptions != num_before:
+                    longer.append(truths)
+            if len(longer) > MAX_COMBINATIONS:
+                return None
+            found = longer
+        return found
 
     def candidates(self) -> Iterator[Truths]:
         """Yield combinations to try, the known ones first. These are not all if the goals are too many to combine."""

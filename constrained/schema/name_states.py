@@ -40,7 +40,7 @@ class UndecidedFormat:
 
 
 NameKind = frozenset[str | StringPart | UndecidedFormat]  # the patterns and other tests that a name passes
-MAX_KINDS = 32  # of names that are not listed
+MAX_KINDS = 1024  # of names that are not listed
 MAX_LISTED_NAMES = 64  # names of a kind that are listed
 
 
@@ -86,14 +86,14 @@ class MemberNames:
         self.kinds: list[NameKind] = [frozenset()] if not self._tests else []
         self._class_of_kind: dict[NameKind, int] = {frozenset(): 0}
         self._goals: dict[tuple[ObjectPart, NameClass], Formula] = {}
-        self.num_classes = 1 + len(self.names) + MAX_KINDS
         # Listed names with several spellings are tested for as texts, if other names may come.
         self._spellings = {name: spellings(name) for name in self.names}
         self._tested_names = [name for name in self.names if len(self._spellings[name]) != 1 or "/" in name]
-        self._is_complete = True
+        self.refused: GrammarError | None = None  # why names that are not listed are left out
         self._tested_bits = self.bits(self._tested_names)
         if self._tests:
             self._find_kinds()
+        self.num_classes = len(self.classes)
 
     def _list_names(self) -> None:
         tests = [test for test in self._tests if not isinstance(test, UndecidedFormat)]
@@ -151,11 +151,13 @@ class MemberNames:
         tests = list(self._tests)
         try:
             found = combinations(any_string(), list(self._tests.values()))
-        except GrammarError:
-            self._is_complete = False
-            return  # too complex: only listed names are allowed
-        self._is_complete = len(found) <= MAX_KINDS
-        for accepted in found[:MAX_KINDS]:
+            if len(found) > MAX_KINDS:
+                raise GrammarError(f"the patterns of names overlap in more than {MAX_KINDS} ways")
+        except GrammarError as error:
+            self.compiler.refused.append(error)
+            self.refused = error
+            return  # only listed names are allowed
+        for accepted in found:
             kind = frozenset(test for test, passed in zip(tests, accepted, strict=True) if passed)
             if frozenset(test for test in kind if not isinstance(test, UndecidedFormat)) in self._listed:
                 continue
@@ -166,7 +168,7 @@ class MemberNames:
 
     def is_everything(self, kinds: frozenset[NameKind]) -> bool:
         """Return True if every text is a listed name or a name of these kinds."""
-        return self._is_complete and len(kinds) == len(self.kinds) > 0
+        return self.refused is None and len(kinds) == len(self.kinds) > 0
 
     def start(
         self, automaton: Automaton, names: int, kinds: frozenset[NameKind], used: frozenset[str] = frozenset()

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
-from .formula import Formula, Or, atoms, disj, evaluate, has_negation, optimistic
+from .formula import Formula, Or, atoms, disj, has_negation, optimistic
 from .interface import SchemaCompiler
 from .name_states import MemberNames, NameClass, NameKind
+from .string_dfas import pattern_chars
 from .string_states import ResultOf
 from .structure_parts import ObjectPart
 
@@ -193,8 +195,13 @@ class ObjectContext:
 
     def _find_open_goals(self, name: NameClass) -> tuple[int, OpenGoals]:
         names, apart = self.names, self._apart
+        matched: Iterable[Any] = name.matched
         if name.number is not None:
-            apart |= self._listing.get(names.names[name.number], 0)
+            text = names.names[name.number]
+            apart |= self._listing.get(text, 0)
+            matched = [pattern for pattern in self._having_pattern if pattern_chars(pattern).accepts(text)]
+        for test in matched:
+            apart |= self._having_pattern.get(test, 0)
         parts_of = {goal: parts & ~apart for goal, parts in self._usual_goals.items() if parts & ~apart}
         while apart:
             bit = apart & -apart
@@ -207,12 +214,21 @@ class ObjectContext:
 
     @cached_property
     def _apart(self) -> int:
-        """The parts whose goals of names that they do not mention differ from name to name."""
-        return self.bits_of(part for part in self.parts if part.patterns or part.name_goals)
+        """The parts that test all names by a schema."""
+        return self.bits_of(part for part in self.parts if part.name_goals)
+
+    @cached_property
+    def _having_pattern(self) -> dict[str, int]:
+        """For each pattern of names, the parts that have it."""
+        found: dict[str, int] = {}
+        for number, part in enumerate(self.parts):
+            for pattern in part.patterns:
+                found[pattern] = found.get(pattern, 0) | 1 << number
+        return found
 
     @cached_property
     def _usual_goals(self) -> dict[Formula, int]:
-        """The goals of names that a part does not mention, with the parts that have them."""
+        """The goals of names that a part neither mentions nor matches, with the parts that have them."""
         found: dict[Formula, int] = {}
         for number, part in enumerate(self.parts):
             if not self._apart >> number & 1:
@@ -230,9 +246,20 @@ class ObjectContext:
                     found[name] = found.get(name, 0) | 1 << number
         return found
 
-    def need(self, certain: int, open_goals: OpenGoals, name: NameClass, seen: int, marked: bool = False) -> Formula:
-        """Return what the value under a name must satisfy. `marked`: with each goal in a tuple, so as an atom."""
-        if self.plain and not marked:
+    def need(
+        self,
+        certain: int,
+        open_goals: OpenGoals,
+        name: NameClass,
+        seen: int,
+        formula: Formula | None = None,
+        marked: bool = False,
+    ) -> Formula:
+        """Return what the value under a name must satisfy for a formula (None: the first) to become true.
+
+        `marked`: with each goal in a tuple, so as an atom.
+        """
+        if self.plain:
             if certain & self.choice or self.formulas[0] is True:
                 return True
             return disj(goal for goal, parts in open_goals if parts & self.choice)
@@ -251,7 +278,7 @@ class ObjectContext:
             number = self.index[part]
             return value(part) is not False and self.cannot_fail(number, seen | self.names.bit(name))
 
-        return optimistic(self.formulas[0], value, settled)
+        return optimistic(self.formulas[0] if formula is None else formula, value, settled)
 
     # Choices of one part, in a plain context.
 

@@ -313,7 +313,9 @@ class MemberStart:
         tracked = () if value.goals == (value.need,) else value.goals
         if value.truths is not None:
             known, tracked = dict(zip(value.goals, value.truths, strict=True)), ()
-        return MemberGoal(value.need, tracked, certain, open_goals, search.context.compiler.satisfiable(value.need), known)
+        return MemberGoal(
+            value.need, tracked, certain, open_goals, search.context.compiler.satisfiable(value.need), known
+        )
 
 
 @dataclass(frozen=True)
@@ -350,6 +352,7 @@ class ObjectEndSearch(EndSearch[ObjectState]):
         self.context, self.names = context, names
         self.formula = context.formulas[0] if formula is None else formula
         self.parts = context.bits_of(atoms(self.formula))
+        self.num_together = self.parts.bit_count()  # parts that are searched together
         self._must_fail: dict[tuple[int, int], bool] = {}
         self._relevant = 0
         for required, requires in zip(context.required, context.requires, strict=True):
@@ -479,7 +482,7 @@ class ObjectEndSearch(EndSearch[ObjectState]):
 
     def _exceeds_limit(self) -> bool:
         context = self.context
-        if self.parts.bit_count() <= MAX_PARTS:
+        if self.num_together <= MAX_PARTS:
             return False
         hint = '; with additional_properties "schema" there are fewer' if context.compiler.closes_objects else ""
         context.compiler.refused.append(
@@ -498,11 +501,11 @@ class ObjectEndSearch(EndSearch[ObjectState]):
         bit = context.names.bit(name)
         certain, open_goals = self._open_goals(state, name)
         joint = joint_truths(context.compiler, tuple(goal for goal, _ in open_goals))
-        need = context.need(certain, open_goals, name, state.seen)
+        need = context.need(certain, open_goals, name, state.seen, self.formula)
         if joint.unchecked is None:
             return ValueGoal(need, joint.goals, None)
         # The same as `need`, over marks instead of goals, so that truths of goals can be put in.
-        marked = context.need(certain, open_goals, name, state.seen, marked=True)
+        marked = context.need(certain, open_goals, name, state.seen, self.formula, marked=True)
         good: set[Truths] = set()
         bad: set[Truths] = set()
         for truths in (*joint.known, *joint.unchecked):

@@ -224,10 +224,10 @@ def _outline(document: Document, location: Location, required: list[str], depth:
                 members[name] = values
     found = _Outline(_types(schema), _values(document, schema), members)
     if depth:
-        inner = [document.inside(location, value, "allOf", n) for n, value in enumerate(schema.get("allOf", ()))]
+        beside = [document.inside(location, value, "allOf", n) for n, value in enumerate(schema.get("allOf", ()))]
         if "$ref" in schema:
-            inner.append(document.resolve(schema["$ref"], location))
-        for part in inner:
+            beside.append(document.resolve(schema["$ref"], location))
+        for part in beside:
             found &= _outline(document, part, [*_required(schema), *required], depth - 1)
     return found
 
@@ -236,7 +236,7 @@ def _values(document: Document, schema: Any) -> frozenset[Key] | None:
     """Return the values of `enum` or `const` if none of them is an object or array."""
     if not isinstance(schema, dict):
         return None
-    values = schema["enum"] if "enum" in schema else None
+    values = schema.get("enum")
     if values is None and "const" in schema and (document.draft or 6) >= 6:
         values = [schema["const"]]
     if values is None or any(isinstance(value, dict | list) for value in values):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 
@@ -18,7 +18,7 @@ from ..regex.char_dfa import CharDfa, length_char_dfa, trimmed_char_dfa
 from ..regex.charset import has_surrogates
 from ..regex.dfa import DEAD, START, Dfa
 from ..regex.expression import alternation, literal
-from ..regex.pair_product import pair_product
+from ..regex.pair_product import Factor, multiplied
 from ..regex.subset import char_dfa
 from . import formula as formulas
 from .formula import And, ExactlyOne, Formula, Not, Or, Truths
@@ -204,21 +204,30 @@ class CharProduct:
 
 def char_product(tests: Sequence[CharDfa], budget: CompileBudget) -> CharProduct:
     """Build the product of character automata. Raises GrammarError beyond the budget or `MAX_PRODUCT_STATES`."""
-    universe = length_char_dfa(0, None)
-    alphabet, rows = universe.alphabet, universe.table
-    states = np.arange(len(rows))[:, None]  # of each automaton: [S, 1 + tests]
 
     def check(num_states: int) -> None:
         budget.check(num_states)
         if num_states > MAX_PRODUCT_STATES + 1:
             raise GrammarError("the constraints on one value are too complex in combination")
 
-    for test in tests:
-        alphabet, old, new = common_alphabet(alphabet, test.alphabet)
-        rows, pairs = pair_product(rows[:, old], test.table[:, new], "first", check)
-        states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
-    ends = [test.accepting[states[1:, 1 + number]].tolist() for number, test in enumerate(tests)]
-    return CharProduct(alphabet, rows, [None, *(zip(*ends, strict=True) if tests else [()] * (len(rows) - 1))])
+    # In pairs, and these in pairs again, so that the work does not grow with the square of their number.
+    factors = [_factor(length_char_dfa(0, None), [(), ()]), *(_factor(test, [(False,), (True,)]) for test in tests)]
+    while len(factors) > 1:
+        pairs = [_multiplied(factors[at], factors[at + 1], check) for at in range(0, len(factors) - 1, 2)]
+        factors = pairs + factors[2 * len(pairs) :]
+    ((alphabet, (rows, ends, truths)),) = factors
+    return CharProduct(alphabet, rows, [None, *(truths[number] for number in ends[1:].tolist())])
+
+
+def _factor(chars: CharDfa, truths: list[Truths]) -> tuple[Alphabet, Factor]:
+    return chars.alphabet, (chars.table, chars.accepting.astype(np.int64), truths)
+
+
+def _multiplied(
+    a: tuple[Alphabet, Factor], b: tuple[Alphabet, Factor], check: Callable[[int], None]
+) -> tuple[Alphabet, Factor]:
+    alphabet, in_a, in_b = common_alphabet(a[0], b[0])
+    return alphabet, multiplied((a[1][0][:, in_a], *a[1][1:]), (b[1][0][:, in_b], *b[1][1:]), check)
 
 
 @lru_cache(maxsize=512)

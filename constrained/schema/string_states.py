@@ -15,7 +15,7 @@ from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import DEAD, START, Dfa, free_kinds
-from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, evaluate, has_negation, substitute
+from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, evaluate, has_negation, reader, substitute
 from .string_dfas import any_string, labelled_product, looping_states, plain_states
 from .string_parts import (
     UNREACHABLE,
@@ -219,12 +219,14 @@ def _product_strings(automaton: Automaton, formulas: tuple[Formula, ...], result
         return automaton.memory[key]  # type: ignore[no-any-return]
     parts = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
 
+    read = reader(formulas, parts)
     undecided = [] if _is_decided(formulas) else [dfa for part in parts for dfa in part.undecided_dfas()]
 
     def label(accepted: Truths) -> int:
         if any(accepted[len(parts) :]):
             return -1
-        return result_code(formulas, dict(zip(parts, accepted, strict=False)).__getitem__, result)
+        need, *tracked = read(accepted)
+        return result(tuple(tracked)) if need else -1
 
     try:
         product = labelled_product(any_string(), [*map(string_dfa, parts), *undecided], label)

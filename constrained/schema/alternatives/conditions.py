@@ -74,9 +74,7 @@ def _exclude_each_other(compiler: SchemaCompiler, tag: str, parts: Sequence[Obje
     return len(locations) == len(goals) and are_disjoint(compiler.document, locations)
 
 
-def _choice(
-    compiler: SchemaCompiler, tag: str, clauses: list[tuple[Or, ObjectPart]], is_required: bool
-) -> Formula:
+def _choice(compiler: SchemaCompiler, tag: str, clauses: list[tuple[Or, ObjectPart]], is_required: bool) -> Formula:
     ways: list[Formula] = []
     absent: list[Formula] = []  # what holds if the tag is absent
     like = clauses[0][1].keywords[0]

@@ -104,6 +104,7 @@ class IndependentSearches(ObjectEndSearch):
     def __init__(self, context: ObjectContext, groups: list[NameGroup]) -> None:
         super().__init__(context)
         self._searches = [GroupSearch(context, group, number == 0) for number, group in enumerate(groups)]
+        self.num_together = max(search.num_together for search in self._searches)
         self._number_of: dict[int, GroupSearch] = {}
         for search in self._searches[1:]:
             bits = search.names
