@@ -7,7 +7,7 @@ one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ..errors import GrammarError
@@ -16,8 +16,7 @@ from .interface import VALUE_TYPES, SchemaCompiler
 from .number_parts import number_combinations
 from .string_parts import string_combinations
 
-MAX_COMBINED_GOALS = 6  # goals of objects or arrays of which all combinations are tried
-MAX_COMBINATIONS = 64  # of more goals
+MAX_COMBINED_GOALS = 6  # goals of objects or arrays whose combinations are listed
 
 
 class JointTruths:
@@ -38,62 +37,54 @@ class JointTruths:
             if truths is not None:
                 self.known.update(dict.fromkeys(truths))
             elif self.unchecked is not None:
-                self._add_unchecked(kind, typed)
+                self._add_unchecked(typed)
         for found in self.known:
             if self.unchecked:
                 self.unchecked.pop(found, None)
 
-    def _add_unchecked(self, kind: str, typed: list[Formula]) -> None:
+    def _add_unchecked(self, typed: list[Formula]) -> None:
         different = list(dict.fromkeys(formula for formula in typed if not isinstance(formula, bool)))
-        assert self.unchecked is not None
-        combinations: Iterable[Truths] | None = itertools.product((True, False), repeat=len(different))
         if len(different) > MAX_COMBINED_GOALS:
-            combinations = self._combinations(kind, [self.goals[typed.index(formula)] for formula in different])
-        if combinations is None:
             self.unchecked = None
             return
-        for values in combinations:
+        assert self.unchecked is not None
+        for values in itertools.product((True, False), repeat=len(different)):
             truth = dict(zip(different, values, strict=True))
             self.unchecked[tuple(truth.get(formula, formula is True) for formula in typed)] = None
 
-    def _combinations(self, kind: str, goals: list[Formula]) -> list[Truths] | None:
-        """Return the combinations of truths of many goals, found goal by goal, or None if they are too many."""
-        compiler = self.compiler
-        of_kind = compiler.goal_of({"type": kind})
-        found: list[Truths] = [()]
-        for number in range(1, len(goals) + 1):
-            longer: list[Truths] = []
-            for truths in ((*before, value) for before in found for value in (True, False)):
-                num_before = compiler.num_assumptions
-                goal = conj([of_kind, literals(tuple(goals[:number]), truths)])
-                if compiler.satisfiable(goal) or compiler.num_assumptions != num_before:
-                    longer.append(truths)
-            if len(longer) > MAX_COMBINATIONS:
-                return None
-            found = longer
-        return found
-
     def candidates(self) -> Iterator[Truths]:
-        """Yield combinations to try, the known ones first. These are not all if the goals are too many to combine."""
+        """Yield combinations to try, the known ones first."""
         yield from self.known
         if self.unchecked is not None:
             yield from self.unchecked
         else:
-            count = len(self.goals)
-            single = [tuple(n == at for n in range(count)) for at in range(count)]
-            yield from (truths for truths in [*single, (True,) * count, (False,) * count] if truths not in self.known)
+            yield from (truths for truths in self._found(()) if truths not in self.known)
+
+    def _found(self, first: Truths) -> Iterator[Truths]:
+        """Yield the combinations that begin with some truths of the first goals, found goal by goal."""
+        if first and not self._may_begin(first):
+            return
+        if len(first) == len(self.goals):
+            yield first
+            return
+        for truth in (True, False):
+            yield from self._found((*first, truth))
+
+    def _may_begin(self, first: Truths) -> bool:
+        """Return False only if no value has these truths of the first goals."""
+        found = self._possible.get(first)
+        if found is None:
+            num_before = self.compiler.num_assumptions
+            found = self.compiler.satisfiable(literals(self.goals[: len(first)], first))
+            if found or num_before == self.compiler.num_assumptions:
+                self._possible[first] = found
+        return found
 
     def possible(self, truths: Truths) -> bool:
         """Return False only if no value has these truths."""
         if truths in self.known:
             return True
-        found = self._possible.get(truths)
-        if found is None:
-            num_before = self.compiler.num_assumptions
-            found = self.compiler.satisfiable(literals(self.goals, truths))
-            if found or num_before == self.compiler.num_assumptions:
-                self._possible[truths] = found
-        return found
+        return self._may_begin(truths)
 
 
 def joint_truths(compiler: SchemaCompiler, goals: tuple[Formula, ...]) -> JointTruths:

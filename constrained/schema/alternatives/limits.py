@@ -16,7 +16,6 @@ from ..document import Document, Location
 from ..formula import Formula, atoms
 from ..goals import GoalCompiler
 from ..interface import SchemaNode
-from ..joint_truths import joint_truths
 from ..keywords import child
 from ..object_states import MAX_PARTS, ObjectState
 from ..string_dfas import any_string, combinations
@@ -24,7 +23,8 @@ from ..string_parts import string_dfa
 from ..structure_parts import ArrayPart
 from ..value_states import result_codes
 
-MAX_SMALL = 16  # schemas of one value that are never too many
+MAX_SMALL = 40  # schemas of one value that are never too many
+TEST_WEIGHT = 5  # of a pattern or format, whose products grow faster
 MAX_LISTED = 256  # schemas of one value whose members are compared
 
 
@@ -51,7 +51,9 @@ class LimitCheck:
         found = self._weights.get(id(schema))
         if found is None:
             self._weights[id(schema)] = 0  # of a recursive schema
-            found = 1 + 2 * (len(schema.get("patternProperties", ())) + ("propertyNames" in schema))
+            tests = len(schema.get("patternProperties", ()))
+            tests += sum(keyword in schema for keyword in ("propertyNames", "pattern", "format"))
+            found = 1 + TEST_WEIGHT * tests
             found += sum(self._weight(inner) for _, inner in same_value(self._document, location))
             found = self._weights[id(schema)] = min(found, 1 << 30)
         return found
@@ -128,8 +130,6 @@ class LimitCheck:
             if len(open_goals) > 1:
                 goals = tuple(goal for goal, _ in open_goals)
                 self._check_strings((context.need(certain, open_goals, name, 0), *goals))
-                if not context.plain and joint_truths(self._compiler, goals).unchecked is None:
-                    raise GrammarError(f"{len(goals)} schemas that apply to one member together are too many")
                 yield goals, context.need(certain, open_goals, name, 0)
 
     def _check_array(self, formula: Formula) -> None:
