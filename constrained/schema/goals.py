@@ -20,8 +20,8 @@ from .formula import And, ExactlyOne, Formula, Not, Or, Truths, atoms, conj, dis
 from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode
 from .keyword_set import KeywordSet, enum_formula, object_with
 from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS
+from .number_parts import NumberPart, join_numbers, number_combinations
 from .number_parts import candidates as number_candidates
-from .number_parts import join_numbers, number_combinations
 from .object_context import ObjectContext, is_plain
 from .object_states import ObjectState
 from .quick_checks import are_disjoint, quick_satisfiable
@@ -186,6 +186,10 @@ class GoalCompiler(SchemaCompiler):
                 if choices is not formula:
                     return self._simplified(choices, kind)
             others = [part for part in formula.parts if isinstance(part, Or | ExactlyOne | Not)]
+            if kind in ("string", "number"):
+                joined, others = _without_listed(joined, others)
+                if joined is False:
+                    return False
             if kind == "object" and sum(isinstance(part, Or | ExactlyOne) for part in others) > 1:
                 # Apart, alternatives that share no names can be looked at one after the other.
                 return conj([joined, *(self._simplified(part, kind) for part in others)])
@@ -303,6 +307,30 @@ class GoalCompiler(SchemaCompiler):
         if is_plain(formula) if kind == "object" else is_plain_array(self, formula):
             return True
         return self.structure_start(kind, (formula,), result_codes(self, ())) is not None
+
+
+def _without_listed(joined: Formula, others: list[Formula]) -> tuple[Formula, list[Formula]]:
+    """Leave listed values that are excluded out of a part, or exclude them together."""
+    listed = [part.part for part in others if isinstance(part, Not) and _listed(part.part) is not None]
+    excluded = frozenset[Any]().union(*(_listed(part) or () for part in listed))
+    if not excluded:
+        return joined, others
+    rest = [part for part in others if not (isinstance(part, Not) and part.part in listed)]
+    values = _listed(joined)
+    if values is not None:
+        return _with_listed(joined, values - excluded), rest
+    return joined, [*rest, neg(_with_listed(listed[0], excluded))]
+
+
+def _listed(part: Formula) -> frozenset[Any] | None:
+    """Return the values of a part that only lists these."""
+    return part.texts if isinstance(part, StringPart) else part.values if isinstance(part, NumberPart) else None
+
+
+def _with_listed(part: StringPart | NumberPart, values: frozenset[Any]) -> Formula:
+    if not values:
+        return False
+    return StringPart(texts=values) if isinstance(part, StringPart) else NumberPart(digits=part.digits, values=values)
 
 
 def _content(schema: Mapping[str, Any]) -> Hashable:

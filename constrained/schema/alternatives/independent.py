@@ -12,8 +12,8 @@ from ..end_search import ValueGoal
 from ..formula import And, Formula, atoms, conj
 from ..name_states import NameClass, NameKind
 from ..object_context import ObjectContext
-from ..object_states import ObjectEndSearch, ObjectState
 from ..structure_parts import ObjectPart
+from .object_search import ObjectEndSearch, ObjectMembers
 
 
 @dataclass
@@ -68,13 +68,13 @@ class GroupSearch(ObjectEndSearch):
         self._has_other_names = has_other_names
         self._next: dict[Hashable, tuple[int, frozenset[NameKind]]] = {}
 
-    def _key(self, state: ObjectState) -> Hashable:
+    def _key(self, state: ObjectMembers) -> Hashable:
         return state.alive & self.parts, state.seen & self.names
 
-    def _ends(self, state: ObjectState) -> bool:
+    def _ends(self, state: ObjectMembers) -> bool:
         return self.holds(state)
 
-    def _candidates(self, state: ObjectState, wanted: int) -> Iterable[NameClass]:
+    def _candidates(self, state: ObjectMembers, wanted: int) -> Iterable[NameClass]:
         named = self.context.names.named
         left = self.names & ~state.seen
         for bits in (left & wanted, left & ~wanted):
@@ -85,7 +85,7 @@ class GroupSearch(ObjectEndSearch):
         if self._has_other_names:
             yield from (self.context.names.other(kind) for kind in self.context.names.kinds)
 
-    def next_names(self, state: ObjectState) -> tuple[int, frozenset[NameKind]]:
+    def next_names(self, state: ObjectMembers) -> tuple[int, frozenset[NameKind]]:
         """Return the names of this group that may come next, and the kinds of other names."""
         key = self._key(state)
         found = self._next.get(key)
@@ -113,21 +113,21 @@ class IndependentSearches(ObjectEndSearch):
                 bits ^= bit
                 self._number_of[bit] = search
 
-    def can_end(self, state: ObjectState) -> bool:
+    def can_end(self, state: ObjectMembers) -> bool:
         return all(search.can_end(state) for search in self._searches)
 
-    def can_end_after(self, state: ObjectState, step: ObjectState) -> bool:
+    def can_end_after(self, state: ObjectMembers, step: ObjectMembers) -> bool:
         return self.can_end(step)
 
     def _search_of(self, name: NameClass) -> GroupSearch:
         return self._number_of.get(self.context.names.bit(name), self._searches[0])
 
-    def next_names(self, state: ObjectState) -> tuple[int, frozenset[NameKind]]:
+    def next_names(self, state: ObjectMembers) -> tuple[int, frozenset[NameKind]]:
         found = [search.next_names(state) for search in self._searches]
         return sum(names for names, _ in found), found[0][1]
 
-    def may_come(self, state: ObjectState, name: NameClass) -> bool:
+    def may_come(self, state: ObjectMembers, name: NameClass) -> bool:
         return self._search_of(name).may_come(state, name)
 
-    def value(self, state: ObjectState, name: NameClass) -> ValueGoal:
+    def value(self, state: ObjectMembers, name: NameClass) -> ValueGoal:
         return self._search_of(name).value(state, name)

@@ -17,11 +17,12 @@ from ..formula import Formula, atoms
 from ..goals import GoalCompiler
 from ..interface import SchemaNode
 from ..keywords import child
-from ..object_states import MAX_PARTS, ObjectState
+from ..object_states import ObjectState
 from ..string_dfas import any_string, combinations
 from ..string_parts import string_dfa
 from ..structure_parts import ArrayPart
 from ..value_states import result_codes
+from .object_search import MAX_PARTS
 
 MAX_SMALL = 40  # schemas of one value that are never too many
 TEST_WEIGHT = 5  # of a pattern or format, whose products grow faster
