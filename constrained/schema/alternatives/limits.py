@@ -6,9 +6,9 @@ schemas of which many apply to one value are worked out here, with all their alt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import GrammarError
 from ..array_states import MAX_ITEM_GOALS, is_plain_array
@@ -17,6 +17,7 @@ from ..formula import Formula, atoms
 from ..goals import GoalCompiler
 from ..interface import SchemaNode
 from ..keywords import child
+from ..object_context import ObjectContext, is_plain
 from ..object_states import ObjectState
 from ..string_dfas import any_string, combinations
 from ..string_parts import string_dfa
@@ -24,9 +25,29 @@ from ..structure_parts import ArrayPart
 from ..value_states import result_codes
 from .object_search import MAX_PARTS
 
-MAX_SMALL = 40  # schemas of one value that are never too many
-TEST_WEIGHT = 5  # of a pattern or format, whose products grow faster
+MAX_SCHEMAS = 40  # of one value that are never too many
+MAX_TESTS = 8  # patterns and formats of one value that are never too many
 MAX_LISTED = 256  # schemas of one value whose members are compared
+
+
+class Weight(NamedTuple):
+    """Number of schemas that apply to one value, and of the patterns and formats in them."""
+
+    schemas: int
+    tests: int
+
+    @property
+    def is_large(self) -> bool:
+        """True if these may be too many together."""
+        return self.schemas > MAX_SCHEMAS or self.tests > MAX_TESTS
+
+
+NO_WEIGHT = Weight(0, 0)
+
+
+def _sum(weights: Iterable[Weight]) -> Weight:
+    several = list(weights)
+    return Weight(sum(each.schemas for each in several), sum(each.tests for each in several))
 
 
 class LimitCheck:
@@ -34,7 +55,7 @@ class LimitCheck:
 
     def __init__(self, compiler: GoalCompiler) -> None:
         self._compiler, self._document = compiler, compiler.document
-        self._weights: dict[int, int] = {}
+        self._weights: dict[int, Weight] = {}
         self._checked: set[Formula] = set()
 
     def check(self) -> None:
@@ -43,33 +64,32 @@ class LimitCheck:
             if isinstance(location.schema, dict) and self._is_heavy(location):
                 self._check(self._compiler.goal(location, generated=True), location)
 
-    # Weights: how many schemas, patterns and negated members apply to one value, counted without working them out.
+    # Weights, counted without working anything out.
 
-    def _weight(self, location: Location) -> int:
+    def _weight(self, location: Location) -> Weight:
         schema = location.schema
         if isinstance(schema, bool):
-            return 0
+            return NO_WEIGHT
         found = self._weights.get(id(schema))
         if found is None:
-            self._weights[id(schema)] = 0  # of a recursive schema
+            self._weights[id(schema)] = NO_WEIGHT  # of a recursive schema
             tests = len(schema.get("patternProperties", ()))
             tests += sum(keyword in schema for keyword in ("propertyNames", "pattern", "format"))
-            found = 1 + TEST_WEIGHT * tests
-            found += sum(self._weight(inner) for _, inner in same_value(self._document, location))
-            found = self._weights[id(schema)] = min(found, 1 << 30)
+            inner = [self._weight(part) for _, part in same_value(self._document, location)]
+            found = self._weights[id(schema)] = _sum([Weight(1, tests), *inner])
         return found
 
     def _is_heavy(self, location: Location) -> bool:
         weight = self._weight(location)
-        if weight <= 1 or weight > MAX_SMALL:
-            return weight > MAX_SMALL
-        members: dict[str, int] = {}
+        if weight.is_large or weight.schemas <= 1:
+            return weight.is_large
+        members: dict[str, list[Weight]] = {}
         for inner in self._closure(location):
             for name, value in inner.schema.get("properties", {}).items():
                 if isinstance(value, dict):
                     at = self._document.inside(inner, value, "properties", name)
-                    members[name] = members.get(name, 0) + self._weight(at)
-        return max(members.values(), default=0) > MAX_SMALL
+                    members.setdefault(name, []).append(self._weight(at))
+        return any(_sum(weights).is_large for weights in members.values())
 
     def _closure(self, location: Location) -> list[Location]:
         found: dict[int, Location] = {}
@@ -99,38 +119,44 @@ class LimitCheck:
             left_out = compiler.refused[num_before]
             raise GrammarError(left_out.reason, pointer=left_out.pointer or location.pointer)
         for goals, need in inner:
-            nodes = [node for each in goals for node in atoms(each) if isinstance(node, SchemaNode)]
-            if len(nodes) > 1 and sum(self._weight(node.location) for node in nodes) > MAX_SMALL:
+            if self._weight_of(goals).is_large:
                 self._check(need, location)
+
+    def _weight_of(self, goals: tuple[Formula, ...]) -> Weight:
+        nodes = (node for goal in goals for node in atoms(goal) if isinstance(node, SchemaNode))
+        return _sum(self._weight(node.location) for node in nodes)
 
     def _check_strings(self, goals: tuple[Formula, ...]) -> None:
         """Raise GrammarError if the patterns and formats of goals are too complex together."""
+        if self._weight_of(goals).tests <= MAX_TESTS:
+            return
         parts = dict.fromkeys(part for goal in goals for part in atoms(self._compiler.typed(goal, "string")))
         tests = [replace(part, least=0, most=None) for part in parts if part.patterns or part.formats]
         if len(tests) > 1:
             combinations(any_string(), [string_dfa(test) for test in dict.fromkeys(tests)])
 
     def _of_object(self, formula: Formula) -> Iterator[tuple[tuple[Formula, ...], Formula]]:
-        """Yield the goals of each member with what it needs."""
+        """Yield the goals of each member that has several, with what it needs."""
         if isinstance(formula, bool):
             return
-        state = self._compiler.structure_start("object", (formula,), result_codes(self._compiler, ()))
-        if state is None:
-            return
-        assert isinstance(state, ObjectState)
-        context = state.search.context
-        if context.names.refused is not None:
-            raise context.names.refused
-        if not context.plain:
-            most = state.search.num_together
+        result = result_codes(self._compiler, ())
+        if is_plain(formula):
+            context = ObjectContext(self._compiler, (formula,), result)
+        else:
+            state = self._compiler.structure_start("object", (formula,), result)
+            if state is None:
+                return
+            assert isinstance(state, ObjectState)
+            context, most = state.search.context, state.search.num_together
             if most > MAX_PARTS:
                 raise GrammarError(f"more than {MAX_PARTS} constraints apply to one object together ({most})")
-        names = [*context.names.named, *(context.names.other(kind) for kind in context.names.kinds)]
-        for name in names:
+        if context.names.refused is not None:
+            raise context.names.refused
+        for name in (*context.names.named, *(context.names.other(kind) for kind in context.names.kinds)):
             certain, open_goals = context.open_goals(name)
             if len(open_goals) > 1:
                 goals = tuple(goal for goal, _ in open_goals)
-                self._check_strings((context.need(certain, open_goals, name, 0), *goals))
+                self._check_strings(goals)
                 yield goals, context.need(certain, open_goals, name, 0)
 
     def _check_array(self, formula: Formula) -> None:
