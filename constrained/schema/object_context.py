@@ -131,14 +131,17 @@ class ObjectContext:
             return self.has_others and not names.is_everything(self.possible[1])
         if not names.is_everything(frozenset(names.kinds)):
             return bool(names.kinds)
-        return any(names.goal(part, names.other(kind)) is False for part in self.parts for kind in names.kinds)
+        return any(self._refusing(names.other(kind)) for kind in names.kinds)
+
+    def _refusing(self, name: NameClass) -> int:
+        """Return the parts that do not allow a name."""
+        certain, open_goals = self.open_goals(name)
+        return self.all_parts & ~certain & ~sum(parts for _, parts in open_goals)
 
     @cached_property
     def overwritable(self) -> bool:
         """True if a second member of the same name can change the truth of a part."""
-        others = [self.names.other(kind) for kind in self.names.kinds]
-        goals = [self.names.goal(part, name) for part in self.parts for name in others]
-        return self.exact and any(goal is not True and goal is not False for goal in goals)
+        return self.exact and any(self.open_goals(self.names.other(kind))[1] for kind in self.names.kinds)
 
     @cached_property
     def possible(self) -> tuple[int, frozenset[NameKind]]:

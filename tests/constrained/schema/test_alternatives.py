@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, PropertyOrder, compile_constraint
+from ramiform.constrained.schema.end_search import EndSearch
 from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none, shared_vocabulary
 
 from .oracle_jsonschema import is_valid, judge
@@ -160,6 +161,25 @@ def test_patterns_of_names_work_or_are_refused(count: int) -> None:
 def test_conditions_that_cannot_be_told_apart_are_refused(inner: Any) -> None:
     with pytest.raises(GrammarError, match="/properties/inner"):
         compiled({"properties": {"inner": inner}})
+
+
+@pytest.mark.parametrize("make", [independent, switch])
+def test_work_grows_with_the_number_of_conditions_and_no_faster(make: Callable[[int], Any], monkeypatch: Any) -> None:
+    steps = 0
+    search = EndSearch._search
+
+    def counted(*arguments: Any) -> int:
+        nonlocal steps
+        steps += 1
+        return search(*arguments)
+
+    monkeypatch.setattr(EndSearch, "_search", counted)
+    found = []
+    for count in (40, 80):
+        steps = 0
+        assert accepts(compiled(make(count)), b'{"a7":1,"b7":2,"tag":"t9","v9":1}')
+        found.append(steps)
+    assert found[1] <= 2.5 * found[0]
 
 
 # Random schemas.
