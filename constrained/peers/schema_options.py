@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import combinations
 from typing import Any
 
 from ..constraint import JsonSchema, SchemaOptions
@@ -83,7 +82,7 @@ def _translated(document: Document, location: Location, options: SchemaOptions) 
             raise _cannot_close(location.pointer)
     if closes and "oneOf" in schema and any(_lists_members(value) for value in schema["oneOf"]):
         branches = [document.inside(location, value, "oneOf", n) for n, value in enumerate(schema["oneOf"])]
-        if not all(are_disjoint(document, a, b) for a, b in combinations(branches, 2)):
+        if not are_disjoint(document, branches):
             raise _cannot_close(child(location.pointer, "oneOf"))
     return found
 

@@ -19,7 +19,7 @@ from ..errors import GrammarError
 from .alphabet import Alphabet, common_alphabet
 from .char_dfa import CharDfa, length_char_dfa, trimmed_char_dfa
 from .dfa import DEAD, START
-from .pair_product import pair_product
+from .pair_product import Factor, multiplied
 
 Truths = tuple[bool, ...]
 MAX_PRODUCT_STATES = 20_000
@@ -168,23 +168,32 @@ def counted_product(tests: Sequence[CharDfa], bounds: Sequence[int], budget: Com
 
     Raises GrammarError beyond the budget or `MAX_PRODUCT_STATES`.
     """
-    universe = length_char_dfa(0, None)
-    alphabet, rows = universe.alphabet, universe.table
-    states = np.arange(len(rows))[:, None]  # of each automaton: [S, 1 + tests]
 
     def check(num_states: int, steps: int) -> None:
         budget.check(num_states, steps)
         if num_states > MAX_PRODUCT_STATES + 1:
             raise GrammarError("the constraints on one value are too complex in combination")
 
-    for test in tests:
-        alphabet, old, new = common_alphabet(alphabet, test.alphabet)
-        rows, pairs = pair_product(rows[:, old], test.table[:, new], "first", check)
-        states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
-    ends = [test.accepting[states[1:, 1 + number]].tolist() for number, test in enumerate(tests)]
-    passed = [None, *(zip(*ends, strict=True) if tests else [()] * (len(rows) - 1))]
+    # In pairs, and these in pairs again, so that the work does not grow with the square of their number.
+    factors = [_factor(length_char_dfa(0, None), [(), ()]), *(_factor(test, [(False,), (True,)]) for test in tests)]
+    while len(factors) > 1:
+        pairs = [_multiplied(factors[at], factors[at + 1], check) for at in range(0, len(factors) - 1, 2)]
+        factors = pairs + factors[2 * len(pairs) :]
+    ((alphabet, (rows, ends, truths)),) = factors
+    passed = [None, *(truths[number] for number in ends[1:].tolist())]
     cuts = sorted({0, *(min(bound, MAX_COUNT) for bound in bounds)})
     return CountedProduct(alphabet, rows, passed, tuple(cuts))
+
+
+def _factor(chars: CharDfa, truths: list[Truths]) -> tuple[Alphabet, Factor]:
+    return chars.alphabet, (chars.table, chars.accepting.astype(np.int64), truths)
+
+
+def _multiplied(
+    a: tuple[Alphabet, Factor], b: tuple[Alphabet, Factor], check: Callable[[int, int], None]
+) -> tuple[Alphabet, Factor]:
+    alphabet, in_a, in_b = common_alphabet(a[0], b[0])
+    return alphabet, multiplied((a[1][0][:, in_a], *a[1][1:]), (b[1][0][:, in_b], *b[1][1:]), check)
 
 
 def text_lengths(chars: CharDfa) -> tuple[int, int]:

@@ -1,8 +1,8 @@
-"""Product of two finite automata that are given as tables over the same columns."""
+"""Products of finite automata that are given as tables over the same columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from .dfa import START
 
 Lives = Literal["both", "first", "either"]
+Factor = tuple[NDArray[np.int32], NDArray[np.int64], list[tuple[bool, ...]]]  # as `product` returns
 
 
 def pair_product(
@@ -51,3 +52,37 @@ def _slots(pairs: NDArray[np.int32], number: int) -> NDArray[np.int32]:
     slots = np.zeros(1 << (2 * len(pairs)).bit_length(), np.int32)
     dfa_kernel.enter(pairs, number, slots)
     return slots
+
+
+def product(
+    tables: Sequence[NDArray[np.int32]], accepting: Sequence[NDArray[np.bool_]], check: Callable[[int, int], None]
+) -> tuple[NDArray[np.int32], NDArray[np.int64], list[tuple[bool, ...]]]:
+    """Return the product of automata, of which the first must be alive: the table int32[S, C] and what accepts.
+
+    `combination[q]` is the index of the truths of the other automata in state q, or -1 if the first does not accept.
+    Automata are multiplied in pairs, the results in pairs again, so that the work does not grow with their square.
+    """
+    (first, first_ends), *rest = zip(tables, accepting, strict=True)
+    others: list[Factor] = [(table, ends.astype(np.int64), [(False,), (True,)]) for table, ends in rest]
+    while len(others) > 1:
+        pairs = [multiplied(others[at], others[at + 1], check) for at in range(0, len(others) - 1, 2)]
+        others = pairs + others[2 * len(pairs) :]
+    if not others:
+        return first, np.where(first_ends, 0, -1), [()]
+    ((second, ends, truths),) = others
+    table, states = pair_product(first, second, "first", check)
+    used, combination = np.unique(ends[states[:, 1]], return_inverse=True)
+    combination = np.where(first_ends[states[:, 0]], combination, -1)
+    kept, renumbered = np.unique(combination, return_inverse=True)
+    first_kept = 1 if kept[0] == -1 else 0
+    chosen = [truths[used[number]] for number in kept[first_kept:].tolist()]
+    return table, renumbered.reshape(-1) - first_kept, chosen
+
+
+def multiplied(a: Factor, b: Factor, check: Callable[[int, int], None]) -> Factor:
+    """Return the product of two automata, in which one may be dead."""
+    table, states = pair_product(a[0], b[0], "either", check)
+    codes = a[1][states[:, 0]] * len(b[2]) + b[1][states[:, 1]]
+    used, combination = np.unique(codes, return_inverse=True)
+    truths = [a[2][code // len(b[2])] + b[2][code % len(b[2])] for code in used.tolist()]
+    return table, combination.reshape(-1), truths

@@ -21,7 +21,6 @@ from .quick_checks import are_disjoint
 from .unevaluated import unevaluated
 
 MAX_ALTERNATIVES = 32  # of one object; of more, the members are merged
-MAX_COMPARED = 64  # branches of a `oneOf` that are checked for being pairwise disjoint
 MAX_COMBINED = 3  # branches of an `anyOf` whose members may be combined; of more, a value has those of one
 
 
@@ -186,12 +185,12 @@ def _all_of(compiler: SchemaCompiler, location: Location, keyword: str) -> Split
 def _switch_cases(compiler: SchemaCompiler, location: Location, branches: list[Location]) -> list[Location]:
     """Return the branches of `if` and `then` only, if their conditions are pairwise disjoint."""
     found = [inner for inner in branches if isinstance(inner.schema, dict) and inner.schema.keys() == {"if", "then"}]
-    if not 1 < len(found) <= MAX_COMPARED or not compiler.closes_objects or (compiler.document.draft or 7) < 7:
+    if len(found) < 2 or not compiler.closes_objects or (compiler.document.draft or 7) < 7:
         return []
     if location.schema.get("type") != "object":
         return []
     conditions = [compiler.document.inside(inner, inner.schema["if"], "if") for inner in found]
-    if not all(are_disjoint(compiler.document, a, b, location) for a, b in combinations(conditions, 2)):
+    if not are_disjoint(compiler.document, conditions, location):
         return []
     return found
 
@@ -221,7 +220,7 @@ def _any_of(compiler: SchemaCompiler, location: Location, keyword: str) -> Split
         for size in range(2, len(parts) + 1):
             for chosen in combinations(range(len(parts)), size):
                 pairs = combinations((branches[number] for number in chosen), 2)
-                if not any(are_disjoint(compiler.document, a, b) for a, b in pairs):
+                if not any(are_disjoint(compiler.document, pair) for pair in pairs):
                     alternatives = _union([alternatives, _combined_branches([parts[number] for number in chosen])])
     return SplitFormula(formula, alternatives)
 
@@ -241,9 +240,7 @@ def _one_of(compiler: SchemaCompiler, location: Location, keyword: str) -> Split
     branches = _branches(compiler, location, keyword)
     parts = [_split_formula(compiler, inner) for inner in branches]
     exactly: Formula = True
-    if len(branches) > MAX_COMPARED or not all(
-        are_disjoint(compiler.document, a, b) for a, b in combinations(branches, 2)
-    ):
+    if not are_disjoint(compiler.document, branches, location):
         exactly = one(compiler.formula_at(inner) for inner in branches)
     suffices = exactly is not True and not any(_options_may_matter(inner.schema) for inner in branches)
     formula = exactly if suffices else conj([exactly, disj(part.formula for part in parts)])
@@ -406,11 +403,11 @@ def _grouped_by_members(alternatives: Alternatives) -> Alternatives:
 
 def _merged_cases(pairs: Iterable[tuple[ListedMembers, Formula]]) -> Alternatives:
     """Merge pairs with equal members by disjunction, without those that are False."""
-    found: Alternatives = {}
+    found: dict[ListedMembers, list[Formula]] = {}
     for members, condition in pairs:
         if condition is not False:
-            found[members] = disj([found.get(members, False), condition])
-    return found or {NO_MEMBERS: False}
+            found.setdefault(members, []).append(condition)
+    return {members: disj(conditions) for members, conditions in found.items()} or {NO_MEMBERS: False}
 
 
 def _union_of_names(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:

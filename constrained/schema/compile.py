@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..automaton.automaton import Automaton
@@ -11,6 +11,7 @@ from ..automaton.exploration import expand_some
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
 from ..regex.counted_chars import MAX_PRODUCT_STATES
+from .alternatives.limits import LimitCheck, same_value
 from .document import MAX_SAME_VALUE, Document, Location, read_schema
 from .formula import atoms
 from .goals import GoalCompiler
@@ -59,6 +60,8 @@ def schema_start(
     goal = compiler.goal(document.start, generated=True)
     start = ValueStart(compiler, goal)
     if compiler.satisfiable(goal) and automaton.edges_of(automaton.number(start)):
+        if not document.has_started:
+            LimitCheck(compiler).check()
         _work_ahead(compiler, automaton, start)
         document.has_started = True
         return start
@@ -160,7 +163,7 @@ def _check_cycles(document: Document) -> None:
     for start in document.all:
         if isinstance(start.schema, dict) and "$ref" in start.schema and id(start.schema) not in done:
             path: dict[int, None] = {id(start.schema): None}
-            todo = [(start, _same_value(document, start))]
+            todo = [(start, same_value(document, start))]
             while todo:
                 location, inner = todo[-1]
                 found = next(inner, None)
@@ -176,26 +179,4 @@ def _check_cycles(document: Document) -> None:
                     raise GrammarError("schemas of one value nested deeper than is supported", pointer=pointer)
                 if isinstance(target.schema, dict) and id(target.schema) not in done:
                     path[id(target.schema)] = None
-                    todo.append((target, _same_value(document, target)))
-
-
-def _same_value(document: Document, location: Location) -> Iterator[tuple[str, Location]]:
-    """Yield the subschemas that a schema applies to the value itself, with the pointers of their keywords."""
-    schema: dict[str, Any] = location.schema
-    for keyword in ("$ref", "$dynamicRef"):
-        if keyword in schema:
-            yield child(location.pointer, keyword), document.resolve(schema[keyword], location, keyword)
-    if "$ref" in schema and document.ref_is_alone:
-        return
-    for keyword in ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"):
-        value = schema.get(keyword)
-        parts: list[tuple[str | int, Any]] = []
-        if isinstance(value, list):
-            parts = list(enumerate(value))
-        elif keyword.startswith("dependen") and isinstance(value, dict):
-            parts = list(value.items())
-        elif isinstance(value, dict):
-            yield child(location.pointer, keyword), document.inside(location, value, keyword)
-        for name, inner in parts:
-            if isinstance(inner, dict):
-                yield child(location.pointer, keyword, name), document.inside(location, inner, keyword, name)
+                    todo.append((target, same_value(document, target)))

@@ -60,6 +60,10 @@ class EndSearch(ABC, Generic[S]):
     def _steps(self, state: S) -> Iterator[S]:
         """Yield the states after one more member or item, if they differ in what is still needed."""
 
+    def _ends(self, state: S) -> bool:
+        """Return True if nothing more is needed."""
+        return state.closing_result() is not None
+
     def _used(self, state: S, step: S) -> int:
         """Return what a step uses up, as bits."""
         return 0
@@ -77,7 +81,7 @@ class EndSearch(ABC, Generic[S]):
         if key in self._in_progress:
             compiler.num_assumptions += 1  # as in `GoalCompiler.satisfiable`
             return NEVER
-        if state.closing_result() is not None:
+        if self._ends(state):
             self._paths[key] = 0
             return 0
         num_before = compiler.num_assumptions
@@ -107,7 +111,7 @@ class EndSearch(ABC, Generic[S]):
                 continue
             key = self._key(step)
             used = self._paths.get(key)
-            if used is None and key not in tried and step.closing_result() is not None:
+            if used is None and key not in tried and self._ends(step):
                 used = self._paths[key] = 0
             if used is not None and used != NEVER:
                 for before, _ in reversed(path):

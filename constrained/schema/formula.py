@@ -209,6 +209,24 @@ def evaluate(formula: Formula, value: Callable[[Any], bool | None]) -> bool | No
     return value(formula)
 
 
+def reader(formulas: Sequence[Formula], parts: Sequence[Any]) -> Callable[[Truths], Truths]:
+    """Return the function from the truths of parts to those of formulas over them."""
+    index = {part: number for number, part in enumerate(parts)}
+    count = len(index)
+    # Atoms and constants are read at once; compounds of them are evaluated.
+    columns = [count + (f is True) if isinstance(f, bool) else index.get(f, count) for f in formulas]
+    compounds = [number for number, f in enumerate(formulas) if isinstance(f, _Compound)]
+
+    def read(truths: Truths) -> Truths:
+        padded = (*truths[:count], False, True)
+        found = [padded[column] for column in columns]
+        for number in compounds:
+            found[number] = bool(evaluate(formulas[number], lambda part: truths[index[part]]))
+        return tuple(found)
+
+    return read
+
+
 def optimistic(formula: Formula, value: Callable[[Any], Formula], settled: Callable[[Any], bool]) -> Formula:
     """Return a necessary condition, now, for the formula to become true at the end.
 

@@ -12,6 +12,8 @@ from typing import Any
 from ..automaton.automaton import ControlState
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
+from .alternatives.conditions import joined_conditions, negated
+from .alternatives.independent import object_search
 from .array_states import MAX_STRUCTURES, ArrayContext, ArrayState, has_too_few_values, is_plain_array
 from .closed_objects import generated_formula
 from .document import MAX_SAME_VALUE, Document, Location
@@ -40,11 +42,11 @@ from .listed.simplification import lists_values, with_listed_values
 from .listed.states import ListedStyle, listed_start, value_choice
 from .listed.unlike_states import unlike_start
 from .listed.values import GivenValue, ListedPart
+from .number_parts import NumberPart, join_numbers, number_combinations
 from .number_parts import candidates as number_candidates
-from .number_parts import join_numbers, number_combinations
 from .object_context import ObjectContext, is_plain
-from .object_states import ObjectEndSearch, ObjectState
-from .quick_checks import quick_satisfiable
+from .object_states import ObjectState
+from .quick_checks import are_disjoint, quick_satisfiable
 from .string_parts import StringPart, join_strings, leaves_some, likely_texts, merged_texts, string_combinations
 from .string_parts import candidates as string_candidates
 from .structure_parts import ArrayPart, ObjectPart
@@ -132,7 +134,10 @@ class GoalCompiler(SchemaCompiler):
                 parts.append(target("$dynamicRef"))
             for name, join in (("allOf", conj), ("anyOf", disj), ("oneOf", one)):
                 if name in schema:
-                    parts.append(join([inner(value, name, n) for n, value in enumerate(schema[name])]))
+                    branches = [document.inside(location, value, name, n) for n, value in enumerate(schema[name])]
+                    if name == "oneOf" and are_disjoint(document, branches, location):
+                        join = disj
+                    parts.append(join(self.formula_at(branch) for branch in branches))
             if "not" in schema:
                 parts.append(neg(inner(schema["not"], "not")))
             if "if" in schema and (document.draft or 7) >= 7 and ("then" in schema or "else" in schema):
@@ -208,12 +213,27 @@ class GoalCompiler(SchemaCompiler):
     def _simplified(self, formula: Formula, kind: str) -> Formula:
         """Join conjunctions of parts into one part, distributing it over the first disjunction beside it."""
         if isinstance(formula, And):
+            if kind == "object" and any(isinstance(part, Not) for part in formula.parts):
+                parts = [self._simplified(part, kind) if isinstance(part, Not) else part for part in formula.parts]
+                if (positive := conj(parts)) is not formula:
+                    return self._simplified(positive, kind)
             apart = Or | ExactlyOne | Not | ListedPart
             plain = [part for part in formula.parts if not isinstance(part, apart)]
             joined = self.join_parts(plain, kind) if plain else True
             if joined is False:
                 return False
+            if kind == "object" and len(formula.parts) > 1:
+                choices = joined_conditions(self, formula, joined.required if isinstance(joined, ObjectPart) else ())
+                if choices is not formula:
+                    return self._simplified(choices, kind)
             others = [part for part in formula.parts if isinstance(part, apart)]
+            if kind in ("string", "number"):
+                joined, others = _without_listed(joined, others)
+                if joined is False:
+                    return False
+            if kind == "object" and sum(isinstance(part, Or | ExactlyOne) for part in others) > 1:
+                # Apart, alternatives that share no names can be looked at one after the other.
+                return conj([joined, *(self._simplified(part, kind) for part in others)])
             spread = next((part for part in others if isinstance(part, Or | ExactlyOne)), None)
             if joined is True or spread is None:
                 return conj([joined, *(self._simplified(part, kind) for part in others)])
@@ -229,7 +249,9 @@ class GoalCompiler(SchemaCompiler):
         if isinstance(formula, ExactlyOne):
             return one(self._simplified(part, kind) for part in formula.parts)
         if isinstance(formula, Not):
-            return neg(self._simplified(formula.part, kind))
+            inner = self._simplified(formula.part, kind)
+            positive = negated(self, inner) if isinstance(inner, ObjectPart) else None
+            return neg(inner) if positive is None else positive
         return formula
 
     # Satisfiability.
@@ -249,6 +271,8 @@ class GoalCompiler(SchemaCompiler):
             return False
         if len(self._in_progress) > MAX_SATISFIABLE_DEPTH:
             return True
+        if isinstance(goal, Or):
+            return any(self.satisfiable(part) for part in goal.parts)
         self._in_progress[goal] = None
         num_before = self.num_assumptions
         found = any(self._has_values(self.typed(goal, kind), kind) for kind in VALUE_TYPES)
@@ -348,8 +372,8 @@ class GoalCompiler(SchemaCompiler):
             return None
         if kind == "object":
             context = ObjectContext(self, formulas, result)
-            state = ObjectState(ObjectEndSearch(context), context.all_parts)
-            return state if state.is_possible(True) else None
+            state = ObjectState(object_search(context), context.all_parts)
+            return state if state.is_possible() else None
         array = ArrayContext(self, formulas, result).start()
         return array if array.is_possible() else None
 
@@ -390,6 +414,30 @@ class GoalCompiler(SchemaCompiler):
         if is_plain(formula) if kind == "object" else is_plain_array(self, formula):
             return True
         return self.structure_start(kind, (formula,), result_codes(self, ())) is not None
+
+
+def _without_listed(joined: Formula, others: list[Formula]) -> tuple[Formula, list[Formula]]:
+    """Leave listed values that are excluded out of a part, or exclude them together."""
+    listed = [part.part for part in others if isinstance(part, Not) and _listed(part.part) is not None]
+    excluded = frozenset[Any]().union(*(_listed(part) or () for part in listed))
+    if not excluded:
+        return joined, others
+    rest = [part for part in others if not (isinstance(part, Not) and part.part in listed)]
+    values = _listed(joined)
+    if values is not None:
+        return _with_listed(joined, values - excluded), rest
+    return joined, [*rest, neg(_with_listed(listed[0], excluded))]
+
+
+def _listed(part: Formula) -> frozenset[Any] | None:
+    """Return the values of a part that only lists these."""
+    return part.texts if isinstance(part, StringPart) else part.values if isinstance(part, NumberPart) else None
+
+
+def _with_listed(part: StringPart | NumberPart, values: frozenset[Any]) -> Formula:
+    if not values:
+        return False
+    return StringPart(texts=values) if isinstance(part, StringPart) else NumberPart(digits=part.digits, values=values)
 
 
 def _content(schema: Mapping[str, Any]) -> Hashable:

@@ -62,26 +62,38 @@ class JointTruths:
             self.unchecked[tuple(truth.get(formula, formula is True) for formula in typed)] = None
 
     def candidates(self) -> Iterator[Truths]:
-        """Yield combinations to try, the known ones first. These are not all if the goals are too many to combine."""
+        """Yield combinations to try, the known ones first."""
         yield from self.known
         if self.unchecked is not None:
             yield from self.unchecked
         else:
-            count = len(self.goals)
-            single = [tuple(n == at for n in range(count)) for at in range(count)]
-            yield from (truths for truths in [*single, (True,) * count, (False,) * count] if truths not in self.known)
+            yield from (truths for truths in self._found(()) if truths not in self.known)
+
+    def _found(self, first: Truths) -> Iterator[Truths]:
+        """Yield the combinations that begin with some truths of the first goals, found goal by goal."""
+        if first and not self._may_begin(first):
+            return
+        if len(first) == len(self.goals):
+            yield first
+            return
+        for truth in (True, False):
+            yield from self._found((*first, truth))
+
+    def _may_begin(self, first: Truths) -> bool:
+        """Return False only if no value has these truths of the first goals."""
+        found = self._possible.get(first)
+        if found is None:
+            num_before = self.compiler.num_assumptions
+            found = self.compiler.satisfiable(literals(self.goals[: len(first)], first))
+            if found or num_before == self.compiler.num_assumptions:
+                self._possible[first] = found
+        return found
 
     def possible(self, truths: Truths) -> bool:
         """Return False only if no value has these truths."""
         if truths in self.known:
             return True
-        found = self._possible.get(truths)
-        if found is None:
-            num_before = self.compiler.num_assumptions
-            found = self.compiler.satisfiable(literals(self.goals, truths))
-            if found or num_before == self.compiler.num_assumptions:
-                self._possible[truths] = found
-        return found
+        return self._may_begin(truths)
 
 
 def joint_truths(compiler: SchemaCompiler, goals: tuple[Formula, ...]) -> JointTruths:

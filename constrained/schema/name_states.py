@@ -48,7 +48,7 @@ class UndecidedFormat:
 
 
 NameKind = frozenset[str | StringPart | UndecidedFormat]  # the patterns and other tests that a name passes
-MAX_KINDS = 32  # of names that are not listed
+MAX_KINDS = 1024  # of names that are not listed
 MAX_LISTED_NAMES = 64  # names of a kind that are listed
 MAX_NEEDED_NAMES = 1024  # names of a kind that are listed because a minimum number of members may need them
 
@@ -103,14 +103,14 @@ class MemberNames:
         self._few: dict[NameKind, list[str] | None] = {}
         self._goals: dict[tuple[ObjectPart, NameClass], Formula] = {}
         compiler.caches.append(self._goals)
-        self.num_classes = 1 + len(self.names) + MAX_KINDS
         # Listed names with several spellings are tested for as texts, if other names may come.
         self._spellings = {name: spellings(name) for name in self.names}
         self._tested_names = [name for name in self.names if len(self._spellings[name]) != 1 or "/" in name]
-        self._is_complete = True
+        self.refused: GrammarError | None = None  # why names that are not listed are left out
         self._tested_bits = self.bits(self._tested_names)
         if self._tests:
             self._find_kinds()
+        self.num_classes = len(self.classes)
 
     def _list_names(self) -> None:
         tests = [test for test in self._tests if not isinstance(test, UndecidedFormat)]
@@ -168,11 +168,13 @@ class MemberNames:
         tests = list(self._tests)
         try:
             found = combinations(any_string(), list(self._tests.values()))
-        except GrammarError:
-            self._is_complete = False
-            return  # too complex: only listed names are allowed
-        self._is_complete = len(found) <= MAX_KINDS
-        for accepted in found[:MAX_KINDS]:
+            if len(found) > MAX_KINDS:
+                raise GrammarError(f"the patterns of names overlap in more than {MAX_KINDS} ways")
+        except GrammarError as error:
+            self.compiler.refused.append(error)
+            self.refused = error
+            return  # only listed names are allowed
+        for accepted in found:
             kind = frozenset(test for test, passed in zip(tests, accepted, strict=True) if passed)
             if frozenset(test for test in kind if not isinstance(test, UndecidedFormat)) in self._listed:
                 continue
@@ -183,7 +185,7 @@ class MemberNames:
 
     def is_everything(self, kinds: frozenset[NameKind]) -> bool:
         """Return True if every text is a listed name or a name of these kinds."""
-        return self._is_complete and len(kinds) == len(self.kinds) > 0
+        return self.refused is None and len(kinds) == len(self.kinds) > 0
 
     def kind_of(self, name: str) -> NameKind:
         """Return the tests that a name passes."""

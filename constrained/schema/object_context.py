@@ -6,25 +6,34 @@ Names that have come (`seen`) and parts that may still hold (`alive`) are bit se
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
-from .formula import Formula, Or, ResultCodes, atoms, evaluate, has_negation, optimistic
+from .formula import Formula, Or, ResultCodes, atoms, disj, evaluate, has_negation, optimistic
 from .interface import SchemaCompiler
 from .name_states import MemberNames, NameClass, NameKind
+from .string_dfas import pattern_chars
 from .structure_parts import CountRanges, ObjectPart
 
 MAX_ORDERED_PARTS = 6  # of a closed object whose members come in order: a search for more takes long
 
 
+OpenGoals = tuple[tuple[Formula, int], ...]  # distinct goals, each with the parts that have it
+
+
 @dataclass(frozen=True)
 class MemberGoal:
-    """Goals of one member's value: what it needs, what is tracked, and each part's goal. `known` are certain truths."""
+    """Goals of one member's value: what it needs, and what is tracked of it. `known` are certain truths.
+
+    `certain` are the parts that every value satisfies. `open_goals` are the other goals, with the parts that have them.
+    """
 
     need: Formula
     tracked: tuple[Formula, ...]
-    goals: tuple[Formula, ...]
+    certain: int
+    open_goals: OpenGoals
     possible: bool
     known: Mapping[Formula, bool] = field(default_factory=dict)
 
@@ -60,7 +69,10 @@ class ObjectContext:
         self.in_order = compiler.schema_order or (
             len(self.parts) <= MAX_ORDERED_PARTS and any(each.ordered for part in self.parts for each in part.keywords)
         )
-        self.plain = is_plain(formulas[0]) and not (self.in_order and len(self.parts) > 1)
+        self.plain = is_plain(formulas[0])
+        needed = formulas[0].parts if isinstance(formulas[0], Or) else formulas[:1]
+        # In a plain context: the parts of which one must hold.
+        self.choice = self.bits_of(part for part in needed if isinstance(part, ObjectPart)) if self.plain else 0
         self.names = MemberNames(compiler, self.parts, list_names=not self.plain)
         self.required = [self.names.bits(part.required) for part in self.parts]
         self.requires = [
@@ -71,15 +83,19 @@ class ObjectContext:
             ]
             for part in self.parts
         ]
+        self.limited = self.bits_of(part for part in self.parts if part.most is not None or part.has_dependencies)
+        # Parts that may require a name without any value. A single part is known to have values.
+        is_single = self.plain and len(self.parts) < 2
+        self.unproven = 0 if is_single else self.bits_of(part for part in self.parts if part.required)
         self.simple = self.plain and not self.exact and len(self.parts) <= 1
         self.steady = self.simple and not any(part.most is not None or part.has_dependencies for part in self.parts)
         self.ranges = CountRanges(*self._changes())
         self.satisfiable = [0] * len(self.parts)  # for each part, names known to have satisfiable goals
         self._members: dict[tuple[int, NameClass, int], MemberGoal] = {}
-        self._open_goals: dict[NameClass, tuple[int, tuple[tuple[Formula, int], ...]]] = {}
+        self._open_goals: dict[NameClass, tuple[int, OpenGoals]] = {}
+        self._choices: dict[int, tuple[int, frozenset[NameKind]]] = {}
         self._falsifying_names: dict[int, list[NameClass]] = {}
-        self._must_fail: dict[tuple[int, int], bool] = {}
-        compiler.caches += [self._members, self._open_goals, self._falsifying_names, self._must_fail]
+        compiler.caches += [self._members, self._open_goals, self._choices, self._falsifying_names]
 
     def _changes(self) -> tuple[set[int], int]:
         """Return the numbers of members from which on limits matter otherwise than before, and a range's margin.
@@ -95,6 +111,10 @@ class ObjectContext:
                 num_needed = max(num_needed, needed.bit_count())
                 changes |= {part.most, max(0, part.most - needed.bit_count())}
         return changes, 1 + num_needed if self.plain else 2 + len(self.parts) + len(self.names.names)
+
+    def bits_of(self, parts: Iterable[ObjectPart]) -> int:
+        """Return the bit set of parts."""
+        return sum(1 << self.index[part] for part in parts)
 
     # Names.
 
@@ -151,39 +171,137 @@ class ObjectContext:
         return found
 
     def _make_member(self, alive: int, name: NameClass, seen: int) -> MemberGoal:
-        goals = self.goals(alive, name)
-        need = self.need(goals, name, seen)
-        different = tuple(dict.fromkeys(goal for goal in goals if goal is not True and goal is not False))
-        tracked = () if not different or different == (need,) else different
-        return MemberGoal(need, tracked, goals, self.compiler.satisfiable(need), {need: True})
+        certain, open_goals = self.alive_goals(alive, name)
+        need = self.need(certain, open_goals, name, seen)
+        tracked = tuple(goal for goal, _ in open_goals)
+        if tracked == (need,):
+            tracked = ()
+        return MemberGoal(need, tracked, certain, open_goals, self.compiler.satisfiable(need), {need: True})
 
-    def goals(self, alive: int, name: NameClass) -> tuple[Formula, ...]:
-        """Return each part's goal of the value under a name, False for parts that are not alive."""
-        return tuple(
-            self.names.goal(part, name) if alive >> number & 1 else False for number, part in enumerate(self.parts)
-        )
+    def alive_goals(self, alive: int, name: NameClass) -> tuple[int, OpenGoals]:
+        """Return `open_goals` of the parts that are alive."""
+        certain, open_goals = self.open_goals(name)
+        return certain & alive, tuple((goal, parts & alive) for goal, parts in open_goals if parts & alive)
 
-    def open_goals(self, name: NameClass) -> tuple[int, tuple[tuple[Formula, int], ...]]:
+    def open_goals(self, name: NameClass) -> tuple[int, OpenGoals]:
         """Return the parts that every value under a name satisfies, and the other goals with their parts."""
         found = self._open_goals.get(name)
         if found is None:
-            certain, parts_of = 0, dict[Formula, int]()
-            for number, goal in enumerate(self.goals(self.all_parts, name)):
-                if goal is True:
-                    certain |= 1 << number
-                elif goal is not False:
-                    parts_of[goal] = parts_of.get(goal, 0) | 1 << number
-            found = self._open_goals[name] = certain, tuple(parts_of.items())
+            found = self._open_goals[name] = self._find_open_goals(name)
         return found
 
-    def need(self, goals: tuple[Formula, ...], name: NameClass, seen: int) -> Formula:
-        """Return what the value under a name must satisfy, given each part's goal."""
+    def _find_open_goals(self, name: NameClass) -> tuple[int, OpenGoals]:
+        names, apart = self.names, self._apart
+        matched: Iterable[Any] = name.matched
+        if name.number is not None:
+            text = names.names[name.number]
+            apart |= self._listing.get(text, 0)
+            matched = [pattern for pattern in self._having_pattern if pattern_chars(pattern).accepts(text)]
+        for test in matched:
+            apart |= self._having_pattern.get(test, 0)
+        parts_of = {goal: parts & ~apart for goal, parts in self._usual_goals.items() if parts & ~apart}
+        while apart:
+            bit = apart & -apart
+            apart ^= bit
+            goal = names.goal(self.parts[bit.bit_length() - 1], name)
+            parts_of[goal] = parts_of.get(goal, 0) | bit
+        certain = parts_of.pop(True, 0)
+        parts_of.pop(False, None)
+        return certain, tuple(sorted(parts_of.items(), key=lambda pair: pair[1] & -pair[1]))
+
+    @cached_property
+    def _apart(self) -> int:
+        """The parts that test all names by a schema."""
+        return self.bits_of(part for part in self.parts if part.name_goals)
+
+    @cached_property
+    def _having_pattern(self) -> dict[str, int]:
+        """For each pattern of names, the parts that have it."""
+        found: dict[str, int] = {}
+        for number, part in enumerate(self.parts):
+            for pattern in part.patterns:
+                found[pattern] = found.get(pattern, 0) | 1 << number
+        return found
+
+    @cached_property
+    def _usual_goals(self) -> dict[Formula, int]:
+        """The goals of names that a part neither mentions nor matches, with the parts that have them."""
+        found: dict[Formula, int] = {}
+        for number, part in enumerate(self.parts):
+            if not self._apart >> number & 1:
+                goal = part.goal(None, frozenset())
+                found[goal] = found.get(goal, 0) | 1 << number
+        return found
+
+    @cached_property
+    def _listing(self) -> dict[str, int]:
+        """For each name, the parts that have a goal of their own for it."""
+        found: dict[str, int] = {}
+        for number, part in enumerate(self.parts):
+            for each in part.keywords:
+                for name in each.properties:
+                    found[name] = found.get(name, 0) | 1 << number
+        return found
+
+    def need(
+        self,
+        certain: int,
+        open_goals: OpenGoals,
+        name: NameClass,
+        seen: int,
+        formula: Formula | None = None,
+        marked: bool = False,
+    ) -> Formula:
+        """Return what the value under a name must satisfy for a formula (None: the first) to become true.
+
+        `marked`: with each goal in a tuple, so as an atom.
+        """
+        if self.plain:
+            if certain & self.choice or self.formulas[0] is True:
+                return True
+            return disj(goal for goal, parts in open_goals if parts & self.choice)
+        goal_of: dict[int, Formula] = {}
+        for goal, parts in open_goals:
+            while parts:
+                bit = parts & -parts
+                parts ^= bit
+                goal_of[bit.bit_length() - 1] = (goal,) if marked else goal
+
+        def value(part: ObjectPart) -> Formula:
+            number = self.index[part]
+            return True if certain >> number & 1 else goal_of.get(number, False)
 
         def settled(part: ObjectPart) -> bool:
             number = self.index[part]
-            return goals[number] is not False and self.cannot_fail(number, seen | self.names.bit(name))
+            return value(part) is not False and self.cannot_fail(number, seen | self.names.bit(name))
 
-        return optimistic(self.formulas[0], lambda part: goals[self.index[part]], settled)
+        return optimistic(self.formulas[0] if formula is None else formula, value, settled)
+
+    # Choices of one part, in a plain context.
+
+    def possible_names(self, alive: int) -> tuple[int, frozenset[NameKind]]:
+        """Return the listed names, and the kinds of other names, that may come while only the parts `alive` may hold.
+
+        The context is plain, without limited parts, and the members come in any order.
+        """
+        found = self._choices.get(alive)
+        if found is None:
+            names = self.names
+            listed = sum(names.bit(name) for name in names.named if self.member(alive, name, 0).possible)
+            kinds = frozenset(kind for kind in names.kinds if self.member(alive, names.other(kind), 0).possible)
+            found = self._choices[alive] = listed, kinds
+        return found
+
+    @cached_property
+    def requiring(self) -> list[int]:
+        """For each listed name, the parts that require it."""
+        found = [0] * len(self.names.names)
+        for number, required in enumerate(self.required):
+            while required:
+                name = required & -required
+                required ^= name
+                found[name.bit_length() - 1] |= 1 << number
+        return found
 
     # Truths of parts.
 
@@ -198,36 +316,40 @@ class ObjectContext:
         return [self._settling_names_of(number) for number in range(len(self.parts))]
 
     def _settling_names_of(self, number: int) -> int | None:
+        names = self.constrained_names(number)
+        return None if names is None or self.requires[number] else names
+
+    def constrained_names(self, number: int) -> int | None:
+        """Return the names on which the truth of a part depends, or None if it may depend on all."""
         part = self.parts[number]
-        if part.most is not None or part.least or part.name_goals or self.requires[number]:
+        if part.most is not None or part.least or part.name_goals:
             return None
         for each in part.keywords:
             if each.additional is not True or any(goal is not True for goal in each.patterns.values()):
                 return None
         constrained = [name for each in part.keywords for name, goal in each.properties.items() if goal is not True]
+        constrained += [name for each in part.keywords for name in each.requires]
+        constrained += [other for each in part.keywords for others in each.requires.values() for other in others]
         return self.required[number] | self.names.bits(constrained)
 
     def settled(self, alive: int, seen: int) -> int:
         """Return the alive parts that cannot fail."""
-        return sum(
-            1 << number for number in range(len(self.parts)) if alive >> number & 1 and self.cannot_fail(number, seen)
-        )
+        settled = 0
+        while alive:
+            bit = alive & -alive
+            alive ^= bit
+            if self.cannot_fail(bit.bit_length() - 1, seen):
+                settled |= bit
+        return settled
 
-    def truths(self, alive: int, settled: int) -> dict[ObjectPart, bool | None]:
-        """Return the truth of each part as far as it is known."""
-        return {
-            part: True if settled >> number & 1 else None if alive >> number & 1 else False
-            for number, part in enumerate(self.parts)
-        }
+    def truth(self, alive: int, settled: int) -> Callable[[ObjectPart], bool | None]:
+        """Return the function from a part to its truth as far as it is known."""
 
-    def must_fail(self, alive: int, seen: int) -> bool:
-        """Return True if no further members can make the first formula true."""
-        settled = self.settled(alive, seen)
-        found = self._must_fail.get((alive, settled))
-        if found is None:
-            found = evaluate(self.formulas[0], self.truths(alive, settled).__getitem__) is False
-            self._must_fail[alive, settled] = found
-        return found
+        def known(part: ObjectPart) -> bool | None:
+            number = self.index[part]
+            return True if settled >> number & 1 else None if alive >> number & 1 else False
+
+        return known
 
     def falsifying_names(self, number: int) -> list[NameClass]:
         """Return the names whose members can make a part fail; empty if something else can, too."""

@@ -1,4 +1,4 @@
-"""States of an object's text, and the search for a way to its end.
+"""States of an object's text.
 
 A state is a value: which parts may still hold, which names have come, and how many members.
 """
@@ -6,20 +6,16 @@ A state is a value: which parts may still hold, which names have come, and how m
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from typing import Literal
 
 from ..automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
 from ..automaton.duplicate_names import used_names
-from ..errors import GrammarError
-from .end_search import NEVER, EndSearch, ValueGoal
-from .formula import And, ExactlyOne, Formula, Or, Truths, conj, evaluate, forced
-from .joint_truths import joint_truths, restricted
+from .alternatives.object_search import ObjectEndSearch
+from .formula import Formula, Truths
 from .name_states import NameClass, NameKind
-from .object_context import MemberGoal, ObjectContext
+from .object_context import MemberGoal
 from .string_states import QUOTE, result_code
 from .structure_parts import ObjectPart
 from .value_states import SPACES, ValueStart, result_codes
@@ -27,7 +23,6 @@ from .value_states import SPACES, ValueStart, result_codes
 CLOSE, COMMA, COLON = 0x7D, 0x2C, 0x3A
 # Marks in `others` that some unlisted name has come, where members come in order. A lone surrogate is no name.
 SOME_NAME = "\udc00"
-MAX_PARTS = 96  # of an object whose end is searched for: the work grows with the fourth power of their number
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,10 @@ class ObjectState(Counting):
     def at_limit(self) -> ObjectState | None:
         """Return the state behind a long range. Ranges of one count are left member by member."""
         end = self.search.context.ranges.end(self.count)
-        return None if end is None else replace(self, count=end)
+        return None if end is None else self.with_count(end)
+
+    def with_count(self, count: int) -> ObjectState:
+        return replace(self, count=count)
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         context = self.search.context
@@ -82,15 +80,22 @@ class ObjectState(Counting):
     def closing_result(self) -> int | None:
         """Return the result code if the object may end here, else None."""
         context = self.search.context
-        holds = {part: self._holds(number) for number, part in enumerate(context.parts)}
-        result = result_code(context.formulas, holds.__getitem__, context.result)
+        index, known = context.index, dict[ObjectPart, bool]()
+
+        def holds(part: ObjectPart) -> bool:
+            if part not in known:
+                known[part] = self.holds(index[part])
+            return known[part]
+
+        result = result_code(context.formulas, holds, context.result)
         return result if result >= 0 else None
 
-    def _holds(self, number: int) -> bool:
+    def holds(self, number: int, names: int = -1) -> bool:
+        """Return True if a part holds now and needs none of these names."""
         context = self.search.context
         if not self.alive >> number & 1 or self.count < context.parts[number].least:
             return False
-        return not context.needed(number, self.seen)
+        return not context.needed(number, self.seen) & names
 
     def _name_start(self, automaton: Automaton) -> int | None:
         context = self.search.context
@@ -106,8 +111,7 @@ class ObjectState(Counting):
         context = self.search.context
         names, first = context.names, 0
         if context.in_order:
-            first = len(names.names) if self.others else self.seen.bit_length()
-            first, wanted = min(first, names.num_mentioned), 0
+            first, wanted = self.first_in_order, 0
         numbers = [number for number in range(first, len(names.names)) if not self.seen >> number & 1]
         if wanted:
             numbers.sort(key=lambda number: not wanted >> number & 1)
@@ -120,46 +124,71 @@ class ObjectState(Counting):
     def allowed(self) -> tuple[int, frozenset[NameKind]]:
         """Return the listed names, and the kinds of other names, that may come next."""
         context = self.search.context
-        if context.steady:
-            listed, kinds = context.possible
-            if not context.in_order:
-                return listed & ~self.seen, kinds
-        listed, others = 0, set[NameKind]()
+        if not context.in_order and (context.steady or (context.plain and not context.limited)):
+            listed, kinds = context.possible if context.steady else context.possible_names(self._living(self.alive, 0))
+            return listed & ~self.seen, kinds
+        if (found := self.search.next_names(self)) is not None:
+            return found
+        listed, others, alive = 0, set[NameKind](), self.alive
         for name in self.candidates():
             bit = context.names.bit(name)
-            if self._may_come(name, bit):
+            requiring = context.requiring[name.number] if context.in_order and name.number is not None else 0
+            if self._may_come(name, bit, alive):
                 listed |= bit
                 if not bit:
                     others.add(name.matched)
-                elif context.in_order and all(context.required[number] & bit for number in self._alive_parts()):
+                elif context.in_order and not self.alive & ~requiring:
                     break
+            alive &= ~requiring  # the names after this one leave it out
         return listed, frozenset(others)
 
-    def _alive_parts(self) -> list[int]:
-        return [number for number in range(len(self.search.context.parts)) if self.alive >> number & 1]
-
-    def _may_come(self, name: NameClass, bit: int) -> bool:
+    def _may_come(self, name: NameClass, bit: int, alive: int) -> bool:
+        """Return True if a name may come next. `alive`: the parts that do without the names that it passes over."""
         context = self.search.context
         if not context.plain:
             return self.search.may_come(self, name)
-        member = context.member(self.alive_after(name, bit), name, self.seen)
-        if not member.possible:
-            return False
-        return context.simple or self.after(name, member, None) is not None
-
-    def alive_after(self, name: NameClass, bit: int) -> int:
-        """Return the parts that may hold if this name comes now, whatever its value."""
-        context, alive = self.search.context, self.alive
         if context.steady:
-            return alive
-        for number, part in enumerate(context.parts):
-            if alive >> number & 1:
-                needed = context.needed(number, self.seen | bit)
-                if (part.most is not None and self.count + 1 + needed.bit_count() > part.most) or (
-                    (context.requires[number] or not context.plain) and needed and not self._can_come(number, needed)
-                ):
-                    alive &= ~(1 << number)
+            return bool(bit & context.possible[0]) if bit else name.matched in context.possible[1]
+        return context.member(self.alive_after(name, bit, alive), name, self.seen).possible
+
+    def alive_after(self, name: NameClass, bit: int, alive: int | None = None) -> int:
+        """Return the parts that may hold if this name comes now, whatever its value. `alive` as in `_may_come`."""
+        context = self.search.context
+        if context.steady:
+            return self.alive
+        passed = 0
+        if context.in_order:
+            num_mentioned = context.names.num_mentioned
+            last = min(bit.bit_length() - 1 if bit else num_mentioned, num_mentioned)
+            passed = (1 << last) - 1 >> self.first_in_order << self.first_in_order
+        if alive is None:
+            alive = self.alive
+            for number in range(self.first_in_order, passed.bit_length()):
+                alive &= ~context.requiring[number]
+        return self._living(alive, bit, passed)
+
+    def _living(self, alive: int, bit: int, passed: int = 0) -> int:
+        """Return those of some parts that may hold if a listed name comes now and others have been passed over."""
+        context = self.search.context
+        checked = alive & (context.limited | context.unproven)
+        while checked:
+            part_bit = checked & -checked
+            checked ^= part_bit
+            number = part_bit.bit_length() - 1
+            part, needed = context.parts[number], context.needed(number, self.seen | bit)
+            if (
+                needed & passed
+                or (part.most is not None and self.count + 1 + needed.bit_count() > part.most)
+                or (needed and not self._can_come(number, needed))
+            ):
+                alive &= ~part_bit
         return alive
+
+    @property
+    def first_in_order(self) -> int:
+        """The number of the first listed name that may still come, if members come in order."""
+        num_mentioned = self.search.context.names.num_mentioned
+        return num_mentioned if self.others else min(self.seen.bit_length(), num_mentioned)
 
     def _can_come(self, number: int, listed: int) -> bool:
         """Return False if a part's goal of one of these names is unsatisfiable."""
@@ -173,24 +202,21 @@ class ObjectState(Counting):
                 return False
             if compiler.is_idle:
                 context.satisfiable[number] |= bit
+        if not context.required[number] & ~context.satisfiable[number]:
+            context.unproven &= ~(1 << number)
         return True
 
-    def after(self, name: NameClass, member: MemberGoal, truths: Truths | None) -> ObjectState | None:
-        """Return the state after a member whose tracked goals have these truths; None: the best that are possible."""
+    def after(self, name: NameClass, member: MemberGoal, truths: Truths) -> ObjectState | None:
+        """Return the state after a member whose tracked goals have these truths."""
         context = self.search.context
         known: Mapping[Formula, bool] = member.known
-        if truths is None:
-            known = {**dict.fromkeys(member.tracked, True), **known}
-        elif truths:
+        if truths:
             known = {**known, **dict(zip(member.tracked, truths, strict=True))}
-        alive = 0
-        for number, goal in enumerate(member.goals):
-            if goal is True or (goal is not False and known.get(goal, False)):
-                alive |= 1 << number
+        alive = member.certain + sum(parts for goal, parts in member.open_goals if known.get(goal, False))
         state = self.with_member(name, alive)
         if not context.plain:
             return state if self.search.can_end_after(self, state) else None
-        return state if context.simple or state.is_possible(truths is not None) else None
+        return state if context.simple or state.is_possible() else None
 
     def with_member(self, name: NameClass, alive: int) -> ObjectState:
         """Return the state after a member with this name, `alive` being the parts that may still hold."""
@@ -202,18 +228,14 @@ class ObjectState(Counting):
         count = context.ranges.after(self.count)
         return ObjectState(self.search, alive, self.seen | bit, count, others, "after")
 
-    def is_possible(self, closely: bool) -> bool:
-        """Return False only if the object cannot end. `closely`: also look at the names that may come."""
+    def is_possible(self) -> bool:
+        """Return False only if the object cannot end."""
         context = self.search.context
         if not context.plain:
             return self.search.can_end(self)
-        settled = context.settled(self.alive, self.seen) if context.exact and closely else 0
-        if evaluate(context.formulas[0], context.truths(self.alive, settled).__getitem__) is False:
+        if not (self.alive & context.choice or context.formulas[0] is True):
             return False
-        if not closely or self.closing_result() is not None:
-            return True
-        listed, kinds = self.allowed()
-        return bool(listed or kinds)
+        return self.closing_result() is not None or any(self.allowed())
 
 
 @dataclass(frozen=True)
@@ -297,12 +319,14 @@ class MemberStart(Limited):
     def _member(self, alive: int) -> MemberGoal:
         search = self.state.search
         value = search.value(self.state, self.name)
-        goals = search.context.goals(alive, self.name)
+        certain, open_goals = search.context.alive_goals(alive, self.name)
         known: Mapping[Formula, bool] = {value.need: True}
         tracked = () if value.goals == (value.need,) else value.goals
         if value.truths is not None:
             known, tracked = dict(zip(value.goals, value.truths, strict=True)), ()
-        return MemberGoal(value.need, tracked, goals, search.context.compiler.satisfiable(value.need), known)
+        return MemberGoal(
+            value.need, tracked, certain, open_goals, search.context.compiler.satisfiable(value.need), known
+        )
 
 
 @dataclass(frozen=True)
@@ -328,173 +352,3 @@ class MemberFrame(Frame):
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
         truths = result_codes(self.state.search.context.compiler, self.member.tracked).truths(result)
         return self.state.after(self.name, self.member, truths)
-
-
-class ObjectEndSearch(EndSearch[ObjectState]):
-    """Searches from the states of one object. Steps use up names.
-
-    What is still needed (required names, those that they bring with them, a number of members, parts that must fail)
-    depends on the set of members that come and on the truths of their goals, not on their order. Members that must come
-    at some time are tried first, and then only those.
-    """
-
-    def __init__(self, context: ObjectContext) -> None:
-        super().__init__(context.compiler)
-        self.context = context
-        self._relevant = 0
-        for required, requires in zip(context.required, context.requires, strict=True):
-            self._relevant |= required
-            for names, others in requires:
-                self._relevant |= names | others
-        self._least = max((part.least for part in context.parts), default=0)
-        self._limited = any(part.most is not None for part in context.parts)
-
-    def _key(self, state: ObjectState) -> Hashable:
-        return state.alive, state.seen, state.count, bool(state.others) and self.context.in_order
-
-    def _used(self, state: ObjectState, step: ObjectState) -> int:
-        return step.seen & ~state.seen
-
-    def can_end_after(self, state: ObjectState, step: ObjectState) -> bool:
-        """Return True if `step`, which is `state` after one more member, can end."""
-        used = self._paths.get(self._key(state))
-        remains = used is not None and used != NEVER and not used & self._used(state, step)
-        if used is not None and remains and self._is_neutral(state, step):
-            self._paths.setdefault(self._key(step), used)
-        return self.can_end(step)
-
-    def _is_neutral(self, state: ObjectState, step: ObjectState) -> bool:
-        """Return True if a step does not change what is still needed."""
-        return (
-            state.alive == step.alive
-            and not (step.seen ^ state.seen) & self._relevant
-            and (state.count == step.count or (state.count >= self._least and not self._limited))
-            and not self.context.in_order
-        )
-
-    def _steps(self, state: ObjectState) -> Iterator[ObjectState]:
-        if self._exceeds_limit():
-            return
-        context = self.context
-        tried: set[tuple[object, ...]] = set()
-        wanted = self._inevitable_names(state)
-        for name in wanted or state.candidates(self._cheapest_names(state, context.formulas[0]) or 0):
-            alike = (*context.open_goals(name), context.names.bit(name) & self._relevant)
-            if alike not in tried:
-                tried.add(alike)
-                for step in self.steps(state, name):
-                    if not self._is_neutral(state, step):
-                        yield step
-        if not wanted:
-            yield from self._behind_range(state)
-
-    def _behind_range(self, state: ObjectState) -> Iterator[ObjectState]:
-        """Yield the state behind a long range of counts, if members that change nothing else lead there."""
-        end, names = self.context.ranges.end(state.count), self.context.names
-        if end is None:
-            return
-        for kind in names.kinds:
-            for step in self.steps(state, names.other(kind)):
-                if (step.alive, bool(step.others)) == (state.alive, bool(state.others)):
-                    yield replace(step, count=end)
-                    return
-
-    def _inevitable_names(self, state: ObjectState) -> list[NameClass]:
-        """Return the smallest known set of names of which one must come at some time; empty if none is known."""
-        context = self.context
-        if context.in_order:
-            return []
-        truths = context.truths(state.alive, context.settled(state.alive, state.seen))
-        fewest: list[NameClass] = []
-        for part, holds in forced(context.formulas[0], truths.__getitem__):
-            number = context.index[part]
-            needed = context.needed(number, state.seen)
-            if holds and needed:
-                return [context.names.named[(needed & -needed).bit_length() - 1]]
-            if not holds and not needed and state.count >= part.least:
-                names = [name for name in context.falsifying_names(number) if not context.names.bit(name) & state.seen]
-                if names and (not fewest or len(names) < len(fewest)):
-                    fewest = names
-        return fewest
-
-    def _cheapest_names(self, state: ObjectState, formula: Formula) -> int | None:
-        """Return a small set of names that seems to make a formula true, or None if there seems to be none."""
-        context = self.context
-        if isinstance(formula, bool):
-            return 0 if formula else None
-        if isinstance(formula, And | Or | ExactlyOne):
-            sets = [self._cheapest_names(state, part) for part in formula.parts]
-            if isinstance(formula, And):
-                return None if None in sets else reduce(or_, sets, 0)
-            return min((n for n in sets if n is not None), key=lambda n: (n.bit_count(), n), default=None)
-        if isinstance(formula, ObjectPart):
-            number = context.index[formula]
-            return context.needed(number, state.seen) if state.alive >> number & 1 else None
-        part = formula.part
-        if isinstance(part, ExactlyOne) or not state.alive >> context.index[part] & 1:
-            return 0
-        number = context.index[part]
-        if context.needed(number, state.seen):
-            return 0
-        if context.cannot_fail(number, state.seen):
-            return None
-        bits = map(context.names.bit, context.falsifying_names(number))
-        return next((bit for bit in bits if bit and not bit & state.seen), 0)
-
-    def steps(self, state: ObjectState, name: NameClass) -> Iterator[ObjectState]:
-        """Yield the states after a member with this name, for the values that are possible."""
-        if self._exceeds_limit():
-            return
-        context = self.context
-        seen = state.seen | context.names.bit(name)
-        certain, open_goals = self._open_goals(state, name)
-        joint = joint_truths(context.compiler, tuple(goal for goal, _ in open_goals))
-        for truths in joint.candidates():
-            alive = certain + sum(parts for (_, parts), truth in zip(open_goals, truths, strict=True) if truth)
-            if not context.must_fail(alive, seen) and joint.possible(truths):
-                yield state.with_member(name, alive)
-
-    def may_come(self, state: ObjectState, name: NameClass) -> bool:
-        """Return True if the object can end after a member with this name."""
-        return any(self.can_end_after(state, step) for step in self.steps(state, name))
-
-    def _exceeds_limit(self) -> bool:
-        context = self.context
-        if len(context.parts) <= MAX_PARTS:
-            return False
-        hint = '; with additional_properties "schema" there are fewer' if context.compiler.closes_objects else ""
-        context.compiler.refused.append(
-            GrammarError(f"more than {MAX_PARTS} constraints apply to one object together{hint}")
-        )
-        return True
-
-    def _open_goals(self, state: ObjectState, name: NameClass) -> tuple[int, tuple[tuple[Formula, int], ...]]:
-        """Return `ObjectContext.open_goals`, for the parts that may still hold when the name has come."""
-        alive = state.alive_after(name, self.context.names.bit(name))
-        certain, open_goals = self.context.open_goals(name)
-        return certain & alive, tuple((goal, parts & alive) for goal, parts in open_goals if parts & alive)
-
-    def value(self, state: ObjectState, name: NameClass) -> ValueGoal:
-        """Return the goal of the value of a member with this name."""
-        context = self.context
-        bit = context.names.bit(name)
-        certain, open_goals = self._open_goals(state, name)
-        joint = joint_truths(context.compiler, tuple(goal for goal, _ in open_goals))
-        goals = context.goals(state.alive_after(name, bit), name)
-        need = context.need(goals, name, state.seen)
-        if joint.unchecked is None:
-            return ValueGoal(need, joint.goals, None)
-        # The same as `need`, over marks instead of goals, so that truths of goals can be put in.
-        marks = tuple(goal if isinstance(goal, bool) else (goal,) for goal in goals)
-        marked = context.need(marks, name, state.seen)
-        good: set[Truths] = set()
-        bad: set[Truths] = set()
-        for truths in (*joint.known, *joint.unchecked):
-            known = dict(zip(joint.goals, truths, strict=True))
-            if evaluate(marked, lambda mark: known[mark[0]]):  # noqa: B023
-                alive = certain + sum(parts for (_, parts), truth in zip(open_goals, truths, strict=True) if truth)
-                fits = not context.must_fail(alive, state.seen | bit)
-                fits = fits and self.can_end_after(state, state.with_member(name, alive))
-                (good if fits else bad).add(truths)
-        need = conj([need, restricted(joint.goals, good, bad)])
-        return ValueGoal(need, joint.goals, next(iter(good)) if len(good) == 1 else None)

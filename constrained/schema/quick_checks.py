@@ -6,7 +6,9 @@ decides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from .document import Document, Location
@@ -15,6 +17,7 @@ from .string_dfas import pattern_dfa
 
 MAX_DEPTH = 6  # nested schemas that `quick_satisfiable` looks at
 MAX_REFERENCES = 8  # references to references that are followed
+MAX_COMPARED = 64  # schemas without a common member that are compared pair by pair
 _OBJECT_LIMITS = frozenset(("required", "minProperties", "maxProperties"))
 _ARRAY_LIMITS = frozenset(("minItems", "maxItems", "contains"))
 # Without these a schema is satisfied by the empty value of any of its types.
@@ -119,32 +122,77 @@ def _has_objects(document: Document, location: Location, depth: int) -> bool:
     return True
 
 
+Key = tuple[str, Any]  # type and value of a string, number, boolean or null: equal if JSON Schema calls these equal
+
+
 @dataclass(frozen=True)
 class _Outline:
-    """Types of a schema, its only strings (None: any), and its required members whose values are listed strings."""
+    """Types of a schema, its only values (None: any), and its required members with their values.
+
+    Values are listed if all of them are strings, numbers, booleans or null.
+    """
 
     types: frozenset[str]
-    texts: frozenset[str] | None
-    members: dict[str, frozenset[str]]
+    values: frozenset[Key] | None
+    members: dict[str, frozenset[Key]]
+
+    def __and__(self, other: _Outline) -> _Outline:
+        members = {**self.members, **other.members}
+        for name in self.members.keys() & other.members.keys():
+            members[name] = self.members[name] & other.members[name]
+        given = [values for values in (self.values, other.values) if values is not None]
+        return _Outline(self.types & other.types, frozenset.intersection(*given) if given else None, members)
 
 
-def are_disjoint(document: Document, one: Location, other: Location, within: Location | None = None) -> bool:
-    """Return True if surely no value satisfies both schemas and `within`. False means unknown.
+def are_disjoint(document: Document, locations: Sequence[Location], within: Location | None = None) -> bool:
+    """Return True if surely no value satisfies two of the schemas, and `within`. False means unknown.
 
-    Decided by types, by listed strings, and by required members such as the `kind` of a tagged union.
+    Decided by types, by listed values, and by required members such as the `kind` of a tagged union.
     """
     types, required = frozenset(TYPES), list[str]()
     if within is not None and isinstance(within.schema, dict):
         types, required = _types(within.schema), _required(within.schema)
-    a, b = _outline(document, one, required), _outline(document, other, required)
-    shared = a.types & b.types & types
-    if "string" in shared and a.texts is not None and b.texts is not None and not a.texts & b.texts:
-        shared -= {"string"}
-    if "object" in shared and any(
-        name in b.members and not texts & b.members[name] for name, texts in a.members.items()
-    ):
-        shared -= {"object"}
-    return not shared
+    outlines = [_outline(document, location, required) for location in locations]
+    for kind in types & frozenset(TYPES):
+        holders = [outline for outline in outlines if kind in outline.types]
+        if kind == "object":
+            if not _are_disjoint_objects(holders):
+                return False
+        elif len(holders) > 1 and not _are_apart([outline.values for outline in holders], kind):
+            return False
+    return True
+
+
+def _are_apart(lists: Sequence[frozenset[Key] | None], kind: str) -> bool:
+    """Return True if no value of a type is in two lists."""
+    found: set[Key] = set()
+    for values in lists:
+        if values is None:
+            return False
+        of_type = {key for key in values if key[0] == kind}
+        if found & of_type:
+            return False
+        found |= of_type
+    return True
+
+
+def _are_disjoint_objects(outlines: list[_Outline]) -> bool:
+    outlines = [outline for outline in outlines if outline.values is None]  # the others list no objects
+    if len(outlines) < 2:
+        return True
+    for name in outlines[0].members:
+        if all(name in outline.members for outline in outlines):
+            same: dict[Key, list[int]] = {}
+            for number, outline in enumerate(outlines):
+                for key in outline.members[name]:
+                    same.setdefault(key, []).append(number)
+            groups = {tuple(numbers) for numbers in same.values() if len(numbers) > 1}
+            if all(len(numbers) < len(outlines) for numbers in groups):
+                return all(_are_disjoint_objects([outlines[number] for number in group]) for group in groups)
+    return len(outlines) <= MAX_COMPARED and all(
+        any(name in b.members and not keys & b.members[name] for name, keys in a.members.items())
+        for a, b in combinations(outlines, 2)
+    )
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:
@@ -160,9 +208,10 @@ def _required(schema: dict[str, Any]) -> list[str]:
     return required if isinstance(required, list) else []
 
 
-def _outline(document: Document, location: Location, required: list[str]) -> _Outline:
+def _outline(document: Document, location: Location, required: list[str], depth: int = MAX_DEPTH) -> _Outline:
     """Return the outline of a schema. `required` are names that objects have in any case."""
-    schema = _followed(document, location)
+    location = _followed(document, location)
+    schema = location.schema
     if isinstance(schema, bool):
         return _Outline(frozenset(TYPES) if schema else frozenset(), None, {})
     members = {}
@@ -170,27 +219,41 @@ def _outline(document: Document, location: Location, required: list[str]) -> _Ou
     for name in (*_required(schema), *required):
         if name in properties:
             inner = _followed(document, document.inside(location, properties[name], "properties", name))
-            texts = _texts(inner)
-            if texts is not None and isinstance(inner, dict) and not isinstance(inner.get("type"), list):
-                members[name] = texts
-    return _Outline(_types(schema), _texts(schema), members)
+            values = _values(document, inner.schema)
+            if values is not None:
+                members[name] = values
+    found = _Outline(_types(schema), _values(document, schema), members)
+    if depth:
+        beside = [document.inside(location, value, "allOf", n) for n, value in enumerate(schema.get("allOf", ()))]
+        if "$ref" in schema:
+            beside.append(document.resolve(schema["$ref"], location))
+        for part in beside:
+            found &= _outline(document, part, [*_required(schema), *required], depth - 1)
+    return found
 
 
-def _texts(schema: Any) -> frozenset[str] | None:
-    """Return the values of `enum` or `const` if all of them are strings."""
+def _values(document: Document, schema: Any) -> frozenset[Key] | None:
+    """Return the values of `enum` or `const` if none of them is an object or array."""
     if not isinstance(schema, dict):
         return None
-    values = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
-    if values is None or not all(isinstance(value, str) for value in values):
+    values = schema.get("enum")
+    if values is None and "const" in schema and (document.draft or 6) >= 6:
+        values = [schema["const"]]
+    if values is None or any(isinstance(value, dict | list) for value in values):
         return None
-    return frozenset(values)
+    return frozenset(map(_key, values))
 
 
-def _followed(document: Document, location: Location) -> Any:
+def _key(value: Any) -> Key:
+    kind = _JSON_TYPES[type(value)][-1]
+    return kind, value
+
+
+def _followed(document: Document, location: Location) -> Location:
     """Follow bare references and return the schema at their end."""
     for _ in range(MAX_REFERENCES):
         schema = location.schema
         if not isinstance(schema, dict) or "$id" in schema or not _is_bare_reference(document, schema):
             break
         location = document.resolve(schema["$ref"], location)
-    return location.schema
+    return location

@@ -20,7 +20,7 @@ from ..regex.char_dfa import CharDfa
 from ..regex.charset import ALL
 from ..regex.dfa import DEAD, START, Dfa
 from ..regex.expression import Chars, Expression, repeat
-from ..regex.pair_product import pair_product
+from ..regex.pair_product import product
 from ..regex.parser import containing, parse_regex
 from ..regex.subset import char_dfa
 from .formats import format_expression, possible_expression, regex_chars
@@ -170,19 +170,8 @@ class DfaProduct:
 def _product(machines: tuple[Dfa, ...]) -> DfaProduct:
     columns, inverse = np.unique(np.stack([m.class_of for m in machines]), axis=1, return_inverse=True)
     tables = [m.table[:, column] for m, column in zip(machines, columns, strict=True)]
-    # The universe comes first: states in which it is dead are dropped. states[n] are those of each automaton.
-    table, states = tables[0], np.arange(len(tables[0]))[:, None]
-    check = product_check()
-    for other in tables[1:]:
-        table, pairs = pair_product(table, other, "first", check)
-        states = np.concatenate([states[pairs[:, 0]], pairs[:, 1:]], axis=1)
-    combination = np.full(len(table), -1, np.int64)
-    numbers: dict[Truths, int] = {}
-    accepting = [machine.accepting[states[:, number]].tolist() for number, machine in enumerate(machines)]
-    for number, (ended, *accepted) in enumerate(zip(*accepting, strict=True)):
-        if ended:
-            combination[number] = numbers.setdefault(tuple(accepted), len(numbers))
-    return DfaProduct(table, inverse.reshape(-1).astype(np.uint8), combination, tuple(numbers))
+    table, combination, accepted = product(tables, [machine.accepting for machine in machines], product_check())
+    return DfaProduct(table, inverse.reshape(-1).astype(np.uint8), combination, tuple(accepted))
 
 
 def product_check() -> Callable[[int, int], None]:
@@ -210,14 +199,13 @@ def labelled_product(
     Returns the table [S, C], the classes of bytes [256] and the labels [S], or None if every text is refused. Raises
     GrammarError beyond `MAX_PRODUCT_STATES`.
     """
-    product = _product((universe, *dfas))
-    by_combination = np.array([*(label(accepted) for accepted in product.accepted), -1], np.int32)
-    labels = by_combination[product.combination]
-    table = product.table
-    alive = live_states(table, labels >= 0)
+    found = _product((universe, *dfas))
+    by_combination = np.array([*(label(accepted) for accepted in found.accepted), -1], np.int32)
+    labels = by_combination[found.combination]
+    alive = live_states(found.table, labels >= 0)
     if not alive[START]:
         return None
-    return np.where(alive[table], table, DEAD), product.class_of, labels
+    return np.where(alive[found.table], found.table, DEAD), found.class_of, labels
 
 
 def live_states(table: NDArray[np.int32], ends: NDArray[np.bool_]) -> NDArray[np.bool_]:

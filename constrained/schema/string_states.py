@@ -29,6 +29,7 @@ from .formula import (
     atoms,
     evaluate,
     has_negation,
+    reader,
     substitute,
 )
 from .string_dfas import any_string, looping_states, plain_states
@@ -260,8 +261,11 @@ def _product_block(automaton: Automaton, formulas: tuple[Formula, ...], result: 
     parts = tuple(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
     undecided = () if _is_decided(formulas) else tuple(chars for part in parts for chars in part.undecided())
 
+    read = reader(formulas, parts)
+
     def label(truths: Truths) -> int:
-        return result_code(formulas, dict(zip(parts, truths, strict=True)).__getitem__, result)
+        need, *tracked = read(truths)
+        return result(tuple(tracked)) if need else -1
 
     try:
         labelled = labelled_strings(parts, label, undecided)

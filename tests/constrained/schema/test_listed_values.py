@@ -388,7 +388,7 @@ def test_alternatives_of_one_object_each_are_as_given_values(keyword: str) -> No
             for d in (n, n + 1):
                 text = json.dumps({"a": n, "b": f"text {n}", "c": {"d": [d]}})
                 assert accepts(grammar, text.encode()) == is_valid(judged, text), text
-        assert grammar.automaton.tables.num_states < 100 * len(branches)
+        assert grammar.generation.automaton.tables.num_states < 100 * len(branches)
         assert accepts(grammar, b'{"a": 1.0, "b": "text 1", "c": {"d": [1]}}') == (options == SchemaOptions())
         assert accepts(grammar, b'{"c": {"d": [1]}, "b": "text 1", "a": 1}') == (options == SchemaOptions())
 
@@ -417,7 +417,7 @@ def test_the_states_are_linear_in_the_number_of_members() -> None:
             text = json.dumps(shuffled(value, rng), ensure_ascii=rng.random() < 0.5)
             assert accepts(grammar, text.encode())
     size = len(json.dumps(values))
-    assert grammar.automaton.tables.num_states < 20 * size
+    assert grammar.generation.automaton.tables.num_states < 20 * size
     missing = {name: value for name, value in values[1].items() if name != names[50]}
     assert not accepts(grammar, json.dumps(missing).encode())
     twice = json.dumps(values[1])[:-1] + f', "{names[0]}": 0}}'

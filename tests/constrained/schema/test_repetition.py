@@ -268,5 +268,5 @@ def test_states_of_an_item_do_not_grow_with_the_items_before() -> None:
             {"id": 1000 + number, "k": 1}, separators=(",", ":")
         ).encode():
             assert matcher.accept(byte)
-        sizes.append(len(grammar.automaton._values))  # without the literal states of earlier texts
+        sizes.append(len(grammar.generation.automaton._values))  # without the literal states of earlier texts
     assert sizes[119] - sizes[100] <= 2 * (sizes[39] - sizes[20])

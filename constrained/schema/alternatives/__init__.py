@@ -1,0 +1,1 @@
+"""Alternatives and conditions on objects: rewriting them, searching those apart that share no names, their limits."""

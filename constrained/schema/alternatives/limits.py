@@ -1,0 +1,189 @@
+"""Checks before the first token: whether alternatives and conditions that apply together are too many to work out.
+
+Goals are worked out when a text reaches them, and a combination that is too complex would only then be left out. So
+schemas of which many apply to one value are worked out here, with all their alternatives at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ...errors import GrammarError
+from ..array_states import MAX_ITEM_GOALS, is_plain_array
+from ..document import Document, Location
+from ..formula import Formula, atoms
+from ..goals import GoalCompiler
+from ..interface import SchemaNode
+from ..keywords import child
+from ..object_context import ObjectContext, is_plain
+from ..object_states import ObjectState
+from ..string_dfas import any_string, combinations
+from ..string_parts import string_dfa
+from ..structure_parts import ArrayPart
+from ..value_states import result_codes
+from .object_search import MAX_PARTS
+
+MAX_SCHEMAS = 40  # of one value that are never too many
+MAX_TESTS = 8  # patterns and formats of one value that are never too many
+MAX_LISTED = 256  # schemas of one value whose members are compared
+
+
+class Weight(NamedTuple):
+    """Number of schemas that apply to one value, and of the patterns and formats in them."""
+
+    schemas: int
+    tests: int
+
+    @property
+    def is_large(self) -> bool:
+        """True if these may be too many together."""
+        return self.schemas > MAX_SCHEMAS or self.tests > MAX_TESTS
+
+
+NO_WEIGHT = Weight(0, 0)
+
+
+def _sum(weights: Iterable[Weight]) -> Weight:
+    several = list(weights)
+    return Weight(sum(each.schemas for each in several), sum(each.tests for each in several))
+
+
+class LimitCheck:
+    """Works out the goals of one document that many schemas make up. Raises GrammarError with the pointer of one."""
+
+    def __init__(self, compiler: GoalCompiler) -> None:
+        self._compiler, self._document = compiler, compiler.document
+        self._weights: dict[int, Weight] = {}
+        self._checked: set[Formula] = set()
+
+    def check(self) -> None:
+        """Check all schemas of the document."""
+        for location in self._document.all:
+            if isinstance(location.schema, dict) and self._is_heavy(location):
+                self._check(self._compiler.goal(location, generated=True), location)
+
+    # Weights, counted without working anything out.
+
+    def _weight(self, location: Location) -> Weight:
+        schema = location.schema
+        if isinstance(schema, bool):
+            return NO_WEIGHT
+        found = self._weights.get(id(schema))
+        if found is None:
+            self._weights[id(schema)] = NO_WEIGHT  # of a recursive schema
+            tests = len(schema.get("patternProperties", ()))
+            tests += sum(keyword in schema for keyword in ("propertyNames", "pattern", "format"))
+            inner = [self._weight(part) for _, part in same_value(self._document, location)]
+            found = self._weights[id(schema)] = _sum([Weight(1, tests), *inner])
+        return found
+
+    def _is_heavy(self, location: Location) -> bool:
+        weight = self._weight(location)
+        if weight.is_large or weight.schemas <= 1:
+            return weight.is_large
+        members: dict[str, list[Weight]] = {}
+        for inner in self._closure(location):
+            for name, value in inner.schema.get("properties", {}).items():
+                if isinstance(value, dict):
+                    at = self._document.inside(inner, value, "properties", name)
+                    members.setdefault(name, []).append(self._weight(at))
+        return any(_sum(weights).is_large for weights in members.values())
+
+    def _closure(self, location: Location) -> list[Location]:
+        found: dict[int, Location] = {}
+        todo = [location]
+        while todo and len(found) < MAX_LISTED:
+            inner = todo.pop()
+            if isinstance(inner.schema, dict) and id(inner.schema) not in found:
+                found[id(inner.schema)] = inner
+                todo += (part for _, part in same_value(self._document, inner))
+        return list(found.values())
+
+    # Goals.
+
+    def _check(self, goal: Formula, location: Location) -> None:
+        if isinstance(goal, bool) or goal in self._checked:
+            return
+        self._checked.add(goal)
+        compiler = self._compiler
+        num_before = len(compiler.refused)
+        try:
+            self._check_strings((goal,))
+            self._check_array(compiler.typed(goal, "array"))
+            inner = list(self._of_object(compiler.typed(goal, "object")))
+        except GrammarError as error:
+            raise GrammarError(error.reason, pointer=error.pointer or location.pointer) from None
+        if len(compiler.refused) > num_before:
+            left_out = compiler.refused[num_before]
+            raise GrammarError(left_out.reason, pointer=left_out.pointer or location.pointer)
+        for goals, need in inner:
+            if self._weight_of(goals).is_large:
+                self._check(need, location)
+
+    def _weight_of(self, goals: tuple[Formula, ...]) -> Weight:
+        nodes = (node for goal in goals for node in atoms(goal) if isinstance(node, SchemaNode))
+        return _sum(self._weight(node.location) for node in nodes)
+
+    def _check_strings(self, goals: tuple[Formula, ...]) -> None:
+        """Raise GrammarError if the patterns and formats of goals are too complex together."""
+        if self._weight_of(goals).tests <= MAX_TESTS:
+            return
+        parts = dict.fromkeys(part for goal in goals for part in atoms(self._compiler.typed(goal, "string")))
+        tests = [replace(part, least=0, most=None) for part in parts if part.patterns or part.formats]
+        if len(tests) > 1:
+            combinations(any_string(), [string_dfa(test) for test in dict.fromkeys(tests)])
+
+    def _of_object(self, formula: Formula) -> Iterator[tuple[tuple[Formula, ...], Formula]]:
+        """Yield the goals of each member that has several, with what it needs."""
+        if isinstance(formula, bool):
+            return
+        result = result_codes(self._compiler, ())
+        if is_plain(formula):
+            context = ObjectContext(self._compiler, (formula,), result)
+        else:
+            state = self._compiler.structure_start("object", (formula,), result)
+            if state is None:
+                return
+            assert isinstance(state, ObjectState)
+            context, most = state.search.context, state.search.num_together
+            if most > MAX_PARTS:
+                raise GrammarError(f"more than {MAX_PARTS} constraints apply to one object together ({most})")
+        if context.names.refused is not None:
+            raise context.names.refused
+        for name in (*context.names.named, *(context.names.other(kind) for kind in context.names.kinds)):
+            certain, open_goals = context.open_goals(name)
+            if len(open_goals) > 1:
+                goals = tuple(goal for goal, _ in open_goals)
+                self._check_strings(goals)
+                yield goals, context.need(certain, open_goals, name, 0)
+
+    def _check_array(self, formula: Formula) -> None:
+        if isinstance(formula, bool):
+            return
+        parts = [part for part in atoms(formula) if isinstance(part, ArrayPart)]
+        if not is_plain_array(self._compiler, formula) and len(parts) > MAX_ITEM_GOALS:
+            raise GrammarError(f"more than {MAX_ITEM_GOALS} constraints apply to the items of one array together")
+
+
+def same_value(document: Document, location: Location) -> Iterator[tuple[str, Location]]:
+    """Yield the subschemas that a schema applies to the value itself, with the pointers of their keywords."""
+    schema: dict[str, Any] = location.schema
+    for keyword in ("$ref", "$dynamicRef"):
+        if keyword in schema:
+            yield child(location.pointer, keyword), document.resolve(schema[keyword], location, keyword)
+    if "$ref" in schema and document.ref_is_alone:
+        return
+    for keyword in ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"):
+        value = schema.get(keyword)
+        parts: list[tuple[str | int, Any]] = []
+        if isinstance(value, list):
+            parts = list(enumerate(value))
+        elif keyword.startswith("dependen") and isinstance(value, dict):
+            parts = list(value.items())
+        elif isinstance(value, dict):
+            yield child(location.pointer, keyword), document.inside(location, value, keyword)
+        for name, inner in parts:
+            if isinstance(inner, dict):
+                yield child(location.pointer, keyword, name), document.inside(location, inner, keyword, name)

@@ -1,0 +1,306 @@
+"""No value is lost among many alternatives: large unions, conditions and patterns of names against `jsonschema`.
+
+A compiled schema accepts every valid value, with its members in any order, and no other. What is too complex is refused
+before the first token.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, PropertyOrder, compile_constraint
+from ramiform.constrained.schema.end_search import EndSearch
+from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none, shared_vocabulary
+
+from .oracle_jsonschema import is_valid, judge
+
+Made = tuple[Any, list[Any]]  # a schema, and values that may be valid
+
+
+def compiled(schema: Any, order: PropertyOrder = "any") -> CompiledGrammar:
+    return compile_constraint(JsonSchema(schema), shared_vocabulary(), whitespace="compact", order=order)
+
+
+def text_of(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def shuffled(value: Any, rng: random.Random) -> Any:
+    if isinstance(value, list):
+        return [shuffled(inner, rng) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    names = list(value)
+    rng.shuffle(names)
+    return {name: shuffled(value[name], rng) for name in names}
+
+
+def tools(count: int, keyword: str = "anyOf", **more: Any) -> Any:
+    """Return a union of objects that a constant member tells apart."""
+    return {
+        keyword: [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": f"tool_{number}"},
+                    "arguments": {
+                        "type": "object",
+                        "properties": {f"a{number}": {"type": "integer"}, "q": {"type": "string"}},
+                        "required": [f"a{number}"],
+                    },
+                },
+                "required": ["name", "arguments"],
+                **more,
+            }
+            for number in range(count)
+        ]
+    }
+
+
+def switch(count: int, *, required: bool = True, tag: Callable[[int], Any] = lambda n: {"const": f"t{n}"}) -> Any:
+    """Return conditions on one member, each of which requires another."""
+    condition = {"required": ["tag"]} if required else {}
+    return {
+        "type": "object",
+        "allOf": [
+            {
+                "if": {"properties": {"tag": tag(number)}, **condition},
+                "then": {"properties": {f"v{number}": {"type": "integer"}}, "required": [f"v{number}"]},
+            }
+            for number in range(count)
+        ],
+    }
+
+
+def independent(count: int) -> Any:
+    """Return conditions on different members."""
+    return {
+        "type": "object",
+        "allOf": [
+            {"if": {"properties": {f"a{n}": {"const": 1}}, "required": [f"a{n}"]}, "then": {"required": [f"b{n}"]}}
+            for n in range(count)
+        ],
+    }
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+@pytest.mark.parametrize("order", ["any", "schema"])
+@pytest.mark.parametrize("more", [{}, {"additionalProperties": False}])
+def test_a_union_of_many_tools_writes_each_of_them(keyword: str, order: PropertyOrder, more: Any) -> None:
+    grammar = compiled(tools(150, keyword, **more), order)
+    for number in (0, 7, 70, 149):
+        name, arguments = {"name": f"tool_{number}"}, {"arguments": {f"a{number}": 3}}
+        assert accepts(grammar, text_of(name | arguments))
+        assert accepts(grammar, text_of(arguments | name)) == (order == "any")
+        assert not accepts(grammar, text_of(name | {"arguments": {f"a{number + 1}": 3}}))
+        assert not accepts(grammar, text_of({"arguments": {f"a{number + 1}": 3}} | name))
+
+
+def test_a_thousand_alternatives_by_a_number() -> None:
+    numbers = {
+        "anyOf": [{"properties": {"x": {"const": n}, f"k{n}": {"const": n}}, "required": ["x"]} for n in range(1000)]
+    }
+    grammar = compiled(numbers)
+    for value in ({"x": 999, "k999": 999}, {"k5": 0, "x": 999}, {"x": 70}):
+        assert accepts(grammar, text_of(value))
+    for value in ({"x": 999, "k999": 9}, {"k5": 0, "x": 5}, {"x": 1000}):
+        assert not accepts(grammar, text_of(value))
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_three_hundred_conditions_on_one_tag(required: bool) -> None:
+    schema = switch(300, required=required)
+    grammar = compiled(schema)
+    values = [{"tag": "t7", "v7": 1}, {"tag": "t7", "v8": 1}, {"v299": 1, "tag": "t299"}, {"tag": "x"}, {}, {"v1": "x"}]
+    values += [{f"v{n}": 1 for n in range(300)}, {"v1": "x", "tag": "t2", "v2": 1}]
+    for value in values:
+        assert accepts(grammar, text_of(value)) == is_valid(judge(schema), text_of(value).decode()), value
+
+
+def test_three_hundred_conditions_on_different_members() -> None:
+    grammar = compiled(independent(300))
+    both = {f"a{n}": 1 for n in range(300)} | {f"b{n}": [] for n in range(300)}
+    for value in ({}, {"a7": 1, "b7": 0}, {"b299": 1, "a299": 1}, {"a7": 2}, both):
+        assert accepts(grammar, text_of(value))
+    del both["b150"]
+    for value in ({"a7": 1}, {"a299": 1, "b7": 0}, both):
+        assert not accepts(grammar, text_of(value))
+
+
+@pytest.mark.parametrize("count", [10, 32])
+def test_patterns_of_names_work_or_are_refused(count: int) -> None:
+    apart = {"type": "object", "patternProperties": {f"^{chr(97 + n)}": {"minimum": n} for n in range(26)}}
+    grammar = compiled(apart | {"additionalProperties": False})
+    assert accepts(grammar, text_of({"az": 0, "zz": 25}))
+    assert not accepts(grammar, text_of({"az": 0, "zz": 24}))
+    overlapping = {chr(97 + n % 26) + "_" * (n // 26): {"minimum": n} for n in range(count)}
+    schema = {"properties": {"inner": {"type": "object", "patternProperties": overlapping}}}
+    with pytest.raises(GrammarError, match="/properties/inner"):
+        compiled(schema)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {
+            "allOf": [
+                {"if": {"minProperties": n, "patternProperties": {"^a": {"const": n}}}, "then": {"required": [f"b{n}"]}}
+                for n in range(60)
+            ]
+        },
+        {"allOf": [{"not": {"additionalProperties": {"const": n}}} for n in range(120)]},
+    ],
+)
+def test_conditions_that_cannot_be_told_apart_are_refused(inner: Any) -> None:
+    with pytest.raises(GrammarError, match="/properties/inner"):
+        compiled({"properties": {"inner": inner}})
+
+
+@pytest.mark.parametrize("make", [independent, switch])
+def test_work_grows_with_the_number_of_conditions_and_no_faster(make: Callable[[int], Any], monkeypatch: Any) -> None:
+    steps = 0
+    search = EndSearch._search
+
+    def counted(*arguments: Any) -> int:
+        nonlocal steps
+        steps += 1
+        return search(*arguments)
+
+    monkeypatch.setattr(EndSearch, "_search", counted)
+    found = []
+    for count in (40, 80):
+        steps = 0
+        assert accepts(compiled(make(count)), b'{"a7":1,"b7":2,"tag":"t9","v9":1}')
+        found.append(steps)
+    assert found[1] <= 2.5 * found[0]
+
+
+# Random schemas.
+
+
+def _scalar(rng: random.Random) -> Any:
+    return rng.choice([0, 1, 2, "x", "y", True, None])
+
+
+def _goal(rng: random.Random) -> Any:
+    value = _scalar(rng)
+    return rng.choice(
+        [{"const": value}, {"enum": [value, _scalar(rng)]}, {"type": ["integer", "null"]}, {"not": {"const": value}}]
+    )
+
+
+def _random_union(rng: random.Random) -> Made:
+    count, keyword = rng.choice([2, 5, 20, 70]), rng.choice(["anyOf", "oneOf"])
+    kind: Callable[[int], Any] = rng.choice([lambda n: f"k{n}", lambda n: n, lambda n: [f"k{n}", n]])  # type: ignore[misc]
+    tagged = rng.random() < 0.8
+    branches, values = [], list[Any]()
+    for number in range(count):
+        tag = kind(number)
+        tags = tag if isinstance(tag, list) else [tag]
+        goal, value = _goal(rng), _scalar(rng)
+        structure = {"properties": {f"n{number % 7}": goal}, "required": rng.choice([[], [f"n{number % 7}"]])}
+        branch: Any = {
+            "properties": {"v": goal, "o": structure},
+            "required": rng.choice([[], ["v"], ["o"], ["v", "o"]]),
+        }
+        if tagged:
+            branch["properties"]["tag"] = {"enum": tags}
+            branch["required"] = ["tag", *branch["required"]]
+        if rng.random() < 0.3:
+            branch["additionalProperties"] = rng.choice([False, {"type": "integer"}])
+        branches.append(branch)
+        values.append({"tag": rng.choice(tags), "v": value, "o": {f"n{number % 7}": _scalar(rng)}, "z": 1})
+    return {"type": "object", keyword: branches}, values
+
+
+def _random_conditions(rng: random.Random) -> Made:
+    count, spread = rng.choice([1, 3, 12, 40]), rng.choice([1, 3, 50])
+    clauses = []
+    for number in range(count):
+        name = f"c{number % spread}"
+        condition: Any = {"properties": {name: {"const": number} if rng.random() < 0.7 else _goal(rng)}}
+        if rng.random() < 0.8:
+            condition["required"] = [name]
+        clause: Any = {"if": condition, "then": {"required": [f"r{number}"]}}
+        if rng.random() < 0.3:
+            clause["then"] = {"properties": {f"r{number % 5}": _goal(rng)}}
+        if count < 12 and rng.random() < 0.3:
+            clause["else"] = {"required": [f"e{number % 3}"]}
+        clauses.append(clause)
+    schema: Any = {"type": "object", "allOf": clauses}
+    if rng.random() < 0.5:
+        schema["required"] = ["c0"]
+    if rng.random() < 0.5:
+        schema["properties"] = {"c0": {"type": "integer"}, "r1": {"type": ["integer", "null"]}}
+    names = [f"{letter}{number}" for letter in "cr" for number in range(count)] + ["e0", "e1", "e2"]
+    values: list[Any] = []
+    for _ in range(12):
+        value = {name: _scalar(rng) for name in rng.sample(names, min(len(names), rng.randint(0, 6)))}
+        number = rng.randrange(count)
+        values += [
+            value,
+            value | {f"c{number % spread}": number},
+            value | {f"c{number % spread}": number, f"r{number}": 1},
+        ]
+    values.append({f"r{number}": 1 for number in range(count)} | {"c0": 0, "e0": 0, "e1": 0, "e2": 0})
+    return schema, values
+
+
+def _random_patterns(rng: random.Random) -> Made:
+    patterns = rng.sample(
+        ["^a", "^b", "a$", "b", "^ab", "c", "^[a-c]+$", "^d", "^e", "d", "^.$", "aa"], rng.randint(1, 9)
+    )
+    schema: Any = {"type": "object", "patternProperties": {pattern: _goal(rng) for pattern in patterns}}
+    if rng.random() < 0.5:
+        schema["additionalProperties"] = rng.choice([False, _goal(rng)])
+    if rng.random() < 0.3:
+        schema["properties"] = {"ab": _goal(rng), "q": _goal(rng)}
+    if rng.random() < 0.3:
+        schema = {rng.choice(["anyOf", "oneOf", "allOf"]): [schema, _random_patterns(rng)[0]]}
+    names = ["a", "b", "ab", "ba", "aa", "abc", "d", "cd", "e", "q", "aab"]
+    return schema, [{name: _scalar(rng) for name in rng.sample(names, rng.randint(0, 3))} for _ in range(30)]
+
+
+def check_random_schema(seed: int) -> None:
+    rng = random.Random(seed)
+    schema, values = rng.choice([_random_union, _random_conditions, _random_patterns])(rng)
+    if rng.random() < 0.2:
+        schema, values = {"properties": {"in": schema}}, [{"in": value} for value in values]
+    validator = judge(schema)
+    try:
+        grammar = compiled_or_none(JsonSchema(schema), shared_vocabulary(), "compact")
+    except GrammarError:
+        return  # too complex
+    if grammar is None:
+        assert not any(is_valid(validator, text_of(value).decode()) for value in values), schema
+        return
+    values += [{name: value[name] for name in list(value)[:-1]} for value in values]
+    for value in rng.sample(values, min(len(values), 60)):
+        text = text_of(shuffled(value, rng))
+        assert accepts(grammar, text) == is_valid(validator, text.decode()), (json.dumps(schema), text)
+    walk(grammar, rng)
+
+
+def walk(grammar: CompiledGrammar, rng: random.Random) -> None:
+    """Follow the masks for some tokens. There is always one that may come."""
+    matcher = grammar.matcher()
+    for _ in range(40):
+        tokens = allowed(matcher, shared_vocabulary())
+        assert tokens
+        token = rng.choice(tokens)
+        assert matcher.accept(token)
+        if token in shared_vocabulary().eos_ids:
+            break
+
+
+@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32))
+def test_a_compiled_schema_loses_no_value(seed: int) -> None:
+    check_random_schema(seed)
