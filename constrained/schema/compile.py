@@ -68,7 +68,7 @@ def _check(location: Location, document: Document) -> None:
         _check_pattern(schema["pattern"], child(pointer, "pattern"))
     for pattern in schema.get("patternProperties", ()):
         _check_pattern(pattern, child(pointer, "patternProperties", pattern))
-    if document.draft == 3:
+    if location.draft == 3:
         for keyword in ("extends", "disallow"):
             if keyword in schema:
                 raise GrammarError(f"draft 3's {keyword!r} is not supported", pointer=child(pointer, keyword))
@@ -119,7 +119,7 @@ def _same_value(document: Document, location: Location) -> Iterator[tuple[str, L
     for keyword in ("$ref", "$dynamicRef"):
         if keyword in schema:
             yield child(location.pointer, keyword), document.resolve(schema[keyword], location, keyword)
-    if "$ref" in schema and document.ref_is_alone:
+    if "$ref" in schema and location.ref_is_alone:
         return
     for keyword in ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"):
         value = schema.get(keyword)

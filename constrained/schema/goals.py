@@ -60,7 +60,7 @@ class GoalCompiler(SchemaCompiler):
         return node
 
     def goal_of(self, schema: dict[str, Any]) -> Formula:
-        return self.goal(Location(self.keep_alive(schema), "", ""))
+        return self.goal(Location(self.keep_alive(schema), "", "", (), self.document.start.draft))
 
     def formula_at(self, location: Location) -> Formula:
         goal = self.goal(location)
@@ -94,15 +94,15 @@ class GoalCompiler(SchemaCompiler):
         def target(keyword: str) -> Formula:
             return self.formula_at(document.resolve(schema[keyword], location, keyword))
 
-        if "$ref" in schema and document.ref_is_alone:
+        if "$ref" in schema and location.ref_is_alone:
             return target("$ref")
         parts: list[Formula] = []
         if not TYPE_KEYWORDS.isdisjoint(schema):
-            parts.append(KeywordSet(self, location, document.draft or 2020))
+            parts.append(KeywordSet(self, location, location.draft or 2020))
         if not APPLICATORS.isdisjoint(schema):
             if "enum" in schema:
                 parts.append(enum_formula(self, schema["enum"]))
-            if "const" in schema and (document.draft or 6) >= 6:
+            if "const" in schema and (location.draft or 6) >= 6:
                 parts.append(enum_formula(self, [schema["const"]]))
             if "$ref" in schema:
                 parts.append(target("$ref"))
@@ -113,7 +113,7 @@ class GoalCompiler(SchemaCompiler):
                     parts.append(join([inner(value, name, n) for n, value in enumerate(schema[name])]))
             if "not" in schema:
                 parts.append(neg(inner(schema["not"], "not")))
-            if "if" in schema and (document.draft or 7) >= 7 and ("then" in schema or "else" in schema):
+            if "if" in schema and (location.draft or 7) >= 7 and ("then" in schema or "else" in schema):
                 condition = inner(schema["if"], "if")
                 if "then" in schema:
                     parts.append(disj([neg(condition), inner(schema["then"], "then")]))
