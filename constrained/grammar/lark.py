@@ -147,6 +147,8 @@ class _LarkTranslator:
         while self._todo:
             number, tree, arguments = self._todo.pop()
             self._rules.define(number, self._alternatives(tree, arguments))
+        if not self._by_name:
+            self._rules.merge_literals()
         return self._rules.build([self._named_terminal(name) for name in self._ignored])
 
     def _rule(self, name: str, values: tuple[tuple[Symbol, ...], ...]) -> Symbol:
