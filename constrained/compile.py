@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from threading import Lock
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from .. import loops
 from .automaton.actions import DEAD_END, FLAGS, FREE
 from .automaton.automaton import Automaton, ControlState, DfaStart
+from .automaton.literals import ListedStart
 from .automaton.masks import PACKAGE
 from .automaton.matcher import CompiledGrammar
 from .automaton.vocabulary import Vocabulary
@@ -34,7 +36,7 @@ from .grammar.lark import lark_grammar
 from .grammar.states import grammar_start
 from .regex.charset import has_surrogates
 from .regex.dfa import DEAD, START, Dfa, trimmed_dfa
-from .regex.listed import listed_dfa
+from .regex.listed import listed_dfa, listed_edges
 from .schema.compile import schema_start
 from .schema.formats import PATTERNS
 from .schema.string_dfas import any_string, labelled_product, plain_states, regex_dfa
@@ -111,6 +113,7 @@ def _warm_up_once() -> None:
 
 def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> CompiledGrammar:
     """Compile a regular language; take care that the vocabulary's tokens can spell it."""
+    used, single = _used_bytes(vocabulary)
     match constraint:
         case Regex(pattern=pattern):
             dfa = regex_dfa(pattern)
@@ -118,8 +121,9 @@ def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> Compile
             for value in values:
                 if has_surrogates(value):
                     raise GrammarError(f"the choice {value!r} contains an unpaired surrogate")
+            if used <= single:
+                return _compile_choices(values, vocabulary, used)
             dfa, _ = listed_dfa({value.encode(): 0 for value in values})
-    used, single = _used_bytes(vocabulary)
     dfa = _spellable(dfa, used)
     if dfa.is_empty:
         raise GrammarError("no text at all satisfies the constraint")
@@ -135,6 +139,16 @@ def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> Compile
         if not alive[START:].all():
             states[:, FREE] = 0
     return grammar
+
+
+def _compile_choices(values: Sequence[str], vocabulary: Vocabulary, used: set[int]) -> CompiledGrammar:
+    """Compile choices over a vocabulary in which every byte of a token is a token too."""
+    texts = [text for text in (value.encode() for value in values) if used.issuperset(text)]
+    if not texts:
+        raise GrammarError("no text at all satisfies the constraint")
+    automaton, start = Automaton(), ListedStart(listed_edges(texts))
+    automaton.fill(automaton.number(start))
+    return CompiledGrammar(automaton, start, vocabulary)
 
 
 def _used_bytes(vocabulary: Vocabulary) -> tuple[set[int], set[int]]:
