@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from importlib import import_module
 from threading import Lock
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from .. import loops
 from .automaton.actions import DEAD_END, FLAGS, FREE
 from .automaton.automaton import Automaton, DfaStart
+from .automaton.literals import ListedStart
 from .automaton.masks import PACKAGE
 from .automaton.matcher import CompiledGrammar
 from .automaton.vocabulary import Vocabulary
@@ -34,7 +36,7 @@ from .grammar.lark import lark_grammar
 from .grammar.states import grammar_start
 from .regex.charset import has_surrogates
 from .regex.dfa import DEAD, START, Dfa, trimmed_dfa
-from .regex.listed import listed_dfa
+from .regex.listed import listed_dfa, listed_edges
 from .schema.compile import checked_document, schema_start
 from .schema.formats import PATTERNS
 from .schema.string_dfas import any_string, labelled_product, plain_states, regex_dfa
@@ -114,6 +116,8 @@ def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> Compile
             for value in values:
                 if has_surrogates(value):
                     raise GrammarError(f"the choice {value!r} contains an unpaired surrogate")
+            if vocabulary.used_bytes <= vocabulary.single_bytes:
+                return _compile_choices(values, vocabulary)
             dfa, _ = listed_dfa({value.encode(): 0 for value in values})
     dfa = _spellable(dfa, vocabulary.used_bytes)
     if dfa.is_empty:
@@ -131,6 +135,21 @@ def _compile_dfa(constraint: Regex | Choices, vocabulary: Vocabulary) -> Compile
         states[~alive[START:], FLAGS] |= DEAD_END
         if not alive[START:].all():
             states[:, FREE] = 0
+        return start
+
+    return CompiledGrammar(make_start, vocabulary)
+
+
+def _compile_choices(values: Sequence[str], vocabulary: Vocabulary) -> CompiledGrammar:
+    """Compile choices over a vocabulary in which every byte of a token is a token too."""
+    texts = [text for text in (value.encode() for value in values) if vocabulary.used_bytes.issuperset(text)]
+    if not texts:
+        raise GrammarError("no text at all satisfies the constraint")
+    edges = listed_edges(texts)
+
+    def make_start(automaton: Automaton) -> ListedStart:
+        start = ListedStart(edges)
+        automaton.fill(automaton.number(start))
         return start
 
     return CompiledGrammar(make_start, vocabulary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MAX_DEPTH = 256  # of the stack
+MAX_DEPTH = 256  # of the stack: values inside values. Bytes that open a deeper one are refused
 
 # Status of a step or a walk.
 DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED = range(5)

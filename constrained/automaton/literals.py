@@ -1,12 +1,16 @@
-"""Chains of states for sets of given texts, such as member names or enumerated strings, built in a compiled loop."""
+"""States for sets of given texts: chains for names and strings inside a value, an automaton for whole outputs."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regex.dfa import Dfa
-from .actions import ARGUMENT, DEAD, FILLED, GOTO, HEAD, action
+from ..regex.dfa import START, Dfa
+from ..regex.listed import ListedEdges
+from .actions import ARGUMENT, DEAD, ENDS, FILLED, GOTO, HEAD, SHIFT, action
+from .automaton import Automaton, TransitionRow
 from .tables import Tables
 
 _NO_TABLE, _NO_CLASSES, _NO_STATES = np.zeros((1, 1), np.int32), np.zeros(256, np.uint8), np.zeros(0, np.bool_)
@@ -101,3 +105,34 @@ def _num_new_bytes(texts: list[tuple[bytes, int]]) -> int:
         count += len(text) - common
         previous = text
     return count
+
+
+@dataclass(frozen=True, eq=False)
+class ListedStart:
+    """Start state of a whole text that is one of those of an automaton without cycles."""
+
+    edges: ListedEdges
+
+    def expand(self, automaton: Automaton) -> TransitionRow:
+        base = _listed_states(automaton.tables, self.edges)
+        return TransitionRow(automaton.edges_of(base + START), accepts=bool(self.edges.labels[START] >= 0))
+
+
+def _listed_states(tables: Tables, edges: ListedEdges) -> int:
+    """Add the states of an automaton; return the base: the number of its state q is the base plus q."""
+    sources, symbols, targets, labels = edges
+    base = tables.new_states(len(labels) - 1) - 1
+    tables.reserve_edges(len(sources))
+    first = tables.num_edges
+    tables.num_edges += len(sources)
+    is_last = np.append(sources[1:] != sources[:-1], len(sources) > 0)
+    rows = tables.edges[first : tables.num_edges]
+    rows[:, 0] = symbols
+    rows[:, 1] = (GOTO << SHIFT) + base + targets
+    rows[:, 2] = np.where(is_last[: len(sources)], -1, np.arange(first + 1, tables.num_edges + 1))
+    begun, place = np.unique(sources, return_index=True)
+    tables.states[base + begun, HEAD] = first + place
+    states = tables.states[base + START : base + len(labels)]
+    states[:, FILLED] = 1
+    states[:, ENDS] = np.where(labels[START:] >= 0, -1, 0)
+    return base

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import GrammarError
 from ..schema.compile import check_location
-from ..schema.document import Document
+from ..schema.document import Document, Location
 from ..schema.formats import PATTERNS
 from ..schema.keywords import ANNOTATIONS, KEYWORDS, child
 
@@ -45,7 +45,7 @@ def keyword_uses(document: Document) -> Iterator[KeywordUse]:
     for location in document.all:
         if isinstance(location.schema, dict):
             for keyword in location.schema:
-                reason = _without_effect(keyword, location.schema, document)
+                reason = _without_effect(keyword, location)
                 status: Status = "warning" if reason else "enforced"
                 if keyword in _KNOWN_ANNOTATIONS:
                     status, reason = "annotation", ""
@@ -65,9 +65,10 @@ def refusals(document: Document) -> list[GrammarError]:
     return found
 
 
-def _without_effect(keyword: str, schema: dict[str, Any], document: Document) -> str:
+def _without_effect(keyword: str, location: Location) -> str:
     """Return the reason why a keyword enforces nothing, else an empty string."""
-    draft, value = document.draft, schema[keyword]
+    draft, schema = location.draft, location.schema
+    value = schema[keyword]
     if keyword in ("$recursiveRef", "extends", "disallow") and (draft == 3 or keyword == "$recursiveRef"):
         return ""  # refused
     if keyword == "nullable":
@@ -76,7 +77,7 @@ def _without_effect(keyword: str, schema: dict[str, Any], document: Document) ->
         return "without 'type' it says nothing"
     if keyword not in KEYWORDS:
         return "unknown keyword"
-    if document.ref_is_alone and "$ref" in schema and keyword != "$ref":
+    if location.ref_is_alone and "$ref" in schema and keyword != "$ref":
         return f"beside '$ref' it says nothing in draft {draft}"
     if draft is not None and draft < _SINCE.get(keyword, 0):
         return f"no keyword of draft {draft}"

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..errors import GrammarError
 from ..regex.dfa import START, Dfa
+from ..regex.listed import listed_dfa
 
 MAX_TEXT = 1 << 17  # characters of a grammar
 MAX_RULES = 20_000
 MAX_REPEAT = 10_000
 MAX_SYMBOLS = 200_000
+
+MANY_LITERALS = 8  # alternatives that one terminal reads
 
 Symbol = int  # a nonterminal n >= 0, or -1 - t for terminal t
 
@@ -79,6 +84,26 @@ def _closure(rules: list[list[tuple[Symbol, ...]]], known: set[Symbol]) -> set[S
     return known
 
 
+def _only_text(dfa: Dfa) -> bytes | None:
+    """Return the only text of an automaton, None if there are several."""
+    text, state = bytearray(), START
+    while len(text) < dfa.num_states:
+        following = dfa.table[state, dfa.class_of]
+        bytes_on = np.flatnonzero(following)
+        if dfa.accepting[state]:
+            return None if len(bytes_on) else bytes(text)
+        if len(bytes_on) != 1:
+            return None
+        text.append(int(bytes_on[0]))
+        state = int(following[bytes_on[0]])
+    return None
+
+
+def _one_of(texts: Iterable[bytes]) -> Terminal:
+    """Return the terminal of some literals."""
+    return Terminal("literals", listed_dfa(dict.fromkeys(texts, 0))[0], preferred=False)
+
+
 class CfgBuilder:
     """Builds a grammar from rules with options, repeats and alternatives inside.
 
@@ -138,6 +163,23 @@ class CfgBuilder:
         for _ in range(most - least):
             tail = self.choice([(), (*part, *tail)])
         return (*head, *tail)
+
+    def merge_literals(self) -> None:
+        """Let one terminal read all alternatives of a nonterminal that are one literal each, if they are many.
+
+        Otherwise each literal would be a reading of its own. A literal matches one text, so nothing is preferred.
+        """
+        for group in self._alternatives:
+            texts: dict[tuple[Symbol, ...], bytes] = {}
+            for symbols in group:
+                if len(symbols) == 1 and symbols[0] < 0:
+                    text = _only_text(self._terminals[-1 - symbols[0]].dfa)
+                    if text is not None:
+                        texts[symbols] = text
+            if len(texts) >= MANY_LITERALS:
+                key = ("literals", frozenset(texts.values()))
+                merged = self.terminal(key, lambda: _one_of(texts.values()))  # noqa: B023
+                group[:] = [(merged,), *(symbols for symbols in group if symbols not in texts)]
 
     def build(self, ignored: list[Symbol]) -> Cfg:
         """Return the grammar. Raises GrammarError if the start derives no text."""

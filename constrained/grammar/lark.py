@@ -83,10 +83,10 @@ def _check_terminals(text: str) -> None:
     """Raise GrammarError if terminals within terminals, written out, become too large; `lark` writes them out."""
     plain = _QUOTED.sub(" ", text)
     starts = [*_DEFINITION.finditer(plain)]
-    ends = [found.start() for found in starts[1:]] + [len(plain)]
+    ends = [*(found.start() for found in starts[1:]), len(plain)]
     used = {
         found[0].strip().split(":")[0].split(".")[0].strip(): _TERMINAL.findall(plain[found.end() : end])
-        for found, end in zip(starts, ends, strict=True)
+        for found, end in zip(starts, ends, strict=False)
     }
     sizes: dict[str, int] = {}
     for name in used:
@@ -147,6 +147,8 @@ class _LarkTranslator:
         while self._todo:
             number, tree, arguments = self._todo.pop()
             self._rules.define(number, self._alternatives(tree, arguments))
+        if not self._by_name:
+            self._rules.merge_literals()
         return self._rules.build([self._named_terminal(name) for name in self._ignored])
 
     def _rule(self, name: str, values: tuple[tuple[Symbol, ...], ...]) -> Symbol:

@@ -78,6 +78,7 @@ class _RuleTranslator:
         while self._todo:
             name = self._todo.pop()
             self._builder.define(self._numbers[name], self._alternatives(self._rules[name]))
+        self._builder.merge_literals()
         return self._builder.build([])
 
     def _expression(self, rule: Rule) -> tuple[Expression, int] | None:

@@ -235,7 +235,7 @@ def _all_multibyte_lead_to(
 
 @compiled("(int32[:,::1], uint8[::1], uint8[::1], int32[:,::1])")
 def plain_states(table: Ints, class_of: NDArray[np.uint8], single: NDArray[np.uint8], several: Ints) -> Bools:
-    """Return the states from which every plain text stays alive: bool[S]. None if the search is long."""
+    """Return the states from which every plain text stays alive: bool[S]; no state if the search is long."""
     num_states = len(table)
     labels, inner = _classes_of(class_of, single), _classes_of_range(class_of, 0x80, 0xBF)
     plain = np.ones(num_states, np.bool_)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,25 @@ from .char_dfa import CharDfa
 from .charset import has_surrogates
 from .dfa import DEAD, START, Dfa
 
-MAX_LISTED_STATES = 1 << 19
-MAX_LISTED_CELLS = 1 << 24  # states times classes of bytes
+MAX_LISTED_STATES = 3 << 19
+MAX_LISTED_CELLS = 1 << 24  # states times symbols, of a table
 
 Ints = NDArray[np.int32]
+
+
+class ListedEdges(NamedTuple):
+    """Smallest automaton of some texts: E edges, sorted by their sources, and the labels of S states, -1 for none."""
+
+    sources: Ints  # [E]
+    symbols: Ints  # [E]
+    targets: Ints  # [E]
+    labels: Ints  # [S]
+
+
+def listed_edges(texts: Iterable[bytes]) -> ListedEdges:
+    """Return the automaton of given texts, all with the label 0. Raises GrammarError beyond `MAX_LISTED_STATES`."""
+    ordered = sorted(set(texts))
+    return _built(ordered, [0] * len(ordered), np.zeros(len(ordered), np.bool_))
 
 
 def listed_dfa(texts: Mapping[bytes, int], repeated: Collection[bytes] = (), again: int = 0) -> tuple[Dfa, Ints]:
@@ -29,7 +45,7 @@ def listed_dfa(texts: Mapping[bytes, int], repeated: Collection[bytes] = (), aga
     ordered = sorted(texts)
     used = sorted({again} | set(b"".join(ordered)))
     repeats = np.array([text in repeated for text in ordered], np.bool_)
-    table, labels = _built(ordered, used, [texts[text] for text in ordered], repeats, again)
+    table, labels = _table(_built(ordered, [texts[text] for text in ordered], repeats, again), used)
     class_of = np.full(256, len(used), np.uint8)
     class_of[used] = np.arange(len(used))
     if len(used) < 256:
@@ -46,20 +62,27 @@ def listed_chars(texts: Iterable[str]) -> CharDfa:
     letters = sorted(set(chain.from_iterable(kept)))
     alphabet, classes = alphabet_of(tuple(((ord(letter), ord(letter)),) for letter in letters))
     coded = [list(map(ord, text)) for text in kept]
-    table, labels = _built(coded, [ord(letter) for letter in letters], [0] * len(kept), np.zeros(len(kept), np.bool_))
+    edges = _built(coded, [0] * len(kept), np.zeros(len(kept), np.bool_))
+    table, labels = _table(edges, [ord(letter) for letter in letters])
     rows = np.zeros((len(table), alphabet.num_classes), np.int32)
     rows[:, [label for (label,) in classes]] = table
     return CharDfa(alphabet, rows, labels >= 0)
 
 
+def _table(edges: ListedEdges, used: list[int]) -> tuple[Ints, Ints]:
+    """Return the table [S, symbols of `used`], and the labels [S]."""
+    num_states = len(edges.labels)
+    if num_states * (len(used) + 1) > MAX_LISTED_CELLS:
+        raise GrammarError(f"the listed texts are too many: their table has more than {MAX_LISTED_CELLS} cells")
+    table = np.zeros((num_states, len(used)), np.int32)
+    table[edges.sources, np.searchsorted(used, edges.symbols)] = edges.targets
+    return table, edges.labels
+
+
 def _built(
-    texts: Collection[bytes] | Collection[list[int]],
-    used: list[int],
-    given: list[int],
-    repeats: NDArray[np.bool_],
-    again: int = 0,
-) -> tuple[Ints, Ints]:
-    """Return the table [S, symbols of `used`] of sorted texts, and the label of each state [S]."""
+    texts: Collection[bytes] | Collection[list[int]], given: list[int], repeats: NDArray[np.bool_], again: int = 0
+) -> ListedEdges:
+    """Return the automaton of sorted texts."""
     from . import dfa_kernel as kernel  # not at the top: it imports numba
 
     ends = np.fromiter(accumulate(map(len, texts)), np.int64, len(texts))
@@ -77,7 +100,7 @@ def _built(
         data, ends, text_labels, repeats, again, num_tails, begins, symbols, targets, labels, counts, slots
     )
     num_states = int(counts[kernel.NODES])
-    if root == kernel.NO_ROOM or num_states > MAX_LISTED_STATES or num_states * (len(used) + 1) > MAX_LISTED_CELLS:
+    if root == kernel.NO_ROOM or num_states > MAX_LISTED_STATES:
         raise GrammarError(f"the listed texts are too many: they need more than {MAX_LISTED_STATES} states")
     # Nodes are numbered from the ends of the texts on, states from the start on.
     number = np.zeros(num_states, np.int32)
@@ -86,10 +109,9 @@ def _built(
     number[first], number[root] = number[root], START
     number[DEAD] = DEAD
     num_edges = int(counts[kernel.EDGES])
-    sources = np.repeat(np.arange(num_states), np.diff(begins[: num_states + 1]))
-    table = np.zeros((num_states, len(used)), np.int32)
-    table[number[sources], np.searchsorted(used, symbols[:num_edges])] = number[targets[:num_edges]]
+    sources = number[np.repeat(np.arange(num_states), np.diff(begins[: num_states + 1]))]
+    order = np.argsort(sources, kind="stable")
     found = np.full(num_states, -1, np.int32)
     found[number] = labels[:num_states]
     found[DEAD] = -1
-    return table, found
+    return ListedEdges(sources[order], symbols[:num_edges][order], number[targets[:num_edges]][order], found)

@@ -113,11 +113,11 @@ def _make_split_formula(compiler: SchemaCompiler, location: Location) -> SplitFo
     schema, document = location.schema, compiler.document
     if isinstance(schema, bool):
         return _unsplit(schema)
-    if "$ref" in schema and document.ref_is_alone:
+    if "$ref" in schema and location.ref_is_alone:
         return _split_formula(compiler, document.resolve(schema["$ref"], location, "$ref"))
     own: list[Formula] = []
     if not TYPE_KEYWORDS.isdisjoint(schema):
-        own.append(KeywordSet(compiler, location, document.draft or 2020, generated=True))
+        own.append(KeywordSet(compiler, location, location.draft or 2020, generated=True))
     if not UNEVALUATED_KEYWORDS.isdisjoint(schema):
         own.append(unevaluated(compiler, location, generated=True))
     formula = conj(own)
@@ -164,7 +164,7 @@ def _reference(compiler: SchemaCompiler, location: Location, keyword: str) -> Sp
 
 def _values(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     value = location.schema[keyword]
-    if keyword == "const" and (compiler.document.draft or 6) < 6:
+    if keyword == "const" and (location.draft or 6) < 6:
         return _unsplit(True)
     formula = enum_formula(
         compiler, value if keyword == "enum" else [value], child(location.pointer, keyword), generated=True
@@ -185,7 +185,7 @@ def _all_of(compiler: SchemaCompiler, location: Location, keyword: str) -> Split
 def _switch_cases(compiler: SchemaCompiler, location: Location, branches: list[Location]) -> list[Location]:
     """Return the branches of `if` and `then` only, if their conditions are pairwise disjoint."""
     found = [inner for inner in branches if isinstance(inner.schema, dict) and inner.schema.keys() == {"if", "then"}]
-    if len(found) < 2 or not compiler.closes_objects or (compiler.document.draft or 7) < 7:
+    if len(found) < 2 or not compiler.closes_objects or (location.draft or 7) < 7:
         return []
     if location.schema.get("type") != "object":
         return []
@@ -280,7 +280,7 @@ def _not(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFor
 
 def _if(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:
     schema, document = location.schema, compiler.document
-    if (document.draft or 7) < 7:
+    if (location.draft or 7) < 7:
         return _unsplit(True)
     inside = document.inside(location, schema["if"], "if")
     condition = compiler.formula_at(inside)
@@ -338,7 +338,7 @@ def _condition_members(compiler: SchemaCompiler, location: Location) -> ListedMe
     schema = location.schema
     if isinstance(schema, bool):
         return NO_MEMBERS
-    is_alone = "$ref" in schema and compiler.document.ref_is_alone
+    is_alone = "$ref" in schema and location.ref_is_alone
     listed = NO_MEMBERS if is_alone else _own_members(schema)
     for keyword in schema:
         if keyword in ("$ref", "$dynamicRef"):

@@ -125,7 +125,7 @@ def check_location(location: Location, document: Document) -> None:
         _check_pattern(schema["pattern"], child(pointer, "pattern"))
     for pattern in schema.get("patternProperties", ()):
         _check_pattern(pattern, child(pointer, "patternProperties", pattern))
-    if document.draft == 3:
+    if location.draft == 3:
         for keyword in ("extends", "disallow"):
             if keyword in schema:
                 raise GrammarError(f"draft 3's {keyword!r} is not supported", pointer=child(pointer, keyword))
@@ -133,7 +133,7 @@ def check_location(location: Location, document: Document) -> None:
         raise GrammarError("$recursiveRef is not supported", pointer=child(pointer, "$recursiveRef"))
     if not NUMBER_KEYWORDS.isdisjoint(schema):
         number_part(schema, False, False, pointer)
-    if "contains" in schema and (document.draft or 2020) >= 2019:
+    if "contains" in schema and (location.draft or 2020) >= 2019:
         _check_contained(schema, pointer)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -59,44 +59,62 @@ Scope = tuple[tuple[str, "Location"], ...]  # dynamic anchors with the subschema
 
 
 class Location:
-    """A subschema with its JSON pointer, the base URI of its references, and its dynamic scope."""
-
-    __slots__ = ("base", "pointer", "schema", "scope")
-
-    def __init__(self, schema: Any, pointer: str, base: str, scope: Scope = ()) -> None:
-        self.schema = schema
-        self.pointer = pointer
-        self.base = base
-        self.scope = scope
-
-
-class Document:
-    """A schema document with its subschemas and an index of their URIs and anchors.
+    """A subschema with its JSON pointer, the base URI of its references, its dynamic scope, and its draft.
 
     `draft` is 3, 4, 6, 7, 2019 or 2020. It is None without `$schema`: then the schema is read as 2020-12, with the
     older keywords that later drafts dropped.
     """
 
+    __slots__ = ("base", "draft", "pointer", "schema", "scope")
+
+    def __init__(self, schema: Any, pointer: str, base: str, scope: Scope = (), draft: int | None = None) -> None:
+        self.schema = schema
+        self.pointer = pointer
+        self.base = base
+        self.scope = scope
+        self.draft = draft
+
+    @property
+    def ref_is_alone(self) -> bool:
+        """True if a `$ref` hides the keywords beside it."""
+        return self.draft is not None and self.draft < 2019
+
+
+class Document:
+    """A schema document with its subschemas and an index of their URIs and anchors.
+
+    The metaschemas that it refers to are part of it.
+    """
+
     def __init__(self, root: Any) -> None:
         self.root = root
-        declared = root.get("$schema") if isinstance(root, dict) else None
-        self.draft = next((d for mark, d in _DRAFTS.items() if isinstance(declared, str) and mark in declared), None)
-        self.ref_is_alone = self.draft is not None and self.draft < 2019
-        self._id = "id" if self.draft in (3, 4) else "$id"
         self._by_uri: dict[str, Location] = {}
         self._dynamic: dict[str, dict[str, Location]] = {}  # dynamic anchor -> base URI of its resource -> location
         self._resolved: dict[tuple[str, str], Location] = {}
-        self.start = Location(root, "", "")
+        self.start = Location(root, "", "", (), _declared_draft(root))
         self._by_uri[""] = self.start
-        self._scan()
+        self.all: list[Location] = []  # in document order, then the metaschemas
+        self._scan(self.start)
+        self._add_metaschemas()
         self.has_started = False  # True once its start state has been made, and so all of it has been checked
         self._is_dynamic = any(len(places) > 1 for places in self._dynamic.values())
         self.start.scope = self._entered((), self.start.base)
 
-    def _scan(self) -> None:
+    def _add_metaschemas(self) -> None:
+        """Add the metaschemas that are referred to, also by each other, unless the document has such a URI itself."""
+        for location in self.all:  # which grows
+            schema = location.schema
+            for keyword in ("$ref", "$dynamicRef") if isinstance(schema, dict) else ():
+                ref = schema.get(keyword)
+                uri = urldefrag(_joined(location.base, ref))[0] if isinstance(ref, str) else ""
+                if uri not in self._by_uri and (found := metaschema(uri)) is not None:
+                    added = Location(found, f"{uri}#", uri, (), _declared_draft(found))
+                    self._by_uri[uri] = added
+                    self._scan(added)
+
+    def _scan(self, start: Location) -> None:
         """Collect all subschemas, and register those with an id or an anchor."""
-        self.all: list[Location] = []  # in document order
-        todo = [(self.start, 0)]
+        todo = [(start, 0)]
         while todo:
             location, depth = todo.pop()
             if depth > MAX_NESTING:
@@ -104,7 +122,7 @@ class Document:
             schema = location.schema
             self.all.append(location)
             if isinstance(schema, dict):
-                if self._id in schema or "$anchor" in schema or "$dynamicAnchor" in schema:
+                if _id_of(location) is not None or "$anchor" in schema or "$dynamicAnchor" in schema:
                     self._name(location)
                 todo.extend((inner, depth + 1) for inner in reversed(list(self.subschemas(location))))
 
@@ -120,8 +138,8 @@ class Document:
 
     def _name(self, location: Location) -> None:
         schema = location.schema
-        name = schema.get(self._id)
-        if isinstance(name, str) and not (self.ref_is_alone and "$ref" in schema):
+        name = _id_of(location)
+        if isinstance(name, str) and not (location.ref_is_alone and "$ref" in schema):
             uri, fragment = urldefrag(_joined(location.base, name))
             if uri and (not fragment or not name.startswith("#")):
                 location.base = uri
@@ -138,35 +156,34 @@ class Document:
     def subschemas(self, location: Location) -> Iterator[Location]:
         """Yield the direct subschemas of a schema that a known keyword holds."""
         schema, base = location.schema, location.base
+
+        def at(value: Any, pointer: str) -> Location:
+            return Location(value, pointer, base, (), _draft_inside(value, location.draft))
+
         for name, value in schema.items():
             kind = KEYWORDS.get(name)
             if kind is None or not kind.places:
                 continue
             pointer = child(location.pointer, name)
             if kind.places & ONE and isinstance(value, dict | bool):
-                yield Location(value, pointer, base)
+                yield at(value, pointer)
             elif kind.places & SEQUENCE and isinstance(value, list):
                 for number, inner in enumerate(value):
-                    yield Location(inner, f"{pointer}/{number}", base)
+                    yield at(inner, f"{pointer}/{number}")
             elif kind.places & ALL and isinstance(value, dict):
                 for key, inner in value.items():
                     if name != "dependencies" or not isinstance(inner, list | str):
-                        yield Location(inner, child(pointer, key), base)
+                        yield at(inner, child(pointer, key))
 
     def inside(self, location: Location, value: Any, *path: str | int) -> Location:
         """Return the location of a subschema, `path` being the keyword and the names and indices below it."""
-        base, scope = location.base, location.scope
-        if isinstance(value, dict) and self._id in value:
-            inner = self._base_of(value, base)
-            if inner != base:
-                base, scope = inner, self._entered(scope, inner)
-        return Location(value, child(location.pointer, *path), base, scope)
-
-    def _base_of(self, schema: Mapping[str, Any], base: str) -> str:
-        name = schema.get(self._id)
-        if not isinstance(name, str) or name.startswith("#") or (self.ref_is_alone and "$ref" in schema):
-            return base
-        return urldefrag(_joined(base, name))[0] or base
+        found = Location(value, child(location.pointer, *path), location.base, location.scope, location.draft)
+        if isinstance(value, dict) and ("$id" in value or "id" in value):
+            found.draft = _draft_inside(value, location.draft)
+            base = _base_of(found, location.base)
+            if base != location.base:
+                found.base, found.scope = base, self._entered(location.scope, base)
+        return found
 
     def _entered(self, scope: Scope, base: str) -> Scope:
         """Return the dynamic scope inside a resource. The outermost resource that has an anchor defines it."""
@@ -190,7 +207,8 @@ class Document:
             anchor = found.schema.get("$dynamicAnchor")
             if anchor is not None and ref.endswith(f"#{anchor}"):
                 found = dict(location.scope).get(anchor, found)
-        return Location(found.schema, found.pointer, found.base, self._entered(location.scope, found.base))
+        scope = self._entered(location.scope, found.base)
+        return Location(found.schema, found.pointer, found.base, scope, found.draft)
 
     def _resolve(self, ref: Any, location: Location, keyword: str) -> Location:
         pointer = child(location.pointer, keyword)
@@ -212,7 +230,7 @@ class Document:
         return self._inside(resource, fragment, ref, pointer)
 
     def _inside(self, resource: Location, fragment: str, ref: str, pointer: str) -> Location:
-        target, path, base = resource.schema, resource.pointer, resource.base
+        target, path, base, draft = resource.schema, resource.pointer, resource.base, resource.draft
         for name in unquote(fragment).split("/")[1:]:
             name = name.replace("~1", "/").replace("~0", "~")
             if isinstance(target, dict) and name in target:
@@ -223,8 +241,64 @@ class Document:
                 raise GrammarError(f"{ref!r} points to nothing", pointer=pointer)
             path = child(path, name)
             if isinstance(target, dict):
-                base = self._base_of(target, base)
-        return Location(target, path, base)
+                draft = _draft_inside(target, draft)
+                base = _base_of(Location(target, path, base, (), draft), base)
+        return Location(target, path, base, (), draft)
+
+
+def _declared_draft(schema: Any) -> int | None:
+    """Return the draft that `$schema` names, if it names a known one."""
+    declared = schema.get("$schema") if isinstance(schema, dict) else None
+    return next((draft for mark, draft in _DRAFTS.items() if isinstance(declared, str) and mark in declared), None)
+
+
+def _draft_inside(schema: Any, around: int | None) -> int | None:
+    """Return the draft of a schema inside a schema of the draft `around`: its own if it is a resource, with an id."""
+    if not isinstance(schema, dict) or "$schema" not in schema:
+        return around
+    is_resource = "$id" in schema or (around in (3, 4) and "id" in schema)
+    return (is_resource and _declared_draft(schema)) or around
+
+
+def _id_of(location: Location) -> Any:
+    """Return the id of a schema, None without one. `id` is one only in drafts 3 and 4."""
+    schema = location.schema
+    is_old = location.draft in (3, 4) and not ("$schema" in schema and "$id" in schema)
+    return schema.get("id" if is_old else "$id")
+
+
+def _base_of(location: Location, base: str) -> str:
+    schema = location.schema
+    name = _id_of(location)
+    if not isinstance(name, str) or name.startswith("#") or (location.ref_is_alone and "$ref" in schema):
+        return base
+    return urldefrag(_joined(base, name))[0] or base
+
+
+@cache
+def metaschema(uri: str) -> Any:
+    """Return a metaschema of JSON Schema, or None if the URI is that of none."""
+    if not uri.startswith(("http://json-schema.org/", "https://json-schema.org/")):
+        return None
+    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]  # here, because few schemas need it
+
+    found = REGISTRY.get(uri)
+    return None if found is None else _with_dynamic_references(found.contents)
+
+
+def _with_dynamic_references(schema: Any) -> Any:
+    """Replace the recursive references of 2019-09 by the dynamic ones that they became."""
+    if isinstance(schema, list):
+        return [_with_dynamic_references(value) for value in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _with_dynamic_references(value) for name, value in schema.items()}
+    if found.get("$recursiveAnchor") is True:
+        found["$dynamicAnchor"] = "meta"
+    if found.get("$recursiveRef") == "#":
+        del found["$recursiveRef"]
+        found["$dynamicRef"] = "#meta"
+    return found
 
 
 def _joined(base: str, reference: str) -> str:

@@ -84,7 +84,7 @@ class GoalCompiler(SchemaCompiler):
         return node
 
     def goal_of(self, schema: dict[str, Any]) -> Formula:
-        return self.goal(Location(self.keep_alive(schema), "", ""))
+        return self.goal(Location(self.keep_alive(schema), "", "", (), self.document.start.draft))
 
     def formula_at(self, location: Location) -> Formula:
         goal = self.goal(location)
@@ -118,15 +118,15 @@ class GoalCompiler(SchemaCompiler):
         def target(keyword: str) -> Formula:
             return self.formula_at(document.resolve(schema[keyword], location, keyword))
 
-        if "$ref" in schema and document.ref_is_alone:
+        if "$ref" in schema and location.ref_is_alone:
             return target("$ref")
         parts: list[Formula] = []
         if not TYPE_KEYWORDS.isdisjoint(schema):
-            parts.append(KeywordSet(self, location, document.draft or 2020))
+            parts.append(KeywordSet(self, location, location.draft or 2020))
         if not APPLICATORS.isdisjoint(schema):
             if "enum" in schema:
                 parts.append(enum_formula(self, schema["enum"], child(location.pointer, "enum")))
-            if "const" in schema and (document.draft or 6) >= 6:
+            if "const" in schema and (location.draft or 6) >= 6:
                 parts.append(enum_formula(self, [schema["const"]], child(location.pointer, "const")))
             if "$ref" in schema:
                 parts.append(target("$ref"))
@@ -140,7 +140,7 @@ class GoalCompiler(SchemaCompiler):
                     parts.append(join(self.formula_at(branch) for branch in branches))
             if "not" in schema:
                 parts.append(neg(inner(schema["not"], "not")))
-            if "if" in schema and (document.draft or 7) >= 7 and ("then" in schema or "else" in schema):
+            if "if" in schema and (location.draft or 7) >= 7 and ("then" in schema or "else" in schema):
                 condition = inner(schema["if"], "if")
                 if "then" in schema:
                     parts.append(disj([neg(condition), inner(schema["then"], "then")]))
@@ -393,7 +393,9 @@ class GoalCompiler(SchemaCompiler):
         codes = [(value, truths.bits(value)) for value in need.values]
         known = tuple((value, result.of_bits(bits)) for value, bits in codes if value not in unknown)
         others = any(not isinstance(formula, bool | ListedPart) for formula in tracked)
-        digits = need.digits or (others and (self.document.draft or 2020) <= 4)  # until draft 4, 1.0 is no integer
+        digits = need.digits or (
+            others and (self.document.start.draft or 2020) <= 4
+        )  # until draft 4, 1.0 is no integer
         style = ListedStyle(self, self.schema_order or need.ordered, digits)
         return listed_start(kind, value_choice(style, known)) if known else None
 

@@ -183,7 +183,8 @@ def derived_keywords(
 ) -> KeywordSet:
     """Return the keywords of a derived schema, with the base and scope of `location`."""
     compiler.keep_alive(schema)
-    return KeywordSet(compiler, Location(schema, location.pointer, location.base, location.scope), draft, generated)
+    derived = Location(schema, location.pointer, location.base, location.scope, location.draft)
+    return KeywordSet(compiler, derived, draft, generated)
 
 
 def object_with(compiler: SchemaCompiler, name: str) -> Formula:
@@ -191,8 +192,7 @@ def object_with(compiler: SchemaCompiler, name: str) -> Formula:
     key = ("object with", name)
     if key not in compiler.cache:
         schema = {"type": "object", "required": [name]}
-        draft = compiler.document.draft or 2020
-        compiler.cache[key] = derived_keywords(compiler, schema, Location(schema, "", ""), draft=draft)
+        compiler.cache[key] = derived_keywords(compiler, schema, Location(schema, "", ""))
     return compiler.cache[key]
 
 

@@ -44,7 +44,7 @@ def quick_satisfiable(document: Document, location: Location, depth: int = MAX_D
         return True
     if depth == 0:
         return False
-    if _is_bare_reference(document, schema):
+    if _is_bare_reference(location):
         return quick_satisfiable(document, document.resolve(schema["$ref"], location), depth - 1)
     if not _COMPLICATED.isdisjoint(schema):
         return False
@@ -55,9 +55,10 @@ def quick_satisfiable(document: Document, location: Location, depth: int = MAX_D
     return any(_has_values_of(kind, document, location, depth) for kind in types)
 
 
-def _is_bare_reference(document: Document, schema: dict[str, Any]) -> bool:
+def _is_bare_reference(location: Location) -> bool:
     """Return True if a schema only refers to another one."""
-    return "$ref" in schema and (document.ref_is_alone or schema.keys() <= _BARE_REFERENCE)
+    schema = location.schema
+    return "$ref" in schema and (location.ref_is_alone or schema.keys() <= _BARE_REFERENCE)
 
 
 def _is_listed(value: Any, schema: dict[str, Any], types: Any) -> bool:
@@ -237,7 +238,7 @@ def _values(document: Document, schema: Any) -> frozenset[Key] | None:
     if not isinstance(schema, dict):
         return None
     values = schema.get("enum")
-    if values is None and "const" in schema and (document.draft or 6) >= 6:
+    if values is None and "const" in schema and (document.start.draft or 6) >= 6:
         values = [schema["const"]]
     if values is None or any(isinstance(value, dict | list) for value in values):
         return None
@@ -253,7 +254,7 @@ def _followed(document: Document, location: Location) -> Location:
     """Follow bare references and return the schema at their end."""
     for _ in range(MAX_REFERENCES):
         schema = location.schema
-        if not isinstance(schema, dict) or "$id" in schema or not _is_bare_reference(document, schema):
+        if not isinstance(schema, dict) or "$id" in schema or not _is_bare_reference(location):
             break
         location = document.resolve(schema["$ref"], location)
     return location

@@ -97,7 +97,7 @@ def _cases(compiler: SchemaCompiler, location: Location, contains: dict[str, Any
     def inner_cases(value: Any, *path: str | int) -> Cases:
         return _cases(compiler, document.inside(location, value, *path), contains)
 
-    cases: Cases = {_own(location, contains, is_root, document.draft or 2020): True}
+    cases: Cases = {_own(location, contains, is_root, location.draft or 2020): True}
     for keyword in ("$ref", "$dynamicRef"):
         if keyword in schema:
             cases = _conjunction(

@@ -144,9 +144,8 @@ class LimitCheck:
             context = ObjectContext(self._compiler, (formula,), result)
         else:
             state = self._compiler.structure_start("object", (formula,), result)
-            if state is None:
-                return
-            assert isinstance(state, ObjectState)
+            if not isinstance(state, ObjectState):
+                return  # no object, or given values
             context, most = state.search.context, state.search.num_together
             if most > MAX_PARTS:
                 raise GrammarError(f"more than {MAX_PARTS} constraints apply to one object together ({most})")
@@ -173,7 +172,7 @@ def same_value(document: Document, location: Location) -> Iterator[tuple[str, Lo
     for keyword in ("$ref", "$dynamicRef"):
         if keyword in schema:
             yield child(location.pointer, keyword), document.resolve(schema[keyword], location, keyword)
-    if "$ref" in schema and document.ref_is_alone:
+    if "$ref" in schema and location.ref_is_alone:
         return
     for keyword in ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"):
         value = schema.get(keyword)

@@ -72,7 +72,7 @@ def _written_under(compiler: SchemaCompiler, found: Formula, others: list[Formul
     parts = [part for formula in others for part in atoms(formula)]
     listed = [part for part in parts if isinstance(part, ListedPart)]
     # Until draft 4, 1.0 is no integer, and the given values do not tell it from 1.
-    strict = compiler.integers_as_digits or (compiler.document.draft or 2020) <= 4
+    strict = compiler.integers_as_digits or (compiler.document.start.draft or 2020) <= 4
     digits = found.digits or any(part.digits for part in listed) or (strict and len(parts) > len(listed))
     ordered = found.ordered or any(part.ordered for part in listed)
     ordered |= any(isinstance(part, ObjectPart) and any(each.ordered for each in part.keywords) for part in parts)

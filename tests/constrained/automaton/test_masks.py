@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import Choices, GrammarError, JsonSchema, Regex, Vocabulary, compile_constraint
+from ramiform.constrained.automaton.layout import MAX_DEPTH
 from ramiform.tests.constrained.walks import EOS, TOKENS, allowed, sample, shared_vocabulary
 
 WORDS = st.lists(st.text(st.sampled_from('ab"é東🙂:'), max_size=5), min_size=1, max_size=6)
@@ -174,3 +175,23 @@ def test_importing_the_package_imports_neither_torch_nor_numba() -> None:
         "import sys, ramiform.constrained; sys.exit(any(m in sys.modules for m in ('torch', 'numba', 'transformers')))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")], ids=["arrays", "objects"])
+def test_values_are_nested_up_to_a_limit_and_can_always_be_closed(opening: bytes, closing: bytes) -> None:
+    vocabulary = shared_vocabulary()
+    matcher = compile_constraint(JsonSchema({}), vocabulary, whitespace="compact").matcher()
+    depth = 0
+    while all(matcher.accept(byte) for byte in opening):
+        depth += 1
+        assert depth <= MAX_DEPTH
+    assert depth >= 200
+    for token in allowed(matcher, vocabulary):
+        assert not any(byte in b"[{" for byte in vocabulary.tokens[token] or b""), vocabulary.tokens[token]
+    # The shortest way out is open at every step.
+    for _ in range(4 * depth):
+        if matcher.is_accepting():
+            break
+        tokens = allowed(matcher, vocabulary)
+        assert matcher.accept(next(byte for byte in (closing[0], *b'1":a') if byte in tokens))
+    assert matcher.is_accepting()

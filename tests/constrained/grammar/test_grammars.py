@@ -208,3 +208,23 @@ def test_an_ambiguous_text_is_read_in_polynomial_time_or_refused() -> None:
     hopeless = compile_constraint(Grammar('start: start start start | start start | "a"'), shared_vocabulary())
     with pytest.raises(GrammarError, match="too ambiguous"):
         accepts(hopeless, b"a" * 500)
+
+
+KEYWORDS = [f"kw{number}" for number in range(3000)]
+MANY_KEYWORDS = {
+    "gbnf": Grammar("root ::= (" + " | ".join(f'"{word}"' for word in KEYWORDS) + ")+", "gbnf"),
+    "lark": Grammar("start: (" + " | ".join(f'"{word}"' for word in KEYWORDS) + ")+", "lark"),
+    "nested gbnf": Grammar(
+        'root ::= "(" root ")" | word root | word\nword ::= ' + " | ".join(f'"{word}"' for word in KEYWORDS), "gbnf"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MANY_KEYWORDS)
+def test_many_keywords_are_one_reading(name: str) -> None:
+    grammar = compile_constraint(MANY_KEYWORDS[name], shared_vocabulary())
+    for text in ("kw0", "kw1kw19kw2999", "kw12kw1234"):
+        assert accepts(grammar, text.encode())
+    for text in ("", "kw", "kw3000", "kw01", "kw1kw"):
+        assert not accepts(grammar, text.encode())
+    assert grammar.automaton.tables.num_states < 1000

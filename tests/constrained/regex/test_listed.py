@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 from decimal import Decimal
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -79,6 +81,24 @@ def test_too_many_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     listed_dfa({b"a" * 40: 0})
     with pytest.raises(GrammarError, match="more than 50 states"):
         listed_dfa({b"a" * 60: 0})
+
+
+@given(choices=st.lists(WORDS, min_size=1, max_size=12), others=st.lists(WORDS))
+def test_choices_are_all_that_is_allowed(choices: list[str], others: list[str]) -> None:
+    grammar = compile_constraint(Choices(choices), Vocabulary.from_tokens([*BYTES, "é".encode(), b"b0", None], [258]))
+    for text in {*choices, *others}:
+        matcher = grammar.matcher()
+        assert (all(map(matcher.accept, text.encode())) and matcher.is_accepting()) == (text in choices)
+
+
+def test_fifty_thousand_random_choices_are_allowed() -> None:
+    numbers = random.Random(0)
+    choices = [str(UUID(int=numbers.getrandbits(128))) for _ in range(50_000)]
+    grammar = compile_constraint(Choices(choices), Vocabulary.from_tokens([*BYTES, None], [256]))
+    for text in choices[::5000]:
+        matcher = grammar.matcher()
+        assert all(map(matcher.accept, text.encode()))
+        assert matcher.is_accepting()
 
 
 def test_fifty_thousand_choices_need_few_states() -> None:
