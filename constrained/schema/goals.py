@@ -28,7 +28,7 @@ from .string_parts import StringPart, join_strings, leaves_some, likely_texts, m
 from .string_parts import candidates as string_candidates
 from .structure_parts import ArrayPart, ObjectPart
 from .unevaluated import unevaluated
-from .unlike_states import unlike_start
+from .unique.unlike_states import unlike_start
 from .value_states import result_codes
 
 MAX_SATISFIABLE_DEPTH = 40

@@ -12,18 +12,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
-from .array_states import CLOSE as CLOSE_ARRAY
-from .array_states import ArrayState, ItemGoal
-from .finite_values import Canonical, canonical, value_of
-from .formula import conj, neg
-from .interface import SchemaCompiler
-from .name_states import NameClass
-from .object_context import MemberGoal
-from .object_states import CLOSE, COLON, COMMA, SOME_NAME, MemberStart, ObjectState
-from .string_states import QUOTE
-from .structure_parts import ArrayPart
-from .value_states import SPACES, ValueStart, result_codes
+from ...automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
+from ..array_states import CLOSE as CLOSE_ARRAY
+from ..array_states import ArrayState, ItemGoal
+from ..finite_values import Canonical, canonical, value_of
+from ..formula import conj, neg
+from ..interface import SchemaCompiler
+from ..name_states import NameClass
+from ..object_context import MemberGoal
+from ..object_states import CLOSE, COLON, COMMA, SOME_NAME, MemberStart, ObjectState
+from ..string_states import QUOTE
+from ..structure_parts import ArrayPart
+from ..value_states import SPACES, ValueStart, result_codes
 
 Members = frozenset[tuple[str, Canonical]]  # of an earlier object, those that have not come
 MAX_KNOWN = 1 << 14

@@ -1,0 +1,1 @@
+"""Items of arrays whose items must differ."""
