@@ -24,7 +24,7 @@ import numpy as np
 import typer
 
 from ramiform.bench.harness import table, write
-from ramiform.runtime.core.main import SWITCH_INTERVAL, load_core
+from ramiform.runtime.core.main import FULL_COLLECTION_INTERVAL, SWITCH_INTERVAL, load_core
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Abort, FromCore, Generate, RequestFailed, Tokens
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
@@ -105,6 +105,7 @@ class Core:
         self._live: dict[str, float] = {}  # when each request had its last token
         gc.freeze()
         gc.enable()
+        gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_INTERVAL)
 
     def run(self, constraints: Sequence[Constraint], seconds: float) -> Found:
         """Run the streams, and the constrained requests beside them, for so long."""

@@ -10,7 +10,8 @@ While a plan is in flight the next one may be made (docs/decisions/0011): `plan`
 
 A plan mixes decode rows and prefill chunks under one token budget. A request is, in this order: waiting; running, that
 is, with a lease; possibly retracted, that is, waiting again; ended. While its grammar is compiled, it runs as far as
-its prompt goes; then it is parked, without lease or place, until the grammar is ready.
+its prompt goes; then it is parked, without lease or place, until the grammar is ready. While the grammar works out what
+may follow a token, the request keeps its lease and sits out.
 """
 
 from __future__ import annotations
