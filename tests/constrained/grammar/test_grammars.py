@@ -227,4 +227,4 @@ def test_many_keywords_are_one_reading(name: str) -> None:
         assert accepts(grammar, text.encode())
     for text in ("", "kw", "kw3000", "kw01", "kw1kw"):
         assert not accepts(grammar, text.encode())
-    assert grammar.automaton.tables.num_states < 1000
+    assert grammar.generation.automaton.tables.num_states < 1000
