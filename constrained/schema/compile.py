@@ -10,20 +10,15 @@ from ..automaton.automaton import Automaton
 from ..automaton.exploration import expand_some
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
-from ..regex.counted_chars import MAX_PRODUCT_STATES
 from .alternatives.limits import LimitCheck, same_value
 from .document import MAX_SAME_VALUE, Document, Location, read_schema
-from .formula import atoms
 from .goals import GoalCompiler
 from .keyword_set import MAX_CONTAINED
-from .keywords import APPLICATORS, NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
+from .keywords import NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
 from .listed.preparation import check_depth, lists_many_structures, places_of_many_values, prepare_listed
 from .number_parts import number_part
 from .string_dfas import pattern_dfa
-from .string_states import string_start
-from .value_states import ValueStart, number_start, result_codes
-
-_COMBINING = APPLICATORS - {"enum", "const"}
+from .value_states import ValueStart
 
 MAX_EXPLORED = 1000  # configurations that are expanded ahead in schemas that list many values
 
@@ -54,9 +49,6 @@ def schema_start(
     for location in document.all:
         if isinstance(location.schema, dict) and not UNEVALUATED_KEYWORDS.isdisjoint(location.schema):
             compiler.formula_at(location)  # raises GrammarError if it is too complex
-        is_combined = isinstance(location.schema, dict) and not _COMBINING.isdisjoint(location.schema)
-        if is_combined and not document.has_started:
-            _check_combination(compiler, location)
     goal = compiler.goal(document.start, generated=True)
     start = ValueStart(compiler, goal)
     if compiler.satisfiable(goal) and automaton.edges_of(automaton.number(start)):
@@ -71,22 +63,6 @@ def schema_start(
         raise GrammarError(refused[0].reason, pointer=pointer) from None
     closed = " when objects have no members but those that are listed (additional_properties)"
     raise GrammarError(f"no text at all satisfies the constraint{closed if compiler.closes_objects else ''}")
-
-
-def _check_combination(compiler: GoalCompiler, location: Location) -> None:
-    """Refuse a subschema whose constraints on one string or number are too complex together.
-
-    Strings and numbers are worked out when a text reaches them. That is too late to refuse the schema.
-    """
-    goal, num_refused = compiler.goal(location), len(compiler.refused)
-    automaton = Automaton()
-    no_results = result_codes(compiler, ())
-    for kind, add_states in (("string", string_start), ("number", number_start)):
-        formula = compiler.typed(goal, kind)
-        if math.prod(part.num_states() for part in atoms(formula)) > MAX_PRODUCT_STATES:  # else no product is too large
-            add_states(automaton, (formula,), no_results)
-    for error in (*compiler.refused[num_refused:], *automaton.refused):
-        raise GrammarError(error.reason, pointer=location.pointer)
 
 
 def _work_ahead(compiler: GoalCompiler, automaton: Automaton, start: ValueStart) -> None:

@@ -6,32 +6,39 @@ schemas of which many apply to one value are worked out here, with all their alt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ...automaton.automaton import Automaton
 from ...errors import GrammarError
+from ...regex.counted_chars import MAX_PRODUCT_STATES
 from ..array_states import MAX_ITEM_GOALS, is_plain_array
 from ..document import Document, Location
 from ..formula import Formula, atoms
 from ..goals import GoalCompiler
 from ..interface import SchemaNode
-from ..keywords import child
+from ..keywords import APPLICATORS, child
 from ..object_context import ObjectContext, is_plain
 from ..object_states import ObjectState
 from ..string_dfas import any_string, combinations
 from ..string_parts import string_dfa
+from ..string_states import string_start
 from ..structure_parts import ArrayPart
-from ..value_states import result_codes
+from ..value_states import number_start, result_codes
 from .object_search import MAX_PARTS
 
 MAX_SCHEMAS = 40  # of one value that are never too many
 MAX_TESTS = 8  # patterns and formats of one value that are never too many
+_TESTS = frozenset(("propertyNames", "pattern", "format", "multipleOf", "divisibleBy"))
+# Of a schema without these, nothing but its own keywords applies to one value.
+_SEVERAL = (APPLICATORS - {"enum", "const"}) | {"patternProperties"}
 MAX_LISTED = 256  # schemas of one value whose members are compared
 
 
 class Weight(NamedTuple):
-    """Number of schemas that apply to one value, and of the patterns and formats in them."""
+    """Number of schemas that apply to one value, and of the patterns, formats and divisors in them."""
 
     schemas: int
     tests: int
@@ -50,6 +57,10 @@ def _sum(weights: Iterable[Weight]) -> Weight:
     return Weight(sum(each.schemas for each in several), sum(each.tests for each in several))
 
 
+def _num_tests(schema: dict[str, Any]) -> int:
+    return len(schema.get("patternProperties", ())) + len(_TESTS & schema.keys())
+
+
 class LimitCheck:
     """Works out the goals of one document that many schemas make up. Raises GrammarError with the pointer of one."""
 
@@ -60,8 +71,15 @@ class LimitCheck:
 
     def check(self) -> None:
         """Check all schemas of the document."""
-        for location in self._document.all:
-            if isinstance(location.schema, dict) and self._is_heavy(location):
+        located = [location for location in self._document.all if isinstance(location.schema, dict)]
+        several = [location for location in located if not _SEVERAL.isdisjoint(location.schema)]
+        for location in several:
+            if self._weight(location).tests > 1:
+                self._check_scalars(location)
+        if len(located) <= MAX_SCHEMAS and sum(_num_tests(location.schema) for location in located) <= MAX_TESTS:
+            return
+        for location in several:
+            if self._is_heavy(location):
                 self._check(self._compiler.goal(location, generated=True), location)
 
     # Weights, counted without working anything out.
@@ -73,10 +91,8 @@ class LimitCheck:
         found = self._weights.get(id(schema))
         if found is None:
             self._weights[id(schema)] = NO_WEIGHT  # of a recursive schema
-            tests = len(schema.get("patternProperties", ()))
-            tests += sum(keyword in schema for keyword in ("propertyNames", "pattern", "format"))
             inner = [self._weight(part) for _, part in same_value(self._document, location)]
-            found = self._weights[id(schema)] = _sum([Weight(1, tests), *inner])
+            found = self._weights[id(schema)] = _sum([Weight(1, _num_tests(schema)), *inner])
         return found
 
     def _is_heavy(self, location: Location) -> bool:
@@ -102,6 +118,17 @@ class LimitCheck:
         return list(found.values())
 
     # Goals.
+
+    def _check_scalars(self, location: Location) -> None:
+        """Refuse a schema whose constraints on one string or number are too complex together."""
+        compiler, automaton = self._compiler, Automaton()
+        goal, num_refused = compiler.goal(location), len(compiler.refused)
+        for kind, add_states in (("string", string_start), ("number", number_start)):
+            formula = compiler.typed(goal, kind)
+            if math.prod(part.num_states() for part in atoms(formula)) > MAX_PRODUCT_STATES:  # else none is too large
+                add_states(automaton, (formula,), result_codes(compiler, ()))
+        for error in (*compiler.refused[num_refused:], *automaton.refused):
+            raise GrammarError(error.reason, pointer=location.pointer)
 
     def _check(self, goal: Formula, location: Location) -> None:
         if isinstance(goal, bool) or goal in self._checked:
@@ -169,6 +196,8 @@ class LimitCheck:
 def same_value(document: Document, location: Location) -> Iterator[tuple[str, Location]]:
     """Yield the subschemas that a schema applies to the value itself, with the pointers of their keywords."""
     schema: dict[str, Any] = location.schema
+    if APPLICATORS.isdisjoint(schema):
+        return
     for keyword in ("$ref", "$dynamicRef"):
         if keyword in schema:
             yield child(location.pointer, keyword), document.resolve(schema[keyword], location, keyword)
