@@ -51,6 +51,7 @@ class _BoundaryDeterminiser:
         self._looked_for = [self._classes(around.entry) for around in nfa.lookarounds]
         self._closures: dict[tuple[int, int], _Closure] = {}
         self._loops = _loops(nfa, budget)
+        self._owed = 0  # visits that have not been charged
 
     def run(self) -> CharDfa:
         """Number the sets of threads in the order in which they are reached, and fill their rows."""
@@ -60,11 +61,11 @@ class _BoundaryDeterminiser:
         keys = [first]
         rows = [[DEAD] * num_classes]
         for threads, _ in keys:
-            self._budget.check(len(keys), (num_classes + len(threads)) * INTERPRETED // 3)
+            self._owed += num_classes + len(threads)
             targets: list[list[int]] = [[] for _ in range(num_classes)]
             for state, ahead in threads:
                 classes, target = self._nfa.moves[state] or ((), DEAD)
-                self._budget.check(len(keys), len(classes) * INTERPRETED // 3)
+                self._owed += len(classes)
                 for label in classes:
                     if ahead >> label & 1:
                         targets[label].append(target)
@@ -79,13 +80,16 @@ class _BoundaryDeterminiser:
                     keys.append(key)
                 row.append(number[key])
             rows.append(row)
+            self._budget.check(len(keys), self._owed * INTERPRETED // 3)
+            self._owed = 0
         return trimmed_char_dfa(self._nfa.alphabet, rows, [False, *(ends for _, ends in keys)])
 
     def _united(self, closures: list[_Closure]) -> tuple[Threads, bool]:
         """Unite closures; drop threads that a looping state subsumes."""
         ahead_of: dict[int, int] = {}
-        self._budget.check(0, (1 + sum(len(closure.threads) for closure in closures)) * INTERPRETED // 3)
+        self._owed += 1
         for closure in closures:
+            self._owed += len(closure.threads)
             for state, ahead in closure.threads:
                 ahead_of[state] = ahead_of.get(state, 0) | ahead
         for loop, absorbed in self._loops:

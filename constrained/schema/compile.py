@@ -139,7 +139,7 @@ def _check_cycles(document: Document) -> None:
     for start in document.all:
         if isinstance(start.schema, dict) and "$ref" in start.schema and id(start.schema) not in done:
             path: dict[int, None] = {id(start.schema): None}
-            todo = [(start, same_value(document, start))]
+            todo = [(start, iter(same_value(document, start)))]
             while todo:
                 location, inner = todo[-1]
                 found = next(inner, None)
@@ -155,4 +155,4 @@ def _check_cycles(document: Document) -> None:
                     raise GrammarError("schemas of one value nested deeper than is supported", pointer=pointer)
                 if isinstance(target.schema, dict) and id(target.schema) not in done:
                     path[id(target.schema)] = None
-                    todo.append((target, same_value(document, target)))
+                    todo.append((target, iter(same_value(document, target))))

@@ -96,6 +96,7 @@ class Document:
         self.all: list[Location] = []  # in document order, then the metaschemas
         self._scan(self.start)
         self._add_metaschemas()
+        self.applied: dict[int, list[tuple[str, Location]]] = {}  # by schema: those of the same value, with pointers
         self.has_started = False  # True once its start state has been made, and so all of it has been checked
         self._is_dynamic = any(len(places) > 1 for places in self._dynamic.values())
         self.start.scope = self._entered((), self.start.base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -48,6 +49,12 @@ class StringPart:
             return False
         chars = self.chars()
         return chars is None or chars.accepts(text)
+
+    def among(self, texts: frozenset[str]) -> frozenset[str]:
+        """Return the texts that surely satisfy the part, which lists none itself."""
+        most, chars = math.inf if self.most is None else self.most, self.chars()
+        fitting = (text for text in texts if self.least <= len(text) <= most)
+        return frozenset(fitting if chars is None else filter(chars.accepts, fitting))
 
     def is_undecided(self, text: str) -> bool:
         """Return True if a text may satisfy the part although `holds` is False: some formats are known in part only."""
@@ -101,7 +108,7 @@ def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
     )
     if given:
         texts = frozenset.intersection(*given)
-        kept = frozenset(text for text in texts if joined.holds(text)) if joined != StringPart() else texts
+        kept = joined.among(texts) if joined != StringPart() else texts
         return StringPart(texts=kept) if kept else False
     if joined == StringPart():
         return True

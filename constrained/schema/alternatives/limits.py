@@ -78,7 +78,12 @@ class LimitCheck:
                 self._check_scalars(location)
         if len(located) <= MAX_SCHEMAS and sum(_num_tests(location.schema) for location in located) <= MAX_TESTS:
             return
+        weights = [self._weight(location) for location in located]
+        heaviest = Weight(max(each.schemas for each in weights), max(each.tests for each in weights))
         for location in several:
+            num_schemas = self._weight(location).schemas  # each of which brings at most one schema of a member
+            if not Weight(num_schemas * heaviest.schemas, num_schemas * heaviest.tests).is_large:
+                continue
             if self._is_heavy(location):
                 self._check(self._compiler.goal(location, generated=True), location)
 
@@ -88,6 +93,8 @@ class LimitCheck:
         schema = location.schema
         if isinstance(schema, bool):
             return NO_WEIGHT
+        if _SEVERAL.isdisjoint(schema):
+            return Weight(1, len(_TESTS & schema.keys()))
         found = self._weights.get(id(schema))
         if found is None:
             self._weights[id(schema)] = NO_WEIGHT  # of a recursive schema
@@ -193,11 +200,18 @@ class LimitCheck:
             raise GrammarError(f"more than {MAX_ITEM_GOALS} constraints apply to the items of one array together")
 
 
-def same_value(document: Document, location: Location) -> Iterator[tuple[str, Location]]:
-    """Yield the subschemas that a schema applies to the value itself, with the pointers of their keywords."""
+def same_value(document: Document, location: Location) -> list[tuple[str, Location]]:
+    """Return the subschemas that a schema applies to the value itself, with the pointers of their keywords."""
+    if APPLICATORS.isdisjoint(location.schema):
+        return []
+    found = document.applied.get(id(location.schema))
+    if found is None:
+        found = document.applied[id(location.schema)] = list(_same_value(document, location))
+    return found
+
+
+def _same_value(document: Document, location: Location) -> Iterator[tuple[str, Location]]:
     schema: dict[str, Any] = location.schema
-    if APPLICATORS.isdisjoint(schema):
-        return
     for keyword in ("$ref", "$dynamicRef"):
         if keyword in schema:
             yield child(location.pointer, keyword), document.resolve(schema[keyword], location, keyword)
