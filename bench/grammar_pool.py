@@ -23,6 +23,7 @@ from ramiform.bench.grammar_cases import Case, Instance
 from ramiform.bench.grammar_engines import KINDS
 from ramiform.bench.grammar_measure import Measurer, Options, Result
 from ramiform.bench.grammar_tokens import load_tokens
+from ramiform.runtime.core.main import FULL_COLLECTION_INTERVAL
 
 START_LIMIT = 300.0  # seconds to load a vocabulary into every engine and to compile kernels
 WARM_UP = Case(
@@ -147,9 +148,10 @@ def _serve(connection: Connection, message: bytes) -> None:
         measurers[name] = Measurer(KINDS[name].make(tokens), tokens, setup.options)
         for _ in range(2):
             measurers[name].run(name, WARM_UP)
-    # Freeze long-lived objects, as a server does after its start.
+    # As in a server after its start: long-lived objects are frozen, and full collections are rare.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_INTERVAL)
     connection.send_bytes(b"ready")
     while True:
         try:
