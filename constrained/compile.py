@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .. import loops
 from .automaton.actions import DEAD_END, FLAGS, FREE
 from .automaton.automaton import Automaton, DfaStart
-from .automaton.literals import ListedStart
+from .automaton.literals import ListedTextsStart
 from .automaton.masks import PACKAGE
 from .automaton.matcher import CompiledGrammar
 from .automaton.vocabulary import Vocabulary
@@ -147,8 +147,8 @@ def _compile_choices(values: Sequence[str], vocabulary: Vocabulary) -> CompiledG
         raise GrammarError("no text at all satisfies the constraint")
     edges = listed_edges(texts)
 
-    def make_start(automaton: Automaton) -> ListedStart:
-        start = ListedStart(edges)
+    def make_start(automaton: Automaton) -> ListedTextsStart:
+        start = ListedTextsStart(edges)
         automaton.fill(automaton.number(start))
         return start
 

@@ -108,7 +108,7 @@ def _num_new_bytes(texts: list[tuple[bytes, int]]) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class ListedStart:
+class ListedTextsStart:
     """Start state of a whole text that is one of those of an automaton without cycles."""
 
     edges: ListedEdges
