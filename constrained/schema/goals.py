@@ -351,7 +351,10 @@ class GoalCompiler(SchemaCompiler):
                 return unlike_start(state, unlike)
             # The end of such a structure is searched for, with the others as parts of its formula.
             others = sorted(unlike, key=repr)[:MAX_STRUCTURES]
-        need = self._simplified(conj([formulas[0], neg(self.typed(self.one_of(others), kind))]), kind)
+        need = conj([formulas[0], neg(self.typed(self.one_of(others), kind))])
+        need = with_listed_values(self, need) if lists_values(need) else need
+        if not isinstance(need, ListedPart):
+            need = self._simplified(self._without_listed(need), kind)
         return None if need is False else self._any_structure(kind, (need, *formulas[1:]), result)
 
     def _any_structure(self, kind: str, formulas: tuple[Formula, ...], result: ResultCodes) -> ControlState | None:

@@ -31,7 +31,7 @@ from .formula import Formula, Truths
 from .keywords import child
 from .string_dfas import combinations, expression_dfa
 
-MAX_DIGITS = 100  # of a bound or divisor as it is written; 1e308 has four
+MAX_DIGITS = 400  # of a bound or divisor as it is written; as many as any double needs
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
 MAX_REMAINDER_STATES = 20_000  # of a `multipleOf`
 MAX_COMPARED_RANGE = 1000  # of bounded integers or multiples, whose automaton is checked for being empty
@@ -186,10 +186,10 @@ def _multiple_dfa(divisor: Decimal) -> Dfa:
     table[whole : whole + modulus, 0x2E] = fraction[0] + remainder
     table[3, 0x2E] = fraction[0]
     accepting[3] = True
-    accepting[whole : whole + modulus] = remainder * 10**places % modulus == 0
+    accepting[whole : whole + modulus] = remainder * (10**places % modulus) % modulus == 0
     for place in range(places + 1):
         here = fraction[place]
-        accepting[here : here + modulus] = remainder * 10 ** (places - place) % modulus == 0
+        accepting[here : here + modulus] = remainder * (10 ** (places - place) % modulus) % modulus == 0
     if places:
         accepting[fraction[0] : fraction[0] + modulus] = False  # a point needs a digit after it
         return Dfa(table, np.arange(256, dtype=np.uint8), accepting)

@@ -218,8 +218,21 @@ def test_listed_numbers_may_be_any_number(keyword: str, value: float) -> None:
     assert not takes(schema, format(Decimal(repr(value)) * 2, "f"))
 
 
+@pytest.mark.parametrize("divisor", [1e-19, 1e-120, 5e-30])
+def test_a_divisor_may_be_small(divisor: float) -> None:
+    for number, multiple in [("0", True), ("1", True), (format(Decimal(repr(divisor)) * 3, "f"), True)]:
+        assert takes({"multipleOf": divisor}, number) is multiple
+    assert not takes({"multipleOf": divisor}, format(Decimal(repr(divisor)) / 2, "f"))
+
+
+@pytest.mark.parametrize("bound", [10**120, 10**308, -(10**308)])
+def test_bounds_may_be_long_integers(bound: int) -> None:
+    assert takes({"type": "integer", "maximum": bound}, str(bound))
+    assert not takes({"type": "integer", "maximum": bound}, str(bound + 1))
+
+
 @pytest.mark.parametrize("keyword", ["minimum", "exclusiveMaximum", "multipleOf"])
 def test_a_number_of_too_many_digits_is_refused_with_its_pointer(keyword: str) -> None:
-    with pytest.raises(GrammarError, match=f"more than 100 digits .at /items/{keyword} of") as refusal:
-        compile_constraint(JsonSchema({"items": {keyword: 10**100}}), shared_vocabulary())
+    with pytest.raises(GrammarError, match=f"more than 400 digits .at /items/{keyword} of") as refusal:
+        compile_constraint(JsonSchema({"items": {keyword: 10**400}}), shared_vocabulary())
     assert refusal.value.pointer == f"/items/{keyword}"

@@ -277,3 +277,12 @@ def test_states_of_an_item_do_not_grow_with_the_items_before() -> None:
             assert matcher.accept(byte)
         sizes.append(len(grammar.generation.automaton._values))  # without the literal states of earlier texts
     assert sizes[119] - sizes[100] <= 2 * (sizes[39] - sizes[20])
+
+
+@pytest.mark.parametrize("number", [90, 91, 300])
+def test_given_objects_are_unique_items_in_any_number(number: int) -> None:
+    values = [{"a": value} for value in range(number)]
+    grammar = compiled({"type": "array", "items": {"enum": values}, "uniqueItems": True})
+    assert grammar is not None
+    for items, unique in ((values[:12], True), ([*values[:12], values[3]], False)):
+        assert accepts(grammar, json.dumps(items, separators=(",", ":")).encode()) is unique
