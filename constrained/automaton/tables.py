@@ -61,8 +61,9 @@ class Tables:
         if self.num_states > MAX_STATES:
             raise StatesExhaustedError(f"the constraint is too complex: it needs more than {MAX_STATES} states")
         if self.num_states > len(self.states):
-            more = new_rows(max(self.num_states, 2 * first) - first)
-            self.states = np.concatenate([self.states[:first], more])
+            larger = np.empty((max(self.num_states, 2 * first), NUM_COLUMNS), np.int32)
+            larger[:first], larger[first:] = self.states[:first], _NEW_STATE
+            self.states = larger
         return first
 
     def new_classes(self, class_of: NDArray[np.uint8]) -> int:
@@ -73,13 +74,12 @@ class Tables:
         self.classes[number] = class_of
         return number
 
-    def new_targets(self, actions: Ints) -> int:
-        """Add actions, in row-major order; return the offset of the first."""
+    def new_targets(self, number: int) -> tuple[int, Ints]:
+        """Add so many actions; return the offset of the first, and the actions, which the caller must set."""
         first = self.num_targets
-        self.num_targets += actions.size
+        self.num_targets += number
         self.targets = _grown(self.targets, self.num_targets)
-        self.targets[first : self.num_targets] = actions.reshape(-1)
-        return first
+        return first, self.targets[first : self.num_targets]
 
     def new_push(self, state: int, frame: int) -> int:
         """Add a pair of a state and a frame; return its number."""

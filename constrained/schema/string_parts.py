@@ -20,7 +20,7 @@ from ..regex.dfa import DEAD, START, Dfa
 from ..regex.listed import listed_chars
 from . import formula as formulas
 from .formula import And, ExactlyOne, Formula, Not, Or, Truths
-from .string_dfas import format_chars, length_dfa, pattern_chars, undecided_chars
+from .string_dfas import format_chars, length_dfa, pattern_chars, string_content_dfa, undecided_chars
 
 MAX_UNROLLED_LENGTH = 1000  # of a minimum or maximum length that states may stand for, where it cannot be counted
 MAX_TEXTS = 64  # of a part, if they are to be listed
@@ -144,12 +144,6 @@ def spellings(text: str) -> list[bytes]:
     escaped = [c if c.isascii() else encode_basestring_ascii(c)[1:-1] for c in encode_basestring(text)[1:]]
     upper = [c if len(c) < 6 else c.upper().replace("\\U", "\\u") for c in escaped]
     return sorted({plain, "".join(escaped).encode(), "".join(upper).encode()})
-
-
-@cached_piece(maxsize=1024)
-def string_content_dfa(chars: CharDfa) -> Dfa:
-    """Return the bytes between the quotes of the JSON strings of an automaton's texts."""
-    return byte_dfa(chars, "json_string", CompileBudget())
 
 
 @cached_piece(maxsize=1024)

@@ -32,8 +32,8 @@ from .formula import (
     reader,
     substitute,
 )
-from .string_dfas import any_string, looping_states, plain_states
-from .string_parts import StringPart, candidates, labelled_strings, spellings, string_content_dfa
+from .string_dfas import any_string, format_chars, looping_states, plain_states, string_content_dfa
+from .string_parts import StringPart, candidates, labelled_strings, spellings
 
 QUOTE = 0x22
 MAX_SLASHES = 4  # of a text whose spellings are listed
@@ -189,6 +189,12 @@ def part_block(part: StringPart, result: int) -> Block:
     labelled = labelled_strings((part,), lambda truths: result if truths[0] else -1)
     assert labelled is not None, "a part is made only if some string satisfies it"
     return _counted_block(labelled)
+
+
+def prepare_format(name: str) -> None:
+    """Make the block of a format's strings, once a process, so that no mask waits for it."""
+    if format_chars(name) is not None:
+        part_block(StringPart(formats=frozenset([name])), 0)
 
 
 def _string_block(dfa: Dfa, results: NDArray[np.int32]) -> Block:

@@ -73,7 +73,8 @@ class LimitCheck:
         """Check all schemas of the document."""
         located = [location for location in self._document.all if isinstance(location.schema, dict)]
         several = [location for location in located if not _SEVERAL.isdisjoint(location.schema)]
-        for location in several:
+        meeting = [location for location in located if "pattern" in location.schema and "format" in location.schema]
+        for location in (*several, *meeting):
             if self._weight(location).tests > 1:
                 self._check_scalars(location)
         if len(located) <= MAX_SCHEMAS and sum(_num_tests(location.schema) for location in located) <= MAX_TESTS:
