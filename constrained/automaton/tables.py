@@ -52,6 +52,7 @@ class Tables:
         self.pushes: Ints = np.zeros((256, 2), np.int32)  # of a push: state, frame; of counts: last count, result
         self.returns: Ints = np.zeros(256, np.int32)  # states
         self.num_states, self.num_edges, self.num_classes = 1, 0, 1
+        self._num_ready = len(self.states)  # rows that are set: the others' memory is not touched before it is needed
         self.num_targets, self.num_pushes, self.num_returns = 1, 0, 0
 
     def new_states(self, number: int) -> int:
@@ -60,10 +61,11 @@ class Tables:
         self.num_states += number
         if self.num_states > MAX_STATES:
             raise StatesExhaustedError(f"the constraint is too complex: it needs more than {MAX_STATES} states")
-        if self.num_states > len(self.states):
-            larger = np.empty((max(self.num_states, 2 * first), NUM_COLUMNS), np.int32)
-            larger[:first], larger[first:] = self.states[:first], _NEW_STATE
-            self.states = larger
+        if self.num_states > self._num_ready:
+            self.states = _grown(self.states, self.num_states)
+            ready = min(self.num_states + len(_FIRST_STATES), len(self.states))
+            self.states[self._num_ready : ready] = _NEW_STATE
+            self._num_ready = ready
         return first
 
     def new_classes(self, class_of: NDArray[np.uint8]) -> int:

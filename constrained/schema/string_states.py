@@ -241,15 +241,18 @@ def _inner_bounds(dfa: Dfa, labelled: LabelledTexts) -> tuple[NDArray[np.int32],
     most = np.full(dfa.num_states, -1)
     fewest[:num_chars], most[:num_chars] = labelled.fewest, labelled.most
     fewest[DEAD], most[DEAD] = NEVER, -1
-    inner = np.arange(dfa.num_states) >= num_chars
-    while True:  # a state inside a character may be entered if one that it leads to may
-        lower = np.where(inner, fewest[dfa.table].min(axis=1), fewest)
-        upper = np.where(inner, most[dfa.table].max(axis=1), most)
-        if (lower == fewest).all() and (upper == most).all():
+    leading = dfa.table[num_chars:]  # from states inside characters
+    while True:  # such a state may be entered if one that it leads to may
+        lower, upper = fewest[leading].min(axis=1, initial=NEVER), most[leading].max(axis=1, initial=-1)
+        if (lower == fewest[num_chars:]).all() and (upper == most[num_chars:]).all():
             break
-        fewest, most = lower, upper
+        fewest[num_chars:], most[num_chars:] = lower, upper
     if fewest[1:].any():
-        for state in np.flatnonzero(inner).tolist():
+        entered = fewest[leading]
+        least = np.take_along_axis(leading, entered.argmin(axis=1)[:, None], axis=1)
+        # The counts of most states follow one another from one target on.
+        gaps = np.where(leading == DEAD, -1, entered).max(axis=1, initial=-1) > most[least[:, 0]] + 1
+        for state in (num_chars + np.flatnonzero(gaps)).tolist():
             reached = fewest[state] - 1
             for target in sorted(set(dfa.table[state].tolist()) - {DEAD}, key=lambda each: fewest[each]):
                 if fewest[target] > reached + 1:
