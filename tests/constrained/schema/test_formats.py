@@ -433,7 +433,7 @@ def test_a_format_alone_and_with_a_pattern_is_made_before_the_first_mask() -> No
 
 
 def test_word_boundaries_work_out_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Classes of characters that every look-behind judges alike share their steps: (aa|bb|...|tt) at each of 3 places."""
+    """Classes of characters that every look-behind judges alike share their steps, here of (aa|bb|...|tt) thrice."""
     united = _BoundaryDeterminiser._united
     calls = []
     monkeypatch.setattr(_BoundaryDeterminiser, "_united", lambda self, found: calls.append(0) or united(self, found))
