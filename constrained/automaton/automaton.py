@@ -213,7 +213,8 @@ class Automaton:
             class_of = np.zeros(256, np.uint8)
             class_of[list(data)] = 1
             number = self._numbers[key] = tables.new_states(1)
-            tables.states[number, ROW] = tables.new_targets(np.array([DEAD, action(STAY, 0)], np.int32))
+            tables.states[number, ROW], targets = tables.new_targets(2)
+            targets[:] = DEAD, action(STAY, 0)
             tables.states[number, CLASSES] = tables.new_classes(class_of)
             tables.states[number, FILLED] = 1
         return number
@@ -326,10 +327,12 @@ class Automaton:
         tables, layout = self.tables, block.layout()
         number = len(layout.states)
         base = tables.new_states(number) - 1
-        actions = layout.actions + base * layout.moves
+        row, targets = tables.new_targets(layout.actions.size)
+        actions = targets.reshape(layout.actions.shape)
+        np.copyto(actions, layout.actions)
+        np.add(actions, base, out=actions, where=layout.moves)
         if layout.results:
-            actions += tables.new_results(layout.results) * layout.pops
-        row = tables.new_targets(actions)
+            np.add(actions, tables.new_results(layout.results), out=actions, where=layout.pops)
         states = tables.states[base + 1 : base + 1 + number]
         states[:] = layout.states
         states[:, ROW] += row
@@ -360,7 +363,8 @@ def class_row(automaton: Automaton, actions: list[int], class_of: NDArray[np.uin
     if key not in automaton.memory:
         automaton.memory[key] = tables.new_classes(class_of)
     number = tables.new_states(1)
-    targets = tables.new_targets(np.array(actions, np.int32))
+    targets, added = tables.new_targets(len(actions))
+    added[:] = actions
     tables.states[number, ROW] = targets
     tables.states[number, CLASSES] = automaton.memory[key]
     tables.states[number, FILLED] = 1

@@ -40,8 +40,8 @@ class BlockLayout(NamedTuple):
     """The rows of a block, relative to its first state, target, and row of results by count."""
 
     actions: Ints  # [S - 1, C]
-    moves: Ints  # [S - 1, C]: 1 where an action leads to a state
-    pops: Ints  # [S - 1, C]: 1 where an action has a result by count
+    moves: NDArray[np.bool_]  # [S - 1, C]: whether an action leads to a state
+    pops: NDArray[np.bool_]  # [S - 1, C]: whether an action has a result by count
     class_of: NDArray[np.uint8]  # [256]
     states: Ints  # [S - 1, NUM_COLUMNS]
     results: list[tuple[int, int]]  # by count: last count and result
@@ -108,7 +108,7 @@ class Block:
         if counts is not None:
             extra = np.where(counts.begins[:, None] & leads, COUNT - GOTO, np.where(leads, CHECK - GOTO, 0)) << SHIFT
             actions = (actions + extra).astype(np.int32)
-        pops = np.zeros_like(actions)
+        pops = np.zeros_like(leads)
         by_count: list[tuple[int, int]] = []
         class_of = self.class_of
         if self.before or self.closing is not None:
@@ -131,7 +131,7 @@ class Block:
             also[has, 0] = False
             class_of[ended] = num_classes
             actions, leads = np.concatenate([actions, extra], axis=1), np.concatenate([leads, also], axis=1)
-            pops = np.concatenate([pops, (has[:, None] if counts is not None else np.zeros_like(extra))], axis=1)
+            pops = np.concatenate([pops, (has[:, None] if counts is not None else np.zeros_like(also))], axis=1)
             num_classes += 1
         states = new_rows(num_states - 1)
         states[:, ROW] = num_classes * np.arange(num_states - 1)
@@ -148,9 +148,8 @@ class Block:
         if counts is not None:
             states[:, FEWEST], states[:, MOST] = counts.fewest[1:], counts.most[1:]
         states[:, FILLED] = 1
-        moves = leads[1:].astype(np.int32)
         marks = () if counts is None else counts.marks
-        return BlockLayout(actions[1:], moves, pops[1:].astype(np.int32), class_of, states, by_count, marks)
+        return BlockLayout(actions[1:], leads[1:], pops[1:], class_of, states, by_count, marks)
 
 
 def block_of(dfa: Dfa, **options: Any) -> Block:

@@ -52,6 +52,7 @@ class Tables:
         self.pushes: Ints = np.zeros((256, 2), np.int32)  # of a push: state, frame; of counts: last count, result
         self.returns: Ints = np.zeros(256, np.int32)  # states
         self.num_states, self.num_edges, self.num_classes = 1, 0, 1
+        self._num_ready = len(self.states)  # rows that are set: the others' memory is not touched before it is needed
         self.num_targets, self.num_pushes, self.num_returns = 1, 0, 0
 
     def new_states(self, number: int) -> int:
@@ -60,9 +61,11 @@ class Tables:
         self.num_states += number
         if self.num_states > MAX_STATES:
             raise StatesExhaustedError(f"the constraint is too complex: it needs more than {MAX_STATES} states")
-        if self.num_states > len(self.states):
-            more = new_rows(max(self.num_states, 2 * first) - first)
-            self.states = np.concatenate([self.states[:first], more])
+        if self.num_states > self._num_ready:
+            self.states = _grown(self.states, self.num_states)
+            ready = min(self.num_states + len(_FIRST_STATES), len(self.states))
+            self.states[self._num_ready : ready] = _NEW_STATE
+            self._num_ready = ready
         return first
 
     def new_classes(self, class_of: NDArray[np.uint8]) -> int:
@@ -73,13 +76,12 @@ class Tables:
         self.classes[number] = class_of
         return number
 
-    def new_targets(self, actions: Ints) -> int:
-        """Add actions, in row-major order; return the offset of the first."""
+    def new_targets(self, number: int) -> tuple[int, Ints]:
+        """Add so many actions; return the offset of the first, and the actions, which the caller must set."""
         first = self.num_targets
-        self.num_targets += actions.size
+        self.num_targets += number
         self.targets = _grown(self.targets, self.num_targets)
-        self.targets[first : self.num_targets] = actions.reshape(-1)
-        return first
+        return first, self.targets[first : self.num_targets]
 
     def new_push(self, state: int, frame: int) -> int:
         """Add a pair of a state and a frame; return its number."""

@@ -44,27 +44,20 @@ def _inner_states(chars: CharDfa, read: ByteDecoder) -> tuple[NDArray[np.int32],
     Returns the number for each (state of `chars`, state of the decoder), 0 for dead: int32[S, N]; and for each number
     the two states of a representative pair.
     """
-    table = chars.table.tolist()
     inner = np.zeros((chars.num_states, len(read.leaves)), np.int32)
     groups: dict[tuple[int, ...], list[int]] = {}
     for state, leaves in enumerate(read.leaves[1:], 1):
-        groups.setdefault(leaves, []).append(state)
+        if leaves:
+            groups.setdefault(leaves, []).append(state)
     count = chars.num_states
     sources: list[int] = []
     readers: list[int] = []
     for leaves, states in groups.items():
-        known: dict[tuple[int, ...], int] = {}
-        representatives: list[int] = []
-        column = [0] * chars.num_states
-        for source, row in enumerate(table):
-            targets = tuple([row[leaf] for leaf in leaves])
-            if not any(targets):
-                continue
-            if targets not in known:
-                known[targets] = len(representatives)
-                representatives.append(source)
-            column[source] = known[targets] + 1
-        numbers = np.array(column, np.int32)
+        targets = np.ascontiguousarray(chars.table[:, list(leaves)])
+        rows = targets.view(f"V{targets.itemsize * targets.shape[1]}")[:, 0].tolist()
+        known: dict[bytes, int] = {}  # first the row of the dead state, which reaches nothing
+        numbers = np.array([known.setdefault(row, len(known)) for row in rows], np.int32)
+        representatives = np.unique(numbers, return_index=True)[1][1:].tolist()
         for state in states:
             inner[:, state] = np.where(numbers > 0, numbers - 1 + count, DEAD)
             count += len(representatives)

@@ -64,21 +64,21 @@ class CharDfa:
 
     def minimal(self) -> CharDfa:
         """Return the smallest automaton that accepts the same texts, by Moore's algorithm (1956)."""
-        kind = self.accepting.astype(np.int64)  # of each state: equal for states that no text so far tells apart
-        kind[DEAD] = -1
-        count = 0
+        # Of each state: equal for states that no text so far tells apart. In the order of their first states, the dead
+        # state and the start keep their numbers.
+        kind = self.accepting.astype(np.int32) + 1
+        kind[DEAD] = 0
+        count, first = 0, dict[bytes, int]()
         while True:
-            _, first, kind = np.unique(
-                np.column_stack([kind, kind[self.table]]), axis=0, return_index=True, return_inverse=True
-            )
+            told = np.column_stack([kind, kind[self.table]])
+            rows = told.view(f"V{told.itemsize * told.shape[1]}")[:, 0].tolist()
+            first = {}
+            kind = np.array([first.setdefault(row, len(first)) for row in rows], np.int32)
             if len(first) == count:
                 break
-            count, kind = len(first), kind.reshape(-1)
-        # In the order of their first states, the dead state and the start keep their numbers.
-        number = np.empty(count, np.int32)
-        number[np.argsort(first)] = np.arange(count)
-        kept = np.sort(first)
-        return CharDfa(self.alphabet, number[kind.reshape(-1)[self.table[kept]]], self.accepting[kept])
+            count = len(first)
+        _, kept = np.unique(kind, return_index=True)
+        return CharDfa(self.alphabet, kind[self.table[kept]], self.accepting[kept])
 
     def complement(self) -> CharDfa:
         """Accept every other text."""

@@ -220,7 +220,9 @@ class _Distances:
 
     def __init__(self, rows: NDArray[np.int32], ends: NDArray[np.bool_], *, backward: bool) -> None:
         self._ends = ends
-        sources, labels = np.nonzero(rows)
+        reached = rows != DEAD
+        reached[:, 1:] &= rows[:, 1:] != rows[:, :-1]  # neighbouring classes mostly lead to the same state
+        sources, labels = np.nonzero(reached)
         targets = rows[sources, labels].astype(np.int64)
         edges = np.unique(sources * len(rows) + targets)  # without the classes of characters
         self._from, self._to = edges // len(rows), edges % len(rows)

@@ -49,6 +49,7 @@ class _BoundaryDeterminiser:
         self._end_bit = 1 << nfa.alphabet.num_classes
         self._anything = 2 * self._end_bit - 1
         self._looked_for = [self._classes(around.entry) for around in nfa.lookarounds]
+        self._behind = self._behind_classes()
         self._closures: dict[tuple[int, int], _Closure] = {}
         self._loops = _loops(nfa, budget)
         self._owed = 0  # visits that have not been charged
@@ -59,6 +60,7 @@ class _BoundaryDeterminiser:
         first = self._united([self._closure(self._nfa.pattern.entry, START_OF_TEXT)])
         number = {first: 1}
         keys = [first]
+        moves: dict[tuple[int, frozenset[int]], int] = {}  # of what stands behind, and the states that are entered
         rows = [[DEAD] * num_classes]
         for threads, _ in keys:
             self._owed += num_classes + len(threads)
@@ -71,14 +73,17 @@ class _BoundaryDeterminiser:
                         targets[label].append(target)
             row = []
             for label, group in enumerate(targets):
-                key = self._united([self._closure(target, label) for target in set(group)])
-                if not key[0] and not key[1]:
-                    row.append(DEAD)
-                    continue
-                if key not in number:
-                    number[key] = len(keys) + 1
-                    keys.append(key)
-                row.append(number[key])
+                move = (self._behind[label], frozenset(group))
+                after = moves.get(move)
+                if after is None:
+                    key = self._united([self._closure(target, label) for target in move[1]])
+                    if not key[0] and not key[1]:
+                        after = DEAD
+                    elif (after := number.get(key)) is None:
+                        after = number[key] = len(keys) + 1
+                        keys.append(key)
+                    moves[move] = after
+                row.append(after)
             rows.append(row)
             self._budget.check(len(keys), self._owed * INTERPRETED // 3)
             self._owed = 0
@@ -101,8 +106,21 @@ class _BoundaryDeterminiser:
         classes, _ = self._nfa.moves[state] or ((), 0)
         return sum(1 << label for label in classes)
 
+    def _behind_classes(self) -> list[int]:
+        """Return the first class of characters that every look-behind judges like each class."""
+        wanted = [
+            looked_for
+            for looked_for, around in zip(self._looked_for, self._nfa.lookarounds, strict=True)
+            if not around.ahead
+        ]
+        first: dict[tuple[int, ...], int] = {}
+        classes = range(self._nfa.alphabet.num_classes)
+        return [first.setdefault(tuple(bits >> label & 1 for bits in wanted), label) for label in classes]
+
     def _closure(self, state: int, last: int) -> _Closure:
         """Return the epsilon closure of a state after a character of class `last`."""
+        if last != START_OF_TEXT:
+            last = self._behind[last]
         key = (state, last)
         if key not in self._closures:
             self._closures[key] = self._search(state, last)

@@ -18,6 +18,7 @@ from .keywords import NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, chi
 from .listed.preparation import check_depth, lists_many_structures, places_of_many_values, prepare_listed
 from .number_parts import number_part
 from .string_dfas import pattern_dfa
+from .string_states import prepare_format
 from .value_states import ValueStart
 
 MAX_EXPLORED = 1000  # configurations that are expanded ahead in schemas that list many values
@@ -99,6 +100,8 @@ def check_location(location: Location, document: Document) -> None:
             document.resolve(schema[keyword], location, keyword)
     if "pattern" in schema:
         _check_pattern(schema["pattern"], child(pointer, "pattern"))
+    if "format" in schema:
+        prepare_format(schema["format"])
     for pattern in schema.get("patternProperties", ()):
         _check_pattern(pattern, child(pointer, "patternProperties", pattern))
     if location.draft == 3:

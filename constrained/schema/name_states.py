@@ -25,6 +25,7 @@ from .string_dfas import (
     pattern_chars,
     pattern_dfa,
     plain_states,
+    string_content_dfa,
 )
 from .string_parts import (
     StringPart,
@@ -32,7 +33,6 @@ from .string_parts import (
     chars_of,
     few_texts,
     spellings,
-    string_content_dfa,
     string_dfa,
 )
 from .string_states import QUOTE, is_undecided

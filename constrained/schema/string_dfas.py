@@ -53,11 +53,12 @@ def pattern_dfa(pattern: str) -> Dfa:
 
     Raises GrammarError with the position of what is not supported.
     """
-    return _string_content_dfa(pattern_chars(pattern))
+    return string_content_dfa(pattern_chars(pattern))
 
 
 @cached_piece(maxsize=1024)
-def _string_content_dfa(chars: CharDfa) -> Dfa:
+def string_content_dfa(chars: CharDfa) -> Dfa:
+    """Return the bytes between the quotes of the JSON strings of an automaton's texts."""
     return byte_dfa(chars, "json_string", _pattern_budget())
 
 

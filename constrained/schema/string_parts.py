@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from json.encoder import encode_basestring, encode_basestring_ascii
 
 import numpy as np
 
 from ..budget import CompileBudget, cached_piece
 from ..errors import GrammarError
+from ..regex.alphabet import NO_CLASS
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa, length_char_dfa
 from ..regex.charset import has_surrogates
@@ -20,7 +21,7 @@ from ..regex.dfa import DEAD, START, Dfa
 from ..regex.listed import listed_chars
 from . import formula as formulas
 from .formula import And, ExactlyOne, Formula, Not, Or, Truths
-from .string_dfas import format_chars, length_dfa, pattern_chars, undecided_chars
+from .string_dfas import format_chars, length_dfa, pattern_chars, string_content_dfa, undecided_chars
 
 MAX_UNROLLED_LENGTH = 1000  # of a minimum or maximum length that states may stand for, where it cannot be counted
 MAX_TEXTS = 64  # of a part, if they are to be listed
@@ -53,7 +54,15 @@ class StringPart:
     def among(self, texts: frozenset[str]) -> frozenset[str]:
         """Return the texts that surely satisfy the part, which lists none itself."""
         most, chars = math.inf if self.most is None else self.most, self.chars()
-        fitting = (text for text in texts if self.least <= len(text) <= most)
+        possible: Iterable[str] = texts
+        if chars is not None and len(texts) > 1:  # most patterns refuse most texts at their first characters
+            following = chars.table[START].tolist()
+            possible = []
+            for first, alike in _by_first(texts).items():
+                label = chars.alphabet.class_of(ord(first)) if first else NO_CLASS
+                if not first or (label != NO_CLASS and following[label] != DEAD):
+                    possible += alike
+        fitting = (text for text in possible if self.least <= len(text) <= most)
         return frozenset(fitting if chars is None else filter(chars.accepts, fitting))
 
     def is_undecided(self, text: str) -> bool:
@@ -82,6 +91,15 @@ class StringPart:
         if self.least or self.most is not None:
             chars = chars.intersect(length_char_dfa(self.least, self.most, budget), budget)
         return byte_dfa(chars, "json_string", budget)
+
+
+@lru_cache(maxsize=64)
+def _by_first(texts: frozenset[str]) -> dict[str, list[str]]:
+    """Return the texts by their first character, which the empty text has not."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        found.setdefault(text[:1], []).append(text)
+    return found
 
 
 @cached_piece(maxsize=1024)
@@ -144,12 +162,6 @@ def spellings(text: str) -> list[bytes]:
     escaped = [c if c.isascii() else encode_basestring_ascii(c)[1:-1] for c in encode_basestring(text)[1:]]
     upper = [c if len(c) < 6 else c.upper().replace("\\U", "\\u") for c in escaped]
     return sorted({plain, "".join(escaped).encode(), "".join(upper).encode()})
-
-
-@cached_piece(maxsize=1024)
-def string_content_dfa(chars: CharDfa) -> Dfa:
-    """Return the bytes between the quotes of the JSON strings of an automaton's texts."""
-    return byte_dfa(chars, "json_string", CompileBudget())
 
 
 @cached_piece(maxsize=1024)

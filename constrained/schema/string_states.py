@@ -32,8 +32,8 @@ from .formula import (
     reader,
     substitute,
 )
-from .string_dfas import any_string, looping_states, plain_states
-from .string_parts import StringPart, candidates, labelled_strings, spellings, string_content_dfa
+from .string_dfas import any_string, format_chars, looping_states, plain_states, string_content_dfa
+from .string_parts import StringPart, candidates, labelled_strings, spellings
 
 QUOTE = 0x22
 MAX_SLASHES = 4  # of a text whose spellings are listed
@@ -191,6 +191,12 @@ def part_block(part: StringPart, result: int) -> Block:
     return _counted_block(labelled)
 
 
+def prepare_format(name: str) -> None:
+    """Make the block of a format's strings, once a process, so that no mask waits for it."""
+    if format_chars(name) is not None:
+        part_block(StringPart(formats=frozenset([name])), 0)
+
+
 def _string_block(dfa: Dfa, results: NDArray[np.int32]) -> Block:
     """Return the block of an automaton of string contents, which ends at the quote with the result of its state."""
     plain, loops, free = plain_states(dfa), looping_states(dfa), free_kinds(dfa)
@@ -235,15 +241,18 @@ def _inner_bounds(dfa: Dfa, labelled: LabelledTexts) -> tuple[NDArray[np.int32],
     most = np.full(dfa.num_states, -1)
     fewest[:num_chars], most[:num_chars] = labelled.fewest, labelled.most
     fewest[DEAD], most[DEAD] = NEVER, -1
-    inner = np.arange(dfa.num_states) >= num_chars
-    while True:  # a state inside a character may be entered if one that it leads to may
-        lower = np.where(inner, fewest[dfa.table].min(axis=1), fewest)
-        upper = np.where(inner, most[dfa.table].max(axis=1), most)
-        if (lower == fewest).all() and (upper == most).all():
+    leading = dfa.table[num_chars:]  # from states inside characters
+    while True:  # such a state may be entered if one that it leads to may
+        lower, upper = fewest[leading].min(axis=1, initial=NEVER), most[leading].max(axis=1, initial=-1)
+        if (lower == fewest[num_chars:]).all() and (upper == most[num_chars:]).all():
             break
-        fewest, most = lower, upper
+        fewest[num_chars:], most[num_chars:] = lower, upper
     if fewest[1:].any():
-        for state in np.flatnonzero(inner).tolist():
+        entered = fewest[leading]
+        least = np.take_along_axis(leading, entered.argmin(axis=1)[:, None], axis=1)
+        # The counts of most states follow one another from one target on.
+        gaps = np.where(leading == DEAD, -1, entered).max(axis=1, initial=-1) > most[least[:, 0]] + 1
+        for state in (num_chars + np.flatnonzero(gaps)).tolist():
             reached = fewest[state] - 1
             for target in sorted(set(dfa.table[state].tolist()) - {DEAD}, key=lambda each: fewest[each]):
                 if fewest[target] > reached + 1:

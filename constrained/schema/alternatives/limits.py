@@ -68,12 +68,14 @@ class LimitCheck:
         self._compiler, self._document = compiler, compiler.document
         self._weights: dict[int, Weight] = {}
         self._checked: set[Formula] = set()
+        self._checked_objects: set[Formula] = set()
 
     def check(self) -> None:
         """Check all schemas of the document."""
         located = [location for location in self._document.all if isinstance(location.schema, dict)]
         several = [location for location in located if not _SEVERAL.isdisjoint(location.schema)]
-        for location in several:
+        meeting = [location for location in located if "pattern" in location.schema and "format" in location.schema]
+        for location in (*several, *meeting):
             if self._weight(location).tests > 1:
                 self._check_scalars(location)
         if len(located) <= MAX_SCHEMAS and sum(_num_tests(location.schema) for location in located) <= MAX_TESTS:
@@ -93,10 +95,10 @@ class LimitCheck:
         schema = location.schema
         if isinstance(schema, bool):
             return NO_WEIGHT
-        if _SEVERAL.isdisjoint(schema):
-            return Weight(1, len(_TESTS & schema.keys()))
         found = self._weights.get(id(schema))
-        if found is None:
+        if found is None and _SEVERAL.isdisjoint(schema):
+            found = self._weights[id(schema)] = Weight(1, len(_TESTS & schema.keys()))
+        elif found is None:
             self._weights[id(schema)] = NO_WEIGHT  # of a recursive schema
             inner = [self._weight(part) for _, part in same_value(self._document, location)]
             found = self._weights[id(schema)] = _sum([Weight(1, _num_tests(schema)), *inner])
@@ -146,7 +148,9 @@ class LimitCheck:
         try:
             self._check_strings((goal,))
             self._check_array(compiler.typed(goal, "array"))
-            inner = list(self._of_object(compiler.typed(goal, "object")))
+            members = compiler.typed(goal, "object")
+            inner = [] if members in self._checked_objects else list(self._of_object(members))
+            self._checked_objects.add(members)
         except GrammarError as error:
             raise GrammarError(error.reason, pointer=error.pointer or location.pointer) from None
         if len(compiler.refused) > num_before:

@@ -12,6 +12,7 @@ import json
 import random
 import re
 import warnings
+from typing import Any
 
 import idna
 import pytest
@@ -19,15 +20,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import FormatChecker
 
+from ramiform.constrained import JsonSchema, Vocabulary, compile_constraint
+from ramiform.constrained.budget import CachedPiece, CompileBudget
 from ramiform.constrained.errors import GrammarError
 from ramiform.constrained.regex.byte_dfa import byte_dfa
 from ramiform.constrained.regex.char_dfa import CharDfa
 from ramiform.constrained.regex.dfa import START
 from ramiform.constrained.regex.parser import parse_regex
+from ramiform.constrained.regex.subset import char_dfa
+from ramiform.constrained.regex.word_boundaries import _BoundaryDeterminiser
 from ramiform.constrained.schema.formats import PATTERNS
-from ramiform.constrained.schema.string_dfas import format_chars
+from ramiform.constrained.schema.string_dfas import format_chars, pattern_chars, string_content_dfa
+from ramiform.constrained.schema.string_parts import _intersection
+from ramiform.constrained.schema.string_states import part_block
 
 JUDGED = sorted(set(PATTERNS) & set(FormatChecker.checkers) - {"time"})  # the time of draft 3 has no offset
+
+BYTES = Vocabulary.from_tokens([bytes([byte]) for byte in range(256)] + [None], [256])
 
 
 def of(name: str) -> CharDfa:
@@ -407,3 +416,29 @@ def test_the_examples_of_the_rfcs(name: str) -> None:
 
 def test_other_formats_are_not_enforced() -> None:
     assert format_chars("color") is None
+
+
+def test_a_format_alone_and_with_a_pattern_is_made_before_the_first_mask() -> None:
+    """Masks find the automata that compiling made: none of their pieces is made later."""
+    alone: tuple[CachedPiece[..., Any], ...] = (format_chars, string_content_dfa, part_block)
+    joined: tuple[CachedPiece[..., Any], ...] = (format_chars, pattern_chars, _intersection)
+    for more, pieces in (({}, alone), ({"pattern": "^[(].*[)]$"}, joined)):
+        for piece in pieces:
+            piece.cache_clear()
+        schema = {"type": "object", "properties": {"a": {"type": "string", "format": "regex", **more}}}
+        matcher = compile_constraint(JsonSchema(schema), BYTES, whitespace="compact").matcher()
+        before = [piece._cached.cache_info().misses for piece in pieces]
+        assert all(matcher.accept(byte) for byte in b'{"a":"(')
+        assert [piece._cached.cache_info().misses for piece in pieces] == before
+
+
+def test_word_boundaries_work_out_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes of characters that every look-behind judges alike share their steps, here of (aa|bb|...|tt) thrice."""
+    united = _BoundaryDeterminiser._united
+    calls = []
+    monkeypatch.setattr(_BoundaryDeterminiser, "_united", lambda self, found: calls.append(0) or united(self, found))
+    words = "|".join(2 * letter for letter in "abcdefghijklmnopqrst")
+    chars = char_dfa(parse_regex(rf"(?:(?:{words})\b[ ]){{3}}", "ecma"), CompileBudget())
+    assert chars.accepts("aa bb tt ")
+    assert not chars.accepts("aa bbtt ")
+    assert len(calls) < 4 * chars.num_states
