@@ -45,7 +45,7 @@ MAX_GUARDS = 64  # cached results of guarded frames
 MAX_BYTES = 256 << 20  # of one automaton, as estimated: what a single output may need
 # Estimates, measured over objects of many properties. A state's is that of its object, its keys and its edges.
 BYTES_PER_STATE, BYTES_PER_ENTRY = 500, 400
-MEASURE_INTERVAL = 64  # rows that are filled between two measurements
+MEASURE_INTERVAL = 64  # rows that are filled between two checks of the size
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,6 @@ class Automaton:
     has_once: bool = False  # True once a frame that is `once` exists
     marks: list[tuple[int, ...]] = field(default_factory=lambda: [()])  # ascending counts at which masks change
     caches: list[Sequence[Sized]] = field(default_factory=list)  # of front ends; they grow with the states
-    num_bytes: int = 0  # estimate of all of these, at the last measurement
     _num_filled: int = 0
     _numbers: dict[Any, int] = field(default_factory=dict)
     _values: dict[int, Any] = field(default_factory=dict)
@@ -233,7 +232,7 @@ class Automaton:
     def fill(self, number: int) -> None:
         """Compute the row of a state. Raises what `expand` raises, and StatesExhaustedError beyond MAX_BYTES."""
         if self._num_filled % MEASURE_INTERVAL == 0:
-            self._measure()
+            self._check_size()
         self._num_filled += 1
         row = self._values[number].expand(self)
         tables = self.tables
@@ -249,10 +248,14 @@ class Automaton:
             states[number, ENDS] = 1 + row.ends
         states[number, FILLED] = 1
 
-    def _measure(self) -> None:
+    @property
+    def num_bytes(self) -> int:
+        """Estimate of the memory that tables, states and caches take."""
         num_entries = len(self.memory) + sum(len(cache) for caches in self.caches for cache in caches)
         num_states = len(self._numbers) + len(self._pushes)
-        self.num_bytes = self.tables.num_bytes + BYTES_PER_STATE * num_states + BYTES_PER_ENTRY * num_entries
+        return self.tables.num_bytes + BYTES_PER_STATE * num_states + BYTES_PER_ENTRY * num_entries
+
+    def _check_size(self) -> None:
         if self.num_bytes > MAX_BYTES:
             raise StatesExhaustedError(
                 f"the constraint is too complex: its states take more than {MAX_BYTES >> 20} MiB"
@@ -267,6 +270,7 @@ class Automaton:
                 if isinstance(cache, dict | list):
                     cache.clear()
         self.caches.clear()
+        self.refused.clear()  # an error's traceback holds the automaton
 
     def follow(self, frame: int, result: int, text: bytes = b"", before: bytes = b"") -> int:
         """Return the state after a value with this result, 0 if it is refused.

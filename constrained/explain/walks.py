@@ -81,7 +81,7 @@ def follow(grammar: CompiledGrammar, data: bytes) -> Walk:
 def measure(grammar: CompiledGrammar, seed: int = 0) -> Cost:
     """Count the states that random outputs need."""
     tables, rng = grammar.generation.automaton.tables, random.Random(seed)
-    start, start_bytes = tables.num_states, _num_bytes(grammar)
+    start, start_bytes = tables.num_states, tables.num_bytes
     most = dead_ends = 0
     for _ in range(NUM_RANDOM_OUTPUTS):
         matcher = grammar.matcher()
@@ -100,11 +100,7 @@ def measure(grammar: CompiledGrammar, seed: int = 0) -> Cost:
             if token == END:
                 break
             assert matcher.accept(token)
-    return Cost(start, start_bytes, NUM_RANDOM_OUTPUTS, tables.num_states, _num_bytes(grammar), most, dead_ends)
-
-
-def _num_bytes(grammar: CompiledGrammar) -> int:
-    return sum(array.nbytes for array in grammar.generation.automaton.tables.arrays())
+    return Cost(start, start_bytes, NUM_RANDOM_OUTPUTS, tables.num_states, tables.num_bytes, most, dead_ends)
 
 
 def _allowed(matcher: Matcher) -> list[int]:

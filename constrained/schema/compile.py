@@ -10,7 +10,7 @@ from ..automaton.automaton import Automaton
 from ..automaton.exploration import expand_some
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
-from .alternatives.limits import LimitCheck, same_value
+from .alternatives.limits import LimitCheck, may_be_too_complex, same_value
 from .document import MAX_SAME_VALUE, Document, Location, read_schema
 from .goals import GoalCompiler
 from .keyword_set import MAX_CONTAINED
@@ -21,7 +21,7 @@ from .string_dfas import pattern_dfa
 from .string_states import prepare_format
 from .value_states import ValueStart
 
-MAX_EXPLORED = 1000  # configurations that are expanded ahead in schemas that list many values
+MAX_EXPLORED = 1000  # configurations that are expanded ahead
 
 
 def checked_document(schema: Mapping[str, Any] | bool | str) -> Document:
@@ -57,7 +57,8 @@ def schema_start(
             LimitCheck(compiler).check()
         _work_ahead(compiler, automaton, start)
         document.has_started = True
-        return start
+        if not automaton.refused:
+            return start
     if refused := automaton.refused:
         # Some values may be valid, but only among those that were too complex to work out.
         pointer = refused[0].pointer or pattern_pointer(refused[0].patterns, document)
@@ -67,13 +68,16 @@ def schema_start(
 
 
 def _work_ahead(compiler: GoalCompiler, automaton: Automaton, start: ValueStart) -> None:
-    """Make the states of many given values, and refuse them with their pointer if they cannot be combined."""
+    """Make the states of many given values, and those nearest to the start where constraints may be too complex.
+
+    What cannot be combined is refused with its pointer, or is left in `automaton.refused`.
+    """
     document = compiler.document
     places, is_many = places_of_many_values(document), lists_many_structures(document)
     for location in document.all if is_many else ():
         for kind in ("object", "array"):
             compiler.typed(compiler.goal(location, generated=True), kind)
-    if places or is_many:
+    if places or is_many or may_be_too_complex(document):
         expand_some(automaton, start, MAX_EXPLORED)
     for location in places:
         automaton.edges_of(automaton.number(ValueStart(compiler, compiler.goal(location, generated=True))))

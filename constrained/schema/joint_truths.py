@@ -35,7 +35,7 @@ class JointTruths:
         self._possible: dict[Truths, bool] = {}
         for kind in VALUE_TYPES:
             typed = [compiler.typed(goal, kind) for goal in goals]
-            truths: Iterator[Truths] | None = _truths_of_type(kind, typed)
+            truths: Iterator[Truths] | None = _truths_of_type(compiler, kind, typed)
             if truths is not None:
                 self.known.update(dict.fromkeys(truths))
             elif self.unchecked is not None:
@@ -111,7 +111,7 @@ def literals(goals: tuple[Formula, ...], truths: Truths) -> Formula:
     return conj(goal if truth else neg(goal) for goal, truth in zip(goals, truths, strict=True))
 
 
-def _truths_of_type(kind: str, typed: list[Formula]) -> Iterator[Truths] | None:
+def _truths_of_type(compiler: SchemaCompiler, kind: str, typed: list[Formula]) -> Iterator[Truths] | None:
     """Return the combinations of one type, or None if they are not known: objects and arrays with parts."""
     if all(isinstance(formula, bool) for formula in typed):
         return iter([tuple(formula is True for formula in typed)])
@@ -122,10 +122,10 @@ def _truths_of_type(kind: str, typed: list[Formula]) -> Iterator[Truths] | None:
         values = SparseTruths[GivenValue](typed, lambda part: part.values, lambda *_: None)
         bits = [*map(values.bits, values.values), values.bits_elsewhere(lambda _: None)]
         return (truths_of(each, len(typed)) for each in bits)
-    return _value_truths(kind, typed)
+    return _value_truths(compiler, kind, typed)
 
 
-def _value_truths(kind: str, typed: list[Formula]) -> Iterator[Truths]:
+def _value_truths(compiler: SchemaCompiler, kind: str, typed: list[Formula]) -> Iterator[Truths]:
     """Yield the combinations of strings or numbers: of those that parts list, one by one, then of all others."""
 
     def listed(part: Any) -> frozenset[Any] | None:
@@ -148,8 +148,9 @@ def _value_truths(kind: str, typed: list[Formula]) -> Iterator[Truths]:
         else:
             tests = [NumberPart(values=values)] if values else []
             found = number_combinations([*tests, *parts])
-    except GrammarError:
-        return  # too complex in combination, so such values are refused too
+    except GrammarError as error:
+        compiler.refused.append(error)
+        return  # too complex in combination: allowing no such value is safe
     for combination in found:
         if not tests or not combination[0]:
             known = dict(zip((*tests, *parts), combination, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -67,7 +68,7 @@ class NumberPart:
 
     def num_states(self) -> int:
         """Return about how many states the part brings to a product."""
-        return sum(map(_num_remainder_states, self.multiples)) + (16 if self.lower or self.upper else 1)
+        return math.prod(map(_num_remainder_states, self.multiples)) * (16 if self.lower or self.upper else 1)
 
     def holds(self, value: Decimal) -> bool:
         """Return True if a number satisfies the part."""
@@ -192,7 +193,7 @@ def _multiple_dfa(divisor: Decimal) -> Dfa:
         accepting[here : here + modulus] = remainder * (10 ** (places - place) % modulus) % modulus == 0
     if places:
         accepting[fraction[0] : fraction[0] + modulus] = False  # a point needs a digit after it
-        return Dfa(table, np.arange(256, dtype=np.uint8), accepting)
+        return trimmed_dfa(table, np.arange(256, dtype=np.uint8), accepting)
     # For an integer divisor the decimal point needs states of its own.
     point = num_states
     table = np.concatenate([table, np.zeros((modulus, 256), np.int32)])
@@ -200,7 +201,7 @@ def _multiple_dfa(divisor: Decimal) -> Dfa:
     table[whole : whole + modulus, 0x2E] = point + remainder
     table[3, 0x2E] = point
     table[point : point + modulus, 0x30] = last + remainder
-    return Dfa(table, np.arange(256, dtype=np.uint8), accepting)
+    return trimmed_dfa(table, np.arange(256, dtype=np.uint8), accepting)
 
 
 def _multiple_of_power_dfa(modulus: int, zeros: int) -> Dfa:

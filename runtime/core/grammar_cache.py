@@ -196,17 +196,10 @@ class GrammarCache:
                 matcher.forced()
 
     def _compile(self, constraint: Constraint) -> MatcherSource:
-        is_interpreted = self._wait_for_loops is not None and not loops.ready(_LOOPS)
-        if is_interpreted and 32 * self._num_words > MAX_INTERPRETED_TOKENS:
+        if not loops.ready(_LOOPS) and 32 * self._num_words > MAX_INTERPRETED_TOKENS:
             self._wait()
         try:
-            try:
-                return self._compile_source(_grammar_source(constraint), constraint.order)
-            except GrammarError:
-                if not is_interpreted:
-                    raise
-                self._wait()  # perhaps the budget of time was used up by interpreting
-                return self._compile_source(_grammar_source(constraint), constraint.order)
+            return self._compile_source(_grammar_source(constraint), constraint.order)
         except GrammarError as error:
             raise _invalid_grammar(constraint.kind, str(error)) from None
 

@@ -61,6 +61,12 @@ def _num_tests(schema: dict[str, Any]) -> int:
     return len(schema.get("patternProperties", ())) + len(_TESTS & schema.keys())
 
 
+def may_be_too_complex(document: Document) -> bool:
+    """Return True if patterns, formats or divisors may meet, or `contains` makes items meet several schemas."""
+    schemas = [location.schema for location in document.all if isinstance(location.schema, dict)]
+    return sum(map(_num_tests, schemas)) > 1 or any("contains" in schema for schema in schemas)
+
+
 class LimitCheck:
     """Works out the goals of one document that many schemas make up. Raises GrammarError with the pointer of one."""
 

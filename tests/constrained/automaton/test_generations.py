@@ -228,3 +228,12 @@ def test_every_kind_of_constraint_is_renewed(constraint: Constraint, monkeypatch
             if place % 4 == 1:
                 renewed.replace(renewed.generation)
     assert renewed.num_renewals > 3
+
+
+def test_a_large_automaton_is_counted_after_its_first_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = grammar(monkeypatch, NEVER, JsonSchema({"type": "string", "pattern": "^.*a.{9}$"}))
+    matcher = counted.matcher()
+    assert all(matcher.accept(token) for token in ids('"a'))
+    tables = counted.generation.automaton.tables
+    assert tables.num_states > 10_000
+    assert counted.num_bytes > tables.num_bytes > 1 << 20

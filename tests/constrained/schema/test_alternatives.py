@@ -304,3 +304,44 @@ def walk(grammar: CompiledGrammar, rng: random.Random) -> None:
 @given(seed=st.integers(0, 2**32))
 def test_a_compiled_schema_loses_no_value(seed: int) -> None:
     check_random_schema(seed)
+
+
+def far_from_the_end(letter: str) -> str:
+    return f"^.*{letter}.{{9}}$"
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"patternProperties": {far_from_the_end(c): {"type": "integer"} for c in "abc"}}, {"zz": 1}),
+        (
+            {"oneOf": [{"properties": {"a": {"pattern": far_from_the_end(c)}}, "required": ["a"]} for c in "abc"]},
+            {"a": "a" + 9 * "z"},
+        ),
+        (
+            {
+                "type": "object",
+                "allOf": [
+                    {"if": {"properties": {"a": {"multipleOf": n}}, "required": ["a"]}, "then": {"required": [f"m{n}"]}}
+                    for n in (97, 89, 83)
+                ],
+            },
+            {"a": 5},
+        ),
+        ({"type": "array", "allOf": [{"contains": {"multipleOf": n}} for n in (97, 89, 83)]}, [97, 89, 83]),
+        ({"type": "array", "allOf": [{"contains": {"const": n}} for n in range(35)]}, list(range(35))),
+        ({"allOf": [{"properties": {"a": {"type": "integer", "multipleOf": n}}} for n in (97, 89, 83)]}, {"a": 716539}),
+    ],
+    ids=["names", "oneOf", "if", "contains", "many contains", "divisors"],
+)
+def test_constraints_that_are_too_complex_together_are_refused_and_not_left_out(schema: Any, value: Any) -> None:
+    assert judge(schema).is_valid(value)
+    inside = {"type": "object", "properties": {"o": {"anyOf": [{"type": "null"}, schema]}}}
+    with pytest.raises(GrammarError, match=r"too complex|more than 32 constraints"):
+        compile_constraint(JsonSchema(inside), shared_vocabulary())
+
+
+def test_two_divisors_of_many_remainders_hold_together() -> None:
+    schema = {"allOf": [{"type": "integer", "multipleOf": n} for n in (97, 89)]}
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
+    assert [n for n in (97, 89, 97 * 89, 2 * 97 * 89) if accepts(grammar, str(n).encode())] == [8633, 17266]
