@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ...automaton.automaton import Automaton
@@ -20,9 +21,10 @@ from ..formula import Formula, atoms
 from ..goals import GoalCompiler
 from ..interface import SchemaNode
 from ..keywords import APPLICATORS, child
+from ..number_parts import NumberPart
 from ..object_context import ObjectContext, is_plain
 from ..object_states import ObjectState
-from ..string_dfas import any_string, combinations
+from ..string_dfas import any_string, combinations, format_chars, pattern_chars
 from ..string_parts import string_dfa
 from ..string_states import string_start
 from ..structure_parts import ArrayPart
@@ -34,6 +36,7 @@ MAX_TESTS = 8  # patterns and formats of one value that are never too many
 _TESTS = frozenset(("propertyNames", "pattern", "format", "multipleOf", "divisibleBy"))
 # Of a schema without these, nothing but its own keywords applies to one value.
 _SEVERAL = (APPLICATORS - {"enum", "const"}) | {"patternProperties"}
+_ITEMS = frozenset(("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems"))
 MAX_LISTED = 256  # schemas of one value whose members are compared
 
 
@@ -62,9 +65,94 @@ def _num_tests(schema: dict[str, Any]) -> int:
 
 
 def may_be_too_complex(document: Document) -> bool:
-    """Return True if patterns, formats or divisors may meet, or `contains` makes items meet several schemas."""
-    schemas = [location.schema for location in document.all if isinstance(location.schema, dict)]
-    return sum(map(_num_tests, schemas)) > 1 or any("contains" in schema for schema in schemas)
+    """Return True if tests that may meet in one value or name have a product that may be too large."""
+    located = [location for location in document.all if isinstance(location.schema, dict)]
+    has_contains = any("contains" in location.schema for location in located)
+    if not has_contains and sum(_num_tests(location.schema) for location in located) < 2:
+        "contains" in x.schema for x in located
+    ):
+        return False
+    meetings = _Meetings(document)
+    return any(meetings.are_large_at(location) for location in located)
+
+
+class _Meetings:
+    """Sets of distinct tests (patterns, formats, divisors) that may meet, and whether their product may be large."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._tests: dict[int, frozenset[tuple[str, Any]]] = {}
+
+    def are_large_at(self, location: Location) -> bool:
+        """Return True if the schemas of one value, or of one of its members, items or names, may be too many."""
+        if _SEVERAL.isdisjoint(location.schema) and not _ITEMS & location.schema.keys():
+            return len(_TESTS & location.schema.keys()) > 1 and _is_large(self._own(location.schema))
+        closure = _closure(self._document, location)
+        names: set[tuple[str, Any]] = set()
+        own: set[tuple[str, Any]] = set()
+        at_any_name: list[frozenset[tuple[str, Any]]] = []
+        members: dict[str, list[frozenset[tuple[str, Any]]]] = {}
+        items: list[frozenset[tuple[str, Any]]] = []
+        num_contained = 0
+        for inner in closure:
+            own |= self._own(inner.schema)
+            names |= {("pattern", pattern) for pattern in inner.schema.get("patternProperties", ())}
+            num_contained += "contains" in inner.schema
+            for part in self._document.subschemas(inner):
+                keyword, *below = part.pointer[len(inner.pointer) + 1 :].split("/", 2)
+                if keyword == "propertyNames":
+                    names |= self._below(part)
+                elif keyword == "properties":
+                    members.setdefault(below[0] if below else "", []).append(self._below(part))
+                elif keyword in ("patternProperties", "additionalProperties", "unevaluatedProperties"):
+                    at_any_name.append(self._below(part))
+                elif keyword in _ITEMS:
+                    items.append(self._below(part))
+        groups = [items, at_any_name, *([*found, *at_any_name] for found in members.values())]
+        joint = [frozenset().union(*group) for group in groups if len(group) > 1]
+        return num_contained > MAX_ITEM_GOALS or any(map(_is_large, (frozenset(own), frozenset(names), *joint)))
+
+    def _own(self, schema: dict[str, Any]) -> frozenset[tuple[str, Any]]:
+        return frozenset((keyword, schema[keyword]) for keyword in _TESTS & schema.keys() if keyword != "propertyNames")
+
+    def _below(self, location: Location) -> frozenset[tuple[str, Any]]:
+        """Return all tests of a schema and of those in it."""
+        if not isinstance(location.schema, dict):
+            return frozenset()
+        found = self._tests.get(id(location.schema))
+        if found is None:
+            self._tests[id(location.schema)] = frozenset()  # of a recursive schema
+            inner = [*self._document.subschemas(location), *(part for _, part in same_value(self._document, location))]
+            names = {("pattern", pattern) for pattern in location.schema.get("patternProperties", ())}
+            found = self._own(location.schema).union(names, *map(self._below, inner))
+            self._tests[id(location.schema)] = found
+        return found
+
+
+def _is_large(tests: frozenset[tuple[str, Any]]) -> bool:
+    """Return True if the product of the automata of several tests may have too many states."""
+    return len(tests) > 1 and math.prod(_num_states(*test) for test in tests) > MAX_PRODUCT_STATES
+
+
+def _num_states(keyword: str, value: Any) -> int:
+    if keyword == "pattern":
+        return pattern_chars(value).num_states
+    if keyword == "format":
+        chars = format_chars(value)
+        return 1 if chars is None else chars.num_states
+    return NumberPart(multiples=frozenset([Decimal(repr(value))])).num_states()
+
+
+def _closure(document: Document, location: Location) -> list[Location]:
+    """Return the schemas that apply to the same value, up to `MAX_LISTED`."""
+    found: dict[int, Location] = {}
+    todo = [location]
+    while todo and len(found) < MAX_LISTED:
+        inner = todo.pop()
+        if isinstance(inner.schema, dict) and id(inner.schema) not in found:
+            found[id(inner.schema)] = inner
+            todo += (part for _, part in same_value(document, inner))
+    return list(found.values())
 
 
 class LimitCheck:
@@ -115,22 +203,12 @@ class LimitCheck:
         if weight.is_large or weight.schemas <= 1:
             return weight.is_large
         members: dict[str, list[Weight]] = {}
-        for inner in self._closure(location):
+        for inner in _closure(self._document, location):
             for name, value in inner.schema.get("properties", {}).items():
                 if isinstance(value, dict):
                     at = self._document.inside(inner, value, "properties", name)
                     members.setdefault(name, []).append(self._weight(at))
         return any(_sum(weights).is_large for weights in members.values())
-
-    def _closure(self, location: Location) -> list[Location]:
-        found: dict[int, Location] = {}
-        todo = [location]
-        while todo and len(found) < MAX_LISTED:
-            inner = todo.pop()
-            if isinstance(inner.schema, dict) and id(inner.schema) not in found:
-                found[id(inner.schema)] = inner
-                todo += (part for _, part in same_value(self._document, inner))
-        return list(found.values())
 
     # Goals.
 
