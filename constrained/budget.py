@@ -12,10 +12,12 @@ verdict does not depend on what the caches hold.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, update_wrapper
+from functools import update_wrapper
+from threading import Lock
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from .errors import GrammarError
@@ -25,6 +27,7 @@ MAX_STEPS = 100_000_000  # of one construction, or of one cached piece
 PATTERN_STEPS = 60_000_000  # of one pattern
 GRAMMAR_STEPS = 200_000_000  # for all terminals of a grammar
 COMPILATION_STEPS = 200_000_000  # of one constraint, with all pieces that it uses
+MAX_CACHED_STEPS = 100_000_000  # of the results that one function keeps, some tens of MB
 INTERPRETED = 100  # steps of one operation in Python
 
 P = ParamSpec("P")
@@ -115,15 +118,29 @@ class CompileBudget:
 
 
 class CachedPiece(Generic[P, R]):
-    """A function whose results are cached with the work that they took."""
+    """A function whose results are cached with the work that they took.
+
+    The results used least recently are dropped beyond `maxsize`, or beyond `MAX_CACHED_STEPS` for those that are kept:
+    what took many steps takes much memory.
+    """
 
     def __init__(self, make: Callable[P, R], maxsize: int) -> None:
         update_wrapper(self, make)
-        self._make = make
-        self._cached = lru_cache(maxsize)(self._made)
+        self._make, self._maxsize = make, maxsize
+        self._lock = Lock()
+        self._results: OrderedDict[Hashable, tuple[R, _Work]] = OrderedDict()
+        self._steps = 0
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        result, work = self._cached(*args, **kwargs)  # type: ignore[arg-type]  # they are hashable
+        key = (args, tuple(kwargs.items())) if kwargs else args
+        with self._lock:
+            found = self._results.get(key)
+            if found is not None:
+                self._results.move_to_end(key)
+        if found is None:
+            found = self._made(*args, **kwargs)
+            self._keep(key, found)
+        result, work = found
         if _open.pieces:
             _open.pieces[-1].used.append(work)
         if _open.compilation is not None:
@@ -132,17 +149,31 @@ class CachedPiece(Generic[P, R]):
 
     def cache_clear(self) -> None:
         """Forget all results."""
-        self._cached.cache_clear()
+        with self._lock:
+            self._results.clear()
+            self._steps = 0
+
+    def _keep(self, key: Hashable, found: tuple[R, _Work]) -> None:
+        with self._lock:
+            if key in self._results:
+                return
+            self._results[key] = found
+            self._steps += found[1].steps
+            while len(self._results) > 1 and (len(self._results) > self._maxsize or self._steps > MAX_CACHED_STEPS):
+                _, (_, dropped) = self._results.popitem(last=False)
+                self._steps -= dropped.steps
 
     def _made(self, *args: Any, **kwargs: Any) -> tuple[R, _Work]:
         work = _Work((self._make, args, tuple(kwargs.items())))
-        if _open.compilation is not None:
-            _open.compilation.is_new(work)  # charged as it is made
+        compilation = _open.compilation
+        if compilation is not None and not compilation.is_new(work):
+            _open.compilation = None  # charged before, and dropped from the cache since
         _open.pieces.append(work)
         try:
             return self._make(*args, **kwargs), work
         finally:
             _open.pieces.pop()
+            _open.compilation = compilation
 
 
 def cached_piece(maxsize: int) -> Callable[[Callable[P, R]], CachedPiece[P, R]]:

@@ -55,7 +55,7 @@ def compile_constraint(
     whitespace: WhitespacePolicy = "bounded",
     order: PropertyOrder = "any",
 ) -> CompiledGrammar:
-    """Compile a constraint. Raises GrammarError, within about two seconds.
+    """Compile a constraint. Raises GrammarError, also beyond a number of steps that takes about two seconds.
 
     `whitespace` is allowed between the parts of a JSON value: "compact" none, "bounded" at most one space after `,` and
     `:`, "any" everything that JSON allows inside the outermost value. `order` is that of an object's properties: "any",

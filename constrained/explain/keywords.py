@@ -12,7 +12,7 @@ from ..schema.document import Document, Location
 from ..schema.formats import PATTERNS
 from ..schema.keywords import ANNOTATIONS, KEYWORDS, child
 
-MAX_REFUSALS = 10  # one may take half a second
+MAX_REFUSALS = 10  # each takes up to 60 million steps
 Status = Literal["enforced", "annotation", "warning"]
 _HOLDERS = frozenset(("$defs", "definitions"))
 _KNOWN_ANNOTATIONS = (

@@ -18,6 +18,7 @@ from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa
 from ..regex.charset import ALL
+from ..regex.counted_chars import MAX_PRODUCT_STATES
 from ..regex.dfa import DEAD, START, Dfa
 from ..regex.expression import Chars, Expression, repeat
 from ..regex.pair_product import product
@@ -27,7 +28,6 @@ from .formats import format_expression, possible_expression, regex_chars
 from .formula import Truths
 
 MAX_LENGTH_STATES = 60_000
-MAX_PRODUCT_STATES = 20_000
 _PLAIN = np.array([b for b in range(0x20, 0x80) if b not in (0x22, 0x5C)], np.uint8)
 # Multi-byte characters: range of the first byte, range of the second byte, number of bytes after it.
 _UTF8 = np.array(

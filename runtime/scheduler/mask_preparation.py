@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import cast
 
-from ...constrained.backends import prepare_together
+from ...constrained.backends import OutputMatcher, prepare_together
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
 from .request import Request
@@ -83,7 +84,7 @@ class MaskPreparation:
     def _walk(self) -> Iterator[tuple[Request, None]]:
         """Yield the requests whose masks took no more than a walk."""
         walking, self._walking = self._walking, []
-        matchers = [request.matcher for request in walking if request.matcher is not None]
+        matchers = [cast(OutputMatcher, request.matcher) for request in walking]
         if matchers:
             prepare_together(matchers)
         for request, matcher in zip(walking, matchers, strict=True):
@@ -149,3 +150,5 @@ def _result(job: Future[None]) -> None:
         job.result()
     except GrammarError as error:
         raise grammar_too_complex(error) from None
+    except (RecursionError, MemoryError) as error:  # of this request's grammar: the others go on
+        raise grammar_too_complex(GrammarError(str(error) or type(error).__name__)) from None

@@ -133,3 +133,31 @@ HOSTILE = [
 def test_a_hostile_constraint_is_refused_or_small(constraint: Regex | JsonSchema | Grammar) -> None:
     with suppress(GrammarError):
         assert compile_constraint(constraint, VOCABULARY).automaton.tables.num_states < 200_000
+
+
+def test_a_piece_that_was_dropped_is_not_charged_twice() -> None:
+    made: list[int] = []
+
+    def make(number: int) -> int:
+        made.append(number)
+        CompileBudget().check(1, budgets.COMPILATION_STEPS // 3)
+        return number
+
+    piece = cached_piece(maxsize=1)(make)
+    with compilation():
+        assert [piece(number) for number in (1, 2, 1)] == [1, 2, 1]
+    assert made == [1, 2, 1]
+
+
+def test_results_that_took_many_steps_are_not_kept_in_number() -> None:
+    made: list[int] = []
+
+    def make(number: int) -> int:
+        made.append(number)
+        CompileBudget().check(1, budgets.MAX_CACHED_STEPS // 2)
+        return number
+
+    piece = cached_piece(maxsize=100)(make)
+    for number in (1, 2, 3, 3, 2, 1):
+        piece(number)
+    assert made == [1, 2, 3, 1]
