@@ -139,7 +139,7 @@ class Automaton:
     has_once: bool = False  # True once a frame that is `once` exists
     marks: list[tuple[int, ...]] = field(default_factory=lambda: [()])  # ascending counts at which masks change
     caches: list[Sequence[Sized]] = field(default_factory=list)  # of front ends; they grow with the states
-    _num_filled: int = 0
+    num_filled: int = 0  # rows, so far
     _numbers: dict[Any, int] = field(default_factory=dict)
     _values: dict[int, Any] = field(default_factory=dict)
     _pushes: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -231,9 +231,9 @@ class Automaton:
 
     def fill(self, number: int) -> None:
         """Compute the row of a state. Raises what `expand` raises, and StatesExhaustedError beyond MAX_BYTES."""
-        if self._num_filled % MEASURE_INTERVAL == 0:
+        if self.num_filled % MEASURE_INTERVAL == 0:
             self._check_size()
-        self._num_filled += 1
+        self.num_filled += 1
         row = self._values[number].expand(self)
         tables = self.tables
         tables.set_edges(number, row.edges)

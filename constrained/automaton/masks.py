@@ -119,6 +119,30 @@ class TokenWalker:
         repeating = self.vocabulary.quoted.repeating(mask, name, before, names, may_come)
         return without(mask, repeating) if repeating else mask
 
+    def cached_mask(
+        self,
+        at: Configuration,
+        cells: NDArray[np.int32],
+        cells_address: int,
+        history: bytearray,
+        names: NamesInTokens,
+    ) -> NDArray[np.int32] | None:
+        """Return the bitmask of a configuration that counts nothing, if it is in the cache. Most masks are."""
+        key = self._keys.get(at.state)
+        if key is None or cells.item(at.top, LEVEL) + self._longest >= MAX_DEPTH:
+            return None
+        reach = self._reach.get(key)
+        if reach is None:
+            return None
+        full = key + self._frames(cells, at.top, reach) if reach else key
+        mask = self._masks.get(full)
+        if mask is None:
+            return None
+        self._masks.move_to_end(full)
+        if not self.automaton.has_once:
+            return mask
+        return self.without_repeated(mask, at, cells, cells_address, history, names)
+
     def key(self, at: Configuration) -> tuple[int, ...]:
         """Return the cache key of a configuration's mask without the stack."""
         return self._keys.get(at.state) or self._key(at.state, at.counted)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StatesExhaustedError
-from .automaton import Accepted, Automaton, ControlState
+from .automaton import MEASURE_INTERVAL, Accepted, Automaton, ControlState
 from .duplicate_names import NamesInTokens
 from .layout import NUM_CELL_COLUMNS
 from .masks import Configuration, NotReadyError, TokenWalker
@@ -43,6 +43,7 @@ class Generation:
         self.walker = TokenWalker(automaton, vocabulary)
         self.lock = RLock()
         self.num_outputs = 0
+        self.next_measured = 0  # number of filled rows at which its size is measured again
 
     def __del__(self) -> None:
         # A search of the garbage collector for what is left of it would hold the interpreter for long.
@@ -93,6 +94,9 @@ class CompiledGrammar:
     def renew_if_large(self) -> None:
         """Begin a fresh generation if the current one has grown beyond the bound."""
         old = self._generation
+        if old.automaton.num_filled < old.next_measured:
+            return
+        old.next_measured = old.automaton.num_filled + MEASURE_INTERVAL
         if old.automaton.num_bytes <= self._renewal_bytes or not self._renewing.acquire(blocking=False):
             return
         try:
@@ -164,6 +168,12 @@ class Matcher:
         known = self._known_mask
         if known is not None and known[0] is self._at:
             return known[1]
+        if self._generation is self._grammar.generation:
+            with self._generation.lock:
+                mask = self._walker.cached_mask(self._at, self._cells, self._cells_address, self._history, self._names)
+            if mask is not None:
+                self._known_mask = self._at, mask
+                return mask
         self.move_if_outdated()
         mask = self._run(self._mask)
         self._known_mask = self._at, mask
