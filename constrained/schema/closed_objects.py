@@ -183,30 +183,44 @@ def _all_of(compiler: SchemaCompiler, location: Location, keyword: str) -> Split
 
 
 def _switch_cases(compiler: SchemaCompiler, location: Location, branches: list[Location]) -> list[Location]:
-    """Return the branches of `if` and `then` only, if their conditions are pairwise disjoint."""
+    """Return the branches of `if` and `then` only, if no object satisfies two of their conditions."""
     found = [inner for inner in branches if isinstance(inner.schema, dict) and inner.schema.keys() == {"if", "then"}]
     if len(found) < 2 or not compiler.closes_objects or (location.draft or 7) < 7:
         return []
-    if location.schema.get("type") != "object":
-        return []
     conditions = [compiler.document.inside(inner, inner.schema["if"], "if") for inner in found]
-    if not are_disjoint(compiler.document, conditions, location):
+    objects = Location({"type": "object", "required": location.schema.get("required")}, location.pointer, location.base)
+    if not are_disjoint(compiler.document, conditions, objects):
         return []
     return found
 
 
 def _switch_formula(compiler: SchemaCompiler, branches: list[Location]) -> SplitFormula:
-    """Split the formula of a switch by its cases, of which at most one applies."""
+    """Split the formula of a switch by its cases, of which at most one applies to an object.
+
+    Other values may satisfy several conditions. They list no members, so they are left as they are.
+    """
     parts = [_split_formula(compiler, inner) for inner in branches]
+    is_object = _objects(compiler)
     held: list[tuple[ListedMembers, Formula]] = []
     failed: list[Formula] = []
     for inner in branches:
         inside = compiler.document.inside(inner, inner.schema["if"], "if")
         condition = compiler.formula_at(inside)
         then = _split_formula(compiler, compiler.document.inside(inner, inner.schema["then"], "then"))
-        held += _conjunction({_condition_members(compiler, inside): condition}, then.alternatives).items()
+        case = {_condition_members(compiler, inside): conj([is_object, condition])}
+        held += _conjunction(case, then.alternatives).items()
         failed.append(neg(condition))
-    return SplitFormula(conj(part.formula for part in parts), _merged_cases([*held, (NO_MEMBERS, conj(failed))]))
+    formula = conj(part.formula for part in parts)
+    others = disj([conj([is_object, *failed]), conj([neg(is_object), formula])])
+    return SplitFormula(formula, _merged_cases([*held, (NO_MEMBERS, others)]))
+
+
+def _objects(compiler: SchemaCompiler) -> Formula:
+    """Return the formula of all objects."""
+    if "objects" not in compiler.cache:
+        schema = {"type": "object"}
+        compiler.cache["objects"] = derived_keywords(compiler, schema, Location(schema, "", ""))
+    return compiler.cache["objects"]
 
 
 def _any_of(compiler: SchemaCompiler, location: Location, keyword: str) -> SplitFormula:

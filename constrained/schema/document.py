@@ -42,7 +42,9 @@ def _text(schema: Mapping[str, Any] | bool) -> str:
     # The round trip turns any Python object, such as a tuple or a str subclass, into plain JSON values.
     try:
         return json.dumps(schema)
-    except (TypeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise GrammarError("the schema is nested too deep", pointer="") from None
+    except (TypeError, ValueError) as error:
         raise GrammarError(f"the schema is no JSON: {error}", pointer="") from None
 
 
