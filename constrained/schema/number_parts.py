@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -67,7 +68,7 @@ class NumberPart:
 
     def num_states(self) -> int:
         """Return about how many states the part brings to a product."""
-        return sum(map(_num_remainder_states, self.multiples)) + (16 if self.lower or self.upper else 1)
+        return math.prod(map(_num_remainder_states, self.multiples)) + (16 if self.lower or self.upper else 1)
 
     def holds(self, value: Decimal) -> bool:
         """Return True if a number satisfies the part."""
