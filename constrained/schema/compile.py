@@ -62,6 +62,8 @@ def schema_start(
     if refused := automaton.refused:
         # Some values may be valid, but only among those that were too complex to work out.
         pointer = refused[0].pointer or pattern_pointer(refused[0].patterns, document)
+        if not pointer:
+            LimitCheck(compiler).check()  # which knows more of the place
         raise GrammarError(refused[0].reason, pointer=pointer) from None
     closed = " when objects have no members but those that are listed (additional_properties)"
     raise GrammarError(f"no text at all satisfies the constraint{closed if compiler.closes_objects else ''}")

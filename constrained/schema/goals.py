@@ -164,6 +164,7 @@ class GoalCompiler(SchemaCompiler):
         key = ("typed", goal, kind)
         found = self.cache.get(key)
         if found is None:
+            num_before = len(self.refused)
             found = self.over_parts(goal, kind)
             if kind in ("string", "number"):
                 found = self._simplified(found, kind)
@@ -172,6 +173,14 @@ class GoalCompiler(SchemaCompiler):
                 if not isinstance(found, ListedPart):
                     found = self._simplified(self._without_listed(found), kind)
             self.cache[key] = found
+            if len(self.refused) > num_before:
+                self.cache["refused", goal, kind] = self.refused[num_before]
+        return found
+
+    def refusal(self, goal: Formula, kind: str) -> GrammarError | None:
+        """Return why `typed` has left out values of a goal, if it has."""
+        self.typed(goal, kind)
+        found: GrammarError | None = self.cache.get(("refused", goal, kind))
         return found
 
     def over_parts(self, goal: Formula, kind: str) -> Formula:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,8 +14,9 @@ from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..budget import CompileBudget
 from ..errors import GrammarError
+from ..regex.counted_chars import NEVER
 from ..regex.dfa import DEAD, START, Dfa
-from .formula import Formula, atoms, evaluate, has_negation
+from .formula import Formula, Truths, atoms, evaluate, has_negation
 from .interface import SchemaCompiler
 from .string_dfas import (
     any_string,
@@ -32,10 +33,12 @@ from .string_parts import (
     char_product,
     chars_of,
     few_texts,
+    labelled_strings,
+    part_combinations,
     spellings,
     string_dfa,
 )
-from .string_states import QUOTE, is_undecided
+from .string_states import QUOTE, counted_block, is_undecided
 from .structure_parts import ObjectPart
 
 
@@ -79,19 +82,21 @@ class MemberNames:
         self.names = list(dict.fromkeys(name for part in parts for name in part.names))
         self.num_mentioned = len(self.names)
         # The parts of `propertyNames` are tests of names, as patterns are.
-        self._tests: dict[str | StringPart | UndecidedFormat, Dfa] = {}
+        found: dict[str | StringPart | UndecidedFormat, None] = {}
         for part in parts:
-            for pattern in part.patterns:
-                self._tests[pattern] = pattern_dfa(pattern)
+            found |= dict.fromkeys(part.patterns)
             for goal in part.name_goals:
                 for atom in atoms(compiler.typed(goal, "string")):
                     assert isinstance(atom, StringPart)
-                    self._tests[atom] = string_dfa(atom)
+                    found[atom] = None
                     if has_negation(compiler.typed(goal, "string")):
-                        self._tests |= {
-                            UndecidedFormat(atom, number): string_content_dfa(chars)
-                            for number, chars in enumerate(atom.undecided())
-                        }
+                        found |= {UndecidedFormat(atom, number): None for number in range(len(atom.undecided()))}
+        self._tests = tuple(found)
+        # The tests as parts, by which characters are counted; None if states stand for all that is to be known.
+        self._parts: tuple[StringPart, ...] | None = None
+        if any(isinstance(test, StringPart) and (test.least or test.most is not None) for test in self._tests):
+            self._parts = self._as_parts()
+        self.refused: GrammarError | None = None  # why names that are not listed are left out
         self._listed: set[NameKind] = set()
         if list_names and self._tests:
             self._list_names()
@@ -106,11 +111,19 @@ class MemberNames:
         # Listed names with several spellings are tested for as texts, if other names may come.
         self._spellings = {name: spellings(name) for name in self.names}
         self._tested_names = [name for name in self.names if len(self._spellings[name]) != 1 or "/" in name]
-        self.refused: GrammarError | None = None  # why names that are not listed are left out
         self._tested_bits = self.bits(self._tested_names)
-        if self._tests:
+        if self._tests and self.refused is None:
             self._find_kinds()
         self.num_classes = len(self.classes)
+
+    def _as_parts(self) -> tuple[StringPart, ...] | None:
+        """Return the tests as parts of strings, or None if some are of formats that are known in part."""
+        parts: list[StringPart] = []
+        for test in self._tests:
+            if isinstance(test, UndecidedFormat):
+                return None
+            parts.append(StringPart(patterns=frozenset([test])) if isinstance(test, str) else test)
+        return tuple(parts)
 
     def _list_names(self) -> None:
         tests = [test for test in self._tests if not isinstance(test, UndecidedFormat)]
@@ -118,8 +131,9 @@ class MemberNames:
         try:
             chars = [pattern_chars(test) if isinstance(test, str) else chars_of(test) for test in tests]
             found = char_product(chars, budget)
-        except GrammarError:
-            return  # too complex: `_find_kinds` refuses them
+        except GrammarError as error:
+            self._refuse(error)
+            return
         for passed in found.truths:
             texts = few_texts(found.chars(passed), self._most_listed)
             if texts is not None:
@@ -165,17 +179,15 @@ class MemberNames:
 
     def _find_kinds(self) -> None:
         """Find the combinations of tests that names can pass."""
-        tests = list(self._tests)
         try:
-            found = combinations(any_string(), list(self._tests.values()))
+            found = self._combinations()
             if len(found) > MAX_KINDS:
                 raise GrammarError(f"the patterns of names overlap in more than {MAX_KINDS} ways")
         except GrammarError as error:
-            self.compiler.refused.append(error)
-            self.refused = error
-            return  # only listed names are allowed
+            self._refuse(error)
+            return
         for accepted in found:
-            kind = frozenset(test for test, passed in zip(tests, accepted, strict=True) if passed)
+            kind = frozenset(test for test, passed in zip(self._tests, accepted, strict=True) if passed)
             if frozenset(test for test in kind if not isinstance(test, UndecidedFormat)) in self._listed:
                 continue
             self.kinds.append(kind)
@@ -183,14 +195,32 @@ class MemberNames:
                 self._class_of_kind[kind] = len(self.classes)
                 self.classes.append(NameClass(None, kind))
 
+    def _refuse(self, error: GrammarError) -> None:
+        """Allow only listed names, for this reason."""
+        self.compiler.refused.append(error)
+        self.refused = error
+
+    def _combinations(self) -> Collection[Truths]:
+        """Return the combinations of tests that names pass. Raises GrammarError beyond the limits."""
+        if self._parts is None:
+            try:
+                return combinations(any_string(), [_test_dfa(test) for test in self._tests])
+            except GrammarError:
+                self._parts = self._as_parts()
+                if self._parts is None:
+                    raise
+        return tuple(part_combinations(self._parts))
+
     def is_everything(self, kinds: frozenset[NameKind]) -> bool:
         """Return True if every text is a listed name or a name of these kinds."""
         return self.refused is None and len(kinds) == len(self.kinds) > 0
 
     def kind_of(self, name: str) -> NameKind:
         """Return the tests that a name passes."""
+        if self._parts is not None:
+            return frozenset(test for test, part in zip(self._tests, self._parts, strict=True) if part.holds(name))
         data = spellings(name)[0][:-1]
-        return frozenset(test for test, dfa in self._tests.items() if dfa.accepts(data))
+        return frozenset(test for test in self._tests if _test_dfa(test).accepts(data))
 
     def few(self, kind: NameKind) -> list[str] | None:
         """Return the names of a kind, without those that are listed, or None if they are more than a few."""
@@ -217,12 +247,16 @@ class MemberNames:
             return False
         try:
             found = self._product(0, kinds, [])
+            if found is not None and found[1].counts is not None:
+                return any(self._counted_may_run_out(kind) for kind in kinds)
         except GrammarError:
             return True
         if found is None:
             return False
         dfa, block = found
-        for number in set(block.results.tolist()) - {-1}:
+        # From a state that leads to itself, there are always more names.
+        leads_on = (dfa.table == np.arange(dfa.num_states)[:, None]).any(axis=1)
+        for number in set(block.results[~leads_on].tolist()) - {-1}:
             alive = block.results == number
             while True:
                 longer = alive | alive[dfa.table].any(axis=1)
@@ -232,6 +266,15 @@ class MemberNames:
             if not alive[dfa.table[alive]].any(axis=1).all():
                 return True
         return False
+
+    def _counted_may_run_out(self, kind: NameKind) -> bool:
+        assert self._parts is not None
+        truths = tuple(test in kind for test in self._tests)
+        found = labelled_strings(self._parts, lambda passed: 0 if passed == truths else -1)
+        if found is None:
+            return False
+        goes_on = found.chars.table[START:].any(axis=1) & (found.fewest[START:] == 0) & (found.most[START:] >= NEVER)
+        return not goes_on.all()
 
     def start(
         self, automaton: Automaton, names: int, kinds: frozenset[NameKind], used: frozenset[str] = frozenset()
@@ -252,6 +295,7 @@ class MemberNames:
             texts = [(text, self._pop(automaton, name)) for name in allowed for text in self._spellings[name]]
             return literal_states(automaton.tables, sorted(texts)) if texts else None
         tested_used = frozenset(name for name in used if len(spellings(name)) > 1 or "/" in name)
+        begins = None
         if not self._tests and not self._tested_names and not tested_used:
             others = any_string()
             base = automaton.block(("any name",), _any_name_block)
@@ -260,6 +304,7 @@ class MemberNames:
             if product is None:
                 return None
             others, block = product
+            begins = None if block.counts is None else block.counts.begins
             base = automaton.block(("names", self, names & self._tested_bits, kinds, tested_used), lambda: block)
         texts = [(text, DEAD) for name in used - tested_used for text in spellings(name) if others.accepts(text[:-1])]
         for number, name in enumerate(self.names):
@@ -271,31 +316,44 @@ class MemberNames:
                     texts.append((text, DEAD))
         if not texts:
             return base + START
-        return literal_states(automaton.tables, sorted(texts), base, others) or None
+        return literal_states(automaton.tables, sorted(texts), base, others, begins) or None
 
     def _pop(self, automaton: Automaton, name: str) -> int:
         return automaton.pop(1 + self._number_of[name])
 
     def _product(self, names: int, kinds: frozenset[NameKind], apart: list[str]) -> tuple[Dfa, Block] | None:
         """Return the automaton of other names by kind, except the names `apart`, which are refused unless listed."""
-        tests = list(self._tests)
-        apart_dfas = [string_dfa(StringPart(texts=frozenset([name]))) for name in apart]
+        num_tests = len(self._tests)
+        apart_parts = tuple(StringPart(texts=frozenset([name])) for name in apart)
 
-        def label(accepted: tuple[bool, ...]) -> int:
-            for name, found in zip(apart, accepted[len(tests) :], strict=True):
+        def label(accepted: Truths) -> int:
+            for name, found in zip(apart, accepted[num_tests:], strict=True):
                 if found:
                     if name not in self._number_of:
                         return -1
                     return 1 + self._number_of[name] if names >> self._number_of[name] & 1 else -1
-            kind = frozenset(test for test, passed in zip(tests, accepted, strict=False) if passed)
+            kind = frozenset(test for test, passed in zip(self._tests, accepted, strict=False) if passed)
             return self._class_of_kind[kind] if kind in kinds else -1
 
-        product = labelled_product(any_string(), [*self._tests.values(), *apart_dfas], label)
+        if self._parts is not None:
+            labelled = labelled_strings((*self._parts, *apart_parts), label)
+            if labelled is None:
+                return None
+            block = counted_block(labelled)
+            return Dfa(block.table, block.class_of, block.results >= 0), block
+        dfas = [_test_dfa(test) for test in self._tests]
+        product = labelled_product(any_string(), [*dfas, *map(string_dfa, apart_parts)], label)
         if product is None:
             return None
         table, class_of, labels = product
         dfa = Dfa(table, class_of, labels >= 0)
         return dfa, _name_block(dfa, labels)
+
+
+def _test_dfa(test: str | StringPart | UndecidedFormat) -> Dfa:
+    if isinstance(test, UndecidedFormat):
+        return string_content_dfa(test.part.undecided()[test.number])
+    return pattern_dfa(test) if isinstance(test, str) else string_dfa(test)
 
 
 @cache

@@ -188,7 +188,7 @@ def part_block(part: StringPart, result: int) -> Block:
         return _string_block(dfa, np.where(dfa.accepting, result, -1).astype(np.int32))
     labelled = labelled_strings((part,), lambda truths: result if truths[0] else -1)
     assert labelled is not None, "a part is made only if some string satisfies it"
-    return _counted_block(labelled)
+    return counted_block(labelled)
 
 
 def prepare_format(name: str) -> None:
@@ -203,7 +203,7 @@ def _string_block(dfa: Dfa, results: NDArray[np.int32]) -> Block:
     return Block(dfa.table, dfa.class_of, results, QUOTE, plain=plain, loops=loops, free=free)
 
 
-def _counted_block(labelled: LabelledTexts) -> Block:
+def counted_block(labelled: LabelledTexts) -> Block:
     """Return the block of the strings of labelled texts, which ends at the quote with the label as result."""
     chars = labelled.chars
     dfa = byte_dfa(chars, "json_string", CompileBudget())
@@ -289,4 +289,4 @@ def _product_block(automaton: Automaton, formulas: tuple[Formula, ...], result: 
                 GrammarError(f"not all of the format {names[0]!r} is known, so it cannot be negated")
             )
         return None
-    return _counted_block(labelled)
+    return counted_block(labelled)

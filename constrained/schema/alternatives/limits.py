@@ -7,7 +7,7 @@ schemas of which many apply to one value are worked out here, with all their alt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -17,27 +17,33 @@ from ...errors import GrammarError
 from ...regex.counted_chars import MAX_PRODUCT_STATES
 from ..array_states import MAX_ITEM_GOALS, is_plain_array
 from ..document import Document, Location
-from ..formula import Formula, atoms
+from ..formula import Formula, ResultCodes, atoms
 from ..goals import GoalCompiler
 from ..interface import SchemaNode
 from ..keywords import APPLICATORS, child
+from ..name_states import MemberNames
 from ..number_parts import NumberPart
 from ..object_context import ObjectContext, is_plain
 from ..object_states import ObjectState
 from ..string_dfas import any_string, combinations, format_chars, pattern_chars
 from ..string_parts import string_dfa
 from ..string_states import string_start
-from ..structure_parts import ArrayPart
+from ..structure_parts import ArrayPart, ObjectPart
 from ..value_states import number_start, result_codes
 from .object_search import MAX_PARTS
 
 MAX_SCHEMAS = 40  # of one value that are never too many
 MAX_TESTS = 8  # patterns and formats of one value that are never too many
-_TESTS = frozenset(("propertyNames", "pattern", "format", "multipleOf", "divisibleBy"))
+_AUTOMATA = frozenset(("pattern", "format", "multipleOf", "divisibleBy"))
+_TESTS = _AUTOMATA | frozenset(("propertyNames", "contains"))
+_NAME_TESTS = frozenset(("propertyNames", "patternProperties"))
 # Of a schema without these, nothing but its own keywords applies to one value.
 _SEVERAL = (APPLICATORS - {"enum", "const"}) | {"patternProperties"}
 _ITEMS = frozenset(("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems"))
 MAX_LISTED = 256  # schemas of one value whose members are compared
+
+
+_AddStates = Callable[[Automaton, tuple[Formula, ...], ResultCodes], int | None]
 
 
 class Weight(NamedTuple):
@@ -84,7 +90,7 @@ class _Meetings:
     def are_large_at(self, location: Location) -> bool:
         """Return True if the schemas of one value, or of one of its members, items or names, may be too many."""
         if _SEVERAL.isdisjoint(location.schema) and not _ITEMS & location.schema.keys():
-            return len(_TESTS & location.schema.keys()) > 1 and _is_large(self._own(location.schema))
+            return len(_AUTOMATA & location.schema.keys()) > 1 and _is_large(self._own(location.schema))
         closure = _closure(self._document, location)
         names: set[tuple[str, Any]] = set()
         own: set[tuple[str, Any]] = set()
@@ -111,7 +117,7 @@ class _Meetings:
         return num_contained > MAX_ITEM_GOALS or any(map(_is_large, (frozenset(own), frozenset(names), *joint)))
 
     def _own(self, schema: dict[str, Any]) -> frozenset[tuple[str, Any]]:
-        return frozenset((keyword, schema[keyword]) for keyword in _TESTS & schema.keys() if keyword != "propertyNames")
+        return frozenset((keyword, schema[keyword]) for keyword in _AUTOMATA & schema.keys())
 
     def _below(self, location: Location) -> frozenset[tuple[str, Any]]:
         """Return all tests of a schema and of those in it."""
@@ -170,6 +176,9 @@ class LimitCheck:
         for location in (*several, *meeting):
             if self._weight(location).tests > 1:
                 self._check_scalars(location)
+        for location in located:
+            if not _NAME_TESTS.isdisjoint(location.schema):
+                self._check_names(location)
         if len(located) <= MAX_SCHEMAS and sum(_num_tests(location.schema) for location in located) <= MAX_TESTS:
             return
         weights = [self._weight(location) for location in located]
@@ -212,14 +221,28 @@ class LimitCheck:
 
     def _check_scalars(self, location: Location) -> None:
         """Refuse a schema whose constraints on one string or number are too complex together."""
+        self._check_kinds(self._compiler.goal(location), location, {"string": string_start, "number": number_start})
+
+    def _check_kinds(self, goal: Formula, location: Location, starts: dict[str, _AddStates]) -> None:
         compiler, automaton = self._compiler, Automaton()
-        goal, num_refused = compiler.goal(location), len(compiler.refused)
-        for kind, add_states in (("string", string_start), ("number", number_start)):
-            formula = compiler.typed(goal, kind)
+        num_refused = len(compiler.refused)
+        for kind, add_states in starts.items():
+            formula, refused = compiler.typed(goal, kind), compiler.refusal(goal, kind)
+            if refused is not None:
+                raise GrammarError(refused.reason, pointer=refused.pointer or _nearest(location))
             if math.prod(part.num_states() for part in atoms(formula)) > MAX_PRODUCT_STATES:  # else none is too large
                 add_states(automaton, (formula,), result_codes(compiler, ()))
         for error in (*compiler.refused[num_refused:], *automaton.refused):
             raise GrammarError(error.reason, pointer=location.pointer)
+
+    def _check_names(self, location: Location) -> None:
+        """Refuse a schema whose tests of the names of one object are too complex together."""
+        formula = self._compiler.typed(self._compiler.goal(location, generated=True), "object")
+        parts = tuple(part for part in atoms(formula) if isinstance(part, ObjectPart))
+        if parts:
+            refused = MemberNames(self._compiler, parts, list_names=not is_plain(formula)).refused
+            if refused is not None:
+                raise GrammarError(refused.reason, pointer=_nearest(location, *_NAME_TESTS))
 
     def _check(self, goal: Formula, location: Location) -> None:
         if isinstance(goal, bool) or goal in self._checked:
@@ -229,9 +252,10 @@ class LimitCheck:
         num_before = len(compiler.refused)
         try:
             self._check_strings((goal,))
-            self._check_array(compiler.typed(goal, "array"))
+            self._check_kinds(goal, location, {"number": number_start})
+            self._check_array(compiler.typed(goal, "array"), location)
             members = compiler.typed(goal, "object")
-            inner = [] if members in self._checked_objects else list(self._of_object(members))
+            inner = [] if members in self._checked_objects else list(self._of_object(members, location))
             self._checked_objects.add(members)
         except GrammarError as error:
             raise GrammarError(error.reason, pointer=error.pointer or location.pointer) from None
@@ -255,7 +279,7 @@ class LimitCheck:
         if len(tests) > 1:
             combinations(any_string(), [string_dfa(test) for test in dict.fromkeys(tests)])
 
-    def _of_object(self, formula: Formula) -> Iterator[tuple[tuple[Formula, ...], Formula]]:
+    def _of_object(self, formula: Formula, location: Location) -> Iterator[tuple[tuple[Formula, ...], Formula]]:
         """Yield the goals of each member that has several, with what it needs."""
         if isinstance(formula, bool):
             return
@@ -270,7 +294,7 @@ class LimitCheck:
             if most > MAX_PARTS:
                 raise GrammarError(f"more than {MAX_PARTS} constraints apply to one object together ({most})")
         if context.names.refused is not None:
-            raise context.names.refused
+            raise GrammarError(context.names.refused.reason, pointer=_nearest(location, *_NAME_TESTS))
         for name in (*context.names.named, *(context.names.other(kind) for kind in context.names.kinds)):
             certain, open_goals = context.open_goals(name)
             if len(open_goals) > 1:
@@ -278,12 +302,24 @@ class LimitCheck:
                 self._check_strings(goals)
                 yield goals, context.need(certain, open_goals, name, 0)
 
-    def _check_array(self, formula: Formula) -> None:
-        if isinstance(formula, bool):
+    def _check_array(self, formula: Formula, location: Location) -> None:
+        if isinstance(formula, bool) or is_plain_array(self._compiler, formula):
             return
         parts = [part for part in atoms(formula) if isinstance(part, ArrayPart)]
-        if not is_plain_array(self._compiler, formula) and len(parts) > MAX_ITEM_GOALS:
-            raise GrammarError(f"more than {MAX_ITEM_GOALS} constraints apply to the items of one array together")
+        contained = {goal for part in parts for goal, _, _ in part.contains}
+        indices = range(max(part.num_item_goals for part in parts))
+        goals_at = (contained | {part.goal(index) for part in parts} for index in indices)
+        num_goals = max(sum(not isinstance(goal, bool) for goal in goals) for goals in goals_at)
+        if num_goals > MAX_ITEM_GOALS or len(parts) > MAX_ITEM_GOALS:
+            reason = f"more than {MAX_ITEM_GOALS} constraints apply to the items of one array together"
+            raise GrammarError(reason, pointer=_nearest(location, "contains"))
+
+
+def _nearest(location: Location, *keywords: str) -> str:
+    """Return the pointer of the keyword of a schema that brings the most to a limit, or of the schema itself."""
+    several = [name for name in ("allOf", "anyOf", "oneOf") if name in location.schema]
+    found = [*(name for name in sorted(keywords) if name in location.schema), *several]
+    return child(location.pointer, found[0]) if found else location.pointer
 
 
 def same_value(document: Document, location: Location) -> list[tuple[str, Location]]:

@@ -134,7 +134,44 @@ def test_three_hundred_conditions_on_different_members() -> None:
         assert not accepts(grammar, text_of(value))
 
 
-@pytest.mark.parametrize("count", [10, 32])
+@pytest.mark.parametrize("more", [{}, {"type": "array"}, {"type": ["array", "string"]}])
+def test_too_many_contains_are_refused_whatever_else_is_allowed(more: Any) -> None:
+    schema = more | {"allOf": [{"contains": {"const": n}} for n in range(33)]}
+    with pytest.raises(GrammarError) as caught:
+        compiled(schema)
+    assert caught.value.pointer == "/allOf"
+    with pytest.raises(GrammarError) as caught:
+        compiled({"anyOf": [{"type": "string"}, {"properties": {"x": schema}}]})
+    assert caught.value.pointer == "/anyOf/1/properties/x/allOf"
+    schema["allOf"].pop()
+    assert accepts(compiled(schema), text_of(list(range(32))))
+
+
+def test_too_many_divisors_or_patterns_are_refused_whatever_else_is_allowed() -> None:
+    for parts in (
+        [{"multipleOf": prime} for prime in (997, 991, 983, 977)],
+        [{"pattern": f"{letter}.{{9}}z"} for letter in "abcd"],
+    ):
+        with pytest.raises(GrammarError, match="too complex") as caught:
+            compiled({"properties": {"x": {"allOf": parts}}})
+        assert str(caught.value.pointer).startswith("/properties/x")
+
+
+@pytest.mark.parametrize("count", [10, 11])
+def test_overlapping_patterns_of_names_work_or_are_refused_in_their_place(count: int) -> None:
+    patterns = {chr(97 + n): {"maximum": 100 - n} for n in range(count)}
+    schema = {"type": "object", "patternProperties": patterns}
+    if count > 10:
+        with pytest.raises(GrammarError) as caught:
+            compiled(schema)
+        assert caught.value.pointer == "/patternProperties"
+        return
+    grammar = compiled(schema)
+    for value in ({"ab": 99}, {"ab": 100}, {"abcdefghij": 91, "z": "z"}, {"jihgfedcba": 92}):
+        assert accepts(grammar, text_of(value)) is is_valid(judge(schema), json.dumps(value))
+
+
+@pytest.mark.parametrize("count", [20, 32])
 def test_patterns_of_names_work_or_are_refused(count: int) -> None:
     apart = {"type": "object", "patternProperties": {f"^{chr(97 + n)}": {"minimum": n} for n in range(26)}}
     grammar = compiled(apart | {"additionalProperties": False})

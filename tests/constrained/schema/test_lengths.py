@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramiform.constrained import CompiledGrammar, JsonSchema, PropertyOrder, Vocabulary, compile_constraint
+from ramiform.constrained import CompiledGrammar, JsonSchema, Matcher, PropertyOrder, Vocabulary, compile_constraint
 from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none
 
 from .oracle_jsonschema import is_valid, judge
@@ -77,6 +77,54 @@ CONDITION = {
 def test_large_bounds_in_combination(schema: Any, value: Any, valid: bool, order: PropertyOrder) -> None:
     assert is_valid(judge(schema), json.dumps(value)) is valid
     assert accepts(grammar_of(schema, order), json.dumps(value, ensure_ascii=False).encode()) is valid
+
+
+NAMED_X = {"properties": {"x": {"const": 1}, "xy": {"const": 2}}, "patternProperties": {"^x": {"type": "integer"}}}
+EITHER = {"type": "object", "properties": {"z": {"type": "number"}}, "required": ["z"]}
+
+
+@pytest.mark.parametrize("order", ["any", "schema"])
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"propertyNames": {"maxLength": 1024}}, [{"é" * 1024: 1}, {"a": 1, "b": 2}, {"a" * 1025: 1}]),
+        ({"propertyNames": {"minLength": 2000}}, [{"a": 1}, {"a" * 2000: 1, "é" * 2000: 2}, {"a" * 1999: 1}]),
+        ({"propertyNames": {"not": {"maxLength": 1024}}}, [{"a": 1}, {"a" * 1025: 1}, {"a" * 1024: 1}]),
+        (
+            {"patternProperties": {"^.{1,700}$": {"type": "integer"}}, "additionalProperties": False},
+            [{"a" * 700: 1}, {"a": 1, "b": 2}, {"a" * 701: 1}, {"": 1}, {"a": "b"}],
+        ),
+        (
+            {"anyOf": [{"type": "object", "propertyNames": {"maxLength": 1024}}, EITHER]},
+            [{"a" * 1024: 1}, {"a" * 1025: 1}, {"z": 1, "a" * 1025: 1}, {"z": "a"}],
+        ),
+        (
+            {"anyOf": [{"propertyNames": {"maxLength": 1500}}, {"propertyNames": {"minLength": 1400}}]},
+            [{"a" * 1500: 1, "b": 2}, {"a" * 1501: 1}, {"a" * 1501: 1, "b": 2}, {"a" * 1400: 1, "b" * 1700: 2}],
+        ),
+        (
+            {"propertyNames": {"pattern": "^[a-y]+$", "maxLength": 1024}, **NAMED_X},
+            [{"x": 1, "x" + "a" * 1023: 3}, {"xy": 3}, {"x" * 1025: 1}, {"xya": "a"}, {"a" * 1024: "a"}, {"z": 1}],
+        ),
+        ({"propertyNames": {"pattern": "^a+$", "maxLength": 1500}, "minProperties": 2}, [{"a" * 1500: 1, "a": 2}]),
+        ({"propertyNames": {"pattern": "^é+$", "maxLength": 2}, "minProperties": 2}, [{"éé": 1, "é": 2}, {"é": 1}]),
+    ],
+)
+def test_lengths_of_names(schema: Any, values: list[Any], order: PropertyOrder) -> None:
+    grammar, oracle = grammar_of(schema | {"type": "object"}, order), judge(schema | {"type": "object"})
+    for value in values:
+        text = json.dumps(value, ensure_ascii=False)
+        assert accepts(grammar, text.encode()) is is_valid(oracle, text), text[:50]
+
+
+def test_a_name_that_has_come_is_no_way_to_an_end() -> None:
+    most = {"type": "object", "propertyNames": {"pattern": "^a+$", "minLength": 1, "maxLength": 3}}
+    grammar = grammar_of(most | {"minProperties": 3})
+    assert accepts(grammar, b'{"aa":1,"aaa":2,"a":3}')
+    matcher = Matcher(grammar)
+    for byte in b'{"aaa":1,"aa':
+        assert matcher.accept(byte)
+    assert ord("a") not in allowed(matcher, vocabulary())
 
 
 @pytest.mark.parametrize("bound", [2**31 - 2, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63])
