@@ -130,6 +130,7 @@ class CachedPiece(Generic[P, R]):
         self._lock = Lock()
         self._results: OrderedDict[Hashable, tuple[R, _Work]] = OrderedDict()
         self._steps = 0
+        self.num_made = 0  # results that were not in the cache
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         key = (args, tuple(kwargs.items())) if kwargs else args
@@ -164,6 +165,7 @@ class CachedPiece(Generic[P, R]):
                 self._steps -= dropped.steps
 
     def _made(self, *args: Any, **kwargs: Any) -> tuple[R, _Work]:
+        self.num_made += 1
         work = _Work((self._make, args, tuple(kwargs.items())))
         compilation = _open.compilation
         if compilation is not None and not compilation.is_new(work):

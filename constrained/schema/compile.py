@@ -22,14 +22,18 @@ from .string_states import prepare_format
 from .value_states import ValueStart
 
 MAX_EXPLORED = 1000  # configurations that are expanded ahead
+TOO_DEEP = "the schema is nested too deep to be compiled"
 
 
 def checked_document(schema: Mapping[str, Any] | bool | str) -> Document:
     """Return the document of a schema. Raises GrammarError if it is malformed or not supported."""
-    document = Document(read_schema(schema))
-    for location in document.all:
-        check_location(location, document)
-    _check_cycles(document)
+    try:
+        document = Document(read_schema(schema))
+        for location in document.all:
+            check_location(location, document)
+        _check_cycles(document)
+    except RecursionError:
+        raise GrammarError(TOO_DEEP, pointer="") from None
     return document
 
 
@@ -44,6 +48,15 @@ def schema_start(
 
     Raises GrammarError if the schema is unsatisfiable, too complex or not supported.
     """
+    try:
+        return _schema_start(document, whitespace, order, options, automaton)
+    except RecursionError:
+        raise GrammarError(TOO_DEEP, pointer="") from None
+
+
+def _schema_start(
+    document: Document, whitespace: str, order: str, options: SchemaOptions, automaton: Automaton
+) -> ValueStart:
     compiler = GoalCompiler(document, whitespace, order, options)
     compiler.refused = automaton.refused
     automaton.caches.append(compiler.caches)

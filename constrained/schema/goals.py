@@ -54,6 +54,7 @@ from .unevaluated import unevaluated
 from .value_states import result_codes
 
 MAX_SATISFIABLE_DEPTH = 40
+MAX_COMBINATIONS = 100_000  # steps of writing the formula of one value over joined parts
 
 
 class GoalCompiler(SchemaCompiler):
@@ -65,6 +66,7 @@ class GoalCompiler(SchemaCompiler):
         self._expanding: list[int] = []
         self._satisfiable: dict[Formula, bool] = {}
         self._in_progress: dict[Formula, None] = {}
+        self._num_combined = 0
 
     # Subschemas to goals and formulas.
 
@@ -189,7 +191,13 @@ class GoalCompiler(SchemaCompiler):
         if found is None:
             found = substitute(goal, lambda node: self._typed_node(node, kind))
             if kind in ("object", "array"):
-                found = self._simplified(found, kind)
+                self._num_combined = 0
+                try:
+                    found = self._simplified(found, kind)
+                except GrammarError as error:
+                    if error.pointer is None and isinstance(goal, SchemaNode):
+                        raise GrammarError(error.reason, pointer=goal.location.pointer) from None
+                    raise
             self.cache[key] = found
         return found
 
@@ -221,6 +229,11 @@ class GoalCompiler(SchemaCompiler):
 
     def _simplified(self, formula: Formula, kind: str) -> Formula:
         """Join conjunctions of parts into one part, distributing it over the first disjunction beside it."""
+        self._num_combined += 1
+        if self._num_combined > MAX_COMBINATIONS:
+            raise GrammarError(
+                f"alternatives and conditions of one value have more than {MAX_COMBINATIONS} combinations"
+            )
         if isinstance(formula, And):
             if kind == "object" and any(isinstance(part, Not) for part in formula.parts):
                 parts = [self._simplified(part, kind) if isinstance(part, Not) else part for part in formula.parts]

@@ -83,6 +83,14 @@ class ObjectContext:
             ]
             for part in self.parts
         ]
+        self._others_of: list[dict[int, int]] = []  # for each part, what each of its names requires
+        for pairs in self.requires:
+            others_of: dict[int, int] = {}
+            for name, others in pairs:
+                others_of[name] = others_of.get(name, 0) | others
+            self._others_of.append(others_of)
+        self._triggers = [sum(others_of) for others_of in self._others_of]
+        self._required_by: dict[tuple[int, int], int] = {}
         self.limited = self.bits_of(part for part in self.parts if part.most is not None or part.has_dependencies)
         # Parts that may require a name without any value. A single part is known to have values.
         is_single = self.plain and len(self.parts) < 2
@@ -95,7 +103,7 @@ class ObjectContext:
         self._open_goals: dict[NameClass, tuple[int, OpenGoals]] = {}
         self._choices: dict[int, tuple[int, frozenset[NameKind]]] = {}
         self._falsifying_names: dict[int, list[NameClass]] = {}
-        compiler.caches += [self._members, self._open_goals, self._choices, self._falsifying_names]
+        compiler.caches += [self._members, self._open_goals, self._choices, self._falsifying_names, self._required_by]
 
     def _changes(self) -> tuple[set[int], int]:
         """Return the numbers of members from which on limits matter otherwise than before, and a range's margin.
@@ -150,15 +158,26 @@ class ObjectContext:
 
     def needed(self, number: int, seen: int) -> int:
         """Return the names that a part requires beside those that have come."""
-        required = self.required[number]
-        if self.requires[number]:
-            before = -1
-            while before != required:
-                before = required
-                for names, others in self.requires[number]:
-                    if names & (seen | required):
-                        required |= others
+        required, requires = self.required[number], self._others_of[number]
+        if requires:
+            key = number, seen & self._triggers[number]
+            found = self._required_by.get(key)
+            if found is None:
+                found = self._required_by[key] = self._closure(required, key[1], requires)
+            required = found
         return required & ~seen
+
+    def _closure(self, required: int, seen: int, requires: Mapping[int, int]) -> int:
+        """Return required names with those that they, and names that have come, bring with them."""
+        todo = done = seen | required
+        while todo:
+            name = todo & -todo
+            todo ^= name
+            others = requires.get(name, 0)
+            required |= others
+            todo |= others & ~done
+            done |= others
+        return required
 
     # Goals of members.
 

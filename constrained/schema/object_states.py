@@ -111,7 +111,9 @@ class ObjectState(Counting):
         context = self.search.context
         names, first = context.names, 0
         if context.in_order:
-            first, wanted = self.first_in_order, 0
+            first = self.first_in_order
+            wanted = wanted >> first << first
+            wanted &= -wanted  # a later one would pass over this
         numbers = [number for number in range(first, len(names.names)) if not self.seen >> number & 1]
         if wanted:
             numbers.sort(key=lambda number: not wanted >> number & 1)
@@ -160,7 +162,7 @@ class ObjectState(Counting):
         if context.in_order:
             num_mentioned = context.names.num_mentioned
             last = min(bit.bit_length() - 1 if bit else num_mentioned, num_mentioned)
-            passed = (1 << last) - 1 >> self.first_in_order << self.first_in_order
+            passed = (1 << last) - 1  # no name before this one may come any more
         if alive is None:
             alive = self.alive
             for number in range(self.first_in_order, passed.bit_length()):

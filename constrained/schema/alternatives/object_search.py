@@ -110,11 +110,29 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def can_end_after(self, state: ObjectMembers, step: ObjectMembers) -> bool:
         """Return True if `step`, which is `state` after one more member, can end."""
+        if self._needs_only_names(step):
+            return True
         used = self._paths.get(self._key(state))
         remains = used is not None and used != NEVER and not used & self._used(state, step)
         if used is not None and remains and self._is_neutral(state, step):
             self._paths.setdefault(self._key(step), used)
         return self.can_end(step)
+
+    def _needs_only_names(self, state: ObjectMembers) -> bool:
+        """Return True if an object of one part, whose members come in order, can surely end with the names it needs."""
+        context, part = self.context, self.formula
+        if not (context.in_order and isinstance(part, ObjectPart) and self.names == -1):
+            return False
+        number, names = context.index[part], context.names
+        needed = context.needed(number, state.seen)
+        first = names.num_mentioned if state.others else state.seen.bit_length()
+        if not state.alive >> number & 1 or state.count < part.least or part.most is not None:
+            return False
+        if needed & ~context.satisfiable[number] or needed & (1 << first) - 1:
+            return False
+        while needed and names.can_be_spelled(needed.bit_length() - 1):
+            needed ^= 1 << needed.bit_length() - 1
+        return not needed
 
     def _is_neutral(self, state: ObjectMembers, step: ObjectMembers) -> bool:
         """Return True if a step does not change what is still needed."""

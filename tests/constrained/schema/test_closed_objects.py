@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
+from itertools import combinations, product
 from typing import Any
 
 import jsonschema
@@ -340,6 +342,81 @@ def test_with_many_alternatives_only_members_of_those_that_hold_are_allowed(sche
     for seed in range(12):
         value = written(JsonSchema(schema, CLOSED), seed)
         jsonschema.validate(value, schema | {"unevaluatedProperties": False})
+
+
+def switch(number: int, member: Callable[[int], str]) -> dict[str, Any]:
+    """Return a schema without a type: for each value of `k`, a member that must be there and its greatest value."""
+    return {
+        "properties": {"k": {"type": "string"}},
+        "required": ["k"],
+        "allOf": [
+            {
+                "if": {"properties": {"k": {"const": f"v{n}"}}, "required": ["k"]},
+                "then": {"properties": {member(n): {"type": "integer", "maximum": n}}, "required": [member(n)]},
+            }
+            for n in range(number)
+        ],
+    }
+
+
+@pytest.mark.parametrize("number", [2, 33, 300])
+@pytest.mark.parametrize("member", ["d".format, "r{}".format])
+def test_a_switch_without_a_type_holds_for_objects_and_other_values(member: Callable[[int], str], number: int) -> None:
+    schema = switch(number, member)
+    grammar = compile_constraint(JsonSchema(schema, CLOSED), shared_vocabulary(), whitespace="compact")
+    validator = jsonschema.Draft202012Validator(schema)
+    values: list[Any] = ["v1", 3, None, [], True, {}, {"k": 1}, {"k": "v1"}, {"k": "v"}, {member(1): 1}]
+    for tag, name, value in product([0, 1, number - 1], [0, 1, number - 1], [-1, 0, 1, 2, number - 1, number, "x"]):
+        values.append({"k": f"v{tag}", member(name): value})
+    for value in values:
+        listed = not isinstance(value, dict) or value.get("k") == "v" or validator.is_valid(value)
+        if isinstance(value, dict) and len(value) == 2 and member(0) != "d":
+            listed = [*value][1] == member(int(value["k"][1:]))  # another member is not listed
+        expected = listed and validator.is_valid(value)
+        assert accepts(grammar, json.dumps(value, separators=(",", ":")).encode()) is expected, value
+
+
+def test_a_switch_applies_all_its_cases_to_values_that_are_no_objects() -> None:
+    schema = {
+        "allOf": [
+            {
+                "if": {"properties": {"k": {"const": tag}}, "required": ["k"]},
+                "then": {"properties": {tag: {}}, "maximum": most, "type": ["object", kind, "number"]},
+            }
+            for tag, most, kind in (("x", 5, "string"), ("y", 9, "null"))
+        ]
+    }
+    grammar = compile_constraint(JsonSchema(schema, CLOSED), shared_vocabulary(), whitespace="compact")
+    for value in (3, 5, 6, 9, "x", None, True, [], {"k": "x", "x": 1}, {"k": "y", "y": 1}):
+        expected = jsonschema.Draft202012Validator(schema).is_valid(value)
+        assert accepts(grammar, json.dumps(value, separators=(",", ":")).encode()) is expected, value
+
+
+@pytest.mark.parametrize("depth", [350, 1000, 100_000])
+def test_a_schema_that_is_nested_too_deep_is_refused_as_such(depth: int) -> None:
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"not": schema}
+    with pytest.raises(GrammarError, match="nested"):
+        compile_constraint(JsonSchema(schema, CLOSED), shared_vocabulary())
+
+
+@pytest.mark.parametrize("required_first", [False, True])
+@pytest.mark.parametrize("number", [3, 300])
+def test_members_that_require_others_come_in_order(number: int, required_first: bool) -> None:
+    names = [f"{kind}{n}" for kind in ("ba" if required_first else "ab") for n in range(number)]
+    schema = {
+        "type": "object",
+        "properties": {name: {} for name in names},
+        "dependentRequired": {f"a{n}": [f"b{n}"] for n in range(number)},
+    }
+    grammar = compile_constraint(JsonSchema(schema, CLOSED), shared_vocabulary(), whitespace="compact")
+    chosen = [name for name in names if int(name[1:]) < 3]
+    for size in range(len(chosen) + 1):
+        for members in combinations(chosen, size):
+            value = dict.fromkeys(members, 1)
+            expected = jsonschema.Draft202012Validator(schema).is_valid(value)
+            assert accepts(grammar, json.dumps(value, separators=(",", ":")).encode()) is expected, value
 
 
 def test_an_object_stays_open_where_its_listed_members_are_forbidden() -> None:
