@@ -54,7 +54,7 @@ class _CacheEntry:
 
 
 class GrammarTotals(NamedTuple):
-    """What a `GrammarCache` holds, and how often automata that had grown large were renewed."""
+    """Number and bytes of the grammars in a `GrammarCache`, and how often large automata were renewed."""
 
     num_grammars: int
     num_bytes: int

@@ -1,4 +1,4 @@
-"""Whether a given value satisfies a goal, decided on the value itself, without any automaton.
+"""Decides whether a given value satisfies a goal, on the value itself, without any automaton.
 
 Truths are three-valued: None where a format is known in part only.
 """

@@ -1,4 +1,4 @@
-"""What is said of a keyword is what its compiled schema does."""
+"""The report on a keyword agrees with what the compiled schema does."""
 
 from __future__ import annotations
 
