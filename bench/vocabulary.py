@@ -1,4 +1,4 @@
-"""What an engine makes of a vocabulary before the first constraint: seconds and memory, ours beside the peers'.
+"""Measures how long an engine takes to index a vocabulary, and the memory that it keeps, beside other engines.
 
     python -P bench/vocabulary.py [--tokenizer FILE] [--engines native,llguidance] [--repeat 5]
 

@@ -75,7 +75,7 @@ class _Compilation(_Work):
 
 
 class _Open(threading.local):
-    """What this thread compiles: the constraint, and the pieces that are being made, the innermost last."""
+    """Constraint that this thread compiles, and the pieces that are being made, the innermost last."""
 
     def __init__(self) -> None:
         self.compilation: _Compilation | None = None

@@ -50,7 +50,7 @@ class BlockLayout(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CharacterCounts:
-    """What depends on the number of characters in a block of S states.
+    """Bounds and results by number of characters, for a block of S states.
 
     A transition from s begins a character if begins[s]. The state s may be entered with fewest[s] to most[s]
     characters. If the block's results[s] is r >= 0, results[r] are the results by count: in ascending order, the last

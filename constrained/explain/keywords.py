@@ -1,4 +1,4 @@
-"""What of a schema is enforced, keyword by keyword, and what of it is refused."""
+"""Lists which keywords of a schema are enforced, and which are refused."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _WIDER: tuple[tuple[dict[str, Any], str], ...] = (
 
 @dataclass(frozen=True)
 class Remark:
-    """What is wrong at a place of a file: its pointer if it is JSON, its line and column, and the line with carets."""
+    """Fault in a file: its reason, its pointer if the file is JSON, its line and column, and the line with carets."""
 
     reason: str
     pointer: str | None = None
@@ -78,7 +78,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a text is accepted; else where it leaves the grammar, inside which value, and why as far as known."""
+    """Result of following a text: accepted, or the place and value where it leaves the grammar, and why if known."""
 
     walk: Walk
     remark: Remark | None = None
@@ -87,7 +87,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known of a constraint in a file, and of a text beside it.
+    """Report on a constraint in a file, and on a text that was followed beside it.
 
     `left_out`: texts of the constraint, near the random outputs or the text beside it, that are not allowed because
     they are too complex to work out.
