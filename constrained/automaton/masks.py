@@ -13,11 +13,11 @@ from ... import loops
 from . import layout
 from .actions import DEAD_END, ENDS, FILLED, FLAGS, LIKE, LOOPS, MARKS, MOST, PLAIN, RETURNS
 from .automaton import Automaton
-from .duplicate_names import NamesInTokens, without
+from .duplicate_names import NO_NAMES, NamesInTokens, without
 from .layout import BELOW, FRAME, LEVEL, MAX_DEPTH, SAVED
 from .token_trie import FIRST_TOKEN, TokenTrie
 from .vocabulary import Vocabulary
-from .walks import Scratch, Walks, run
+from .walks import Scratch, Walks
 
 PACKAGE = "ramiform.constrained"  # of the compiled loops; while they are postponed, Python interprets `walk_kernel`
 MAX_MASK_BYTES = 64 << 20  # of cached masks per grammar; the least recently used are evicted
@@ -49,7 +49,7 @@ class TokenWalker:
         self.vocabulary = vocabulary
         self._longest = max(vocabulary.trie.max_depth, 1)
         self.num_spare_cells = 2 * self._longest + 2  # cells that a walk may use above the first free one
-        self._own = Scratch(self._longest, automaton.tables, vocabulary)
+        self.own_scratch = Scratch(self._longest, automaton.tables, vocabulary)
         self._scratches: list[Scratch] = []  # of further walks at the same time, for reuse
         self._masks: OrderedDict[tuple[int, ...], NDArray[np.int32]] = OrderedDict()
         self._reach: dict[tuple[int, ...], int] = {}
@@ -67,20 +67,6 @@ class TokenWalker:
         """Forget the cached masks."""
         self._masks.clear()
         self._reach.clear()
-
-    def mask(
-        self,
-        at: Configuration,
-        cells: NDArray[np.int32],
-        cells_address: int,
-        history: bytearray,
-        names: NamesInTokens,
-    ) -> NDArray[np.int32]:
-        """Return the bitmask of a configuration, read-only. Brings `names` up to date with `history`."""
-        mask = self.known_mask(at, cells)
-        if mask is None:
-            mask = run(self.walks(at, cells, cells_address, history, self._own))
-        return self.without_repeated(mask, at, cells, cells_address, history, names)
 
     def scratch(self) -> Scratch:
         """Take the arrays of a walk that takes place at the same time as others."""
@@ -106,57 +92,39 @@ class TokenWalker:
         if not automaton.has_once or not history:
             return mask
         self.vocabulary.quoted.read(history, names)
-        name, before = None, b""
+        name, used = b"", NO_NAMES
         if automaton.is_once(cells.item(top, FRAME)):
-            began, around = cells.item(top, layout.BEGIN), cells.item(cells.item(top, BELOW), layout.BEGIN)
-            name, before = bytes(history[began:]), bytes(history[around:began])
-        elif not names.tokens and not names.pending:
+            began = cells.item(top, layout.BEGIN)
+            used = names.used_before(history, cells.item(cells.item(top, BELOW), layout.BEGIN), began)
+            name = bytes(history[began:])
+        if not used.endings and not names.tokens and not names.pending:
             return mask
 
         def may_come(token: int) -> bool:
             return self.advance_token(at, cells, cells_address, history, token) is not None
 
-        repeating = self.vocabulary.quoted.repeating(mask, name, before, names, may_come)
+        repeating = self.vocabulary.quoted.repeating(mask, name, used, names, may_come)
         return without(mask, repeating) if repeating else mask
-
-    def cached_mask(
-        self,
-        at: Configuration,
-        cells: NDArray[np.int32],
-        cells_address: int,
-        history: bytearray,
-        names: NamesInTokens,
-    ) -> NDArray[np.int32] | None:
-        """Return the bitmask of a configuration that counts nothing, if it is in the cache. Most masks are."""
-        key = self._keys.get(at.state)
-        if key is None or cells.item(at.top, LEVEL) + self._longest >= MAX_DEPTH:
-            return None
-        reach = self._reach.get(key)
-        if reach is None:
-            return None
-        full = key + self._frames(cells, at.top, reach) if reach else key
-        mask = self._masks.get(full)
-        if mask is None:
-            return None
-        self._masks.move_to_end(full)
-        if not self.automaton.has_once:
-            return mask
-        return self.without_repeated(mask, at, cells, cells_address, history, names)
 
     def key(self, at: Configuration) -> tuple[int, ...]:
         """Return the cache key of a configuration's mask without the stack."""
         return self._keys.get(at.state) or self._key(at.state, at.counted)
 
     def known_mask(self, at: Configuration, cells: NDArray[np.int32]) -> NDArray[np.int32] | None:
-        """Return the mask from the cache, if it is there. It still allows names that have come before."""
-        key = self.key(at)
-        reach = self._reach.get(key) if self._is_shallow(at, cells) else None
-        if reach is None:
+        """Return the mask from the cache, read-only, if it is there. It still allows names that have come before."""
+        key: tuple[int, ...] | None = self._keys.get(at.state)
+        if key is None:
+            if not self.automaton.tables.states.item(at.state, FILLED):
+                return None
+            key = self._key(at.state, at.counted)
+        reach = self._reach.get(key)
+        if reach is None or cells.item(at.top, LEVEL) + self._longest >= MAX_DEPTH:
             return None
-        full = key + self._frames(cells, at.top, reach) if reach else key
-        mask = self._masks.get(full)
+        if reach:
+            key += self._frames(cells, at.top, reach)
+        mask = self._masks.get(key)
         if mask is not None:
-            self._masks.move_to_end(full)
+            self._masks.move_to_end(key)
         return mask
 
     def _is_shallow(self, at: Configuration, cells: NDArray[np.int32]) -> bool:
@@ -174,7 +142,7 @@ class TokenWalker:
         """Compute a mask that is not in the cache, and cache it, by the walks that are yielded."""
         key = self.key(at)
         mask = yield from self._compute(at, cells, cells_address, history, scratch)
-        read = int(scratch.context[layout.REACH])
+        read = scratch.context.item(layout.REACH)
         if read >= 0 and self._is_shallow(at, cells):
             now = max(read, self._reach.get(key, 0))
             self._reach[key] = now
@@ -251,7 +219,10 @@ class TokenWalker:
 
     def _is_far_from_marks(self, at: Configuration) -> bool:
         """Return True if no token is so long that its count would change a mask."""
-        marks = self.automaton.marks[self.automaton.tables.states.item(at.state, MARKS)]
+        row = self.automaton.tables.states.item(at.state, MARKS)
+        if row == 0:
+            return True
+        marks = self.automaton.marks[row]
         place = bisect_left(marks, at.counted)
         return place == len(marks) or marks[place] - at.counted > self._longest
 
@@ -285,7 +256,7 @@ class TokenWalker:
         if guarded or not is_cached:
             scratch.context[layout.REACH] = -1
         else:
-            scratch.context[layout.REACH] = max(reach, int(scratch.context[layout.REACH]))
+            scratch.context[layout.REACH] = max(reach, scratch.context.item(layout.REACH))
         return out
 
     def _begin(self, at: Configuration, cells: NDArray[np.int32], offset: int, scratch: Scratch) -> None:
@@ -325,7 +296,7 @@ class TokenWalker:
             begin = _RESUME
             if status == layout.DONE:
                 return guarded
-            if status == layout.NEEDS_GUARD and not self.automaton.is_once(int(scratch.context[layout.WANTED])):
+            if status == layout.NEEDS_GUARD and not self.automaton.is_once(scratch.context.item(layout.WANTED)):
                 guarded = True
                 token = int(trie.tokens[trie.nodes[scratch.work[depth, layout.NEXT], FIRST_TOKEN]])
                 self._provide(scratch, status, history, (self.vocabulary.tokens[token] or b"")[: depth + 1])
@@ -337,15 +308,15 @@ class TokenWalker:
     ) -> None:
         """Compute what a walk has requested."""
         context = scratch.context
-        wanted = int(context[layout.WANTED])
+        wanted = context.item(layout.WANTED)
         if status == layout.NEEDS_STATE:
             self._fill(wanted)
             return
         self._check_may_provide()
         if status == layout.NEEDS_RETURN:
-            self.automaton.follow(wanted, int(context[layout.RESULT]))
+            self.automaton.follow(wanted, context.item(layout.RESULT))
         elif is_walk:  # a frame that is `once`: duplicates are removed from the mask later
-            _answer(context, self.automaton.follow(wanted, int(context[layout.RESULT])))
+            _answer(context, self.automaton.follow(wanted, context.item(layout.RESULT)))
         else:
             began, around, path = (
                 int(context[layout.BEGAN]),
@@ -369,10 +340,10 @@ class TokenWalker:
         self, at: Configuration, cells: NDArray[np.int32], history: bytearray, data: bytes
     ) -> Configuration | None:
         """Return the configuration after the bytes; None if they are refused."""
-        self._begin(at, cells, len(history), self._own)
+        self._begin(at, cells, len(history), self.own_scratch)
         text = np.frombuffer(bytearray(data), np.uint8)  # the loop is compiled for writable arrays
         status, place = self._kernel.advance(
-            text, 0, *self.automaton.tables.arrays(), cells, self._own.work, self._own.context
+            text, 0, *self.automaton.tables.arrays(), cells, self.own_scratch.work, self.own_scratch.context
         )
         return self._advance_from(status, place, cells, history, data)
 
@@ -384,11 +355,11 @@ class TokenWalker:
         while status != layout.DONE:
             if status == layout.REFUSED:
                 return None
-            self._provide(self._own, status, history, data)
+            self._provide(self.own_scratch, status, history, data)
             status, place = self._kernel.advance(
-                text, place, *self.automaton.tables.arrays(), cells, self._own.work, self._own.context
+                text, place, *self.automaton.tables.arrays(), cells, self.own_scratch.work, self.own_scratch.context
             )
-        after = Configuration(*self._own.work[len(data), : layout.NEXT].tolist())
+        after = Configuration(*self.own_scratch.work[len(data), : layout.NEXT].tolist())
         return None if self.automaton.tables.states[after.state, FLAGS] & DEAD_END else after
 
     def advance_token(
@@ -397,7 +368,7 @@ class TokenWalker:
         """Return the configuration after a token that has bytes; None if it is refused."""
         if not loops.ready(PACKAGE):
             return self.advance(at, cells, history, self.vocabulary.tokens[token] or b"")
-        arrays = self._own.arrays
+        arrays = self.own_scratch.arrays
         status, place, *after = arrays.advance(token, *at, len(history), cells_address, len(cells), arrays.current())
         if status == layout.DONE:
             return Configuration(*after)
@@ -407,15 +378,15 @@ class TokenWalker:
 
     def only_byte(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> int | None:
         """Return the only byte that is allowed next; None if there are several or none."""
-        self._begin(at, cells, len(history), self._own)
+        self._begin(at, cells, len(history), self.own_scratch)
         byte, found = 0, -1
         while True:
             status, byte, found = self._kernel.only_byte(
-                byte, found, *self.automaton.tables.arrays(), cells, self._own.work, self._own.context
+                byte, found, *self.automaton.tables.arrays(), cells, self.own_scratch.work, self.own_scratch.context
             )
             if status == layout.DONE:
                 return found if 0 <= found < 256 else None
-            self._provide(self._own, status, history, bytes([byte]))
+            self._provide(self.own_scratch, status, history, bytes([byte]))
 
     def may_end(self, at: Configuration, cells: NDArray[np.int32], history: bytearray) -> bool:
         """Return True if the text may end here: at the bottom of the stack, after values that end without a byte."""

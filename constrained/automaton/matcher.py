@@ -22,7 +22,7 @@ from .duplicate_names import NamesInTokens
 from .layout import NUM_CELL_COLUMNS
 from .masks import Configuration, NotReadyError, TokenWalker
 from .vocabulary import Vocabulary
-from .walks import Walks
+from .walks import Walks, run
 
 T = TypeVar("T")
 MAX_FORCED = 1 << 12  # bytes
@@ -168,25 +168,27 @@ class Matcher:
         known = self._known_mask
         if known is not None and known[0] is self._at:
             return known[1]
-        if self._generation is self._grammar.generation:
-            with self._generation.lock:
-                mask = self._walker.cached_mask(self._at, self._cells, self._cells_address, self._history, self._names)
-            if mask is not None:
-                self._known_mask = self._at, mask
-                return mask
-        self.move_if_outdated()
+        if self._generation is not self._grammar.generation:
+            self.move_if_outdated()
         mask = self._run(self._mask)
         self._known_mask = self._at, mask
-        if not self._is_at_once:
-            self._grammar.renew_if_large()
         return mask
 
     def _mask(self) -> NDArray[np.int32]:
-        self._forget_path()
+        walker, at = self._walker, self._at
         with self._generation.lock:
-            if self._is_at_once and self._walker.known_mask(self._at, self._cells) is None:
+            known = walker.known_mask(at, self._cells)
+            if known is not None and not walker.automaton.has_once:
+                return known
+            if known is None and self._is_at_once:
                 raise NotReadyError
-            return self._walker.mask(self._at, self._cells, self._cells_address, self._history, self._names)
+            self._forget_path()
+            cells = self._cells, self._cells_address, self._history
+            mask = run(walker.walks(at, *cells, walker.own_scratch)) if known is None else known
+            mask = walker.without_repeated(mask, at, *cells, self._names)
+        if known is None:
+            self._grammar.renew_if_large()
+        return mask
 
     def accept(self, token: int) -> bool:
         """Consume a token. Returns False, and changes nothing, if it is not allowed."""

@@ -51,6 +51,7 @@ class Tables:
         self.targets: Ints = np.zeros(1024, np.int32)  # actions
         self.pushes: Ints = np.zeros((256, 2), np.int32)  # of a push: state, frame; of counts: last count, result
         self.returns: Ints = np.zeros(256, np.int32)  # states
+        self.version = 0  # counts the arrays' reallocations
         self.num_states, self.num_edges, self.num_classes = 1, 0, 1
         self._num_ready = len(self.states)  # rows that are set: the others' memory is not touched before it is needed
         self.num_targets, self.num_pushes, self.num_returns = 1, 0, 0
@@ -62,7 +63,7 @@ class Tables:
         if self.num_states > MAX_STATES:
             raise StatesExhaustedError(f"the constraint is too complex: it needs more than {MAX_STATES} states")
         if self.num_states > self._num_ready:
-            self.states = _grown(self.states, self.num_states)
+            self.states = self._grown(self.states, self.num_states)
             ready = min(self.num_states + len(_FIRST_STATES), len(self.states))
             self.states[self._num_ready : ready] = _NEW_STATE
             self._num_ready = ready
@@ -72,7 +73,7 @@ class Tables:
         """Add a classification of bytes, uint8[256]; return its row."""
         number = self.num_classes
         self.num_classes += 1
-        self.classes = _grown(self.classes, self.num_classes)
+        self.classes = self._grown(self.classes, self.num_classes)
         self.classes[number] = class_of
         return number
 
@@ -80,14 +81,14 @@ class Tables:
         """Add so many actions; return the offset of the first, and the actions, which the caller must set."""
         first = self.num_targets
         self.num_targets += number
-        self.targets = _grown(self.targets, self.num_targets)
+        self.targets = self._grown(self.targets, self.num_targets)
         return first, self.targets[first : self.num_targets]
 
     def new_push(self, state: int, frame: int) -> int:
         """Add a pair of a state and a frame; return its number."""
         number = self.num_pushes
         self.num_pushes += 1
-        self.pushes = _grown(self.pushes, self.num_pushes)
+        self.pushes = self._grown(self.pushes, self.num_pushes)
         self.pushes[number, 0] = state
         self.pushes[number, 1] = frame
         return number
@@ -96,7 +97,7 @@ class Tables:
         """Add rows of a last count and a result (-1: refused), in ascending order; return the first row's number."""
         first = self.num_pushes
         self.num_pushes += len(results)
-        self.pushes = _grown(self.pushes, self.num_pushes)
+        self.pushes = self._grown(self.pushes, self.num_pushes)
         self.pushes[first : self.num_pushes] = results
         return first
 
@@ -104,7 +105,7 @@ class Tables:
         """Add unknown states for so many results; return the offset of the first."""
         first = self.num_returns
         self.num_returns += number
-        self.returns = _grown(self.returns, self.num_returns)
+        self.returns = self._grown(self.returns, self.num_returns)
         self.returns[first : self.num_returns] = UNKNOWN
         return first
 
@@ -131,7 +132,7 @@ class Tables:
     def reserve_edges(self, number: int) -> None:
         """Make room for so many more edges."""
         if self.num_edges + number > len(self.edges):
-            self.edges = _grown(self.edges, self.num_edges + number)
+            self.edges = self._grown(self.edges, self.num_edges + number)
             self._edges = _flat(self.edges)
 
     def set_edges(self, state: int, edges: Mapping[int, int]) -> None:
@@ -154,16 +155,16 @@ class Tables:
         self.states[state, ROW] = self.states[source, ROW]
         self.states[state, CLASSES] = self.states[source, CLASSES]
 
+    def _grown(self, array: NDArray[T], length: int) -> NDArray[T]:
+        """Return the array with at least `length` rows, at least doubled if it must grow."""
+        if length <= len(array):
+            return array
+        self.version += 1
+        larger = np.empty((max(length, 2 * len(array)), *array.shape[1:]), array.dtype)
+        larger[: len(array)] = array
+        return larger
+
 
 def _flat(array: Ints) -> memoryview[int]:
     """Return a view through which single numbers are written faster than through numpy."""
     return memoryview(array).cast("B").cast("i")  # type: ignore[arg-type]
-
-
-def _grown(array: NDArray[T], length: int) -> NDArray[T]:
-    """Return the array with at least `length` rows, at least doubled if it must grow."""
-    if length <= len(array):
-        return array
-    larger = np.empty((max(length, 2 * len(array)), *array.shape[1:]), array.dtype)
-    larger[: len(array)] = array
-    return larger

@@ -31,17 +31,22 @@ MAX_THREADS = 8
 
 def run(walks: Walks[T], first: Sequence[int] | None = None) -> T:
     """Run a computation, each walk when it is yielded. `first` is the result of the first one, if that was run."""
-    from . import walk_packed  # not at the top: it imports numba
-
-    run_one: Any = walk_packed.walk
+    run_one = _compiled_walk()
     try:
         walk = next(walks) if first is None else walks.send((first[0], first[1]))
         while True:
-            *arguments, arrays = walk
-            walk = walks.send(run_one(*arguments, arrays.current()))
+            walk = walks.send(run_one(*walk[:-1], walk[-1].current()))
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+@cache
+def _compiled_walk() -> Any:
+    from . import walk_packed  # not at the top: it imports numba
+
+    loop: Any = walk_packed.walk
+    return loop.load()
 
 
 def walk_together(walks: Sequence[tuple[Any, ...]]) -> list[list[int]]:
@@ -98,38 +103,24 @@ class PackedArrays:
         codes: NDArray[np.int32],
         vocabulary: Vocabulary,
     ) -> None:
-        self._tables = tables
-        self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
-        self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
+        self._tables, self._held = tables, tables.arrays()
+        self._version = tables.version
         self._others = (work, context, codes, vocabulary)
-        own = addresses(*tables.arrays(), work, context, codes)
+        own = addresses(*self._held, work, context, codes)
         self._addresses = np.concatenate([own, vocabulary.packed_addresses])
 
     @cached_property
     def advance(self) -> Any:
         from . import walk_packed  # not at the top: it imports numba
 
-        return walk_packed.advance
+        loop: Any = walk_packed.advance
+        return loop.load()
 
     def current(self) -> NDArray[np.int64]:
         """Return the addresses. Call it right before a walk: tables are reallocated when they grow."""
         tables = self._tables
-        if not self._holds(tables):
-            held = (self._states, self._edges, self._classes, self._targets, self._pushes, self._returns)
-            for number, (before, now) in enumerate(zip(held, tables.arrays(), strict=True)):
-                if now is not before:
-                    self._addresses[2 * number : 2 * number + 2] = addresses(now)
-            self._states, self._edges, self._classes = tables.states, tables.edges, tables.classes
-            self._targets, self._pushes, self._returns = tables.targets, tables.pushes, tables.returns
+        if self._version != tables.version:
+            self._version = tables.version
+            self._held = tables.arrays()
+            self._addresses[: 2 * len(self._held)] = addresses(*self._held)
         return self._addresses
-
-    def _holds(self, tables: Tables) -> bool:
-        """Return True if no table has been reallocated since the last update."""
-        return (
-            self._states is tables.states
-            and self._edges is tables.edges
-            and self._targets is tables.targets
-            and self._classes is tables.classes
-            and self._pushes is tables.pushes
-            and self._returns is tables.returns
-        )
