@@ -40,15 +40,17 @@ class CharDfa:
 
     def accepts(self, text: str) -> bool:
         """Return True if the whole text is accepted."""
-        state = START
+        return bool(self.accepting[self.state_after(text)])
+
+    def state_after(self, text: str) -> int:
+        """Return the state after a text, `DEAD` if no accepted text begins with it."""
+        state, table = START, self.table
         for character in text:
             label = self.alphabet.class_of(ord(character))
-            if label == NO_CLASS:
-                return False
-            state = int(self.table[state, label])
+            state = DEAD if label == NO_CLASS else table.item(state, label)
             if state == DEAD:
-                return False
-        return bool(self.accepting[state])
+                break
+        return state
 
     def intersect(self, other: CharDfa, budget: CompileBudget | None = None) -> CharDfa:
         """Accept what both accept. Raises GrammarError beyond the budget."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from ..automaton.automaton import Automaton, ControlState, Counting, Frame, TransitionRow
 from ..errors import GrammarError
 from .end_search import EndSearch, ValueGoal
-from .formula import Formula, Or, ResultCodes, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
+from .formula import And, Formula, Or, ResultCodes, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
 from .interface import SchemaCompiler
 from .joint_truths import JointTruths, joint_truths, literals, restricted
 from .listed.finite_values import Canonical, canonical, finite_values, may_have_more_values, needed_exclusions, value_of
@@ -20,6 +20,7 @@ from .structure_parts import MORE_THAN_ANY, ArrayPart, CountRanges
 from .value_states import SPACES, ValueStart, result_codes
 
 CLOSE, COMMA = 0x5D, 0x2C
+_FORGOTTEN = [bytes([byte]) for byte in b'"-0123456789']  # first bytes of items that states may forget
 MAX_STRUCTURES = 32  # earlier objects and arrays that the goal of the next item excludes, if a state does not
 MAX_ITEM_GOALS = 32  # whose truths are followed from item to item: the work grows with the fourth power of their number
 
@@ -86,6 +87,8 @@ class ArrayContext:
     - `exact`: truths are tracked or negated, so a part that may hold must also be able to fail.
     - `plain`: every item brings the array nearer to its end. Otherwise a way to the end is searched for.
     - `excludes`: no item may repeat another. So the states of an object or array are given those that came before.
+    - `forgets`: plain and excludes. States keep only those items that must be excluded so that no text is a dead end;
+      frames find all others in the text before.
     - `simple`: plain, with at most one part, nothing tracked, and items that need not differ.
     """
 
@@ -104,6 +107,7 @@ class ArrayContext:
         self.simple = self.plain and not self.exact and len(self.parts) <= 1 and not self.unique
         all_unique = self.unique and all(part.unique for part in self.parts)
         self.excludes = all_unique and evaluate(formulas[0], lambda _: False) is False
+        self.forgets = self.plain and self.excludes
         self.ranges = CountRanges(self._changes(), self._margin)
         self.search = ArrayEndSearch(self)
 
@@ -124,6 +128,20 @@ class ArrayContext:
         counted = sum(least if most is None else most + 1 for part in self.parts for _, least, most in part.contains)
         return 1 + len(self.parts) + counted
 
+    @cached_property
+    def item_goals(self) -> list[Formula]:
+        """The goals that items may have, of each part."""
+        goals = {part.goal(number): None for part in self.parts for number in range(part.num_item_goals)}
+        return [goal for goal in goals if goal is not False]
+
+    def with_used(self, used: frozenset[Any], value: Any) -> frozenset[Any]:
+        """Return the earlier items that a state keeps after one more, of which `value` is the canonical form."""
+        if not self.forgets or value[0] == "structure":
+            return used | {value}
+        alike = {form for form in used if form[0] == value[0] == "number"}
+        kept = needed_exclusions(self.compiler, self.item_goals, [*alike, value])
+        return used if kept == [value] and value in used else used - alike | frozenset(kept)
+
     def start(self) -> ArrayState:
         """Return the state after the opening bracket."""
         return ArrayState(
@@ -136,7 +154,8 @@ class ArrayState(Counting):
     """State after `[` ("open") or after an item ("after").
 
     `alive` is the bit set of the parts that may still hold, `index` the range of the number of items so far. `counts`
-    are the numbers of items that each part's `contains` has found; `used` are the items, if they must differ.
+    are the numbers of items that each part's `contains` has found; `used` are the items, if they must differ and are
+    not forgotten.
     """
 
     context: ArrayContext
@@ -226,8 +245,9 @@ class ArrayState(Counting):
             return None
         all_goals = [*demands.goals, *(goal for found in demands.contained for goal in found)]
         different = tuple(dict.fromkeys(goal for goal in all_goals if goal is not True and goal is not False))
-        tracked = () if context.simple or different == (need,) else different
-        return ItemGoal(need, tracked, demands, {} if tracked else dict.fromkeys(different, True), unlike)
+        is_certain = context.simple or all(implies(need, goal) for goal in different)
+        known = dict.fromkeys(different, True) if is_certain else {}
+        return ItemGoal(need, () if is_certain else different, demands, known, unlike)
 
     def unlike(self, demands: ItemDemands) -> frozenset[Canonical]:
         """Return the earlier objects and arrays that the next item must not equal, unless its goal says so."""
@@ -277,7 +297,7 @@ class ArrayState(Counting):
                 found_now = found is True or (found is not False and known.get(found, False))
                 here.append(min(count + found_now, least if most is None else most + 1))
             counts.append(tuple(here))
-        used = self.used | {value} if context.unique else self.used
+        used = context.with_used(self.used, value) if context.unique else self.used
         index = context.ranges.after(self.index)
         return ArrayState(context, alive, index, tuple(counts), used, "after")
 
@@ -291,6 +311,27 @@ class ArrayState(Counting):
         if not self.context.plain:
             return self.context.search.can_end(self)
         return self.truth() is not False and (self.closing_result() is not None or self.item() is not None)
+
+
+def implies(need: Formula, goal: Formula) -> bool:
+    """Return True if a goal is plainly a part of what is needed, so that every value has it."""
+    parts = need.part_set if isinstance(need, And) else {need}
+    return goal in parts or (isinstance(goal, And) and goal.part_set <= parts)
+
+
+def repeats_item(text: bytes, before: bytes) -> bool:
+    """Return True if an item is a string or number that `before`, the text of its array so far, holds already."""
+    item = text.strip(SPACES)
+    if item[:1] not in _FORGOTTEN or (item[:1] == b'"' and b"\\" not in item + before and item not in before):
+        return False
+    return canonical(json.loads(item)) in _items_of(before)
+
+
+@lru_cache(maxsize=8)
+def _items_of(before: bytes) -> frozenset[Canonical]:
+    """Return the canonical forms of an array's items, of which this is the text up to a comma or after the bracket."""
+    text = before.strip(SPACES)
+    return frozenset(map(canonical, json.loads(text[:-1] + b"]"))) if text.endswith(b",") else frozenset()
 
 
 @dataclass(frozen=True)
@@ -312,6 +353,9 @@ class ItemFrame(Frame):
     def limit(self) -> int:  # type: ignore[override]
         context = self.state.context
         return context.ranges.limit(context.ranges.after(self.state.index))
+
+    def repeats(self, result: int, text: bytes, before: bytes) -> bool:
+        return self.state.context.forgets and repeats_item(text, before)
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
         tracked = self.item.tracked

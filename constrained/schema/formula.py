@@ -369,7 +369,8 @@ class SparseTruths(Generic[V]):
     ) -> None:
         self._formulas, self._holds = formulas, holds
         self._atoms_of: dict[V, set[Any]] = {}
-        self._users: dict[Any, list[int]] = {}  # numbers of the formulas that have only listed atoms, this one too
+        self._alone: dict[Any, int] = {}  # bits of the formulas that a listed atom makes true by itself
+        self._users: dict[Any, list[int]] = {}  # numbers of other formulas that have only listed atoms, this one too
         self._open: list[int] = []  # numbers of the other formulas
         self._base = 0
         for number, formula in enumerate(formulas):
@@ -377,8 +378,12 @@ class SparseTruths(Generic[V]):
             if any(listed(atom) is None for atom in found):
                 self._open.append(number)
                 continue
+            decisive = set(formula.parts) if isinstance(formula, Or) else {formula}
             for atom in found:
-                self._users.setdefault(atom, []).append(number)
+                if atom in decisive:
+                    self._alone[atom] = self._alone.get(atom, 0) | 1 << number
+                else:
+                    self._users.setdefault(atom, []).append(number)
             if evaluate(formula, lambda _: False):
                 self._base |= 1 << number
         for atom in dict.fromkeys(atom for formula in formulas for atom in atoms(formula)):
@@ -401,11 +406,15 @@ class SparseTruths(Generic[V]):
         return self._with(set(), lambda atom: truth(atom) if self._is_open[atom] else False)
 
     def _with(self, mine: set[Any], truth: Callable[[Any], bool | None]) -> int:
-        bits = self._base
+        alone = 0
+        for atom in mine:
+            alone |= self._alone.get(atom, 0)
+        bits = self._base | alone
         for number in {number for atom in mine for number in self._users.get(atom, ())}:
-            bits &= ~(1 << number)
-            if evaluate(self._formulas[number], mine.__contains__):
-                bits |= 1 << number
+            if not alone >> number & 1:
+                bits &= ~(1 << number)
+                if evaluate(self._formulas[number], mine.__contains__):
+                    bits |= 1 << number
         for number in self._open:
             if evaluate(self._formulas[number], truth):
                 bits |= 1 << number

@@ -16,7 +16,7 @@ from ..regex.alphabet import NO_CLASS
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa, length_char_dfa
 from ..regex.charset import has_surrogates
-from ..regex.counted_chars import MAX_COUNT, CountedProduct, LabelledTexts, counted_product, text_lengths
+from ..regex.counted_chars import MAX_COUNT, NEVER, CountedProduct, LabelledTexts, counted_product, text_lengths
 from ..regex.dfa import DEAD, START, Dfa
 from ..regex.listed import listed_chars
 from . import formula as formulas
@@ -25,6 +25,9 @@ from .string_dfas import format_chars, length_dfa, pattern_chars, string_content
 
 MAX_UNROLLED_LENGTH = 1000  # of a minimum or maximum length that states may stand for, where it cannot be counted
 MAX_TEXTS = 64  # of a part, if they are to be listed
+MANY_TEXTS = 1_000_000  # more than the items of any array that is written
+MAX_LENGTH_TO_MANY = 24  # characters within which many texts are looked for
+MAX_COUNTED_TABLE = 100_000  # transitions of an automaton whose texts are counted
 
 
 @dataclass(frozen=True)
@@ -342,6 +345,53 @@ def _letters(chars: CharDfa, label: int, most: int) -> list[str] | None:
     if sum(last - first + 1 for first, last in ranges) > most:
         return None
     return [chr(code) for first, last in ranges for code in range(first, last + 1)]
+
+
+def ends_soon(formula: Formula, text: str) -> bool:
+    """Return False only if a text does not satisfy a formula, or more than `MANY_TEXTS` texts that do begin with it."""
+    if isinstance(formula, bool):
+        return False
+    if isinstance(formula, Or):
+        return any(ends_soon(part, text) for part in formula.parts) and not any(
+            _begins_many(part, text) for part in formula.parts
+        )
+    if isinstance(formula, And):  # some of the texts may be excluded
+        wanted = [part for part in formula.parts if not (isinstance(part, Not) and _lists_texts(part.part))]
+        formula = wanted[0] if len(wanted) == 1 else formula
+    if not isinstance(formula, StringPart):
+        return True
+    return formula.holds(text) and not _begins_many(formula, text)
+
+
+def _lists_texts(part: Formula) -> bool:
+    return isinstance(part, StringPart) and part.texts is not None
+
+
+def _begins_many(part: Formula, text: str) -> bool:
+    """Return True only if more than `MANY_TEXTS` texts that begin with this one satisfy a part."""
+    if not isinstance(part, StringPart) or part.texts is not None or len(text) < part.least:
+        return False
+    left, chars = NEVER if part.most is None else part.most - len(text), part.chars()
+    if chars is None:
+        return left >= 1  # any character may come
+    return left >= _lengths_to_many(chars)[chars.state_after(text)]
+
+
+@cached_piece(maxsize=256)
+def _lengths_to_many(chars: CharDfa) -> list[int]:
+    """Return how many characters it takes from each state to more than `MANY_TEXTS` texts, beyond `NEVER` if far."""
+    sizes = np.zeros(chars.alphabet.num_classes)
+    for first, last, label in chars.alphabet.intervals():
+        if label != NO_CLASS:
+            sizes[label] += last - first + 1
+    found = np.full(chars.num_states, NEVER + 1)
+    counts = chars.accepting.astype(np.float64)
+    for length in range(1, 1 + MAX_LENGTH_TO_MANY if chars.table.size <= MAX_COUNTED_TABLE else 0):
+        counts = chars.accepting + np.minimum(counts, MANY_TEXTS + 1)[chars.table] @ sizes
+        found[(counts > MANY_TEXTS) & (found > NEVER)] = length
+        if (found[START:] <= NEVER).all():
+            break
+    return found.tolist()
 
 
 def leaves_some(formula: Formula) -> bool:

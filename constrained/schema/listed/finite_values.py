@@ -13,7 +13,7 @@ from ...errors import GrammarError
 from ..formula import And, ExactlyOne, Formula, Or, atoms, evaluate
 from ..interface import SchemaCompiler
 from ..number_parts import NumberPart
-from ..string_parts import StringPart, char_product, chars_of, few_texts
+from ..string_parts import StringPart, char_product, chars_of, ends_soon, few_texts
 from ..structure_parts import ArrayPart, ObjectPart
 from .values import ListedPart, json_value
 
@@ -66,14 +66,13 @@ def may_have_more_values(compiler: SchemaCompiler, goal: Formula, number: int) -
 def needed_exclusions(compiler: SchemaCompiler, goals: list[Formula], forms: list[Canonical]) -> list[Canonical]:
     """Return the earlier items that goals of an item must exclude so that no text is a dead end: no structures.
 
-    Every beginning of a string is that of infinitely many, unless a keyword says otherwise. So is that of a number if
-    it has no exponent: one excluded number is enough to write all without.
+    A string need not be excluded if more strings begin with it than an array can hold. The same holds for every
+    beginning of a number if it has no exponent: one excluded number is enough to write all without.
     """
     goals = [goal for goal in goals if goal is not False]
     kept = [form for form in forms if form[0] not in ("structure", "str", "number")]
-    strings = [form for form in forms if form[0] == "str"]
-    if not all(compiler.typed(goal, "string") in (True, False) for goal in goals):
-        kept += strings
+    strings = [compiler.typed(goal, "string") for goal in goals]
+    kept += [form for form in forms if form[0] == "str" and any(ends_soon(typed, form[1]) for typed in strings)]
     numbers = [form for form in forms if form[0] == "number"]
     is_open = all(compiler.typed(goal, "number") in (True, False) for goal in goals)
     return kept + (sorted(numbers, key=repr)[:1] if is_open else numbers)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
 from ..array_states import CLOSE as CLOSE_ARRAY
-from ..array_states import ArrayState, ItemGoal
+from ..array_states import ArrayState, ItemGoal, repeats_item
 from ..formula import conj, neg
 from ..interface import SchemaCompiler
 from ..name_states import NameClass
@@ -414,6 +414,9 @@ class UnlikeItemFrame(Frame):
     def limit(self) -> int:  # type: ignore[override]
         ranges = self.array.state.context.ranges
         return ranges.limit(ranges.after(self.array.state.index))
+
+    def repeats(self, result: int, text: bytes, before: bytes) -> bool:
+        return self.array.state.context.forgets and repeats_item(text, before)
 
     def after(self, automaton: Automaton, result: int, text: bytes) -> ControlState | None:
         state, tracked = self.array.state, self.item.tracked

@@ -39,6 +39,9 @@ ITEMS: dict[str, Any] = {
     "one letter": {"type": "string", "pattern": "^[ab]$"},
     "two letters": {"type": "string", "pattern": "^[a-c]*$", "maxLength": 2},
     "any letter": {"type": "string", "maxLength": 1},
+    "short texts": {"type": "string", "maxLength": 2},
+    "texts and numbers": {"anyOf": [{"type": "string", "maxLength": 3}, {"enum": ["abcd", 1]}, {"type": "integer"}]},
+    "addresses": {"type": "string", "format": "email"},
     "nested texts": {"enum": ["aa", "ab", "a", "", "é", "/", "//", 1, 1.5, None, [], {}, {"a": 1}, {"a": 2}]},
     "few integers": DIGIT,
     "few numbers": {"type": "number", "minimum": 0, "maximum": 3, "multipleOf": 0.5},
@@ -258,6 +261,53 @@ def test_a_repeated_item_is_valid_where_only_another_alternative_forbids_it() ->
     same, three = b'[{"a":1},{"a":1}]', b'[{"a":1},{"a":2},{"a":1}]'
     assert [accepts(grammar, same) for grammar in (either, exactly, negated)] == [True, True, True]
     assert [accepts(grammar, three) for grammar in (either, exactly, negated)] == [False, False, True]
+
+
+TEXTS_AND_NUMBERS = {"type": "array", "uniqueItems": True, "items": {"type": ["string", "number"], "maxLength": 9}}
+INSIDE: dict[str, Any] = {
+    "%s": TEXTS_AND_NUMBERS,
+    '{"a":%s}': {"type": "object", "properties": {"a": TEXTS_AND_NUMBERS}},
+    '[["ab",1,10],%s]': {"type": "array", "items": TEXTS_AND_NUMBERS},
+    "[[],%s]": {"type": "array", "items": TEXTS_AND_NUMBERS, "uniqueItems": True},
+}
+
+
+@pytest.mark.parametrize("around", INSIDE)
+@pytest.mark.parametrize("first", ['"é"', '"\\u00e9"', '"\\""', '" "', "1", "10", "-0"])
+def test_a_text_or_number_comes_once_in_its_array_however_it_is_spelled(around: str, first: str) -> None:
+    grammar = compile_constraint(JsonSchema(INSIDE[around]), shared_vocabulary(), whitespace="any")
+    validator = judge(INSIDE[around])
+    for second in ('"é"', '"\\u00E9"', '"\\""', '"éé"', '" "', "1", " 1.0", "10.0", "0", '"1"'):
+        for items in (f"[{first},{second}]", f"[ {first} ,2,{second} ]"):
+            text = around % items
+            assert accepts(grammar, text.encode()) is is_valid(validator, text), text
+
+
+@pytest.mark.parametrize("form", ["email", "uri", "hostname", "date"])
+@pytest.mark.parametrize("limits", [{}, {"maxLength": 60}])
+def test_items_of_a_format_may_differ(form: str, limits: dict[str, Any]) -> None:
+    values = {
+        "email": ["ab@cd.ef", "b@cd.ef", "ab@cd.efg"],
+        "uri": ["http://a.b/0", "http://a.b/01", "http://a.b/1"],
+        "hostname": ["ab.cd", "ab.cde", "b"],
+        "date": ["2026-01-01", "2026-01-02", "2026-11-02"],
+    }[form]
+    grammar = compiled({"type": "array", "uniqueItems": True, "items": {"type": "string", "format": form, **limits}})
+    assert grammar is not None
+    assert accepts(grammar, json.dumps(values, separators=(",", ":")).encode())
+    assert not accepts(grammar, json.dumps([*values, values[0]], separators=(",", ":")).encode())
+
+
+def test_states_of_unique_texts_do_not_grow_with_the_items_before() -> None:
+    grammar = compiled({"type": "array", "uniqueItems": True, "items": {"type": "string", "maxLength": 20}})
+    assert grammar is not None
+    matcher, sizes = grammar.matcher(), []
+    for number in range(40):
+        for byte in (b"," if number else b"[") + json.dumps(f"item{number}").encode():
+            assert allowed(matcher, shared_vocabulary())
+            assert matcher.accept(byte)
+        sizes.append(grammar.generation.automaton.num_filled)
+    assert sizes[39] == sizes[4]
 
 
 @pytest.mark.slow
