@@ -29,6 +29,7 @@ from .actions import (
     MARKS,
     NEXT_STATE,
     NUM_RETURNS,
+    ONCE,
     PLAIN,
     POP,
     PUSH,
@@ -36,6 +37,7 @@ from .actions import (
     RETURNS,
     ROW,
     STAY,
+    UNKNOWN,
     action,
 )
 from .blocks import Block, block_of
@@ -86,7 +88,7 @@ class Frame(Limited):
 
     `num_results` results are expected; more may come. The successor of a `guarded` frame depends on the text of the
     value too, so it is not stored in the tables. A frame that is `once` is guarded only to refuse a value that has come
-    before.
+    before: its successor does not depend on the text.
     """
 
     num_results: int
@@ -167,7 +169,7 @@ class Automaton:
             tables.states[number, RETURNS] = tables.new_returns(state.num_results)
             tables.states[number, NUM_RETURNS] = state.num_results
             if state.guarded:
-                tables.states[number, FLAGS] |= GUARDED
+                tables.states[number, FLAGS] |= GUARDED | (ONCE if state.once else 0)
             self.has_once = self.has_once or state.once
         return number
 
@@ -275,20 +277,24 @@ class Automaton:
     def follow(self, frame: int, result: int, text: bytes = b"", before: bytes = b"") -> int:
         """Return the state after a value with this result, 0 if it is refused.
 
-        The result is stored in the tables, or, for a guarded frame, in a small cache: a walk asks for the same text
-        again for every byte that ends it.
+        The result is stored in the tables, or, if it depends on the text of the value, in a small cache: a walk asks
+        for the same text again for every byte that ends it.
         """
-        is_guarded = self.tables.states.item(frame, FLAGS) & GUARDED
-        key = frame, result, text
-        if is_guarded and self._values[frame].repeats(result, text, before):
+        flags, value = self.tables.states.item(frame, FLAGS), self._values[frame]
+        if flags & GUARDED and value.repeats(result, text, before):
             return 0
-        if is_guarded and (known := self._guards.get(key)) is not None:
+        if flags & ONCE or not flags & GUARDED:
+            known = self.tables.known_return(frame, result)
+            if known == UNKNOWN:
+                state = value.after(self, result, b"")
+                known = 0 if state is None else self._successor(state)
+                self.tables.set_return(frame, result, known)
             return known
-        state = self._values[frame].after(self, result, text)
-        number = 0 if state is None else self._successor(state)
-        if not is_guarded:
-            self.tables.set_return(frame, result, number)
-        else:
+        key = frame, result, text
+        number = self._guards.get(key)
+        if number is None:
+            state = value.after(self, result, text)
+            number = 0 if state is None else self._successor(state)
             if len(self._guards) == MAX_GUARDS:
                 self._guards.clear()
             self._guards[key] = number

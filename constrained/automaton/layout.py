@@ -16,9 +16,10 @@ DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED = range(5)
     REACH,  # number of frames below the start that the walk has read
     BASE_DEPTH,  # depth of the stack at the start
     OFFSET,  # length of the output at the start
+    ALLOWS_REPEATED,  # 1 if frames with the flag ONCE are no guards
     ANSWERED,  # number of guards of this step that the caller has answered
     ANSWER,  # answer to the first of them: the state that follows, 0 for none; then the other answers
-) = range(10)
+) = range(11)
 CONTEXT_SIZE = ANSWER + 8  # one byte ends at most a few values
 # Columns of `work`. Row d is the configuration after d bytes of a token: state, top of the stack, first free cell,
 # counter of the current value. A walk also visits there the nodes of the trie from NEXT on, before LAST. Until these

@@ -296,16 +296,14 @@ class TokenWalker:
             begin = _RESUME
             if status == layout.DONE:
                 return guarded
-            if status == layout.NEEDS_GUARD and not self.automaton.is_once(scratch.context.item(layout.WANTED)):
+            path = b""
+            if status == layout.NEEDS_GUARD:
                 guarded = True
                 token = int(trie.tokens[trie.nodes[scratch.work[depth, layout.NEXT], FIRST_TOKEN]])
-                self._provide(scratch, status, history, (self.vocabulary.tokens[token] or b"")[: depth + 1])
-            else:
-                self._provide(scratch, status, history, b"", is_walk=True)
+                path = (self.vocabulary.tokens[token] or b"")[: depth + 1]
+            self._provide(scratch, status, history, path)
 
-    def _provide(
-        self, scratch: Scratch, status: int, history: bytearray, path: bytes, *, is_walk: bool = False
-    ) -> None:
+    def _provide(self, scratch: Scratch, status: int, history: bytearray, path: bytes) -> None:
         """Compute what a walk has requested."""
         context = scratch.context
         wanted = context.item(layout.WANTED)
@@ -315,8 +313,6 @@ class TokenWalker:
         self._check_may_provide()
         if status == layout.NEEDS_RETURN:
             self.automaton.follow(wanted, context.item(layout.RESULT))
-        elif is_walk:  # a frame that is `once`: duplicates are removed from the mask later
-            _answer(context, self.automaton.follow(wanted, context.item(layout.RESULT)))
         else:
             began, around, path = (
                 int(context[layout.BEGAN]),

@@ -109,6 +109,12 @@ class Tables:
         self.returns[first : self.num_returns] = UNKNOWN
         return first
 
+    def known_return(self, frame: int, result: int) -> int:
+        """Return the state after a value with this result above a frame, `UNKNOWN` if it is not stored."""
+        if result >= self.states.item(frame, NUM_RETURNS):
+            return UNKNOWN
+        return self.returns.item(self.states.item(frame, RETURNS) + result)
+
     def set_return(self, frame: int, result: int, state: int) -> None:
         """Store the state after a value with this result above a frame, whose results may be more than expected."""
         first, number = self.states.item(frame, RETURNS), self.states.item(frame, NUM_RETURNS)

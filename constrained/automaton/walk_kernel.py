@@ -33,6 +33,7 @@ from .actions import (
     MOST,
     NEXT_STATE,
     NUM_RETURNS,
+    ONCE,
     POP_BEFORE,
     POP_COUNTED,
     PUSH,
@@ -44,6 +45,7 @@ from .actions import (
     UNKNOWN,
 )
 from .layout import (
+    ALLOWS_REPEATED,
     ANSWER,
     ANSWERED,
     AROUND,
@@ -153,7 +155,9 @@ def step(
                 context[REACH] = context[BASE_DEPTH] - level + 1
             if states[frame, RETURNS] < 0:
                 state = frame
-            elif states[frame, FLAGS] & GUARDED:
+            elif states[frame, FLAGS] & GUARDED != 0 and (
+                context[ALLOWS_REPEATED] == 0 or states[frame, FLAGS] & ONCE == 0
+            ):
                 if num_guards >= context[ANSWERED]:
                     context[WANTED] = frame
                     context[RESULT] = argument
@@ -215,9 +219,11 @@ def walk(
 ) -> tuple[int, int]:
     """Set the bits of all tokens that are allowed from work[0], whose NEXT is -1; start or resume at row `depth`.
 
-    Returns the status, and the row to resume at. With `only_edges` just the tokens whose first byte has an edge in the
-    first state are considered: their bits are set or cleared. That state is filled and has edges.
+    Names that have come before are allowed again (`ONCE`). Returns the status, and the row to resume at. With
+    `only_edges` just the tokens whose first byte has an edge in the first state are considered: their bits are set or
+    cleared. That state is filled and has edges.
     """
+    context[ALLOWS_REPEATED] = 1
     node, last = work[depth, NEXT], work[depth, LAST]
     known = np.int32(-1)  # the state whose row the next variables hold
     head, row, class_row, free, length, most = known, known, known, known, known, known
@@ -332,6 +338,7 @@ def advance(
     context: NDArray[np.int64],
 ) -> tuple[int, int]:
     """Consume the bytes from index `at` on, starting from work[0]. Returns the status, and the index to resume at."""
+    context[ALLOWS_REPEATED] = 0
     while at < len(data):
         status = step(data[at], at, states, edges, classes, targets, pushes, returns, cells, work, context)
         if status != DONE:
@@ -359,6 +366,7 @@ def only_byte(
 
     Tries the bytes from `byte` on; `found` is the result so far. Returns the status, the byte to resume at, the result.
     """
+    context[ALLOWS_REPEATED] = 0
     while byte < 256:
         status = step(byte, 0, states, edges, classes, targets, pushes, returns, cells, work, context)
         if status != DONE and status != REFUSED:
