@@ -84,6 +84,7 @@ def enter(pairs: Ints, number: int, slots: Ints) -> None:
 def _safe_lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.bool_], num_passes: int) -> Ints:
     """Return for each state a length up to which every text of these labels stays `within`; 0 if the search is long."""
     found = np.zeros(len(within), np.int32)
+    columns = np.flatnonzero(labels)
     for state in range(len(within)):
         if within[state]:
             found[state] = LONGEST
@@ -92,10 +93,11 @@ def _safe_lengths(table: Ints, labels: NDArray[np.bool_], within: NDArray[np.boo
         for state in range(len(table) - 1, 0, -1):  # later states are farther from the start
             if found[state] > 0:
                 least = LONGEST
-                for label in range(len(labels)):
-                    if labels[label]:
-                        target = table[state, label]
-                        least = min(least, 1 + found[target] if within[target] else 0)
+                for label in columns:
+                    target = table[state, label]
+                    least = min(least, 1 + found[target] if within[target] else 0)
+                    if least == 0:
+                        break
                 if least < found[state]:
                     found[state] = least
                     changed = True

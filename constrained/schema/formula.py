@@ -97,6 +97,9 @@ class Not(_Compound):
         return part
 
 
+_NO_ATOMS = frozenset((bool, And, Or, ExactlyOne, Not))  # types
+
+
 def conj(parts: Iterable[Formula]) -> Formula:
     """Return the conjunction of formulas."""
     kept: dict[Formula, None] = {}
@@ -187,23 +190,28 @@ def substitute(formula: Formula, value: Callable[[Any], Formula]) -> Formula:
 
 def evaluate(formula: Formula, value: Callable[[Any], bool | None]) -> bool | None:
     """Evaluate a formula in Kleene's three-valued logic, in which None means unknown."""
-    if formula is True or formula is False:
+    kind = type(formula)
+    if kind is bool:
         return bool(formula)
-    if isinstance(formula, And | Or):
-        decisive = isinstance(formula, Or)  # a part with this truth decides
+    if kind is And or kind is Or:
+        decisive = kind is Or  # a part with this truth decides
         unknown = False
         for part in formula.parts:
-            inner = evaluate(part, value)
+            inner = evaluate(part, value) if type(part) in _NO_ATOMS else value(part)
             if inner is decisive:
                 return decisive
             unknown |= inner is None
         return None if unknown else not decisive
-    if isinstance(formula, ExactlyOne):
-        known = [evaluate(part, value) for part in formula.parts]
-        if known.count(True) > 1:
-            return False
-        return None if None in known else known.count(True) == 1
-    if isinstance(formula, Not):
+    if kind is ExactlyOne:
+        found = unknown = False
+        for part in formula.parts:
+            inner = evaluate(part, value) if type(part) in _NO_ATOMS else value(part)
+            if inner and found:
+                return False
+            found |= inner is True
+            unknown |= inner is None
+        return None if unknown else found
+    if kind is Not:
         inner = evaluate(formula.part, value)
         return None if inner is None else not inner
     return value(formula)

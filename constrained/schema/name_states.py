@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..automaton.automaton import Automaton
 from ..automaton.blocks import Block
-from ..automaton.literals import literal_states
+from ..automaton.literals import literal_states, without_text
 from ..budget import CompileBudget
 from ..errors import GrammarError
 from ..regex.counted_chars import NEVER
@@ -22,6 +22,7 @@ from .string_dfas import (
     any_string,
     combinations,
     labelled_product,
+    live_states,
     looping_states,
     pattern_chars,
     pattern_dfa,
@@ -256,14 +257,10 @@ class MemberNames:
         dfa, block = found
         # From a state that leads to itself, there are always more names.
         leads_on = (dfa.table == np.arange(dfa.num_states)[:, None]).any(axis=1)
+        table = np.ascontiguousarray(dfa.table)
         for number in set(block.results[~leads_on].tolist()) - {-1}:
-            alive = block.results == number
-            while True:
-                longer = alive | alive[dfa.table].any(axis=1)
-                if (longer == alive).all():
-                    break
-                alive = longer
-            if not alive[dfa.table[alive]].any(axis=1).all():
+            alive = live_states(table, block.results == number)
+            if not alive[table[alive]].any(axis=1).all():
                 return True
         return False
 
@@ -291,6 +288,12 @@ class MemberNames:
 
     def _start(self, automaton: Automaton, names: int, kinds: frozenset[NameKind], used: frozenset[str]) -> int | None:
         if not kinds:
+            for number in range(len(self.names)):  # the state before the last name may have had one name more
+                more = None if names >> number & 1 else ("name states", self, names | 1 << number, kinds, used)
+                if more is not None and (root := automaton.memory.get(more)) is not None:
+                    for text in self._spellings[self.names[number]]:
+                        root = None if root is None else without_text(automaton.tables, root, text)
+                    return root  # type: ignore[no-any-return]
             allowed = [name for number, name in enumerate(self.names) if names >> number & 1]
             texts = [(text, self._pop(automaton, name)) for name in allowed for text in self._spellings[name]]
             return literal_states(automaton.tables, sorted(texts)) if texts else None

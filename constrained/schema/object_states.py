@@ -6,7 +6,7 @@ A state is a value: which parts may still hold, which names have come, and how m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -132,10 +132,14 @@ class ObjectState(Counting):
         if (found := self.search.next_names(self)) is not None:
             return found
         listed, others, alive = 0, set[NameKind](), self.alive
+        known: dict[Hashable, bool] = {}
         for name in self.candidates():
             bit = context.names.bit(name)
             requiring = context.requiring[name.number] if context.in_order and name.number is not None else 0
-            if self._may_come(name, bit, alive):
+            kind: Hashable = name if context.plain or context.in_order else self.search.kind_of(name)
+            if kind not in known:
+                known[kind] = self._may_come(name, bit, alive)
+            if known[kind]:
                 listed |= bit
                 if not bit:
                     others.add(name.matched)

@@ -211,10 +211,8 @@ def labelled_product(
 
 def live_states(table: NDArray[np.int32], ends: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the states of a table [S, C] from which one that `ends` is reached: bool[S]."""
-    alive = ends
-    while True:
-        now = alive | alive[table].any(axis=1)
-        now[DEAD] = False
-        if (now == alive).all():
-            return now
-        alive = now
+    from ..regex import dfa_kernel  # here, because it imports numba
+
+    alive = dfa_kernel.alive(np.ascontiguousarray(table), ends)
+    alive[DEAD] = False
+    return alive

@@ -146,18 +146,21 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
     def _steps(self, state: ObjectMembers) -> Iterator[ObjectMembers]:
         if self._exceeds_limit():
             return
-        context = self.context
-        tried: set[tuple[object, ...]] = set()
+        tried: set[Hashable] = set()
         wanted = self._inevitable_names(state)
         for name in wanted or self._candidates(state, self._cheapest_names(state, self.formula) or 0):
-            alike = (*context.open_goals(name), context.names.bit(name) & self._relevant)
-            if alike not in tried:
-                tried.add(alike)
+            kind = self.kind_of(name)
+            if kind not in tried:
+                tried.add(kind)
                 for step in self.steps(state, name):
                     if not self._is_neutral(state, step):
                         yield step
         if not wanted:
             yield from self._behind_range(state)
+
+    def kind_of(self, name: NameClass) -> Hashable:
+        """Return what names have in common after any of which the object can end if it can after another."""
+        return *self.context.open_goals(name), self.context.names.bit(name) & self._relevant
 
     def _behind_range(self, state: ObjectMembers) -> Iterator[ObjectMembers]:
         """Yield the state behind a long range of counts, if members that change nothing else lead there."""
