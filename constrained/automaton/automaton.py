@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import GrammarError, StatesExhaustedError
+from ..errors import Refusals, StatesExhaustedError
 from ..regex.dfa import START as DFA_START
 from ..regex.dfa import Dfa, free_kinds
 from .actions import (
@@ -135,7 +135,7 @@ class Automaton:
 
     tables: Tables = field(default_factory=Tables)
     memory: dict[Any, Any] = field(default_factory=dict)  # caches of front ends, by their own keys
-    refused: list[GrammarError] = field(default_factory=list)  # of alternatives left out as too complex
+    refused: Refusals = field(default_factory=Refusals)  # alternatives that are too complex
     has_once: bool = False  # True once a frame that is `once` exists
     marks: list[tuple[int, ...]] = field(default_factory=lambda: [()])  # ascending counts at which masks change
     caches: list[Sequence[Sized]] = field(default_factory=list)  # of front ends; they grow with the states

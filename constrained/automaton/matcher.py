@@ -39,6 +39,7 @@ class Generation:
         automaton = Automaton()
         self.automaton = automaton
         self.start = automaton.number(make_start(automaton))
+        automaton.refused.are_raised = True
         self.end = automaton.number(Accepted())
         self.walker = TokenWalker(automaton, vocabulary)
         self.lock = RLock()

@@ -384,7 +384,7 @@ class ArrayEndSearch(EndSearch[ArrayState]):
     def _exceeds_limit(self, joint: JointTruths) -> bool:
         if len(joint.goals) <= MAX_ITEM_GOALS:
             return False
-        self._compiler.refused.append(
+        self._compiler.refused.add(
             GrammarError(f"more than {MAX_ITEM_GOALS} constraints apply to the items of one array together")
         )
         return True

@@ -87,8 +87,10 @@ class EndSearch(ABC, Generic[S]):
         num_before = compiler.num_assumptions
         self._in_progress[key] = None
         exhausted: dict[Hashable, None] = {}
-        found = self._walk(state, exhausted)
-        del self._in_progress[key]
+        try:
+            found = self._walk(state, exhausted)
+        finally:
+            del self._in_progress[key]
         if found:
             return self._paths[key]
         if num_before == compiler.num_assumptions or compiler.is_idle:
@@ -122,5 +124,5 @@ class EndSearch(ABC, Generic[S]):
             if used is None and key not in tried:
                 tried.add(key)
                 path.append((step, self._steps(step)))
-        self._compiler.refused.append(GrammarError("the constraints on an object or array are too complex together"))
+        self._compiler.refused.add(GrammarError("the constraints on an object or array are too complex together"))
         return False

@@ -225,7 +225,7 @@ class GoalCompiler(SchemaCompiler):
 
     def _refuse(self, error: GrammarError, parts: Iterable[Any]) -> None:
         error.patterns = frozenset().union(*(part.patterns for part in parts if isinstance(part, StringPart)))
-        self.refused.append(error)
+        self.refused.add(error)
 
     def _simplified(self, formula: Formula, kind: str) -> Formula:
         """Join conjunctions of parts into one part, distributing it over the first disjunction beside it."""
@@ -297,8 +297,10 @@ class GoalCompiler(SchemaCompiler):
             return any(self.satisfiable(part) for part in goal.parts)
         self._in_progress[goal] = None
         num_before = self.num_assumptions
-        found = any(self._has_values(self.typed(goal, kind), kind) for kind in VALUE_TYPES)
-        del self._in_progress[goal]
+        try:
+            found = any(self._has_values(self.typed(goal, kind), kind) for kind in VALUE_TYPES)
+        finally:
+            del self._in_progress[goal]
         if found or self.num_assumptions == num_before or not self._in_progress:
             self._satisfiable[goal] = found
         return found

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..automaton.automaton import ControlState
 from ..constraint import SchemaOptions
-from ..errors import GrammarError
+from ..errors import Refusals
 from .document import Document, Location
 from .formula import And, Formula, ResultCodes, conj
 
@@ -23,7 +23,7 @@ class SchemaCompiler(ABC):
 
     `cache` holds results by keys that begin with the name of their kind. `num_assumptions` counts how often a goal was
     assumed unsatisfiable while its own satisfiability was being decided: a negative result that relied on one holds
-    only for that search. `refused` collects the errors of combinations that are left out because they are too complex.
+    only for that search. `refused` collects the errors of combinations that are too complex, or raises them.
     """
 
     def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
@@ -35,7 +35,7 @@ class SchemaCompiler(ABC):
         self.cache: dict[Hashable, Any] = {}
         self.caches: list[Sized] = [self.cache]  # what grows with the outputs
         self.num_assumptions = 0
-        self.refused: list[GrammarError] = []
+        self.refused = Refusals()
 
     @abstractmethod
     def goal(self, location: Location, *, generated: bool = False) -> Formula:

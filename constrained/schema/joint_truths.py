@@ -149,7 +149,7 @@ def _value_truths(compiler: SchemaCompiler, kind: str, typed: list[Formula]) -> 
             tests = [NumberPart(values=values)] if values else []
             found = number_combinations([*tests, *parts])
     except GrammarError as error:
-        compiler.refused.append(error)
+        compiler.refused.add(error)
         return  # too complex in combination: allowing no such value is safe
     for combination in found:
         if not tests or not combination[0]:

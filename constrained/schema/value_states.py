@@ -110,7 +110,7 @@ def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: Re
         try:
             dfa = number_dfa(part)
         except GrammarError as error:
-            automaton.refused.append(error)
+            automaton.refused.add(error)
             return None  # too complex to work out: allowing no number is safe
         if dfa.is_empty:
             return None
@@ -145,7 +145,7 @@ def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result:
             product = labelled_product(number_universe(parts), [number_dfa(part) for part in parts], label)
     except GrammarError as error:
         product = None  # too complex to work out: allowing no number is safe
-        automaton.refused.append(error)
+        automaton.refused.add(error)
     if product is not None:
         table, class_of, labels = product
         start = START + automaton.block(key, lambda: Block(table, class_of, labels, before=NUMBER_END))

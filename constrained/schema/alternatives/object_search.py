@@ -234,7 +234,7 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         if self.num_together <= MAX_PARTS:
             return False
         hint = '; with additional_properties "schema" there are fewer' if context.compiler.closes_objects else ""
-        context.compiler.refused.append(
+        context.compiler.refused.add(
             GrammarError(f"more than {MAX_PARTS} constraints apply to one object together{hint}")
         )
         return True
