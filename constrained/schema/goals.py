@@ -6,7 +6,6 @@ Everything is worked out lazily, when the text first reaches a value, and cached
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from ..automaton.automaton import ControlState
@@ -33,7 +32,7 @@ from .formula import (
     one,
     substitute,
 )
-from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode
+from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode, located
 from .keyword_set import KeywordSet, enum_formula, object_with, unlisted
 from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
 from .listed.evaluation import part_truth
@@ -299,6 +298,8 @@ class GoalCompiler(SchemaCompiler):
         num_before = self.num_assumptions
         try:
             found = any(self._has_values(self.typed(goal, kind), kind) for kind in VALUE_TYPES)
+        except GrammarError as error:
+            raise located(error, (goal,)) from None
         finally:
             del self._in_progress[goal]
         if found or self.num_assumptions == num_before or not self._in_progress:
@@ -371,9 +372,13 @@ class GoalCompiler(SchemaCompiler):
             return state
         others: Iterable[Any] = unlike
         if isinstance(state, ObjectState | ArrayState):
-            with suppress(ValueError):
+            try:
                 return unlike_start(state, unlike)
-            # The end of such a structure is searched for, with the others as parts of its formula.
+            except GrammarError:  # which is a ValueError too
+                raise
+            except ValueError:
+                pass  # searched for below
+            # The end of the structure is searched for, with the others as parts of its formula.
             others = sorted(unlike, key=repr)[:MAX_STRUCTURES]
         need = conj([formulas[0], neg(self.typed(self.one_of(others), kind))])
         need = with_listed_values(self, need) if lists_values(need) else need

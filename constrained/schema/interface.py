@@ -11,10 +11,14 @@ from typing import Any
 
 from ..automaton.automaton import ControlState
 from ..constraint import SchemaOptions
-from ..errors import Refusals
+from ..errors import GrammarError, Refusals, StatesExhaustedError
 from .document import Document, Location
-from .formula import And, Formula, ResultCodes, conj
+from .formula import And, Formula, ResultCodes, atoms, conj
+from .keywords import child
 
+# Keywords that a text is tested by, and those that bring the tests of several schemas together.
+_TESTS = ("multipleOf", "divisibleBy", "pattern", "format", "patternProperties", "propertyNames")
+_SEVERAL = ("allOf", "oneOf", "anyOf", "not", "if", "$ref")
 VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
 
 
@@ -129,6 +133,21 @@ class GeneratedNode(SchemaNode):
         super().__init__(location)
         self.compiler = compiler
         self.parts = parts or (self,)
+
+
+def located(error: GrammarError, goals: Iterable[Formula]) -> GrammarError:
+    """Return an error with the pointer of a schema of these goals, and of its keyword that may be at fault."""
+    if error.pointer is not None or isinstance(error, StatesExhaustedError):
+        return error
+    nodes = [atom for goal in goals for atom in atoms(goal) if isinstance(atom, SchemaNode)]
+    places = [part.location for node in nodes for part in (node.parts if isinstance(node, GeneratedNode) else (node,))]
+    named = [child(at.pointer, name) for at in places for name in _TESTS if name in at.schema]
+    named += [child(at.pointer, name) for at in places for name in _SEVERAL if name in at.schema]
+    if not places:
+        return error
+    found = GrammarError(error.reason, pointer=named[0] if named else places[0].pointer)
+    found.patterns = error.patterns
+    return found
 
 
 def joined_goal(goals: Iterable[Formula]) -> Formula:

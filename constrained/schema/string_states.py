@@ -285,8 +285,6 @@ def _product_block(automaton: Automaton, formulas: tuple[Formula, ...], result: 
     if labelled is None:
         if undecided:
             names = sorted({name for part in parts for name in part.formats})
-            automaton.refused.add(
-                GrammarError(f"not all of the format {names[0]!r} is known, so it cannot be negated")
-            )
+            automaton.refused.add(GrammarError(f"not all of the format {names[0]!r} is known, so it cannot be negated"))
         return None
     return counted_block(labelled)

@@ -14,7 +14,7 @@ from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import START
 from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, evaluate
-from .interface import SchemaCompiler
+from .interface import SchemaCompiler, located
 from .listed.numbers import listed_numbers, product_with_listed
 from .number_parts import NUMBER_END, NumberPart, candidates, number_dfa, number_universe
 from .string_dfas import labelled_product
@@ -49,6 +49,12 @@ class ValueStart:
     unlike: frozenset[Any] = frozenset()
 
     def expand(self, automaton: Automaton) -> TransitionRow:
+        try:
+            return self._expand(automaton)
+        except GrammarError as error:
+            raise located(error, (self.need, *self.tracked)) from None
+
+    def _expand(self, automaton: Automaton) -> TransitionRow:
         compiler, result = self.compiler, result_codes(self.compiler, self.tracked)
         edges: dict[int, int] = {}
         for kind, word in _WORDS.items():
