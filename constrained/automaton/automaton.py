@@ -39,6 +39,7 @@ from .actions import (
     action,
 )
 from .blocks import Block, block_of
+from .layout import MAX_DEPTH
 from .tables import Tables
 
 MAX_GUARDS = 64  # cached results of guarded frames
@@ -69,6 +70,21 @@ class ControlState(Hashable, Protocol):
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         """Return the transitions. Raises GrammarError if they are too complex."""
+
+
+class Nested:
+    """Base of control states before a value that may hold others.
+
+    Where such a state is pushed at `limited_level` of the stack (0: at none), the state `within` the levels that are
+    left is entered instead. So values may be nested up to the maximum depth, and can always end. What a value needs
+    must be less than what is left at that level.
+    """
+
+    limited_level: int
+
+    def within(self, depth: int) -> ControlState:
+        """Return the state before those of the values that are nested at most so deep."""
+        raise NotImplementedError
 
 
 class Limited:
@@ -226,8 +242,15 @@ class Automaton:
         key = self.number(state), self.frame(then)
         number = self._pushes.get(key)
         if number is None:
-            number = self._pushes[key] = self.tables.new_push(*key)
+            level = state.limited_level if isinstance(state, Nested) else 0
+            number = self._pushes[key] = self.tables.new_push(*key, level)
         return number
+
+    def limit(self, push: int) -> None:
+        """Compute the state that a push enters at the level that limits it."""
+        state, _, level, _ = self.tables.pushes[push].tolist()
+        limited = self.number(self._values[state].within(MAX_DEPTH - level))
+        self.tables.pushes[push, 3] = limited
 
     def fill(self, number: int) -> None:
         """Compute the row of a state. Raises what `expand` raises, and StatesExhaustedError beyond MAX_BYTES."""

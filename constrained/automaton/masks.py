@@ -14,7 +14,7 @@ from . import layout
 from .actions import DEAD_END, ENDS, FILLED, FLAGS, LIKE, LOOPS, MARKS, MOST, PLAIN, RETURNS
 from .automaton import Automaton
 from .duplicate_names import NamesInTokens, without
-from .layout import BELOW, FRAME, LEVEL, MAX_DEPTH, SAVED
+from .layout import BELOW, FRAME, LEVEL, LIMITED_LEVEL, SAVED
 from .token_trie import FIRST_TOKEN, TokenTrie
 from .vocabulary import Vocabulary
 from .walks import Scratch, Walks, run
@@ -129,7 +129,7 @@ class TokenWalker:
     ) -> NDArray[np.int32] | None:
         """Return the bitmask of a configuration that counts nothing, if it is in the cache. Most masks are."""
         key = self._keys.get(at.state)
-        if key is None or cells.item(at.top, LEVEL) + self._longest >= MAX_DEPTH:
+        if key is None or cells.item(at.top, LEVEL) + self._longest >= LIMITED_LEVEL:
             return None
         reach = self._reach.get(key)
         if reach is None:
@@ -160,8 +160,8 @@ class TokenWalker:
         return mask
 
     def _is_shallow(self, at: Configuration, cells: NDArray[np.int32]) -> bool:
-        """Return False near the maximum depth of the stack, where a mask depends on its depth."""
-        return cells.item(at.top, LEVEL) + self._longest < MAX_DEPTH
+        """Return False near the level that limits values, and above it, where a mask depends on the level."""
+        return cells.item(at.top, LEVEL) + self._longest < LIMITED_LEVEL
 
     def walks(
         self,
@@ -342,7 +342,9 @@ class TokenWalker:
             self._fill(wanted)
             return
         self._check_may_provide()
-        if status == layout.NEEDS_RETURN:
+        if status == layout.NEEDS_LIMITED:
+            self.automaton.limit(wanted)
+        elif status == layout.NEEDS_RETURN:
             self.automaton.follow(wanted, int(context[layout.RESULT]))
         elif is_walk:  # a frame that is `once`: duplicates are removed from the mask later
             _answer(context, self.automaton.follow(wanted, int(context[layout.RESULT])))

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Sized
 from typing import Any
 
 from ..automaton.automaton import ControlState
+from ..automaton.layout import LIMITED_LEVEL
 from ..constraint import SchemaOptions
 from ..errors import GrammarError, Refusals, StatesExhaustedError
 from .document import Document, Location
@@ -39,6 +40,7 @@ class SchemaCompiler(ABC):
         self.cache: dict[Hashable, Any] = {}
         self.caches: list[Sized] = [self.cache]  # what grows with the outputs
         self.num_assumptions = 0
+        self.limited_level = LIMITED_LEVEL
         self.refused = Refusals()
 
     @abstractmethod
@@ -51,6 +53,10 @@ class SchemaCompiler(ABC):
     @abstractmethod
     def goal_of(self, schema: dict[str, Any]) -> Formula:
         """Return the goal of a schema that is not part of the document."""
+
+    @abstractmethod
+    def within(self, depth: int) -> Formula:
+        """Return the goal of the values that are nested at most so deep."""
 
     @abstractmethod
     def formula_at(self, location: Location) -> Formula:

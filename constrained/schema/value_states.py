@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from ..automaton.automaton import Automaton, TransitionRow
+from ..automaton.automaton import Automaton, Nested, TransitionRow
 from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import START
-from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, evaluate
+from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, conj, evaluate
 from .interface import SchemaCompiler, located
 from .listed.numbers import listed_numbers, product_with_listed
 from .number_parts import NUMBER_END, NumberPart, candidates, number_dfa, number_universe
@@ -35,7 +35,7 @@ def result_codes(compiler: SchemaCompiler, tracked: tuple[Formula, ...]) -> Resu
 
 
 @dataclass(frozen=True)
-class ValueStart:
+class ValueStart(Nested):
     """State before a value that must satisfy the goal `need`, and whose result code says which `tracked` goals hold.
 
     `spaces` is the number of spaces that may come first; 2 means any whitespace. `unlike` are canonical forms of
@@ -47,6 +47,13 @@ class ValueStart:
     tracked: tuple[Formula, ...] = ()
     spaces: int = 0
     unlike: frozenset[Any] = frozenset()
+
+    @property
+    def limited_level(self) -> int:  # type: ignore[override]
+        return self.compiler.limited_level
+
+    def within(self, depth: int) -> ValueStart:
+        return replace(self, need=conj([self.need, self.compiler.within(depth)]))
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         try:
