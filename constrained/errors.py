@@ -28,5 +28,21 @@ class GrammarError(ValueError):
         return cls(f"{message}, at position {position}\n    {shown}\n    {caret}", position=position)
 
 
+class Refusals(list[GrammarError]):
+    """Errors of alternatives that are too complex to be worked out.
+
+    While a grammar is compiled they are collected, and refuse it. Afterwards each is raised (`are_raised`), because
+    without the alternative its state would allow fewer texts, and nobody would know.
+    """
+
+    are_raised = False
+
+    def add(self, error: GrammarError) -> None:
+        """Collect an error, or raise it."""
+        if self.are_raised:
+            raise error
+        self.append(error)
+
+
 class StatesExhaustedError(GrammarError):
     """An automaton has as many states as it may have."""

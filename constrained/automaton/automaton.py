@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import GrammarError, StatesExhaustedError
+from ..errors import Refusals, StatesExhaustedError
 from ..regex.dfa import START as DFA_START
 from ..regex.dfa import Dfa, free_kinds
 from .actions import (
@@ -41,6 +41,7 @@ from .actions import (
     action,
 )
 from .blocks import Block, block_of
+from .layout import MAX_DEPTH
 from .tables import Tables
 
 MAX_GUARDS = 64  # cached results of guarded frames
@@ -71,6 +72,21 @@ class ControlState(Hashable, Protocol):
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         """Return the transitions. Raises GrammarError if they are too complex."""
+
+
+class Nested:
+    """Base of control states before a value that may hold others.
+
+    Where such a state is pushed at `limited_level` of the stack (0: at none), the state `within` the levels that are
+    left is entered instead. So values may be nested up to the maximum depth, and can always end. What a value needs
+    must be less than what is left at that level.
+    """
+
+    limited_level: int
+
+    def within(self, depth: int) -> ControlState:
+        """Return the state before those of the values that are nested at most so deep."""
+        raise NotImplementedError
 
 
 class Limited:
@@ -137,7 +153,7 @@ class Automaton:
 
     tables: Tables = field(default_factory=Tables)
     memory: dict[Any, Any] = field(default_factory=dict)  # caches of front ends, by their own keys
-    refused: list[GrammarError] = field(default_factory=list)  # of alternatives left out as too complex
+    refused: Refusals = field(default_factory=Refusals)  # alternatives that are too complex
     has_once: bool = False  # True once a frame that is `once` exists
     marks: list[tuple[int, ...]] = field(default_factory=lambda: [()])  # ascending counts at which masks change
     caches: list[Sequence[Sized]] = field(default_factory=list)  # of front ends; they grow with the states
@@ -228,8 +244,15 @@ class Automaton:
         key = self.number(state), self.frame(then)
         number = self._pushes.get(key)
         if number is None:
-            number = self._pushes[key] = self.tables.new_push(*key)
+            level = state.limited_level if isinstance(state, Nested) else 0
+            number = self._pushes[key] = self.tables.new_push(*key, level)
         return number
+
+    def limit(self, push: int) -> None:
+        """Compute the state that a push enters at the level that limits it."""
+        state, _, level, _ = self.tables.pushes[push].tolist()
+        limited = self.number(self._values[state].within(MAX_DEPTH - level))
+        self.tables.pushes[push, 3] = limited
 
     def fill(self, number: int) -> None:
         """Compute the row of a state. Raises what `expand` raises, and StatesExhaustedError beyond MAX_BYTES."""

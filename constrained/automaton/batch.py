@@ -17,7 +17,10 @@ from .walks import Walks, run, walk_together
 
 
 def fill_batch(matchers: Sequence[Any | None], out: NDArray[np.int32]) -> None:
-    """Write the masks of a batch into int32[B, ceil(V / 32)]. Rows without a matcher get all bits set."""
+    """Write the masks of a batch into int32[B, ceil(V / 32)]. Rows without a matcher get all bits set.
+
+    Raises GrammarError if an output is too complex. The masks of the others are known then to their matchers.
+    """
     native = [matcher for matcher in matchers if isinstance(matcher, Matcher)]
     for one in native:
         one.move_if_outdated()

@@ -45,7 +45,7 @@ def _after(automaton: Automaton, code: int, stack: tuple[int, ...]) -> tuple[int
     """Return the state and stack after an action, or None if they are unknown or the same."""
     operation, argument = code >> SHIFT, code & ARGUMENT
     if operation in (PUSH, PUSH_BEFORE):
-        target, frame = automaton.tables.pushes[argument].tolist()
+        target, frame = automaton.tables.pushes[argument, :2].tolist()
         return target, (*stack, frame)
     if operation not in (POP, POP_BEFORE, POP_COUNTED):
         return None if operation == STAY else (argument, stack)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 MAX_DEPTH = 256  # of the stack: values inside values. Bytes that open a deeper one are refused
+LIMITED_LEVEL = 192  # of the stack, where values begin that must end within the maximum depth: see `automaton.Nested`
 
 # Status of a step or a walk.
-DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED = range(5)
+DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED, NEEDS_LIMITED = range(6)
 # Indices of `context`, int64.
 (
     VALUE_END,  # number of bytes of the token that belong to the value that ended
-    WANTED,  # the state or frame that the caller must compute
+    WANTED,  # the state, frame or push that the caller must compute
     RESULT,  # result of the value that ended, if a frame is wanted
     BEGAN,  # offset where the text of that value begins
     AROUND,  # offset where the text of the enclosing value begins

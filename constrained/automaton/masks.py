@@ -14,7 +14,7 @@ from . import layout
 from .actions import DEAD_END, ENDS, FILLED, FLAGS, LIKE, LOOPS, MARKS, MOST, PLAIN, RETURNS
 from .automaton import Automaton
 from .duplicate_names import NO_NAMES, NamesInTokens, without
-from .layout import BELOW, FRAME, LEVEL, MAX_DEPTH, SAVED
+from .layout import BELOW, FRAME, LEVEL, LIMITED_LEVEL, SAVED
 from .token_trie import FIRST_TOKEN, TokenTrie
 from .vocabulary import Vocabulary
 from .walks import Scratch, Walks
@@ -118,7 +118,7 @@ class TokenWalker:
                 return None
             key = self._key(at.state, at.counted)
         reach = self._reach.get(key)
-        if reach is None or cells.item(at.top, LEVEL) + self._longest >= MAX_DEPTH:
+        if reach is None or cells.item(at.top, LEVEL) + self._longest >= LIMITED_LEVEL:
             return None
         if reach:
             key += self._frames(cells, at.top, reach)
@@ -128,8 +128,8 @@ class TokenWalker:
         return mask
 
     def _is_shallow(self, at: Configuration, cells: NDArray[np.int32]) -> bool:
-        """Return False near the maximum depth of the stack, where a mask depends on its depth."""
-        return cells.item(at.top, LEVEL) + self._longest < MAX_DEPTH
+        """Return False near the level that limits values, and above it, where a mask depends on the level."""
+        return cells.item(at.top, LEVEL) + self._longest < LIMITED_LEVEL
 
     def walks(
         self,
@@ -311,7 +311,9 @@ class TokenWalker:
             self._fill(wanted)
             return
         self._check_may_provide()
-        if status == layout.NEEDS_RETURN:
+        if status == layout.NEEDS_LIMITED:
+            self.automaton.limit(wanted)
+        elif status == layout.NEEDS_RETURN:
             self.automaton.follow(wanted, context.item(layout.RESULT))
         else:
             began, around, path = (

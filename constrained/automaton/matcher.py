@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StatesExhaustedError
+from ..errors import GrammarError, StatesExhaustedError
 from .automaton import MEASURE_INTERVAL, Accepted, Automaton, ControlState
 from .duplicate_names import NamesInTokens
 from .layout import NUM_CELL_COLUMNS
@@ -39,6 +39,7 @@ class Generation:
         automaton = Automaton()
         self.automaton = automaton
         self.start = automaton.number(make_start(automaton))
+        automaton.refused.are_raised = True
         self.end = automaton.number(Accepted())
         self.walker = TokenWalker(automaton, vocabulary)
         self.lock = RLock()
@@ -424,16 +425,21 @@ class Matcher:
     def _move(self, generation: Generation) -> bool:
         """Replay the output in another generation. Returns False, and changes nothing, if that one refuses it.
 
-        A search for the end of an object that has too much to try accepts what the texts before have shown it; so what
-        one generation accepts, another may refuse. Then the output stays where it is.
+        A search for the end of an object is spared where texts before have shown a way, so it may be too complex for
+        another generation. Then the output stays where it is.
         """
         moved, history = Matcher(self._grammar, generation), self._history
         places = [length for _, length in self._before] + [len(history)]
         for first, last in pairwise(places):
             data, after = bytes(history[first:last]), moved._at
             if data:  # else an end of sequence
-                with generation.lock:
-                    found = moved._walker.advance(moved._at, moved._cells, moved._history, data)
+                try:
+                    with generation.lock:
+                        found = moved._walker.advance(moved._at, moved._cells, moved._history, data)
+                except StatesExhaustedError:
+                    raise
+                except GrammarError:
+                    found = None
                 if found is None:
                     self._num_replayed = len(self._before)
                     return False

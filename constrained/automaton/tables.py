@@ -16,6 +16,7 @@ from .actions import (
     MAX_ARGUMENT,
     MOST,
     NUM_COLUMNS,
+    NUM_PUSH_COLUMNS,
     NUM_RETURNS,
     RETURNS,
     ROW,
@@ -49,7 +50,9 @@ class Tables:
         self._edges = _flat(self.edges)
         self.classes: NDArray[np.uint8] = np.zeros((8, 256), np.uint8)  # row 0: all bytes alike
         self.targets: Ints = np.zeros(1024, np.int32)  # actions
-        self.pushes: Ints = np.zeros((256, 2), np.int32)  # of a push: state, frame; of counts: last count, result
+        # Of a push: state, frame, level of the stack at which another state is entered, that state; of counts: last
+        # count, result.
+        self.pushes: Ints = np.zeros((256, NUM_PUSH_COLUMNS), np.int32)
         self.returns: Ints = np.zeros(256, np.int32)  # states
         self.version = 0  # counts the arrays' reallocations
         self.num_states, self.num_edges, self.num_classes = 1, 0, 1
@@ -84,13 +87,12 @@ class Tables:
         self.targets = self._grown(self.targets, self.num_targets)
         return first, self.targets[first : self.num_targets]
 
-    def new_push(self, state: int, frame: int) -> int:
-        """Add a pair of a state and a frame; return its number."""
+    def new_push(self, state: int, frame: int, level: int) -> int:
+        """Add a pair of a state and a frame, with the level at which another state is entered; return its number."""
         number = self.num_pushes
         self.num_pushes += 1
         self.pushes = self._grown(self.pushes, self.num_pushes)
-        self.pushes[number, 0] = state
-        self.pushes[number, 1] = frame
+        self.pushes[number] = state, frame, level, UNKNOWN
         return number
 
     def new_results(self, results: Sequence[tuple[int, int]]) -> int:
@@ -98,7 +100,7 @@ class Tables:
         first = self.num_pushes
         self.num_pushes += len(results)
         self.pushes = self._grown(self.pushes, self.num_pushes)
-        self.pushes[first : self.num_pushes] = results
+        self.pushes[first : self.num_pushes, :2] = results
         return first
 
     def new_returns(self, number: int) -> int:

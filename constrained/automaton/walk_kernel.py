@@ -61,6 +61,7 @@ from .layout import (
     LEVEL,
     MAX_DEPTH,
     NEEDS_GUARD,
+    NEEDS_LIMITED,
     NEEDS_RETURN,
     NEEDS_STATE,
     NEXT,
@@ -129,6 +130,12 @@ def step(
             level = cells[top, LEVEL] + 1
             if level > MAX_DEPTH:
                 return REFUSED
+            state = pushes[argument, 0]
+            if level == pushes[argument, 2]:
+                state = pushes[argument, 3]
+                if state == UNKNOWN:
+                    context[WANTED] = argument
+                    return NEEDS_LIMITED
             cells[free, FRAME] = pushes[argument, 1]
             cells[free, BELOW] = top
             cells[free, LEVEL] = level
@@ -137,7 +144,6 @@ def step(
             top = free
             free += 1
             counted = 0
-            state = pushes[argument, 0]
             again = operation == PUSH_BEFORE
         else:
             if cells[top, LEVEL] == 0:

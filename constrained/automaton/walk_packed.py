@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...loops import compiled
 from . import walk_kernel
-from .actions import DEAD_END, FLAGS, NUM_COLUMNS
+from .actions import DEAD_END, FLAGS, NUM_COLUMNS, NUM_PUSH_COLUMNS
 from .layout import (
     ANSWERED,
     BASE_DEPTH,
@@ -89,7 +89,7 @@ def _tables(packed: NDArray[np.int64]) -> tuple[Ints, Ints, NDArray[np.uint8], I
         carray(_int32s(packed[EDGES]), (packed[EDGES + 1], 3)),
         carray(_bytes(packed[CLASSES]), (packed[CLASSES + 1], 256)),
         carray(_int32s(packed[TARGETS]), (packed[TARGETS + 1],)),
-        carray(_int32s(packed[PUSHES]), (packed[PUSHES + 1], 2)),
+        carray(_int32s(packed[PUSHES]), (packed[PUSHES + 1], NUM_PUSH_COLUMNS)),
         carray(_int32s(packed[RETURNS]), (packed[RETURNS + 1],)),
     )
 

@@ -89,8 +89,7 @@ class Verdict:
 class Explanation:
     """Report on a constraint in a file, and on a text that was followed beside it.
 
-    `left_out`: texts of the constraint, near the random outputs or the text beside it, that are not allowed because
-    they are too complex to work out.
+    `too_complex`: errors that ended random outputs, or the text beside the constraint.
     """
 
     file: str
@@ -99,16 +98,16 @@ class Explanation:
     keywords: tuple[KeywordUse, ...] = ()
     warnings: tuple[Remark, ...] = ()
     refused: tuple[Remark, ...] = ()
-    left_out: tuple[Remark, ...] = ()
+    too_complex: tuple[Remark, ...] = ()
     terminals: TerminalReport | None = None
     verdict: Verdict | None = None
     cost: Cost | None = None
 
     @property
     def is_good(self) -> bool:
-        """True if the constraint is accepted, no terminals are ambiguous, and the text, if any, is accepted."""
-        ambiguous = self.terminals is not None and self.terminals.ambiguous
-        return not self.refused and not ambiguous and (self.verdict is None or self.verdict.walk.accepted)
+        """True if constraint and text are accepted, no terminals are ambiguous, and no output was too complex."""
+        has_errors = self.refused or self.too_complex or (self.terminals is not None and self.terminals.ambiguous)
+        return not has_errors and (self.verdict is None or self.verdict.walk.accepted)
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation as values of JSON."""
@@ -125,7 +124,11 @@ class Explanation:
             if pointers:
                 yield f"{'annotations' if status == 'annotation' else status}: {len(pointers)}"
                 yield from (f"  {pointer}" for pointer in pointers)
-        remarks_by_title = {"warnings": self.warnings, "refused": self.refused, "in part not allowed": self.left_out}
+        remarks_by_title = {
+            "warnings": self.warnings,
+            "refused": self.refused,
+            "too complex for some outputs": self.too_complex,
+        }
         for title, remarks in remarks_by_title.items():
             if remarks:
                 yield f"{title}: {len(remarks)}"
@@ -218,11 +221,18 @@ class _Explainer:
         self._found = replace(self._found, keywords=uses, warnings=warnings, refused=tuple(refused))
 
     def _explain_grammar(self, grammar: CompiledGrammar) -> None:
-        self._found = replace(self._found, cost=measure(grammar))
-        if self._instance is not None:
-            self._found = replace(self._found, verdict=self._verdict(follow(grammar, self._instance), self._instance))
-        left_out = {error.reason: self._refusal(error) for error in grammar.generation.automaton.refused}
-        self._found = replace(self._found, left_out=tuple(left_out.values()))
+        errors: dict[str, GrammarError] = {}
+        try:
+            self._found = replace(self._found, cost=measure(grammar))
+        except GrammarError as error:
+            errors[str(error)] = error
+        try:
+            if self._instance is not None:
+                verdict = self._verdict(follow(grammar, self._instance), self._instance)
+                self._found = replace(self._found, verdict=verdict)
+        except GrammarError as error:
+            errors[str(error)] = error
+        self._found = replace(self._found, too_complex=tuple(map(self._refusal, errors.values())))
 
     def _compile(self, options: JsonOptions) -> CompiledGrammar:
         constraint: Constraint

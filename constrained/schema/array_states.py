@@ -9,7 +9,6 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from ..automaton.automaton import Automaton, ControlState, Counting, Frame, TransitionRow
-from ..errors import GrammarError
 from .end_search import EndSearch, ValueGoal
 from .formula import And, Formula, Or, ResultCodes, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
 from .interface import SchemaCompiler
@@ -373,7 +372,7 @@ class ArrayEndSearch(EndSearch[ArrayState]):
     """
 
     def __init__(self, context: ArrayContext) -> None:
-        super().__init__(context.compiler)
+        super().__init__(context.compiler, context.parts)
         self.context = context
 
     def _key(self, state: ArrayState) -> Hashable:
@@ -428,9 +427,7 @@ class ArrayEndSearch(EndSearch[ArrayState]):
     def _exceeds_limit(self, joint: JointTruths) -> bool:
         if len(joint.goals) <= MAX_ITEM_GOALS:
             return False
-        self._compiler.refused.append(
-            GrammarError(f"more than {MAX_ITEM_GOALS} constraints apply to the items of one array together")
-        )
+        self._refuse(f"more than {MAX_ITEM_GOALS} constraints apply to the items of one array together")
         return True
 
     def _joint_truths(self, demands: ItemDemands) -> JointTruths:

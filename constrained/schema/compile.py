@@ -12,10 +12,12 @@ from ..constraint import SchemaOptions
 from ..errors import GrammarError
 from .alternatives.limits import LimitCheck, may_be_too_complex, same_value
 from .document import MAX_SAME_VALUE, Document, Location, read_schema
+from .formula import conj
 from .goals import GoalCompiler
 from .keyword_set import MAX_CONTAINED
 from .keywords import NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
 from .listed.preparation import check_depth, lists_many_structures, places_of_many_values, prepare_listed
+from .nesting import MAX_START_DEPTH, needs_many_levels
 from .number_parts import number_part
 from .string_dfas import pattern_dfa
 from .string_states import prepare_format
@@ -64,6 +66,8 @@ def _schema_start(
         if isinstance(location.schema, dict) and not UNEVALUATED_KEYWORDS.isdisjoint(location.schema):
             compiler.formula_at(location)  # raises GrammarError if it is too complex
     goal = compiler.goal(document.start, generated=True)
+    if needs_many_levels(document):
+        compiler.limited_level, goal = 0, conj([goal, compiler.within(MAX_START_DEPTH)])
     start = ValueStart(compiler, goal)
     if compiler.satisfiable(goal) and automaton.edges_of(automaton.number(start)):
         if not document.has_started:

@@ -1,19 +1,21 @@
 """Search for a way to end an object or array that has begun. A state is kept only if such a way was found.
 
-The search is depth first and remembers every state on a path that it found. So a search that reaches its limit refuses
-a step, but never the only step that leads to the end.
+The search is depth first and remembers every state on a path that it found. A search that reaches its limit knows no
+answer: the error refuses the constraint, or the output that gets there.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
 from ..errors import GrammarError
 from .formula import Formula, Truths
 from .interface import SchemaCompiler
+from .structure_parts import ArrayPart, ObjectPart
 
 MAX_STEPS = 2000  # members or items that a search tries
 NEVER = -1
@@ -45,8 +47,9 @@ class ValueGoal:
 class EndSearch(ABC, Generic[S]):
     """Searches from the states of one object or array, with their results."""
 
-    def __init__(self, compiler: SchemaCompiler) -> None:
+    def __init__(self, compiler: SchemaCompiler, parts: Sequence[ObjectPart] | Sequence[ArrayPart]) -> None:
         self._compiler = compiler
+        self._parts = parts
         # What the path to the end uses up from each state (`_used`), or NEVER if there is no path.
         self._paths: dict[Hashable, int] = {}
         self._in_progress: dict[Hashable, None] = {}
@@ -87,8 +90,10 @@ class EndSearch(ABC, Generic[S]):
         num_before = compiler.num_assumptions
         self._in_progress[key] = None
         exhausted: dict[Hashable, None] = {}
-        found = self._walk(state, exhausted)
-        del self._in_progress[key]
+        try:
+            found = self._walk(state, exhausted)
+        finally:
+            del self._in_progress[key]
         if found:
             return self._paths[key]
         if num_before == compiler.num_assumptions or compiler.is_idle:
@@ -122,5 +127,11 @@ class EndSearch(ABC, Generic[S]):
             if used is None and key not in tried:
                 tried.add(key)
                 path.append((step, self._steps(step)))
-        self._compiler.refused.append(GrammarError("the constraints on an object or array are too complex together"))
+        self._refuse("the constraints on an object or array are too complex together")
         return False
+
+    def _refuse(self, reason: str) -> None:
+        """Leave a way to the end out, or raise GrammarError, with the pointer that all constraints have in common."""
+        pointers = [each.pointer.split("/") for part in self._parts for each in part.keywords]
+        common = takewhile(lambda names: len(set(names)) == 1, zip(*pointers, strict=False))
+        self._compiler.refused.add(GrammarError(reason, pointer="/".join(names[0] for names in common)))

@@ -10,11 +10,16 @@ from collections.abc import Hashable, Iterable, Sized
 from typing import Any
 
 from ..automaton.automaton import ControlState
+from ..automaton.layout import LIMITED_LEVEL
 from ..constraint import SchemaOptions
-from ..errors import GrammarError
+from ..errors import GrammarError, Refusals, StatesExhaustedError
 from .document import Document, Location
-from .formula import And, Formula, ResultCodes, conj
+from .formula import And, Formula, ResultCodes, atoms, conj
+from .keywords import child
 
+# Keywords that a text is tested by, and those that bring the tests of several schemas together.
+_TESTS = ("multipleOf", "divisibleBy", "pattern", "format", "patternProperties", "propertyNames")
+_SEVERAL = ("allOf", "oneOf", "anyOf", "not", "if", "$ref")
 VALUE_TYPES = ("null", "true", "false", "number", "string", "object", "array")
 
 
@@ -23,7 +28,7 @@ class SchemaCompiler(ABC):
 
     `cache` holds results by keys that begin with the name of their kind. `num_assumptions` counts how often a goal was
     assumed unsatisfiable while its own satisfiability was being decided: a negative result that relied on one holds
-    only for that search. `refused` collects the errors of combinations that are left out because they are too complex.
+    only for that search. `refused` collects the errors of combinations that are too complex, or raises them.
     """
 
     def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
@@ -35,7 +40,8 @@ class SchemaCompiler(ABC):
         self.cache: dict[Hashable, Any] = {}
         self.caches: list[Sized] = [self.cache]  # what grows with the outputs
         self.num_assumptions = 0
-        self.refused: list[GrammarError] = []
+        self.limited_level = LIMITED_LEVEL
+        self.refused = Refusals()
 
     @abstractmethod
     def goal(self, location: Location, *, generated: bool = False) -> Formula:
@@ -47,6 +53,10 @@ class SchemaCompiler(ABC):
     @abstractmethod
     def goal_of(self, schema: dict[str, Any]) -> Formula:
         """Return the goal of a schema that is not part of the document."""
+
+    @abstractmethod
+    def within(self, depth: int) -> Formula:
+        """Return the goal of the values that are nested at most so deep."""
 
     @abstractmethod
     def formula_at(self, location: Location) -> Formula:
@@ -129,6 +139,21 @@ class GeneratedNode(SchemaNode):
         super().__init__(location)
         self.compiler = compiler
         self.parts = parts or (self,)
+
+
+def located(error: GrammarError, goals: Iterable[Formula]) -> GrammarError:
+    """Return an error with the pointer of a schema of these goals, and of its keyword that may be at fault."""
+    if error.pointer is not None or isinstance(error, StatesExhaustedError):
+        return error
+    nodes = [atom for goal in goals for atom in atoms(goal) if isinstance(atom, SchemaNode)]
+    places = [part.location for node in nodes for part in (node.parts if isinstance(node, GeneratedNode) else (node,))]
+    named = [child(at.pointer, name) for at in places for name in _TESTS if name in at.schema]
+    named += [child(at.pointer, name) for at in places for name in _SEVERAL if name in at.schema]
+    if not places:
+        return error
+    found = GrammarError(error.reason, pointer=named[0] if named else places[0].pointer)
+    found.patterns = error.patterns
+    return found
 
 
 def joined_goal(goals: Iterable[Formula]) -> Formula:

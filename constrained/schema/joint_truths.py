@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import GrammarError
 from .formula import Formula, SparseTruths, Truths, atoms, conj, disj, neg, truths_of
-from .interface import VALUE_TYPES, SchemaCompiler
+from .interface import VALUE_TYPES, SchemaCompiler, located
 from .listed.evaluation import part_truth
 from .listed.values import GivenValue, ListedPart
 from .number_parts import NumberPart, number_combinations
@@ -101,7 +101,10 @@ def joint_truths(compiler: SchemaCompiler, goals: tuple[Formula, ...]) -> JointT
     key = ("joint truths", goals)
     found = compiler.cache.get(key)
     if found is None:
-        found = compiler.cache[key] = JointTruths(compiler, goals)
+        try:
+            found = compiler.cache[key] = JointTruths(compiler, goals)
+        except GrammarError as error:
+            raise located(error, goals) from None
     assert isinstance(found, JointTruths)
     return found
 
@@ -149,7 +152,7 @@ def _value_truths(compiler: SchemaCompiler, kind: str, typed: list[Formula]) -> 
             tests = [NumberPart(values=values)] if values else []
             found = number_combinations([*tests, *parts])
     except GrammarError as error:
-        compiler.refused.append(error)
+        compiler.refused.add(error)
         return  # too complex in combination: allowing no such value is safe
     for combination in found:
         if not tests or not combination[0]:

@@ -100,6 +100,7 @@ class KeywordSet:
             int(schema.get("minProperties", 0)),
             None if most is None else int(most),
             self.generated and compiler.closes_objects and schema.get("additionalProperties") is False,
+            self.location.pointer,
         )
         if keywords.allow_everything:
             return True
@@ -131,6 +132,7 @@ class KeywordSet:
             None if most is None else int(most),
             schema.get("uniqueItems") is True,
             contains,
+            self.location.pointer,
         )
         if keywords.allow_everything:
             return True

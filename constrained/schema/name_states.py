@@ -198,7 +198,7 @@ class MemberNames:
 
     def _refuse(self, error: GrammarError) -> None:
         """Allow only listed names, for this reason."""
-        self.compiler.refused.append(error)
+        self.compiler.refused.add(error)
         self.refused = error
 
     def _combinations(self) -> Collection[Truths]:

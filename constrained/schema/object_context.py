@@ -15,7 +15,7 @@ from .formula import Formula, Or, ResultCodes, atoms, disj, evaluate, has_negati
 from .interface import SchemaCompiler
 from .name_states import MemberNames, NameClass, NameKind
 from .string_dfas import pattern_chars
-from .structure_parts import CountRanges, ObjectPart
+from .structure_parts import CountRanges, ObjectKeywords, ObjectPart
 
 MAX_ORDERED_PARTS = 6  # of a closed object whose members come in order: a search for more takes long
 
@@ -337,6 +337,15 @@ class ObjectContext:
     def _settling_names_of(self, number: int) -> int | None:
         names = self.constrained_names(number)
         return None if names is None or self.requires[number] else names
+
+    @cached_property
+    def tied(self) -> list[int]:
+        """Groups of parts that differ in required members alone, so that another member fails all of them or none."""
+        groups: dict[frozenset[ObjectKeywords], int] = {}
+        for number, part in enumerate(self.parts):
+            key = frozenset(each for each in part.keywords if not each.only_require)
+            groups[key] = groups.get(key, 0) | 1 << number
+        return [group for group in groups.values() if group.bit_count() > 1]
 
     def constrained_names(self, number: int) -> int | None:
         """Return the names on which the truth of a part depends, or None if it may depend on all."""

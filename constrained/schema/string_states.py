@@ -280,13 +280,11 @@ def _product_block(automaton: Automaton, formulas: tuple[Formula, ...], result: 
         labelled = labelled_strings(parts, label, undecided)
     except GrammarError as error:
         error.patterns = frozenset().union(*(part.patterns for part in parts))
-        automaton.refused.append(error)
+        automaton.refused.add(error)
         return None  # too complex to work out: allowing no string is safe
     if labelled is None:
         if undecided:
             names = sorted({name for part in parts for name in part.formats})
-            automaton.refused.append(
-                GrammarError(f"not all of the format {names[0]!r} is known, so it cannot be negated")
-            )
+            automaton.refused.add(GrammarError(f"not all of the format {names[0]!r} is known, so it cannot be negated"))
         return None
     return counted_block(labelled)

@@ -41,6 +41,7 @@ class ObjectKeywords:
     least: int
     most: int | None
     ordered: bool
+    pointer: str = ""
 
     @property
     def allow_everything(self) -> bool:
@@ -48,6 +49,12 @@ class ObjectKeywords:
         has_limits = self.properties or self.required or self.requires or self.least or self.most is not None
         goals = (*self.patterns.values(), self.additional, self.names)
         return not has_limits and all(goal is True for goal in goals)
+
+    @property
+    def only_require(self) -> bool:
+        """True if the keywords are no more than a list of required members: no member makes them fail."""
+        has_limits = self.properties or self.requires or self.least or self.most is not None
+        return not has_limits and all(goal is True for goal in (*self.patterns.values(), self.additional, self.names))
 
     @property
     def key(self) -> tuple[Hashable, ...]:
@@ -177,6 +184,7 @@ class ArrayKeywords:
     most: int | None
     unique: bool
     contains: tuple[Formula, int, int | None] | None
+    pointer: str = ""
 
     @property
     def allow_everything(self) -> bool:

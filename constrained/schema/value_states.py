@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from ..automaton.automaton import Automaton, TransitionRow
+from ..automaton.automaton import Automaton, Nested, TransitionRow
 from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import START
-from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, evaluate
-from .interface import SchemaCompiler
+from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, conj, evaluate
+from .interface import SchemaCompiler, located
 from .listed.numbers import listed_numbers, product_with_listed
 from .number_parts import NUMBER_END, NumberPart, candidates, number_dfa, number_universe
 from .string_dfas import labelled_product
@@ -35,7 +35,7 @@ def result_codes(compiler: SchemaCompiler, tracked: tuple[Formula, ...]) -> Resu
 
 
 @dataclass(frozen=True)
-class ValueStart:
+class ValueStart(Nested):
     """State before a value that must satisfy the goal `need`, and whose result code says which `tracked` goals hold.
 
     `spaces` is the number of spaces that may come first; 2 means any whitespace. `unlike` are canonical forms of
@@ -48,7 +48,20 @@ class ValueStart:
     spaces: int = 0
     unlike: frozenset[Any] = frozenset()
 
+    @property
+    def limited_level(self) -> int:  # type: ignore[override]
+        return self.compiler.limited_level
+
+    def within(self, depth: int) -> ValueStart:
+        return replace(self, need=conj([self.need, self.compiler.within(depth)]))
+
     def expand(self, automaton: Automaton) -> TransitionRow:
+        try:
+            return self._expand(automaton)
+        except GrammarError as error:
+            raise located(error, (self.need, *self.tracked)) from None
+
+    def _expand(self, automaton: Automaton) -> TransitionRow:
         compiler, result = self.compiler, result_codes(self.compiler, self.tracked)
         edges: dict[int, int] = {}
         for kind, word in _WORDS.items():
@@ -110,7 +123,7 @@ def number_start(automaton: Automaton, formulas: tuple[Formula, ...], result: Re
         try:
             dfa = number_dfa(part)
         except GrammarError as error:
-            automaton.refused.append(error)
+            automaton.refused.add(error)
             return None  # too complex to work out: allowing no number is safe
         if dfa.is_empty:
             return None
@@ -145,7 +158,7 @@ def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result:
             product = labelled_product(number_universe(parts), [number_dfa(part) for part in parts], label)
     except GrammarError as error:
         product = None  # too complex to work out: allowing no number is safe
-        automaton.refused.append(error)
+        automaton.refused.add(error)
     if product is not None:
         table, class_of, labels = product
         start = START + automaton.block(key, lambda: Block(table, class_of, labels, before=NUMBER_END))

@@ -7,7 +7,6 @@ from functools import reduce
 from operator import or_
 from typing import Protocol
 
-from ...errors import GrammarError
 from ..end_search import NEVER, EndSearch, ValueGoal
 from ..formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, forced
 from ..joint_truths import joint_truths, restricted
@@ -66,12 +65,12 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def __init__(self, context: ObjectContext, formula: Formula | None = None, names: int = -1) -> None:
         """Search for members that make `formula` true (None: the context's first), among these listed names."""
-        super().__init__(context.compiler)
+        super().__init__(context.compiler, context.parts)
         self.context, self.names = context, names
         self.formula = context.formulas[0] if formula is None else formula
         self.parts = context.bits_of(atoms(self.formula))
         self.num_together = self.parts.bit_count()  # parts that are searched together
-        self._must_fail: dict[tuple[int, int], bool] = {}
+        self._must_fail: dict[tuple[int, int, int], bool] = {}
         self._relevant = 0
         for required, requires in zip(context.required, context.requires, strict=True):
             self._relevant |= required
@@ -90,13 +89,33 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def must_fail(self, alive: int, seen: int) -> bool:
         """Return True if no further members can make the formula true."""
-        settled = self.context.settled(alive & self.parts, seen)
-        key = alive & self.parts, settled
+        alive &= self.parts
+        settled = self.context.settled(alive, seen)
+        complete = sum(self._complete(tied & alive, seen) for tied in self.context.tied)
+        key = alive, settled, complete
         found = self._must_fail.get(key)
         if found is None:
-            found = evaluate(self.formula, self.context.truth(*key)) is False
-            self._must_fail[key] = found
+            found = self._must_fail[key] = not self._may_hold(alive, settled) or any(
+                (tied & complete).bit_count() > 1
+                and not self._may_hold(alive, settled | tied & complete)
+                and not self._may_hold(alive & ~tied, settled & ~tied)
+                for tied in self.context.tied
+            )
         return found
+
+    def _complete(self, parts: int, seen: int) -> int:
+        """Return those of some parts that need no further names."""
+        complete = 0
+        while parts:
+            bit = parts & -parts
+            parts ^= bit
+            if not self.context.needed(bit.bit_length() - 1, seen):
+                complete |= bit
+        return complete
+
+    def _may_hold(self, alive: int, settled: int) -> bool:
+        """Return False if the formula is false whatever becomes of the alive parts that are not settled."""
+        return evaluate(self.formula, self.context.truth(alive, settled)) is not False
 
     def _candidates(self, state: ObjectMembers, wanted: int) -> Iterable[NameClass]:
         """Return the names that may come next, first those in `wanted`."""
@@ -237,9 +256,7 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         if self.num_together <= MAX_PARTS:
             return False
         hint = '; with additional_properties "schema" there are fewer' if context.compiler.closes_objects else ""
-        context.compiler.refused.append(
-            GrammarError(f"more than {MAX_PARTS} constraints apply to one object together{hint}")
-        )
+        self._refuse(f"more than {MAX_PARTS} constraints apply to one object together{hint}")
         return True
 
     def _open_goals(self, state: ObjectMembers, name: NameClass) -> tuple[int, tuple[tuple[Formula, int], ...]]:
