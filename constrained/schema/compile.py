@@ -17,7 +17,7 @@ from .keyword_set import MAX_CONTAINED
 from .keywords import APPLICATORS, NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
 from .listed.preparation import check_depth, lists_many_structures, places_of_many_values, prepare_listed
 from .number_parts import number_part
-from .string_dfas import pattern_dfa
+from .string_dfas import check_pattern
 from .string_states import prepare_format
 from .value_states import ValueStart
 
@@ -154,7 +154,7 @@ def _check_contained(schema: dict[str, Any], pointer: str) -> None:
 
 def _check_pattern(pattern: str, pointer: str) -> None:
     try:
-        pattern_dfa(pattern)
+        check_pattern(pattern)
     except GrammarError as error:
         raise GrammarError(str(error), pointer=pointer, position=error.position) from None
 

@@ -21,11 +21,11 @@ from ..formula import Formula, ResultCodes, atoms
 from ..goals import GoalCompiler
 from ..interface import SchemaNode
 from ..keywords import APPLICATORS, child
-from ..name_states import MemberNames
+from ..name_states import MAX_KINDS, MemberNames
 from ..number_parts import NumberPart
 from ..object_context import ObjectContext, is_plain
 from ..object_states import ObjectState
-from ..string_dfas import any_string, combinations, format_chars, pattern_chars
+from ..string_dfas import any_string, combinations, format_chars, pattern_chars, pattern_dfa
 from ..string_parts import string_dfa
 from ..string_states import string_start
 from ..structure_parts import ArrayPart, ObjectPart
@@ -38,6 +38,7 @@ _Test = tuple[str, Any]  # keyword and value of what an automaton is made of
 _AUTOMATA = frozenset(("pattern", "format", "multipleOf", "divisibleBy"))
 _TESTS = _AUTOMATA | frozenset(("propertyNames", "contains"))
 _NAME_TESTS = frozenset(("propertyNames", "patternProperties"))
+_ALL_TESTS = _TESTS | _NAME_TESTS
 _NAMED_BY_PATTERN, _CONTAINS = frozenset(["patternProperties"]), frozenset(["contains"])
 # Of a schema without these, nothing but its own keywords applies to one value.
 _SEVERAL = (APPLICATORS - {"enum", "const"}) | {"patternProperties"}
@@ -69,7 +70,7 @@ def _sum(weights: Iterable[Weight]) -> Weight:
 
 
 def _num_tests(schema: dict[str, Any]) -> int:
-    return len(schema.get("patternProperties", ())) + len(_TESTS & schema.keys())
+    return len(schema.get("patternProperties", ())) + sum(keyword in schema for keyword in _TESTS)
 
 
 def may_be_too_complex(document: Document) -> bool:
@@ -141,6 +142,15 @@ class _Meetings:
         return found
 
 
+def _names_may_be_too_complex(schema: dict[str, Any]) -> bool:
+    """Return False if the names of an object surely can be told apart by the tests of one schema."""
+    patterns = schema.get("patternProperties", ())
+    if "propertyNames" in schema or not APPLICATORS.isdisjoint(schema) or 1 << len(patterns) > MAX_KINDS:
+        return True
+    dfas = [any_string(), *map(pattern_dfa, patterns)]
+    return math.prod(dfa.num_states for dfa in dfas) > MAX_PRODUCT_STATES
+
+
 def _is_large(tests: Set[_Test]) -> bool:
     """Return True if the product of the automata of several tests may have too many states."""
     return len(tests) > 1 and math.prod(_num_states(*test) for test in tests) > MAX_PRODUCT_STATES
@@ -178,22 +188,25 @@ class LimitCheck:
 
     def check(self) -> None:
         """Check all schemas of the document."""
-        located = [location for location in self._document.all if isinstance(location.schema, dict)]
-        several = [location for location in located if not _SEVERAL.isdisjoint(location.schema)]
-        meeting = [location for location in located if "pattern" in location.schema and "format" in location.schema]
-        for location in (*several, *meeting):
-            if self._weight(location).tests > 1:
-                self._check_scalars(location)
-        for location in located:
-            if not _NAME_TESTS.isdisjoint(location.schema):
-                self._check_names(location)
-        if len(located) <= MAX_SCHEMAS and sum(_num_tests(location.schema) for location in located) <= MAX_TESTS:
+        document = self._document
+        several, tested = document.having(_SEVERAL), document.having(_ALL_TESTS)
+        if tested:
+            meeting = [location for location in tested if "pattern" in location.schema and "format" in location.schema]
+            for location in (*several, *meeting):
+                if self._weight(location).tests > 1:
+                    self._check_scalars(location)
+            for location in document.having(_NAME_TESTS):
+                if _names_may_be_too_complex(location.schema):
+                    self._check_names(location)
+        num_tests = [_num_tests(location.schema) for location in tested]
+        if len(document.with_keywords) <= MAX_SCHEMAS and sum(num_tests) <= MAX_TESTS:
             return
-        weights = [self._weight(location) for location in located]
-        heaviest = Weight(max(each.schemas for each in weights), max(each.tests for each in weights))
-        for location in several:
-            num_schemas = self._weight(location).schemas  # each of which brings at most one schema of a member
-            if not Weight(num_schemas * heaviest.schemas, num_schemas * heaviest.tests).is_large:
+        weights = [self._weight(location) for location in several]
+        most_schemas = max((each.schemas for each in weights), default=1)
+        most_tests = max((*num_tests, *(each.tests for each in weights)), default=0)
+        for location, weight in zip(several, weights, strict=True):
+            # Each of the schemas of a value brings at most one schema of a member.
+            if not Weight(weight.schemas * most_schemas, weight.schemas * most_tests).is_large:
                 continue
             if self._is_heavy(location):
                 self._check(self._compiler.goal(location, generated=True), location)
@@ -206,7 +219,7 @@ class LimitCheck:
             return NO_WEIGHT
         found = self._weights.get(id(schema))
         if found is None and _SEVERAL.isdisjoint(schema):
-            found = self._weights[id(schema)] = Weight(1, len(_TESTS & schema.keys()))
+            found = self._weights[id(schema)] = Weight(1, _num_tests(schema))
         elif found is None:
             self._weights[id(schema)] = NO_WEIGHT  # of a recursive schema
             inner = [self._weight(part) for _, part in same_value(self._document, location)]
