@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..automaton.actions import HEAD
 from ..automaton.automaton import Automaton
 from ..automaton.exploration import expand_some
 from ..constraint import SchemaOptions
@@ -72,7 +73,7 @@ def _schema_start(
         compiler.formula_at(location)  # raises GrammarError if it is too complex
     goal = compiler.goal(document.start, generated=True)
     start = ValueStart(compiler, goal)
-    if compiler.satisfiable(goal) and automaton.edges_of(automaton.number(start)):
+    if compiler.satisfiable(goal) and _has_texts(automaton, automaton.number(start)):
         if not document.has_started:
             LimitCheck(compiler).check()
         _work_ahead(compiler, automaton, start)
@@ -87,6 +88,12 @@ def _schema_start(
         raise GrammarError(refused[0].reason, pointer=pointer) from None
     closed = " when objects have no members but those that are listed (additional_properties)"
     raise GrammarError(f"no text at all satisfies the constraint{closed if compiler.closes_objects else ''}")
+
+
+def _has_texts(automaton: Automaton, number: int) -> bool:
+    """Expand a state. Return False if every byte is refused there."""
+    automaton.fill(number)
+    return automaton.tables.states.item(number, HEAD) >= 0 or bool(automaton.edges_of(number))
 
 
 def _work_ahead(compiler: GoalCompiler, automaton: Automaton, start: ValueStart) -> None:

@@ -45,7 +45,7 @@ def read_schema(schema: Mapping[str, Any] | bool | str) -> Any:
 def _text(schema: Mapping[str, Any] | bool) -> str:
     # The round trip turns any Python object, such as a tuple or a str subclass, into plain JSON values.
     try:
-        return json.dumps(schema)
+        return _ENCODER.encode(schema)
     except RecursionError:
         raise GrammarError("the schema is nested too deep", pointer="") from None
     except (TypeError, ValueError) as error:
@@ -59,6 +59,7 @@ def _finite(text: str) -> float:
     return value
 
 
+_ENCODER = json.JSONEncoder(check_circular=False)  # which is nested too deep
 _DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
 
 Scope = tuple[tuple[str, "Location"], ...]  # dynamic anchors with the subschemas that they resolve to
@@ -132,22 +133,27 @@ class Document:
 
     def _scan(self, start: Location) -> None:
         """Collect all subschemas, and register those with an id or an anchor."""
-        todo = [(start, 0)]
+        todo, depths = [start], [0]
+        scanned = self._scanned
         while todo:
-            location, depth = todo.pop()
+            location, depth = todo.pop(), depths.pop()
             if depth > MAX_NESTING:
                 raise GrammarError(f"schemas nested deeper than {MAX_NESTING}", pointer=location.pointer)
             schema = location.schema
-            if id(schema) in self._scanned:
+            if id(schema) in scanned:
                 continue
             self.all.append(location)
             if isinstance(schema, dict):
-                self._scanned.add(id(schema))
+                scanned.add(id(schema))
                 self.with_keywords.append(location)
                 self.keywords.update(schema)
                 if not _NAMES.isdisjoint(schema):
                     self._name(location)
-                todo += [(inner, depth + 1) for _, _, inner in reversed(self.subschemas(location))]
+                if not PLACES.keys().isdisjoint(schema):
+                    inner = self.subschemas(location)
+                    inner.reverse()
+                    todo += inner
+                    depths += [depth + 1] * len(inner)
 
     def having(self, keywords: frozenset[str]) -> list[Location]:
         """Return the subschemas that have one of these keywords, in document order."""
@@ -182,26 +188,29 @@ class Document:
                 if keyword == "$dynamicAnchor":
                     self._dynamic.setdefault(anchor, {}).setdefault(location.base, location)
 
-    def subschemas(self, location: Location) -> list[tuple[str, str | int, Location]]:
-        """Return the direct subschemas that known keywords hold, with the keyword and the name or index below it."""
-        base, draft = location.base, location.draft
-        found: list[tuple[str, str | int, Location]] = []
+    def subschemas(self, location: Location) -> list[Location]:
+        """Return the direct subschemas of a schema that known keywords hold."""
+        around, base, draft = location.pointer, location.base, location.draft
+        found: list[Location] = []
+
+        def add(value: Any, pointer: str) -> None:
+            is_resource = isinstance(value, dict) and "$schema" in value
+            found.append(Location(value, pointer, base, (), _draft_inside(value, draft) if is_resource else draft))
+
         for keyword, value in location.schema.items():
             places = PLACES.get(keyword)
             if places is None:
                 continue
-            pointer = f"{location.pointer}/{keyword}"
             if places & ONE and isinstance(value, _SCHEMA):
-                found.append((keyword, "", Location(value, pointer, base, (), _draft_inside(value, draft))))
+                add(value, f"{around}/{keyword}")
             elif places & SEQUENCE and isinstance(value, list):
                 for number, inner in enumerate(value):
-                    at = Location(inner, f"{pointer}/{number}", base, (), _draft_inside(inner, draft))
-                    found.append((keyword, number, at))
+                    add(inner, f"{around}/{keyword}/{number}")
             elif places & ALL and isinstance(value, dict):
                 for name, inner in value.items():
                     if keyword != "dependencies" or not isinstance(inner, _NAMED):
-                        at = Location(inner, child(pointer, name), base, (), _draft_inside(inner, draft))
-                        found.append((keyword, name, at))
+                        shown = child("", name) if "/" in name or "~" in name else f"/{name}"
+                        add(inner, f"{around}/{keyword}{shown}")
         return found
 
     def inside(self, location: Location, value: Any, *path: str | int) -> Location:

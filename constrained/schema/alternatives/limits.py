@@ -107,18 +107,19 @@ class _Meetings:
         names: set[_Test] = set()
         own: set[_Test] = set()
         at_any_name: list[frozenset[_Test]] = []
-        members: dict[str | int, list[frozenset[_Test]]] = {}
+        members: dict[str, list[frozenset[_Test]]] = {}
         items: list[frozenset[_Test]] = []
         num_contained = 0
         for inner in _closure(self._document, location):
             own.update(_own_tests(inner.schema))
             names.update(_name_tests(inner.schema))
             num_contained += "contains" in inner.schema
-            for keyword, name, part in self._document.subschemas(inner):
+            for part in self._document.subschemas(inner):
+                keyword, *below = part.pointer[len(inner.pointer) + 1 :].split("/", 2)
                 if keyword == "propertyNames":
                     names |= self._below(part)
                 elif keyword == "properties":
-                    members.setdefault(name, []).append(self._below(part))
+                    members.setdefault(below[0] if below else "", []).append(self._below(part))
                 elif keyword in ("patternProperties", "additionalProperties", "unevaluatedProperties"):
                     at_any_name.append(self._below(part))
                 elif keyword in _ITEMS:
@@ -134,8 +135,7 @@ class _Meetings:
         found = self._tests.get(id(location.schema))
         if found is None:
             self._tests[id(location.schema)] = frozenset()  # of a recursive schema
-            inner = [part for _, _, part in self._document.subschemas(location)]
-            inner += [part for _, part in same_value(self._document, location)]
+            inner = [*self._document.subschemas(location), *(part for _, part in same_value(self._document, location))]
             own = frozenset((*_own_tests(location.schema), *_name_tests(location.schema)))
             found = own.union(*map(self._below, inner))
             self._tests[id(location.schema)] = found
