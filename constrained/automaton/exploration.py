@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
 
 from .actions import (
     ARGUMENT,
@@ -16,6 +19,7 @@ from .actions import (
     RETURNS,
     SHIFT,
     STAY,
+    UNBOUNDED,
 )
 from .automaton import Automaton, ControlState
 
@@ -35,27 +39,34 @@ def expand_some(automaton: Automaton, start: ControlState, most: int) -> None:
         if not automaton.is_control_state(state):
             codes = codes[:MAX_BRANCHES]
         for code in codes:
-            after = _after(automaton, code, stack)
-            if after is not None and after not in known:
-                known.add(after)
-                todo.append(after)
+            for after in _after(automaton, code, stack):
+                if after not in known:
+                    known.add(after)
+                    todo.append(after)
 
 
-def _after(automaton: Automaton, code: int, stack: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
-    """Return the state and stack after an action, or None if they are unknown or the same."""
+def _after(automaton: Automaton, code: int, stack: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the states and stacks after an action, unless they are unknown or the same."""
     operation, argument = code >> SHIFT, code & ARGUMENT
     if operation in (PUSH, PUSH_BEFORE):
         target, frame = automaton.tables.pushes[argument, :2].tolist()
-        return target, (*stack, frame)
-    if operation not in (POP, POP_BEFORE, POP_COUNTED):
-        return None if operation == STAY else (argument, stack)
-    if not stack:
-        return None
-    *below, frame = stack
-    states = automaton.tables.states
-    if states[frame, RETURNS] < 0:
-        return frame, tuple(below)
-    if states[frame, FLAGS] & GUARDED:
-        return None
-    found = automaton.follow(frame, argument)
-    return (found, tuple(below)) if found else None
+        yield target, (*stack, frame)
+    elif operation not in (POP, POP_BEFORE, POP_COUNTED):
+        if operation != STAY:
+            yield argument, stack
+    elif stack:
+        *below, frame = stack
+        states = automaton.tables.states
+        if states[frame, RETURNS] < 0:
+            yield frame, tuple(below)
+        elif not states[frame, FLAGS] & GUARDED:
+            for result in _results(automaton, argument) if operation == POP_COUNTED else (argument,):
+                if found := automaton.follow(frame, result):
+                    yield found, tuple(below)
+
+
+def _results(automaton: Automaton, row: int) -> list[int]:
+    """Return the results that a value has by its count, those of the rows of `pushes` from this one on."""
+    rows = automaton.tables.pushes[row:]
+    last = int(np.argmax(rows[:, 0] == UNBOUNDED))
+    return [result for result in dict.fromkeys(rows[: last + 1, 1].tolist()) if result >= 0]

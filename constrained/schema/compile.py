@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..automaton.actions import HEAD
 from ..automaton.automaton import Automaton
 from ..automaton.exploration import expand_some
 from ..constraint import SchemaOptions
@@ -15,14 +16,22 @@ from .document import MAX_SAME_VALUE, Document, Location, read_schema
 from .formula import conj
 from .goals import GoalCompiler
 from .keyword_set import MAX_CONTAINED
-from .keywords import NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
+from .keywords import APPLICATORS, NUMBER_KEYWORDS, UNEVALUATED_KEYWORDS, check_keywords, child
 from .listed.preparation import check_depth, lists_many_structures, places_of_many_values, prepare_listed
 from .nesting import MAX_START_DEPTH, needs_many_levels
 from .number_parts import number_part
-from .string_dfas import pattern_dfa
+from .string_dfas import check_pattern
 from .string_states import prepare_format
 from .value_states import ValueStart
 
+# Keywords whose values need more than `check_keywords`.
+_CHECKED = NUMBER_KEYWORDS | frozenset(
+    [
+        *("enum", "const", "$ref", "$dynamicRef", "$recursiveRef", "pattern", "format", "patternProperties"),
+        *("extends", "disallow", "contains"),
+    ]
+)
+_REFERENCE, _PATTERN = frozenset(["$ref"]), frozenset(["pattern"])
 MAX_EXPLORED = 1000  # configurations that are expanded ahead
 TOO_DEEP = "the schema is nested too deep to be compiled"
 
@@ -62,14 +71,13 @@ def _schema_start(
     compiler = GoalCompiler(document, whitespace, order, options)
     compiler.refused = automaton.refused
     automaton.caches.append(compiler.caches)
-    for location in document.all:
-        if isinstance(location.schema, dict) and not UNEVALUATED_KEYWORDS.isdisjoint(location.schema):
-            compiler.formula_at(location)  # raises GrammarError if it is too complex
+    for location in document.having(UNEVALUATED_KEYWORDS):
+        compiler.formula_at(location)  # raises GrammarError if it is too complex
     goal = compiler.goal(document.start, generated=True)
     if needs_many_levels(document):
         compiler.limited_level, goal = 0, conj([goal, compiler.within(MAX_START_DEPTH)])
     start = ValueStart(compiler, goal)
-    if compiler.satisfiable(goal) and automaton.edges_of(automaton.number(start)):
+    if compiler.satisfiable(goal) and _has_texts(automaton, automaton.number(start)):
         if not document.has_started:
             LimitCheck(compiler).check()
         _work_ahead(compiler, automaton, start)
@@ -84,6 +92,12 @@ def _schema_start(
         raise GrammarError(refused[0].reason, pointer=pointer) from None
     closed = " when objects have no members but those that are listed (additional_properties)"
     raise GrammarError(f"no text at all satisfies the constraint{closed if compiler.closes_objects else ''}")
+
+
+def _has_texts(automaton: Automaton, number: int) -> bool:
+    """Expand a state. Return False if every byte is refused there."""
+    automaton.fill(number)
+    return automaton.tables.states.item(number, HEAD) >= 0 or bool(automaton.edges_of(number))
 
 
 def _work_ahead(compiler: GoalCompiler, automaton: Automaton, start: ValueStart) -> None:
@@ -105,8 +119,8 @@ def _work_ahead(compiler: GoalCompiler, automaton: Automaton, start: ValueStart)
 
 def pattern_pointer(patterns: frozenset[str], document: Document) -> str:
     """Return the pointer of the first of the patterns in the document, or of the root without any."""
-    for location in document.all:
-        if isinstance(location.schema, dict) and location.schema.get("pattern") in patterns:
+    for location in document.having(_PATTERN):
+        if location.schema["pattern"] in patterns:
             return child(location.pointer, "pattern")
     return ""
 
@@ -115,7 +129,7 @@ def check_location(location: Location, document: Document) -> None:
     """Check one subschema before the first token. Raises GrammarError for what cannot be enforced."""
     schema, pointer = location.schema, location.pointer
     check_keywords(schema, pointer)
-    if not isinstance(schema, dict):
+    if isinstance(schema, bool) or _CHECKED.isdisjoint(schema):
         return
     check_depth(schema, pointer)
     for keyword in ("$ref", "$dynamicRef"):
@@ -151,7 +165,7 @@ def _check_contained(schema: dict[str, Any], pointer: str) -> None:
 
 def _check_pattern(pattern: str, pointer: str) -> None:
     try:
-        pattern_dfa(pattern)
+        check_pattern(pattern)
     except GrammarError as error:
         raise GrammarError(str(error), pointer=pointer, position=error.position) from None
 
@@ -162,8 +176,8 @@ def _check_cycles(document: Document) -> None:
     Raises GrammarError with the pointer of the reference that closes a cycle, or of the schema that is too deep.
     """
     done: set[int] = set()
-    for start in document.all:
-        if isinstance(start.schema, dict) and "$ref" in start.schema and id(start.schema) not in done:
+    for start in document.having(_REFERENCE):
+        if id(start.schema) not in done:
             path: dict[int, None] = {id(start.schema): None}
             todo = [(start, iter(same_value(document, start)))]
             while todo:
@@ -179,6 +193,7 @@ def _check_cycles(document: Document) -> None:
                     raise GrammarError("the schema refers to itself without an end", pointer=pointer)
                 if len(todo) > MAX_SAME_VALUE:
                     raise GrammarError("schemas of one value nested deeper than is supported", pointer=pointer)
-                if isinstance(target.schema, dict) and id(target.schema) not in done:
+                is_leaf = not isinstance(target.schema, dict) or APPLICATORS.isdisjoint(target.schema)
+                if not is_leaf and id(target.schema) not in done:
                     path[id(target.schema)] = None
                     todo.append((target, iter(same_value(document, target))))

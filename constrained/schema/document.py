@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache, cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from ..errors import GrammarError
-from .keywords import ALL, KEYWORDS, ONE, SEQUENCE, child
+from .keywords import ALL, ONE, PLACES, SEQUENCE, child
 
 MAX_SCHEMA = 1 << 22  # characters
 MAX_NESTING = 400  # schemas inside schemas
 MAX_SAME_VALUE = 100  # schemas inside each other that apply to one value
+_REFERENCES = ("$ref", "$dynamicRef")
+_NAMES = frozenset(("$id", "id", "$anchor", "$dynamicAnchor"))
+_SCHEMA, _NAMED = (dict, bool), (list, str)  # types of a subschema, and of a dependency that is none
 _DRAFTS = {
     "draft-03": 3,
     "draft-04": 4,
@@ -41,7 +45,7 @@ def read_schema(schema: Mapping[str, Any] | bool | str) -> Any:
 def _text(schema: Mapping[str, Any] | bool) -> str:
     # The round trip turns any Python object, such as a tuple or a str subclass, into plain JSON values.
     try:
-        return json.dumps(schema)
+        return _ENCODER.encode(schema)
     except RecursionError:
         raise GrammarError("the schema is nested too deep", pointer="") from None
     except (TypeError, ValueError) as error:
@@ -55,6 +59,7 @@ def _finite(text: str) -> float:
     return value
 
 
+_ENCODER = json.JSONEncoder(check_circular=False)  # which is nested too deep
 _DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
 
 Scope = tuple[tuple[str, "Location"], ...]  # dynamic anchors with the subschemas that they resolve to
@@ -85,7 +90,7 @@ class Location:
 class Document:
     """A schema document with its subschemas and an index of their URIs and anchors.
 
-    The metaschemas that it refers to are part of it.
+    The metaschemas that it refers to are part of it, and the schemas in unknown keywords.
     """
 
     def __init__(self, root: Any) -> None:
@@ -95,39 +100,66 @@ class Document:
         self._resolved: dict[tuple[str, str], Location] = {}
         self.start = Location(root, "", "", (), _declared_draft(root))
         self._by_uri[""] = self.start
-        self.all: list[Location] = []  # in document order, then the metaschemas
+        self.all: list[Location] = []  # in document order, then what is found by references
+        self.with_keywords: list[Location] = []  # those of `all` that are no booleans
+        self.keywords: set[str] = set()  # of all subschemas, known or not
+        self._scanned: set[int] = set()  # those of `with_keywords`, by `id`
         self._scan(self.start)
-        self._add_metaschemas()
+        self._add_targets()
         self.applied: dict[int, list[tuple[str, Location]]] = {}  # by schema: those of the same value, with pointers
         self.has_started = False  # True once its start state has been made, and so all of it has been checked
         self._is_dynamic = any(len(places) > 1 for places in self._dynamic.values())
         self.start.scope = self._entered((), self.start.base)
 
-    def _add_metaschemas(self) -> None:
-        """Add the metaschemas that are referred to, also by each other, unless the document has such a URI itself."""
-        for location in self.all:  # which grows
-            schema = location.schema
-            for keyword in ("$ref", "$dynamicRef") if isinstance(schema, dict) else ():
-                ref = schema.get(keyword)
-                uri = urldefrag(_joined(location.base, ref))[0] if isinstance(ref, str) else ""
-                if uri not in self._by_uri and (found := metaschema(uri)) is not None:
-                    added = Location(found, f"{uri}#", uri, (), _declared_draft(found))
-                    self._by_uri[uri] = added
-                    self._scan(added)
+    def _add_targets(self) -> None:
+        """Add what references lead to: metaschemas that are not in the document, and schemas in unknown keywords."""
+        if self.keywords.isdisjoint(_REFERENCES):
+            return
+        for location in self.with_keywords:  # which grows
+            for keyword in _REFERENCES:
+                ref = location.schema.get(keyword)
+                if not isinstance(ref, str) or (ref, location.base) in self._resolved:
+                    continue
+                if not ref.startswith("#"):  # else its base is known
+                    uri = urldefrag(_joined(location.base, ref))[0]
+                    if uri not in self._by_uri and (found := metaschema(uri)) is not None:
+                        added = Location(found, f"{uri}#", uri, (), _declared_draft(found))
+                        self._by_uri[uri] = added
+                        self._scan(added)
+                with suppress(GrammarError):  # which `resolve` raises again
+                    target = self._resolved[ref, location.base] = self._resolve(ref, location, keyword)
+                    if id(target.schema) not in self._scanned and not isinstance(target.schema, bool):
+                        self._scan(target)
 
     def _scan(self, start: Location) -> None:
         """Collect all subschemas, and register those with an id or an anchor."""
-        todo = [(start, 0)]
+        todo, depths = [start], [0]
+        scanned = self._scanned
         while todo:
-            location, depth = todo.pop()
+            location, depth = todo.pop(), depths.pop()
             if depth > MAX_NESTING:
                 raise GrammarError(f"schemas nested deeper than {MAX_NESTING}", pointer=location.pointer)
             schema = location.schema
+            if id(schema) in scanned:
+                continue
             self.all.append(location)
             if isinstance(schema, dict):
-                if _id_of(location) is not None or "$anchor" in schema or "$dynamicAnchor" in schema:
+                scanned.add(id(schema))
+                self.with_keywords.append(location)
+                self.keywords.update(schema)
+                if not _NAMES.isdisjoint(schema):
                     self._name(location)
-                todo.extend((inner, depth + 1) for inner in reversed(list(self.subschemas(location))))
+                if not PLACES.keys().isdisjoint(schema):
+                    inner = self.subschemas(location)
+                    inner.reverse()
+                    todo += inner
+                    depths += [depth + 1] * len(inner)
+
+    def having(self, keywords: frozenset[str]) -> list[Location]:
+        """Return the subschemas that have one of these keywords, in document order."""
+        if keywords.isdisjoint(self.keywords):
+            return []
+        return [location for location in self.with_keywords if not keywords.isdisjoint(location.schema)]
 
     @cached_property
     def name_order(self) -> dict[str, int]:
@@ -156,27 +188,30 @@ class Document:
                 if keyword == "$dynamicAnchor":
                     self._dynamic.setdefault(anchor, {}).setdefault(location.base, location)
 
-    def subschemas(self, location: Location) -> Iterator[Location]:
-        """Yield the direct subschemas of a schema that a known keyword holds."""
-        schema, base = location.schema, location.base
+    def subschemas(self, location: Location) -> list[Location]:
+        """Return the direct subschemas of a schema that known keywords hold."""
+        around, base, draft = location.pointer, location.base, location.draft
+        found: list[Location] = []
 
-        def at(value: Any, pointer: str) -> Location:
-            return Location(value, pointer, base, (), _draft_inside(value, location.draft))
+        def add(value: Any, pointer: str) -> None:
+            is_resource = isinstance(value, dict) and "$schema" in value
+            found.append(Location(value, pointer, base, (), _draft_inside(value, draft) if is_resource else draft))
 
-        for name, value in schema.items():
-            kind = KEYWORDS.get(name)
-            if kind is None or not kind.places:
+        for keyword, value in location.schema.items():
+            places = PLACES.get(keyword)
+            if places is None:
                 continue
-            pointer = child(location.pointer, name)
-            if kind.places & ONE and isinstance(value, dict | bool):
-                yield at(value, pointer)
-            elif kind.places & SEQUENCE and isinstance(value, list):
+            if places & ONE and isinstance(value, _SCHEMA):
+                add(value, f"{around}/{keyword}")
+            elif places & SEQUENCE and isinstance(value, list):
                 for number, inner in enumerate(value):
-                    yield at(inner, f"{pointer}/{number}")
-            elif kind.places & ALL and isinstance(value, dict):
-                for key, inner in value.items():
-                    if name != "dependencies" or not isinstance(inner, list | str):
-                        yield at(inner, child(pointer, key))
+                    add(inner, f"{around}/{keyword}/{number}")
+            elif places & ALL and isinstance(value, dict):
+                for name, inner in value.items():
+                    if keyword != "dependencies" or not isinstance(inner, _NAMED):
+                        shown = child("", name) if "/" in name or "~" in name else f"/{name}"
+                        add(inner, f"{around}/{keyword}{shown}")
+        return found
 
     def inside(self, location: Location, value: Any, *path: str | int) -> Location:
         """Return the location of a subschema, `path` being the keyword and the names and indices below it."""
@@ -217,7 +252,10 @@ class Document:
         pointer = child(location.pointer, keyword)
         if not isinstance(ref, str):
             raise GrammarError(f"{keyword!r} must be a string, not {ref!r}", pointer=pointer)
-        uri, fragment = urldefrag(_joined(location.base, ref))
+        if ref.startswith("#"):
+            uri, fragment = location.base, ref[1:]
+        else:
+            uri, fragment = urldefrag(_joined(location.base, ref))
         found = self._by_uri.get(ref)
         if found is None:
             found = self._by_uri.get(f"{uri}#{fragment}") if fragment and not fragment.startswith("/") else None

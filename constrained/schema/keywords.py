@@ -66,6 +66,7 @@ KEYWORDS: Mapping[str, Keyword] = {
     **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), _SCHEMA),
     "items": Keyword("schema or schemas", ONE | SEQUENCE),
 }
+PLACES = {name: keyword.places for name, keyword in KEYWORDS.items() if keyword.places}
 
 
 def check_keywords(schema: Any, pointer: str) -> None:
@@ -78,9 +79,9 @@ def check_keywords(schema: Any, pointer: str) -> None:
     if not isinstance(schema, dict):
         raise GrammarError(f"a schema is an object or a boolean, not {_shown(schema)}", pointer=pointer)
     for name, value in schema.items():
-        keyword = KEYWORDS.get(name)
-        if keyword is not None and (wrong := _wrong(keyword.kind, value)):
-            raise GrammarError(f"{name!r} must be {wrong}, not {_shown(value)}", pointer=child(pointer, name))
+        check = _CHECKS.get(name)
+        if check is not None and not check[0](value):
+            raise GrammarError(f"{name!r} must be {check[1]}, not {_shown(value)}", pointer=child(pointer, name))
     if "type" in schema:
         _check_types(schema["type"], pointer)
 
@@ -120,10 +121,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _wrong(kind: str, value: Any) -> str:
-    """Return the description of the expected value if this one is wrong, else an empty string."""
-    known = _KINDS.get(kind)
-    return "" if known is None or known[0](value) else known[1]
+_CHECKS = {name: _KINDS[keyword.kind] for name, keyword in KEYWORDS.items() if keyword.kind in _KINDS}
 
 
 def _check_types(value: Any, pointer: str) -> None:

@@ -12,8 +12,16 @@ from itertools import combinations
 from typing import Any
 
 from .document import Document, Location
-from .keywords import ANNOTATIONS, APPLICATORS, NUMBER_KEYWORDS, STRING_KEYWORDS, TYPES, UNEVALUATED_KEYWORDS
-from .string_dfas import pattern_dfa
+from .keywords import (
+    ANNOTATIONS,
+    APPLICATORS,
+    NUMBER_KEYWORDS,
+    STRING_KEYWORDS,
+    TYPE_KEYWORDS,
+    TYPES,
+    UNEVALUATED_KEYWORDS,
+)
+from .string_dfas import pattern_chars
 
 MAX_DEPTH = 6  # nested schemas that `quick_satisfiable` looks at
 MAX_REFERENCES = 8  # references to references that are followed
@@ -25,6 +33,7 @@ _MAY_FAIL = APPLICATORS | STRING_KEYWORDS | NUMBER_KEYWORDS | _OBJECT_LIMITS | _
 _COMPLICATED = (APPLICATORS - {"enum", "const"}) | UNEVALUATED_KEYWORDS
 # With these the schema of a member does not follow from `properties` and `additionalProperties` alone.
 _NAME_DEPENDENT = frozenset(("patternProperties", "propertyNames", "dependentRequired", "dependencies"))
+_CONSTRAINING = TYPE_KEYWORDS | APPLICATORS | UNEVALUATED_KEYWORDS
 _BARE_REFERENCE = ANNOTATIONS | {"$ref"}
 _JSON_TYPES: dict[type, tuple[str, ...]] = {
     type(None): ("null",),
@@ -47,12 +56,23 @@ def quick_satisfiable(document: Document, location: Location, depth: int = MAX_D
     if _is_bare_reference(location):
         return quick_satisfiable(document, document.resolve(schema["$ref"], location), depth - 1)
     if not _COMPLICATED.isdisjoint(schema):
-        return False
+        return _has_alternative(document, location, depth)
     types = schema.get("type", TYPES)
     types = (types,) if isinstance(types, str) else types
-    if "enum" in schema or "const" in schema:
-        return "const" not in schema and any(_is_listed(value, schema, types) for value in schema["enum"])
+    if "const" in schema:
+        return "enum" not in schema and _is_listed(schema["const"], schema, types)
+    if "enum" in schema:
+        return any(_is_listed(value, schema, types) for value in schema["enum"])
     return any(_has_values_of(kind, document, location, depth) for kind in types)
+
+
+def _has_alternative(document: Document, location: Location, depth: int) -> bool:
+    """Return True if `anyOf` is all that constrains a value, and one of its schemas surely has values."""
+    schema = location.schema
+    if not schema.keys() & _CONSTRAINING <= {"anyOf"}:
+        return False
+    inner = (document.inside(location, part, "anyOf", number) for number, part in enumerate(schema["anyOf"]))
+    return any(quick_satisfiable(document, part, depth - 1) for part in inner)
 
 
 def _is_bare_reference(location: Location) -> bool:
@@ -80,7 +100,7 @@ def _has_values_of(kind: str, document: Document, location: Location, depth: int
         case "object":
             return _OBJECT_LIMITS.isdisjoint(schema) or _has_objects(document, location, depth)
         case "array":
-            return "contains" not in schema and not schema.get("minItems", 0)
+            return "contains" not in schema and (not schema.get("minItems", 0) or _has_items(document, location, depth))
         case _:
             return True
 
@@ -88,7 +108,7 @@ def _has_values_of(kind: str, document: Document, location: Location, depth: int
 def _has_strings(schema: dict[str, Any]) -> bool:
     if "pattern" in schema:
         others = STRING_KEYWORDS & schema.keys() != {"pattern"}
-        return not others and not pattern_dfa(schema["pattern"]).is_empty
+        return not others and not pattern_chars(schema["pattern"]).is_empty
     limited = "maxLength" in schema
     if "format" in schema:
         return not limited and "minLength" not in schema
@@ -121,6 +141,16 @@ def _has_objects(document: Document, location: Location, depth: int) -> bool:
         if value is not True and not quick_satisfiable(document, document.inside(location, value, *path), depth - 1):
             return False
     return True
+
+
+def _has_items(document: Document, location: Location, depth: int) -> bool:
+    """Return True if an array of the least length surely exists, all of whose items have one schema."""
+    schema = location.schema
+    items, least = schema.get("items", True), schema["minItems"]
+    if isinstance(items, list) or "prefixItems" in schema or schema.get("maxItems", least) < least:
+        return False
+    is_unique = least > 1 and schema.get("uniqueItems") is True
+    return not is_unique and quick_satisfiable(document, document.inside(location, items, "items"), depth - 1)
 
 
 Key = tuple[str, Any]  # type and value of a string, number, boolean or null: equal if JSON Schema calls these equal

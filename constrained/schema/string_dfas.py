@@ -28,6 +28,7 @@ from .formats import format_expression, possible_expression, regex_chars
 from .formula import Truths
 
 MAX_LENGTH_STATES = 60_000
+MAX_DEFERRED = 1000  # states times intervals of characters; each boundary takes some tens of states inside characters
 _PLAIN = np.array([b for b in range(0x20, 0x80) if b not in (0x22, 0x5C)], np.uint8)
 # Multi-byte characters: range of the first byte, range of the second byte, number of bytes after it.
 _UTF8 = np.array(
@@ -54,6 +55,13 @@ def pattern_dfa(pattern: str) -> Dfa:
     Raises GrammarError with the position of what is not supported.
     """
     return string_content_dfa(pattern_chars(pattern))
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise GrammarError if `pattern_dfa` does. If it surely does not, the bytes are left to the first use."""
+    chars = pattern_chars(pattern)
+    if chars.num_states * len(chars.alphabet.starts) > MAX_DEFERRED:
+        string_content_dfa(chars)
 
 
 @cached_piece(maxsize=1024)

@@ -7,7 +7,7 @@ schemas of which many apply to one value are worked out here, with all their alt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ from ..formula import Formula, ResultCodes, atoms
 from ..goals import GoalCompiler
 from ..interface import SchemaNode
 from ..keywords import APPLICATORS, child
-from ..name_states import MemberNames
+from ..name_states import MAX_KINDS, MemberNames
 from ..number_parts import NumberPart
 from ..object_context import ObjectContext, is_plain
 from ..object_states import ObjectState
-from ..string_dfas import any_string, combinations, format_chars, pattern_chars
+from ..string_dfas import any_string, combinations, format_chars, pattern_chars, pattern_dfa
 from ..string_parts import string_dfa
 from ..string_states import string_start
 from ..structure_parts import ArrayPart, ObjectPart
@@ -34,9 +34,12 @@ from .object_search import MAX_PARTS
 
 MAX_SCHEMAS = 40  # of one value that are never too many
 MAX_TESTS = 8  # patterns and formats of one value that are never too many
+_Test = tuple[str, Any]  # keyword and value of what an automaton is made of
 _AUTOMATA = frozenset(("pattern", "format", "multipleOf", "divisibleBy"))
 _TESTS = _AUTOMATA | frozenset(("propertyNames", "contains"))
 _NAME_TESTS = frozenset(("propertyNames", "patternProperties"))
+_ALL_TESTS = _TESTS | _NAME_TESTS
+_NAMED_BY_PATTERN, _CONTAINS = frozenset(["patternProperties"]), frozenset(["contains"])
 # Of a schema without these, nothing but its own keywords applies to one value.
 _SEVERAL = (APPLICATORS - {"enum", "const"}) | {"patternProperties"}
 _ITEMS = frozenset(("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems"))
@@ -67,17 +70,27 @@ def _sum(weights: Iterable[Weight]) -> Weight:
 
 
 def _num_tests(schema: dict[str, Any]) -> int:
-    return len(schema.get("patternProperties", ())) + len(_TESTS & schema.keys())
+    return len(schema.get("patternProperties", ())) + sum(keyword in schema for keyword in _TESTS)
 
 
 def may_be_too_complex(document: Document) -> bool:
     """Return True if tests that may meet in one value or name have a product that may be too large."""
-    located = [location for location in document.all if isinstance(location.schema, dict)]
-    has_contains = any("contains" in location.schema for location in located)
-    if not has_contains and sum(_num_tests(location.schema) for location in located) < 2:
-        return False
+    tests = {test for location in document.having(_AUTOMATA) for test in _own_tests(location.schema)}
+    tests |= {test for location in document.having(_NAMED_BY_PATTERN) for test in _name_tests(location.schema)}
+    if not _is_large(tests) and len(document.having(_CONTAINS)) <= MAX_ITEM_GOALS:
+        return False  # not even all of them together
     meetings = _Meetings(document)
-    return any(meetings.are_large_at(location) for location in located)
+    return any(meetings.are_large_at(location) for location in document.with_keywords)
+
+
+def _own_tests(schema: dict[str, Any]) -> list[_Test]:
+    """Return the tests of the value itself."""
+    return [(keyword, schema[keyword]) for keyword in _AUTOMATA if keyword in schema]
+
+
+def _name_tests(schema: dict[str, Any]) -> list[_Test]:
+    """Return the tests of the names of members by `patternProperties`."""
+    return [("pattern", pattern) for pattern in schema.get("patternProperties", ())]
 
 
 class _Meetings:
@@ -85,22 +98,21 @@ class _Meetings:
 
     def __init__(self, document: Document) -> None:
         self._document = document
-        self._tests: dict[int, frozenset[tuple[str, Any]]] = {}
+        self._tests: dict[int, frozenset[_Test]] = {}
 
     def are_large_at(self, location: Location) -> bool:
         """Return True if the schemas of one value, or of one of its members, items or names, may be too many."""
-        if _SEVERAL.isdisjoint(location.schema) and not _ITEMS & location.schema.keys():
-            return len(_AUTOMATA & location.schema.keys()) > 1 and _is_large(self._own(location.schema))
-        closure = _closure(self._document, location)
-        names: set[tuple[str, Any]] = set()
-        own: set[tuple[str, Any]] = set()
-        at_any_name: list[frozenset[tuple[str, Any]]] = []
-        members: dict[str, list[frozenset[tuple[str, Any]]]] = {}
-        items: list[frozenset[tuple[str, Any]]] = []
+        if _SEVERAL.isdisjoint(location.schema) and _ITEMS.isdisjoint(location.schema):
+            return _is_large(set(_own_tests(location.schema)))
+        names: set[_Test] = set()
+        own: set[_Test] = set()
+        at_any_name: list[frozenset[_Test]] = []
+        members: dict[str, list[frozenset[_Test]]] = {}
+        items: list[frozenset[_Test]] = []
         num_contained = 0
-        for inner in closure:
-            own |= self._own(inner.schema)
-            names |= {("pattern", pattern) for pattern in inner.schema.get("patternProperties", ())}
+        for inner in _closure(self._document, location):
+            own.update(_own_tests(inner.schema))
+            names.update(_name_tests(inner.schema))
             num_contained += "contains" in inner.schema
             for part in self._document.subschemas(inner):
                 keyword, *below = part.pointer[len(inner.pointer) + 1 :].split("/", 2)
@@ -113,13 +125,10 @@ class _Meetings:
                 elif keyword in _ITEMS:
                     items.append(self._below(part))
         groups = [items, at_any_name, *([*found, *at_any_name] for found in members.values())]
-        joint = [frozenset().union(*group) for group in groups if len(group) > 1]
-        return num_contained > MAX_ITEM_GOALS or any(map(_is_large, (frozenset(own), frozenset(names), *joint)))
+        joint = [frozenset[_Test]().union(*group) for group in groups if len(group) > 1]
+        return num_contained > MAX_ITEM_GOALS or any(map(_is_large, (own, names, *joint)))
 
-    def _own(self, schema: dict[str, Any]) -> frozenset[tuple[str, Any]]:
-        return frozenset((keyword, schema[keyword]) for keyword in _AUTOMATA & schema.keys())
-
-    def _below(self, location: Location) -> frozenset[tuple[str, Any]]:
+    def _below(self, location: Location) -> frozenset[_Test]:
         """Return all tests of a schema and of those in it."""
         if not isinstance(location.schema, dict):
             return frozenset()
@@ -127,13 +136,22 @@ class _Meetings:
         if found is None:
             self._tests[id(location.schema)] = frozenset()  # of a recursive schema
             inner = [*self._document.subschemas(location), *(part for _, part in same_value(self._document, location))]
-            names = {("pattern", pattern) for pattern in location.schema.get("patternProperties", ())}
-            found = self._own(location.schema).union(names, *map(self._below, inner))
+            own = frozenset((*_own_tests(location.schema), *_name_tests(location.schema)))
+            found = own.union(*map(self._below, inner))
             self._tests[id(location.schema)] = found
         return found
 
 
-def _is_large(tests: frozenset[tuple[str, Any]]) -> bool:
+def _names_may_be_too_complex(schema: dict[str, Any]) -> bool:
+    """Return False if the names of an object surely can be told apart by the tests of one schema."""
+    patterns = schema.get("patternProperties", ())
+    if "propertyNames" in schema or not APPLICATORS.isdisjoint(schema) or 1 << len(patterns) > MAX_KINDS:
+        return True
+    dfas = [any_string(), *map(pattern_dfa, patterns)]
+    return math.prod(dfa.num_states for dfa in dfas) > MAX_PRODUCT_STATES
+
+
+def _is_large(tests: Set[_Test]) -> bool:
     """Return True if the product of the automata of several tests may have too many states."""
     return len(tests) > 1 and math.prod(_num_states(*test) for test in tests) > MAX_PRODUCT_STATES
 
@@ -170,22 +188,25 @@ class LimitCheck:
 
     def check(self) -> None:
         """Check all schemas of the document."""
-        located = [location for location in self._document.all if isinstance(location.schema, dict)]
-        several = [location for location in located if not _SEVERAL.isdisjoint(location.schema)]
-        meeting = [location for location in located if "pattern" in location.schema and "format" in location.schema]
-        for location in (*several, *meeting):
-            if self._weight(location).tests > 1:
-                self._check_scalars(location)
-        for location in located:
-            if not _NAME_TESTS.isdisjoint(location.schema):
-                self._check_names(location)
-        if len(located) <= MAX_SCHEMAS and sum(_num_tests(location.schema) for location in located) <= MAX_TESTS:
+        document = self._document
+        several, tested = document.having(_SEVERAL), document.having(_ALL_TESTS)
+        if tested:
+            meeting = [location for location in tested if "pattern" in location.schema and "format" in location.schema]
+            for location in (*several, *meeting):
+                if self._weight(location).tests > 1:
+                    self._check_scalars(location)
+            for location in document.having(_NAME_TESTS):
+                if _names_may_be_too_complex(location.schema):
+                    self._check_names(location)
+        num_tests = [_num_tests(location.schema) for location in tested]
+        if len(document.with_keywords) <= MAX_SCHEMAS and sum(num_tests) <= MAX_TESTS:
             return
-        weights = [self._weight(location) for location in located]
-        heaviest = Weight(max(each.schemas for each in weights), max(each.tests for each in weights))
-        for location in several:
-            num_schemas = self._weight(location).schemas  # each of which brings at most one schema of a member
-            if not Weight(num_schemas * heaviest.schemas, num_schemas * heaviest.tests).is_large:
+        weights = [self._weight(location) for location in several]
+        most_schemas = max((each.schemas for each in weights), default=1)
+        most_tests = max((*num_tests, *(each.tests for each in weights)), default=0)
+        for location, weight in zip(several, weights, strict=True):
+            # Each of the schemas of a value brings at most one schema of a member.
+            if not Weight(weight.schemas * most_schemas, weight.schemas * most_tests).is_large:
                 continue
             if self._is_heavy(location):
                 self._check(self._compiler.goal(location, generated=True), location)
@@ -198,7 +219,7 @@ class LimitCheck:
             return NO_WEIGHT
         found = self._weights.get(id(schema))
         if found is None and _SEVERAL.isdisjoint(schema):
-            found = self._weights[id(schema)] = Weight(1, len(_TESTS & schema.keys()))
+            found = self._weights[id(schema)] = Weight(1, _num_tests(schema))
         elif found is None:
             self._weights[id(schema)] = NO_WEIGHT  # of a recursive schema
             inner = [self._weight(part) for _, part in same_value(self._document, location)]

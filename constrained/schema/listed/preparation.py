@@ -12,6 +12,8 @@ from ..keyword_set import MAX_COMBINED_VALUES
 from .states import ListedContext, ListedStart, ValueSet
 from .values import MAX_VALUE_DEPTH
 
+_LISTING = frozenset(("enum", "const"))
+_STRUCTURES = (dict, list)
 MANY_STRUCTURES = 256  # given objects and arrays of which the states are made before the first token
 MANY_VALUES = 2000  # given values of any type of which they are
 MAX_PREPARED = 200_000  # members and items that are looked at for that
@@ -36,9 +38,9 @@ def check_depth(schema: dict[str, Any], pointer: str) -> None:
 def places_of_many_values(document: Document) -> list[Location]:
     """Return the subschemas that list many values."""
     found = []
-    for location in document.all:
-        values = given_values_of(location.schema) if isinstance(location.schema, dict) else []
-        num_structures = sum(isinstance(value, dict | list) for value in values)
+    for location in document.having(_LISTING):
+        values = given_values_of(location.schema)
+        num_structures = sum(isinstance(value, _STRUCTURES) for value in values)
         if num_structures >= MANY_STRUCTURES or len(values) >= MANY_VALUES:
             found.append(location)
     return found
@@ -47,9 +49,8 @@ def places_of_many_values(document: Document) -> list[Location]:
 def lists_many_structures(document: Document) -> bool:
     """Return True if so many objects and arrays are given that not all of them can be combined with other schemas."""
     number = 0
-    for location in document.all:
-        if isinstance(location.schema, dict):
-            number += sum(isinstance(value, dict | list) for value in given_values_of(location.schema))
+    for location in document.having(_LISTING):
+        number += sum(isinstance(value, _STRUCTURES) for value in given_values_of(location.schema))
     return number > MAX_COMBINED_VALUES
 
 

@@ -209,3 +209,18 @@ def test_short_strings_are_accepted_exactly_if_valid(part: dict[str, Any]) -> No
                 assert matcher.accept(token) is (token in tokens), (text, TOKENS[token])
                 if token in tokens:
                     matcher.rollback(1)
+
+
+@pytest.mark.parametrize("order", ["any", "schema"])
+def test_lengths_that_decide_between_alternatives_are_followed_before_the_first_token(order: PropertyOrder) -> None:
+    """The patterns are too complex together to be left to the first text that reaches them."""
+    patterns = [{"pattern": f"^{letter}[0-9]{{2,10}}$"} for letter in "ABCDEFGHIJKLMN"]
+    schema = {
+        "properties": {"a": {"type": "string", "maxLength": 100}, "b": {"anyOf": patterns}},
+        "not": {"properties": {"a": {"type": "string", "maxLength": 5}, "b": {"enum": ["A12"]}}},
+    }
+    grammar = grammar_of(schema, order)
+    grammar, oracle = grammar_of(schema, order), judge(schema)
+    for value in ({"a": "12345", "b": "A12"}, {"a": "123456", "b": "A12"}, {"a": "12345", "b": "B12"}):
+        text = json.dumps(value)
+        assert accepts(grammar, text.encode()) is is_valid(oracle, text), text

@@ -136,3 +136,21 @@ def test_an_object_with_too_many_constraints_is_refused() -> None:
     texts = ['{"k0": 0, "k1": 1, "k2": 2, "k3": 3}', '{"k0": 0}', "{}", '{"k0": 1}']
     validator = jsonschema.Draft202012Validator(json.loads(conditions(4)))
     assert [accepts(few, text.encode()) for text in texts] == [validator.is_valid(json.loads(text)) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("target", "pointer"),
+    [
+        pytest.param({"type": 5}, "/components/schemas/a/type", id="type"),
+        pytest.param({"items": {"pattern": "("}}, "/components/schemas/a/items/pattern", id="pattern of items"),
+        pytest.param({"$ref": "#/components/schemas/b"}, "/components/schemas/b/minLength", id="reference"),
+        pytest.param(5, "/components/schemas/a", id="no schema"),
+        pytest.param({"$ref": "#/components/schemas/a"}, "/components/schemas/a/$ref", id="cycle"),
+    ],
+)
+def test_a_schema_in_an_unknown_keyword_is_checked_if_it_is_referred_to(target: Any, pointer: str) -> None:
+    schemas = {"a": target, "b": {"minLength": "x"}, "unused": {"type": 5}}
+    schema = {"properties": {"a": {"$ref": "#/components/schemas/a"}}, "components": {"schemas": schemas}}
+    with pytest.raises(GrammarError) as raised:
+        compile_constraint(JsonSchema(schema), shared_vocabulary())
+    assert raised.value.pointer == pointer
