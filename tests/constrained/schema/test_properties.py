@@ -168,7 +168,16 @@ def test_masks_steps_ends_forced_bytes_and_rollback_agree(
     assert (out == [single, np.full_like(single, -1), single]).all()
 
 
-@pytest.mark.parametrize(("name", "text"), [("regex", "((((a))))"), ("idn-hostname", "примерпримерпримерпример.рф")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("regex", "((((a))))"),
+        ("idn-hostname", "примерпримерпримерпример.рф"),
+        ("email", "a@a.b.c.d.e.f.g.h"),
+        ("email", f'"{"a" * 40}"@a.b'),
+        ("iri", "a:?\U00100000"),
+    ],
+)
 @pytest.mark.parametrize("around", ["not", "oneOf", "if"])
 def test_texts_that_a_format_omits_are_not_accepted_by_its_negation(name: str, text: str, around: str) -> None:
     """If a format is narrower than the oracle's, its negation is refused or narrower too."""
