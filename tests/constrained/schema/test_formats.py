@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from jsonschema import FormatChecker
 
 import ramiform
-from ramiform.constrained import JsonSchema, Vocabulary, compile_constraint
+from ramiform.constrained import JsonSchema, compile_constraint
 from ramiform.constrained.budget import CachedPiece, CompileBudget
 from ramiform.constrained.errors import GrammarError
 from ramiform.constrained.regex.byte_dfa import byte_dfa
@@ -35,10 +35,9 @@ from ramiform.constrained.schema.formats import PATTERNS, possible_expression
 from ramiform.constrained.schema.string_dfas import format_chars, pattern_chars, string_content_dfa
 from ramiform.constrained.schema.string_parts import _intersection
 from ramiform.constrained.schema.string_states import part_block
+from ramiform.tests.constrained.walks import byte_vocabulary
 
 JUDGED = sorted(set(PATTERNS) & set(FormatChecker.checkers) - {"time"})  # the time of draft 3 has no offset
-
-BYTES = Vocabulary.from_tokens([bytes([byte]) for byte in range(256)] + [None], [256])
 
 
 def of(name: str) -> CharDfa:
@@ -444,7 +443,7 @@ def test_a_format_alone_and_with_a_pattern_is_made_before_the_first_mask() -> No
         for piece in pieces:
             piece.cache_clear()
         schema = {"type": "object", "properties": {"a": {"type": "string", "format": "regex", **more}}}
-        matcher = compile_constraint(JsonSchema(schema), BYTES, whitespace="compact").matcher()
+        matcher = compile_constraint(JsonSchema(schema), byte_vocabulary(), whitespace="compact").matcher()
         before = [piece.num_made for piece in pieces]
         assert all(matcher.accept(byte) for byte in b'{"a":"(')
         assert [piece.num_made for piece in pieces] == before

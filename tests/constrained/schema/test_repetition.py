@@ -12,22 +12,18 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonObject, JsonSchema, compile_constraint
+from ramiform.tests.constrained.strategies import many
 from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, shared_vocabulary
 
 from .oracle_jsonschema import is_valid, judge
 from .schemas import SCHEMAS
 from .test_end_search import ARRAYS, OBJECTS
 
-MANY = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=100,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
+MANY = many(100)
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 
 
