@@ -4,6 +4,7 @@ A format that is not regular, or whose automaton would be huge, is a subset:
 
 - `hostname`: 63 characters in the first label, 30 in six more (whole names stay below 253), no `--` in third place.
 - `idn-hostname`: in addition, labels of up to ten letters of common scripts written from left to right.
+- `email`, `idn-email`: domains as in `hostname` and `idn-hostname`, quoted local parts of up to 31 characters.
 - `time`, `date-time`: no leap seconds, which most readers refuse; up to twelve digits after the point of seconds.
 - `duration`: RFC 3339's grammar, in which a year is not followed by days; numbers of up to twelve digits.
 - `regex`: the syntax that ECMA-262 and Python share. Groups are nested up to three deep; a look-ahead stands in up to
@@ -12,7 +13,7 @@ A format that is not regular, or whose automaton would be huge, is a subset:
 - `uri-template`: prefixes below 1000, no percent signs in names.
 - `relative-json-pointer`: no zero but the last digit, because `jsonschema` refuses others.
 
-All other formats are complete.
+All other formats in `PATTERNS` are complete. Formats that are not in it are annotations.
 """
 
 from __future__ import annotations
@@ -100,8 +101,9 @@ def _uri(more: str, private: str, *, relative: bool) -> str:
     return rf"{scheme}{part}(?:\?(?:{segment}|[/?{private}])*)?(?:#(?:{segment}|[/?])*)?"
 
 
-_UCS = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef\u{10000}-\u{1fffd}\u{20000}-\u{2fffd}\u{30000}-\u{3fffd}"
-_PRIVATE = r"\ue000-\uf8ff"
+_PLANES = "".join(rf"\u{{{plane:x}0000}}-\u{{{plane:x}fffd}}" for plane in range(1, 14))
+_UCS = rf"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef{_PLANES}\u{{e1000}}-\u{{efffd}}"
+_PRIVATE = r"\ue000-\uf8ff\u{f0000}-\u{ffffd}\u{100000}-\u{10fffd}"
 _URI, _IRI = _uri("", "", relative=False), _uri(_UCS, _PRIVATE, relative=False)
 
 # RFC 6570, RFC 6901
@@ -214,7 +216,7 @@ _ANYTHING = r"[^]*"
 _POSSIBLE = {
     "hostname": r"[A-Za-z0-9._-]*",
     "idn-hostname": r"[A-Za-z0-9._\u0080-\u{10ffff}-]*",
-    "idn-email": r"[^]*@[^]*",
+    **dict.fromkeys(("email", "idn-email"), r"[^]*@[^]*"),
     "time": r"[^]{2}:[^]{2}:[^]*",
     "date-time": r"[^]{10}[Tt ][^]{2}:[^]{2}:[^]*",
     "duration": r"P[^]*",

@@ -21,7 +21,7 @@ from .string_dfas import labelled_product
 from .string_states import QUOTE, result_code, string_start
 
 SPACES = b" \n\t\r"
-_WORDS = {"null": b"null", "true": b"true", "false": b"false"}
+WORDS = {"null": b"null", "true": b"true", "false": b"false"}
 
 
 def result_codes(compiler: SchemaCompiler, tracked: tuple[Formula, ...]) -> ResultCodes:
@@ -64,7 +64,7 @@ class ValueStart(Nested):
     def _expand(self, automaton: Automaton) -> TransitionRow:
         compiler, result = self.compiler, result_codes(self.compiler, self.tracked)
         edges: dict[int, int] = {}
-        for kind, word in _WORDS.items():
+        for kind, word in WORDS.items():
             need, *tracked = self._typed(kind)
             if need is True and (number := result(tuple(map(bool, tracked)))) >= 0:
                 edges[word[0]] = automaton.goto(_word(automaton, word[1:], number))

@@ -6,12 +6,11 @@ from contextlib import suppress
 
 import pytest
 
-from ramiform.constrained import Grammar, GrammarError, JsonSchema, Regex, Vocabulary, compile_constraint
+from ramiform.constrained import Grammar, GrammarError, JsonSchema, Regex, compile_constraint
 from ramiform.constrained import budget as budgets
 from ramiform.constrained.budget import CachedPiece, CompileBudget, cached_piece, compilation
 from ramiform.constrained.schema import number_parts, string_dfas, string_parts
-
-VOCABULARY = Vocabulary.from_tokens([*(bytes([byte]) for byte in range(256)), None], [256])
+from ramiform.tests.constrained.walks import byte_vocabulary
 
 
 def forget_all() -> None:
@@ -29,7 +28,7 @@ def steps_of(constraint: Regex | JsonSchema | Grammar, monkeypatch: pytest.Monke
         with monkeypatch.context() as patch:
             patch.setattr(budgets, "COMPILATION_STEPS", middle)
             try:
-                compile_constraint(constraint, VOCABULARY)
+                compile_constraint(constraint, byte_vocabulary())
                 high = middle
             except GrammarError:
                 low = middle + 1
@@ -96,7 +95,7 @@ CONSTRAINTS = [
 def test_the_charge_does_not_depend_on_the_caches(
     constraint: Regex | JsonSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_constraint(constraint, VOCABULARY)
+    compile_constraint(constraint, byte_vocabulary())
     warm = steps_of(constraint, monkeypatch)
     assert warm > 100
     for limit, allowed in ((warm, True), (warm - 1, False)):
@@ -104,16 +103,16 @@ def test_the_charge_does_not_depend_on_the_caches(
         with monkeypatch.context() as patch:
             patch.setattr(budgets, "COMPILATION_STEPS", limit)
             if allowed:
-                compile_constraint(constraint, VOCABULARY)
+                compile_constraint(constraint, byte_vocabulary())
             else:
                 with pytest.raises(GrammarError, match="steps"):
-                    compile_constraint(constraint, VOCABULARY)
+                    compile_constraint(constraint, byte_vocabulary())
 
 
 def test_many_patterns_share_one_limit() -> None:
     patterns = [{"pattern": f"(?:a|b)*a(?:a|b){{12}}{number}"} for number in range(200)]
     with pytest.raises(GrammarError, match=f"more than {budgets.COMPILATION_STEPS:,} steps"):
-        compile_constraint(JsonSchema({"items": {"anyOf": patterns}}), VOCABULARY)
+        compile_constraint(JsonSchema({"items": {"anyOf": patterns}}), byte_vocabulary())
 
 
 HOSTILE = [
@@ -132,7 +131,7 @@ HOSTILE = [
 @pytest.mark.parametrize("constraint", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_constraint_is_refused_or_small(constraint: Regex | JsonSchema | Grammar) -> None:
     with suppress(GrammarError):
-        assert compile_constraint(constraint, VOCABULARY).automaton.tables.num_states < 200_000
+        assert compile_constraint(constraint, byte_vocabulary()).automaton.tables.num_states < 200_000
 
 
 def test_a_piece_that_was_dropped_is_not_charged_twice() -> None:

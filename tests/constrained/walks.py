@@ -34,6 +34,12 @@ def shared_vocabulary() -> Vocabulary:
     return Vocabulary.from_tokens(TOKENS, [EOS])
 
 
+@cache
+def byte_vocabulary() -> Vocabulary:
+    """Return the vocabulary of single bytes, with the end as token 256."""
+    return Vocabulary.from_tokens([*BYTES, None], [256])
+
+
 def compiled_or_none(
     constraint: Constraint,
     vocabulary: Vocabulary,
@@ -58,8 +64,10 @@ def allowed(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
     return np.flatnonzero(bits).tolist()
 
 
-def accepts(grammar: CompiledGrammar, data: bytes) -> bool:
-    """Return True if the bytes, one token each, are accepted as a whole text."""
+def accepts(grammar: CompiledGrammar | None, data: bytes) -> bool:
+    """Return True if the bytes, one token each, are accepted as a whole text: never without a grammar."""
+    if grammar is None:
+        return False
     matcher = grammar.matcher()
     return all(matcher.accept(byte) for byte in data) and matcher.is_accepting()
 

@@ -16,13 +16,12 @@ from ...automaton.literals import literal_states, without_text
 from ..interface import SchemaCompiler
 from ..string_parts import spellings
 from ..string_states import QUOTE
-from ..value_states import SPACES
+from ..value_states import SPACES, WORDS
 from .numbers import given_numbers
 from .values import GivenValue
 
 COMMA, COLON = 0x2C, 0x3A
 _OPEN, _CLOSE = {"object": 0x7B, "array": 0x5B}, {"object": 0x7D, "array": 0x5D}
-_WORDS = {"null": b"null", "true": b"true", "false": b"false"}
 FEW_NAMES = 16  # of which the states are made anew when some have come
 Phase = Literal["open", "after", "comma"]
 
@@ -78,7 +77,7 @@ class ListedStart:
 
     def expand(self, automaton: Automaton) -> TransitionRow:
         choice, edges = self.choice, dict[int, int]()
-        for kind, word in _WORDS.items():
+        for kind, word in WORDS.items():
             for _, code in choice.of_kind(kind):
                 edges[word[0]] = automaton.goto(_texts(automaton, [(word[1:], code)]))
         texts = [(text, code) for value, code in choice.of_kind("string") for text in spellings(value.content)]

@@ -22,8 +22,8 @@ from ramiform.constrained.regex.expression import alternation, literal
 from ramiform.constrained.regex.listed import listed_chars, listed_dfa
 from ramiform.constrained.regex.subset import char_dfa
 from ramiform.constrained.schema.number_parts import listed_numbers_dfa
+from ramiform.tests.constrained.walks import BYTES, byte_vocabulary
 
-BYTES = [bytes([byte]) for byte in range(256)]
 WORDS = st.text("ab0é🙂", max_size=5)
 
 
@@ -94,7 +94,7 @@ def test_choices_are_all_that_is_allowed(choices: list[str], others: list[str]) 
 def test_fifty_thousand_random_choices_are_allowed() -> None:
     numbers = random.Random(0)
     choices = [str(UUID(int=numbers.getrandbits(128))) for _ in range(50_000)]
-    grammar = compile_constraint(Choices(choices), Vocabulary.from_tokens([*BYTES, None], [256]))
+    grammar = compile_constraint(Choices(choices), byte_vocabulary())
     for text in choices[::5000]:
         matcher = grammar.matcher()
         assert all(map(matcher.accept, text.encode()))
@@ -103,7 +103,7 @@ def test_fifty_thousand_random_choices_are_allowed() -> None:
 
 def test_fifty_thousand_choices_need_few_states() -> None:
     choices = [f"choice number {number} of many" for number in range(50_000)]
-    grammar = compile_constraint(Choices(choices), Vocabulary.from_tokens([*BYTES, None], [256]))
+    grammar = compile_constraint(Choices(choices), byte_vocabulary())
     for text in (choices[0], choices[12_345], choices[-1]):
         matcher = grammar.matcher()
         for byte in text.encode():

@@ -15,6 +15,8 @@ from typing import Any, Literal
 import jsonschema
 from hypothesis import strategies as st
 
+from ramiform.tests.constrained.strategies import some
+
 NAMES = ["a", "b", "ab", "x1"]
 PATTERNS = ["^a", "b$", "^[ab]+$", "^.{2}$", "[0-9]", "^(a|x1)$", "^é?$"]
 FORMATS = {"date": "2024-02-29", "ipv4": "127.0.0.1", "uuid": "123e4567-e89b-12d3-a456-426614174000"}
@@ -53,9 +55,9 @@ def _schemas(depth: int) -> st.SearchStrategy[Any]:
         st.sampled_from(TYPES).map(lambda name: {"type": name}),
         st.lists(VALUES, min_size=1, max_size=4).map(lambda values: {"enum": values}),
         VALUES.map(lambda value: {"const": value}),
-        _some(_STRINGS, 2).map(lambda schema: {"type": "string", **schema}),
-        _some(_NUMBERS, 2).map(lambda schema: {"type": "integer", **schema}),
-        _some(_NUMBERS, 2).map(lambda schema: {"type": "number", **schema}),
+        some(_STRINGS, 1, 2).map(lambda schema: {"type": "string", **schema}),
+        some(_NUMBERS, 1, 2).map(lambda schema: {"type": "integer", **schema}),
+        some(_NUMBERS, 1, 2).map(lambda schema: {"type": "number", **schema}),
         st.booleans(),
     )
     if depth <= 0:
@@ -66,12 +68,12 @@ def _schemas(depth: int) -> st.SearchStrategy[Any]:
     everything = {**_STRINGS, **_NUMBERS, **arrays, **objects, **logic}
     return st.one_of(
         leaf,
-        _some(arrays, 3).map(lambda schema: {"type": "array", **schema}),
-        _some(objects, 3).map(lambda schema: {"type": "object", **schema}),
-        _some(logic, 2),
-        st.tuples(_some(objects, 2), _some(logic, 1)).map(lambda pair: {**pair[0], **pair[1]}),
-        st.tuples(_some(arrays, 2), _some(logic, 1)).map(lambda pair: {**pair[0], **pair[1]}),
-        _some(everything, 3),
+        some(arrays, 1, 3).map(lambda schema: {"type": "array", **schema}),
+        some(objects, 1, 3).map(lambda schema: {"type": "object", **schema}),
+        some(logic, 1, 2),
+        st.tuples(some(objects, 1, 2), some(logic, 1, 1)).map(lambda pair: {**pair[0], **pair[1]}),
+        st.tuples(some(arrays, 1, 2), some(logic, 1, 1)).map(lambda pair: {**pair[0], **pair[1]}),
+        some(everything, 1, 3),
     )
 
 
@@ -133,11 +135,6 @@ def _logic(inner: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]:
         "$ref": st.sampled_from(["#/$defs/d", "#/$defs/e"]),
         "type": st.lists(st.sampled_from(TYPES), min_size=1, max_size=3, unique=True),
     }
-
-
-def _some(keywords: dict[str, st.SearchStrategy[Any]], most: int) -> st.SearchStrategy[dict[str, Any]]:
-    names = st.lists(st.sampled_from(sorted(keywords)), min_size=1, max_size=most, unique=True)
-    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: keywords[name] for name in chosen}))
 
 
 def has_reference_cycle(schema: Any) -> bool:

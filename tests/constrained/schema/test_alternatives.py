@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, PropertyOrder, compile_constraint
 from ramiform.constrained.schema.end_search import EndSearch
+from ramiform.tests.constrained.strategies import shuffled
 from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none, shared_vocabulary
 
 from .oracle_jsonschema import is_valid, judge
@@ -30,16 +31,6 @@ def compiled(schema: Any, order: PropertyOrder = "any") -> CompiledGrammar:
 
 def text_of(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-def shuffled(value: Any, rng: random.Random) -> Any:
-    if isinstance(value, list):
-        return [shuffled(inner, rng) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    names = list(value)
-    rng.shuffle(names)
-    return {name: shuffled(value[name], rng) for name in names}
 
 
 def tools(count: int, keyword: str = "anyOf", **more: Any) -> Any:

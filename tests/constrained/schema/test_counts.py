@@ -13,21 +13,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, Vocabulary, compile_constraint
 from ramiform.constrained.schema import structure_parts
+from ramiform.tests.constrained.strategies import SEEDS, combined, many, some
 from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, compiled_or_none, shared_vocabulary
 
 from .oracle_jsonschema import is_valid, judge
 
-MANY = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=150,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
+MANY = many(150)
 LARGE = 100_000
 
 
@@ -161,27 +157,8 @@ _item: st.SearchStrategy[Any] = st.sampled_from(
 )
 
 
-def _some(keywords: dict[str, st.SearchStrategy[Any]], least: int, most: int) -> st.SearchStrategy[dict[str, Any]]:
-    names = st.lists(st.sampled_from(sorted(keywords)), min_size=least, max_size=most, unique=True)
-    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: keywords[name] for name in chosen}))
-
-
-def _combined(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.recursive(
-        leaves,
-        lambda inner: st.one_of(
-            inner.map(lambda part: {"not": part}),
-            st.tuples(st.sampled_from(["allOf", "anyOf", "oneOf"]), st.lists(inner, min_size=2, max_size=3)).map(
-                lambda pair: {pair[0]: pair[1]}
-            ),
-            st.tuples(inner, inner, inner).map(lambda p: dict(zip(("if", "then", "else"), p, strict=True))),
-        ),
-        max_leaves=3,
-    )
-
-
-ARRAYS = _combined(
-    _some(
+ARRAYS = combined(
+    some(
         {
             "items": _item,
             "prefixItems": st.lists(_item, min_size=1, max_size=2),
@@ -193,11 +170,12 @@ ARRAYS = _combined(
         },
         1,
         4,
-    )
+    ),
+    3,
 )
 _names = st.lists(st.sampled_from(["a", "b", "k0"]), max_size=2, unique=True)
-OBJECTS = _combined(
-    _some(
+OBJECTS = combined(
+    some(
         {
             "properties": st.dictionaries(st.sampled_from(["a", "b"]), _item, min_size=1, max_size=2),
             "patternProperties": st.dictionaries(st.sampled_from(["^k", "^k1.$", "^[ak]$"]), _item, max_size=2),
@@ -210,17 +188,14 @@ OBJECTS = _combined(
         },
         1,
         4,
-    )
+    ),
+    3,
 )
-
-
-def _accepted(grammar: CompiledGrammar | None, text: bytes) -> bool:
-    return grammar is not None and accepts(grammar, text)
 
 
 @pytest.mark.exhaustive
 @MANY
-@given(schema=ARRAYS.map(lambda s: {**s, "type": "array"}), seed=st.integers(0, 2**32))
+@given(schema=ARRAYS.map(lambda s: {**s, "type": "array"}), seed=SEEDS)
 def test_arrays_around_their_bounds_are_accepted_exactly_when_they_are_valid(schema: Any, seed: int) -> None:
     rng, validator = random.Random(seed), judge(schema)
     with long_ranges_from(1):
@@ -229,14 +204,14 @@ def test_arrays_around_their_bounds_are_accepted_exactly_when_they_are_valid(sch
             often = rng.choice([0, 1, "a"])
             value = [often if rng.random() < 0.8 else rng.choice([0, 1, "a"]) for _ in range(rng.randrange(17))]
             text = spelled(value)
-            assert _accepted(grammar, text) == is_valid(validator, text.decode()), value
+            assert accepts(grammar, text) == is_valid(validator, text.decode()), value
 
 
 @pytest.mark.exhaustive
 @MANY
 @given(
     schema=OBJECTS.map(lambda s: {**s, "type": "object"}),
-    seed=st.integers(0, 2**32),
+    seed=SEEDS,
     order=st.sampled_from(["any", "any", "schema"]),
 )
 def test_objects_around_their_bounds_are_accepted_exactly_when_they_are_valid(
@@ -252,14 +227,14 @@ def test_objects_around_their_bounds_are_accepted_exactly_when_they_are_valid(
             value = {name: often if rng.random() < 0.8 else rng.choice([0, 1, "a"]) for name in chosen}
             text = spelled(value)
             if order == "any":
-                assert _accepted(grammar, text) == is_valid(validator, text.decode()), value
-            elif _accepted(grammar, text):
+                assert accepts(grammar, text) == is_valid(validator, text.decode()), value
+            elif accepts(grammar, text):
                 assert is_valid(validator, text.decode()), value
 
 
 @pytest.mark.exhaustive
 @MANY
-@given(schema=(ARRAYS | OBJECTS), seed=st.integers(0, 2**32), order=st.sampled_from(["any", "schema"]))
+@given(schema=(ARRAYS | OBJECTS), seed=SEEDS, order=st.sampled_from(["any", "schema"]))
 def test_masks_near_bounds_are_never_empty_and_agree_with_steps(schema: Any, seed: int, order: Any) -> None:
     """Long outputs: a walk that prefers one more item or member, and closes at random."""
     rng, vocabulary, schema = random.Random(seed), shared_vocabulary(), {**schema, "type": ["array", "object"]}

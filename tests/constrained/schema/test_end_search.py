@@ -13,10 +13,11 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, JsonSchema, PropertyOrder, Vocabulary
+from ramiform.tests.constrained.strategies import SEEDS, combined, many, some
 from ramiform.tests.constrained.walks import allowed, compiled_or_none
 
 from .oracle_jsonschema import is_valid, judge
@@ -24,12 +25,7 @@ from .oracle_jsonschema import is_valid, judge
 LETTERS = '{}[]",:abc01.truefalsn'
 EOS = len(set(LETTERS))
 NAMES = ["a", "b", "c", "ab"]
-MANY = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=250,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
+MANY = many(250)
 
 
 @cache
@@ -42,26 +38,6 @@ _names = st.lists(st.sampled_from(NAMES), max_size=2, unique=True)
 _value: st.SearchStrategy[Any] = st.sampled_from(
     [True, True, False, {"const": 0}, {"enum": [0, 1, "a"]}, {"type": "boolean"}, {"not": {"const": 1}}]
 )
-
-
-def _some(keywords: dict[str, st.SearchStrategy[Any]], least: int, most: int) -> st.SearchStrategy[dict[str, Any]]:
-    names = st.lists(st.sampled_from(sorted(keywords)), min_size=least, max_size=most, unique=True)
-    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: keywords[name] for name in chosen}))
-
-
-def _combined(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.recursive(
-        leaves,
-        lambda inner: st.one_of(
-            inner.map(lambda part: {"not": part}),
-            st.tuples(st.sampled_from(["allOf", "anyOf", "oneOf"]), st.lists(inner, min_size=2, max_size=3)).map(
-                lambda pair: {pair[0]: pair[1]}
-            ),
-            st.tuples(inner, inner, inner).map(lambda p: dict(zip(("if", "then", "else"), p, strict=True))),
-            st.tuples(leaves, inner).map(lambda p: {**p[0], "allOf": [p[1]]} if isinstance(p[0], dict) else p[1]),
-        ),
-        max_leaves=4,
-    )
 
 
 def _object_keywords(value: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]:
@@ -83,8 +59,8 @@ def _object_keywords(value: st.SearchStrategy[Any]) -> dict[str, st.SearchStrate
     }
 
 
-_objects = _combined(_some(_object_keywords(_value), 1, 3))
-OBJECTS = _combined(_some(_object_keywords(_value | _objects.map(lambda s: {"type": "object", **s})), 2, 5))
+_objects = combined(some(_object_keywords(_value), 1, 3), 4)
+OBJECTS = combined(some(_object_keywords(_value | _objects.map(lambda s: {"type": "object", **s})), 2, 5), 4)
 
 
 def compiled(schema: Any, order: PropertyOrder = "any") -> CompiledGrammar | None:
@@ -122,7 +98,7 @@ def accepted(grammar: CompiledGrammar | None, text: str) -> bool:
 @MANY
 @given(
     schema=OBJECTS.map(lambda s: {**s, "type": "object"}),
-    seed=st.integers(0, 2**32),
+    seed=SEEDS,
     order=st.sampled_from(["any", "any", "schema"]),
 )
 def test_an_object_that_has_begun_can_end(schema: Any, seed: int, order: str) -> None:
@@ -142,7 +118,7 @@ OBJECT_VALUES = [
 
 @pytest.mark.exhaustive
 @MANY
-@given(schema=OBJECTS.map(lambda s: {**s, "type": "object"}), seed=st.integers(0, 2**32))
+@given(schema=OBJECTS.map(lambda s: {**s, "type": "object"}), seed=SEEDS)
 def test_objects_are_accepted_exactly_when_they_are_valid(schema: Any, seed: int) -> None:
     rng, grammar, validator = random.Random(seed), compiled(schema), judge(schema)
     for value in rng.sample(OBJECT_VALUES, 40):
@@ -170,14 +146,14 @@ def _array_keywords(item: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy
     }
 
 
-_arrays = _combined(_some(_array_keywords(_item), 1, 3))
-ARRAYS = _combined(_some(_array_keywords(_item | _arrays.map(lambda s: {"type": "array", **s})), 2, 6))
+_arrays = combined(some(_array_keywords(_item), 1, 3), 4)
+ARRAYS = combined(some(_array_keywords(_item | _arrays.map(lambda s: {"type": "array", **s})), 2, 6), 4)
 ARRAY_VALUES = [list(items) for count in range(5) for items in itertools.product([0, 1, "a", False, [0]], repeat=count)]
 
 
 @pytest.mark.exhaustive
 @MANY
-@given(schema=ARRAYS.map(lambda s: {**s, "type": "array"}), seed=st.integers(0, 2**32))
+@given(schema=ARRAYS.map(lambda s: {**s, "type": "array"}), seed=SEEDS)
 def test_an_array_that_has_begun_can_end(schema: Any, seed: int) -> None:
     rng, grammar, validator = random.Random(seed), compiled(schema), judge(schema)
     for walk in range(8):
@@ -187,7 +163,7 @@ def test_an_array_that_has_begun_can_end(schema: Any, seed: int) -> None:
 
 @pytest.mark.exhaustive
 @MANY
-@given(schema=ARRAYS.map(lambda s: {**s, "type": "array"}), seed=st.integers(0, 2**32))
+@given(schema=ARRAYS.map(lambda s: {**s, "type": "array"}), seed=SEEDS)
 def test_arrays_are_accepted_exactly_when_they_are_valid(schema: Any, seed: int) -> None:
     rng, grammar, validator = random.Random(seed), compiled(schema), judge(schema)
     for value in rng.sample(ARRAY_VALUES, 40):

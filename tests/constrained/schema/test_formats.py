@@ -12,6 +12,7 @@ import json
 import random
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import idna
@@ -20,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import FormatChecker
 
-from ramiform.constrained import JsonSchema, Vocabulary, compile_constraint
+import ramiform
+from ramiform.constrained import JsonSchema, compile_constraint
 from ramiform.constrained.budget import CachedPiece, CompileBudget
 from ramiform.constrained.errors import GrammarError
 from ramiform.constrained.regex.byte_dfa import byte_dfa
@@ -29,14 +31,13 @@ from ramiform.constrained.regex.dfa import START
 from ramiform.constrained.regex.parser import parse_regex
 from ramiform.constrained.regex.subset import char_dfa
 from ramiform.constrained.regex.word_boundaries import _BoundaryDeterminiser
-from ramiform.constrained.schema.formats import PATTERNS
+from ramiform.constrained.schema.formats import PATTERNS, possible_expression
 from ramiform.constrained.schema.string_dfas import format_chars, pattern_chars, string_content_dfa
 from ramiform.constrained.schema.string_parts import _intersection
 from ramiform.constrained.schema.string_states import part_block
+from ramiform.tests.constrained.walks import byte_vocabulary
 
 JUDGED = sorted(set(PATTERNS) & set(FormatChecker.checkers) - {"time"})  # the time of draft 3 has no offset
-
-BYTES = Vocabulary.from_tokens([bytes([byte]) for byte in range(256)] + [None], [256])
 
 
 def of(name: str) -> CharDfa:
@@ -381,7 +382,10 @@ EXAMPLES = {
         ["//foo.bar/?baz#q", "/abc", "abc", "", "#frag", "a/b:c", "../x", "http://a"],
         ["\\\\WINDOWS\\f", "#a\\b", ":a", "1:b"],
     ),
-    "iri": (["http://ƒøø.ßår/?∂éœ=πîx#πîüx", "http://[2001::7]"], ["/abc", "bar,baz:é"]),
+    "iri": (
+        ["http://ƒøø.ßår/?∂éœ=πîx#πîüx", "http://[2001::7]", "a:\U00050000\U000efffd", "a:?\U00100000"],
+        ["/abc", "bar,baz:é", "a:\U00100000", "a:\U000e0fff", "a:\U0005fffe"],
+    ),
     "iri-reference": (["//ƒøø.ßår/", "#ƒrägmênt", "âππ"], ["\\\\WINDOWS\\", "#ƒ\\"]),
     "uuid": (
         ["2EB8AA08-aa98-11EA-B4AA-73B441D16380", "00000000-0000-0000-0000-000000000000"],
@@ -414,8 +418,21 @@ def test_the_examples_of_the_rfcs(name: str) -> None:
     assert [text for text in refused if dfa.accepts(json.dumps(text)[1:-1].encode())] == []
 
 
-def test_other_formats_are_not_enforced() -> None:
-    assert format_chars("color") is None
+def formats_in(documentation: str, opening: str) -> set[str]:
+    """Return the names in backquotes between an opening text and the next full stop that ends a sentence or bracket."""
+    [listed] = re.findall(re.escape(opening) + r"(.*?)(?:\.\s|\))", documentation, re.DOTALL)
+    return set(re.findall("`([^`]+)`", listed))
+
+
+def test_the_documentation_lists_what_is_enforced_what_is_not_and_what_is_known_in_part() -> None:
+    documentation = (Path(ramiform.__file__).parent / "docs/constrained.md").read_text(encoding="utf-8")
+    assert formats_in(documentation, "Formats that are enforced:") == set(PATTERNS)
+    annotations = formats_in(documentation, "Formats that are annotations only:")
+    assert set(FormatChecker.checkers) - set(PATTERNS) <= annotations
+    assert [name for name in annotations if format_chars(name) is not None] == []
+    assert formats_in(documentation, "Some formats are known in part only (") == {
+        name for name in PATTERNS if possible_expression(name) is not None
+    }
 
 
 def test_a_format_alone_and_with_a_pattern_is_made_before_the_first_mask() -> None:
@@ -426,7 +443,7 @@ def test_a_format_alone_and_with_a_pattern_is_made_before_the_first_mask() -> No
         for piece in pieces:
             piece.cache_clear()
         schema = {"type": "object", "properties": {"a": {"type": "string", "format": "regex", **more}}}
-        matcher = compile_constraint(JsonSchema(schema), BYTES, whitespace="compact").matcher()
+        matcher = compile_constraint(JsonSchema(schema), byte_vocabulary(), whitespace="compact").matcher()
         before = [piece.num_made for piece in pieces]
         assert all(matcher.accept(byte) for byte in b'{"a":"(')
         assert [piece.num_made for piece in pieces] == before

@@ -8,10 +8,11 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, JsonSchema, Matcher, PropertyOrder, Vocabulary, compile_constraint
+from ramiform.tests.constrained.strategies import combined, many
 from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none
 
 from .oracle_jsonschema import is_valid, judge
@@ -170,21 +171,10 @@ _leaf = st.one_of(
         lambda texts: {"enum": texts}
     ),
 )
-_schema = st.recursive(
-    _leaf,
-    lambda inner: st.one_of(
-        inner.map(lambda part: {"not": part}),
-        st.tuples(st.sampled_from(["allOf", "anyOf", "oneOf"]), st.lists(inner, min_size=2, max_size=3)).map(
-            lambda pair: {pair[0]: pair[1]}
-        ),
-        st.tuples(inner, inner).map(lambda pair: {**pair[0], **pair[1]}),
-    ),
-    max_leaves=5,
-)
 
 
-@given(_schema)
-@settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=list(HealthCheck))
+@given(combined(_leaf, 5))
+@many(150)
 def test_short_strings_are_accepted_exactly_if_valid(part: dict[str, Any]) -> None:
     """Every text of up to seven letters; and masks on the way, which agree with steps and are never empty."""
     schema = {"allOf": [{"type": "string"}, part]}

@@ -12,22 +12,18 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, compile_constraint
+from ramiform.constrained import CompiledGrammar, GrammarError, JsonObject, JsonSchema, compile_constraint
+from ramiform.tests.constrained.strategies import many
 from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, shared_vocabulary
 
 from .oracle_jsonschema import is_valid, judge
 from .schemas import SCHEMAS
 from .test_end_search import ARRAYS, OBJECTS
 
-MANY = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=100,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
+MANY = many(100)
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 
 
@@ -336,3 +332,23 @@ def test_given_objects_are_unique_items_in_any_number(number: int) -> None:
     assert grammar is not None
     for items, unique in ((values[:12], True), ([*values[:12], values[3]], False)):
         assert accepts(grammar, json.dumps(items, separators=(",", ":")).encode()) is unique
+
+
+@pytest.mark.parametrize("constraint", [JsonSchema({}), JsonSchema({"enum": [[1, {"a": [], "b": "c"}]]}), JsonObject()])
+def test_a_walk_that_prefers_whitespace_finds_one_space_after_commas_and_colons(
+    constraint: JsonSchema | JsonObject,
+) -> None:
+    vocabulary = shared_vocabulary()
+    for seed in range(12):
+        rng, matcher, output = random.Random(seed), compile_constraint(constraint, vocabulary).matcher(), b""
+        for _ in range(150):
+            bytes_ = [token for token in allowed(matcher, vocabulary) if token < 256]
+            in_string = re.sub(rb"\\.", b"", output).count(b'"') % 2
+            spaces = [] if in_string else [token for token in bytes_ if token in b" \n\t\r"]
+            assert spaces == ([ord(" ")] if not in_string and output[-1:] in (b",", b":") else [])
+            if not bytes_:
+                break
+            ends_string = [ord('"')] if in_string and ord('"') in bytes_ else []
+            token = rng.choice(spaces or ends_string or bytes_)
+            assert matcher.accept(token)
+            output += bytes([token])
