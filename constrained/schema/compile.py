@@ -8,6 +8,7 @@ from typing import Any
 
 from ..automaton.automaton import Automaton
 from ..automaton.exploration import expand_some
+from ..budget import INTERPRETED, count
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
 from .alternatives.limits import LimitCheck, may_be_too_complex, same_value
@@ -110,6 +111,7 @@ def pattern_pointer(patterns: frozenset[str], document: Document) -> str:
 def check_location(location: Location, document: Document) -> None:
     """Check one subschema before the first token. Raises GrammarError for what cannot be enforced."""
     schema, pointer = location.schema, location.pointer
+    count(10 * INTERPRETED)
     check_keywords(schema, pointer)
     if not isinstance(schema, dict):
         return
