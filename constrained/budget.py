@@ -7,6 +7,9 @@ construction charges its steps as it goes, so that little is done between two ch
 A result that is cached is a piece. It has a budget of its own, and remembers what was charged for it, also through
 other pieces. Each compilation is charged once for each piece that it uses, whether it was made now or before, so the
 verdict does not depend on what the caches hold.
+
+Whoever runs several of these works by turns, in threads, learns of the steps of each by `counted`. Work outside of any
+construction reports steps to it by `count`, which no limit applies to.
 """
 
 from __future__ import annotations
@@ -75,9 +78,10 @@ class _Compilation(_Work):
 
 
 class _Open(threading.local):
-    """Constraint that this thread compiles, and the pieces that are being made, the innermost last."""
+    """Constraint that this thread compiles, the pieces that are being made, the innermost last, and who counts."""
 
     def __init__(self) -> None:
+        self.on_steps: Callable[[int], None] | None = None
         self.compilation: _Compilation | None = None
         self.pieces: list[_Work] = []
 
@@ -96,6 +100,25 @@ def compilation() -> Iterator[None]:
         _open.compilation = outer
 
 
+@contextmanager
+def counted(on_steps: Callable[[int], None] | None) -> Iterator[None]:
+    """Call `on_steps` with the steps of this thread's work as they are done, or nothing where it is None.
+
+    It may wait, and it may raise an exception to end the work.
+    """
+    outer, _open.on_steps = _open.on_steps, on_steps
+    try:
+        yield
+    finally:
+        _open.on_steps = outer
+
+
+def count(steps: int) -> None:
+    """Report steps to `counted` without charging them."""
+    if _open.on_steps is not None:
+        _open.on_steps(steps)
+
+
 class CompileBudget:
     """States and steps of one construction."""
 
@@ -106,6 +129,7 @@ class CompileBudget:
 
     def check(self, num_states: int, steps: int) -> None:
         """Charge steps. Raises GrammarError if an automaton has too many states, or the steps are used up."""
+        count(steps)
         if num_states > self._max_states:
             raise GrammarError(f"the constraint is too complex: it needs more than {self._max_states} states")
         self._spent += steps

@@ -17,7 +17,7 @@ from .automaton.literals import ListedTextsStart
 from .automaton.masks import PACKAGE
 from .automaton.matcher import CompiledGrammar
 from .automaton.vocabulary import Vocabulary
-from .budget import CompileBudget, compilation
+from .budget import CompileBudget, compilation, counted
 from .constraint import (
     Choices,
     Constraint,
@@ -92,7 +92,8 @@ def warm_up() -> None:
 
     Takes about a third of a second once per process, or seconds if the loops have never been compiled.
     """
-    with _warming:  # two first constraints at once need not both prepare
+    # Two first constraints at once need not both prepare. With the lock, neither gives way to the other.
+    with counted(None), _warming:
         _warm_up_once()
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..budget import INTERPRETED, count
 from ..errors import Refusals, StatesExhaustedError
 from ..regex.dfa import START as DFA_START
 from ..regex.dfa import Dfa, free_kinds
@@ -49,6 +50,7 @@ MAX_BYTES = 256 << 20  # of one automaton, as estimated: what a single output ma
 # Estimates, measured over objects of many properties. A state's is that of its object, its keys and its edges.
 BYTES_PER_STATE, BYTES_PER_ENTRY = 500, 400
 MEASURE_INTERVAL = 64  # rows that are filled between two checks of the size
+FILL_STEPS = 100 * INTERPRETED  # that the row of a state counts as, beside what its expansion is charged
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,7 @@ class Automaton:
         if self.num_filled % MEASURE_INTERVAL == 0:
             self._check_size()
         self.num_filled += 1
+        count(FILL_STEPS)
         row = self._values[number].expand(self)
         tables = self.tables
         tables.set_edges(number, row.edges)

@@ -9,6 +9,7 @@ from typing import Any
 from ..automaton.actions import HEAD
 from ..automaton.automaton import Automaton
 from ..automaton.exploration import expand_some
+from ..budget import INTERPRETED, count
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
 from .alternatives.limits import LimitCheck, may_be_too_complex, same_value
@@ -128,6 +129,7 @@ def pattern_pointer(patterns: frozenset[str], document: Document) -> str:
 def check_location(location: Location, document: Document) -> None:
     """Check one subschema before the first token. Raises GrammarError for what cannot be enforced."""
     schema, pointer = location.schema, location.pointer
+    count(10 * INTERPRETED)
     check_keywords(schema, pointer)
     if isinstance(schema, bool) or _CHECKED.isdisjoint(schema):
         return

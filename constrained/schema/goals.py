@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from ..automaton.automaton import ControlState
+from ..budget import INTERPRETED, count
 from ..constraint import SchemaOptions
 from ..errors import GrammarError
 from .alternatives.conditions import joined_conditions, negated
@@ -54,6 +55,7 @@ from .unevaluated import unevaluated
 from .value_states import result_codes
 
 MAX_SATISFIABLE_DEPTH = 40
+NODE_STEPS = 100 * INTERPRETED  # that a step on the formula of a goal counts as, where nothing is charged
 MAX_COMBINATIONS = 100_000  # steps of writing the formula of one value over joined parts
 
 
@@ -113,6 +115,7 @@ class GoalCompiler(SchemaCompiler):
                     "schemas of one value nested deeper than is supported", pointer=node.location.pointer
                 )
             self._expanding.append(id(node))
+            count(NODE_STEPS)
             try:
                 if isinstance(node, GeneratedNode):
                     node.formula = generated_formula(self, [part.location for part in node.parts])
@@ -200,6 +203,7 @@ class GoalCompiler(SchemaCompiler):
         key = ("over parts", goal, kind)
         found = self.cache.get(key)
         if found is None:
+            count(NODE_STEPS)
             found = substitute(goal, lambda node: self._typed_node(node, kind))
             if kind in ("object", "array"):
                 self._num_combined = 0
@@ -309,6 +313,7 @@ class GoalCompiler(SchemaCompiler):
         if self._depths and isinstance(goal, And) and self._is_too_deep(goal):
             self._satisfiable[goal] = False
             return False
+        count(NODE_STEPS)
         self._in_progress[goal] = None
         num_before = self.num_assumptions
         try:

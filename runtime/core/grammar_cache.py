@@ -1,4 +1,4 @@
-"""Compiles constraints to grammars, in threads, and caches them by content."""
+"""Compiles constraints to grammars, in threads and by turns, and caches them by content."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any, Literal, NamedTuple
 
@@ -31,15 +32,13 @@ from ...constrained import Constraint as GrammarSource
 from ...constrained.backends import BackendName, MatcherSource, backend
 from ..protocol.errors import RequestError
 from ..protocol.sampling import AdditionalProperties, Constraint, ConstraintKind
+from .turns import Turns
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)  # a Lark rule has one colon
 MAX_INTERPRETED_TOKENS = 40_000  # of a vocabulary whose masks take milliseconds, not seconds, without compiled loops
 _LOOPS = "ramiform.constrained"
 MAX_GRAMMARS = 256  # cached; the least recently used are dropped first
 MAX_BYTES = 512 << 20  # that cached grammars take together
-# One thread compiles, and one makes masks: they hold the interpreter most of the time, so more threads would not be
-# faster, but each would be one more that a step waits for.
-NUM_THREADS = NUM_MASK_THREADS = 1
 _WARM_UP_GRAMMARS = (  # one of each kind of parser and automaton
     Regex("[a-z]+"),
     JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}', SchemaOptions("closed", "digits")),
@@ -92,8 +91,9 @@ class GrammarCache:
         self._max_bytes = max_bytes
         self._num_renewals = 0  # of grammars that have been dropped
         self._additional_properties = additional_properties
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
-        self._mask_threads = ThreadPoolExecutor(NUM_MASK_THREADS, thread_name_prefix="masks")
+        # Compilations and masks alike: they hold the interpreter most of the time, so two at once would not be faster,
+        # but one more that a step waits for. Those of one constraint are a line, because they share a lock.
+        self._turns = Turns("grammar")
         self._entries: OrderedDict[Constraint, _CacheEntry] = OrderedDict()
         self._lock = Lock()
 
@@ -106,7 +106,8 @@ class GrammarCache:
         with self._lock:
             entry = self._entries.get(constraint)
             if entry is None:
-                entry = self._entries[constraint] = _CacheEntry(self._threads.submit(self._compile, constraint))
+                future = self._turns.submit(constraint, partial(self._compile, constraint))
+                entry = self._entries[constraint] = _CacheEntry(future)
             entry.num_waiting += 1
             self._entries.move_to_end(constraint)
             while len(self._entries) > self._max_grammars:
@@ -168,19 +169,18 @@ class GrammarCache:
         if entry.future.done() and not entry.future.cancelled() and entry.future.exception() is None:
             self._num_renewals += _num_renewals(entry.future.result())
 
-    def prepare(self, work: Callable[[], None]) -> Future[None]:
-        """Run what a grammar has to work out for an output, in a thread."""
-        return self._mask_threads.submit(work)
+    def prepare(self, constraint: Constraint, work: Callable[[], None]) -> Future[None]:
+        """Run what the grammar of a constraint has to work out for an output, in a thread."""
+        return self._turns.submit(self._with_default(constraint), work)
 
     def warm_up(self) -> Future[None]:
         """Load what compiling and following grammars needs, in a thread, so that the first request does not wait for
         it."""
-        return self._threads.submit(self._warm_up)
+        return self._turns.submit(None, self._warm_up)
 
     def close(self) -> None:
-        """Cancel the compilations that have not started."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._mask_threads.shutdown(wait=False, cancel_futures=True)
+        """Cancel the compilations that have not started, and end the others soon."""
+        self._turns.close()
 
     def _with_default(self, constraint: Constraint) -> Constraint:
         """Fill in the default, so that a constraint that states it is the same one."""

@@ -27,13 +27,13 @@ def apply_result(
     row: Row,
     result: RowResult,
     vocabulary: VocabularyInfo,
-    follow: Callable[[Request, int | None, bool, bool], None],
+    follow: Callable[[Request, int | None, bool, bool], bool],
 ) -> AppliedResult:
     """Apply the result of a computed row, token by token, as if each had come alone.
 
     `follow` lets the grammar follow each, and appends the tokens that it forces. It is called with the token, None for
     an end of sequence; with True if the output goes on; and with True if the token is the result's last. Tokens after
-    the output's end are dropped.
+    the output's end are dropped, and those after a token for which `follow` returns False: they are sampled again.
     """
     request.num_computed += row.num_committed
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
@@ -59,12 +59,14 @@ def apply_result(
             try:
                 finish = _append_token(request, token, vocabulary)
                 is_last = index + 1 == len(result.tokens)
-                follow(request, None if token in vocabulary.eos_ids else token, finish is None, is_last)
+                goes_on = follow(request, None if token in vocabulary.eos_ids else token, finish is None, is_last)
                 _keep_logprob(request, result, index)
             except RequestError as failure:
                 error = failure
                 break
             num_done = position + 1 - request.num_prompt
+            if not goes_on:
+                break
         position += 1
         # The KV of accepted tokens is computed; that of the last sampled token is not.
         request.num_computed += index < len(result.tokens) - 1

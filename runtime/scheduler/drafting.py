@@ -30,7 +30,8 @@ class Drafting:
     """Speculation for one scheduler. Call `propose` before a step's tokens are split, then `add_drafts`, then
     `draft_spec`."""
 
-    def __init__(self, config: CoreConfig, vocab_size: int) -> None:
+    def __init__(self, config: CoreConfig, vocab_size: int, *, at_once: bool) -> None:
+        """`at_once`: no step waits for what a grammar has to work out for a draft."""
         self._source = config.speculative or "off"
         self._in_engine = self._source in ("eagle", "draft")  # which then drafts for the next step
         self._steps = config.speculative_num_steps
@@ -38,6 +39,7 @@ class Drafting:
         self._max_draft_tokens = config.speculative_num_draft_tokens - 1  # one of them is the last known token
         self._adaptive = config.speculative_adaptive
         self._vocab_size = vocab_size
+        self._at_once = at_once
         self._policy = SpeculationPolicy()
         self._suffixes = None
         if self._source == "suffix":
@@ -246,7 +248,11 @@ class Drafting:
             return item
         tree, count = proposed
         room = min(count, batch.num_free_slots(item))
-        prepared = prepare_draft(item.request, tree, num_tokens=room, vocab_size=self._vocab_size) if room > 0 else None
+        if room <= 0:
+            return item
+        prepared = prepare_draft(
+            item.request, tree, num_tokens=room, vocab_size=self._vocab_size, at_once=self._at_once
+        )
         if prepared is None:
             return item
         self._verified_drafts[item.request.rid] = prepared.tree

@@ -15,13 +15,15 @@ from typing import cast
 from ...constrained.backends import OutputMatcher, prepare_together
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
+from ..protocol.sampling import Constraint
 from .request import Request
 from .sampling_inputs import grammar_too_complex
 
 MAX_WAIT = 0.002  # seconds that a step waits for masks that were begun after the step before
+WAIT_DIVISOR = 4  # and at most this part of the time since the last wait: other requests wait, too
 IDLE_WAIT = 0.001  # seconds, where no request can be computed before its mask is there
 
-Submit = Callable[[Callable[[], None]], Future[None]]  # run in a thread
+Submit = Callable[[Constraint, Callable[[], None]], Future[None]]  # run what a constraint's grammar does, in a thread
 
 
 class MaskPreparation:
@@ -34,6 +36,7 @@ class MaskPreparation:
         self._jobs: dict[Request, Future[None]] = {}
         self._walking: list[Request] = []  # their masks perhaps take no more than a walk, done for all together
         self._fresh: set[Future[None]] = set()  # those that no step has waited for
+        self._last_wait = 0.0  # when it ended
 
     def __bool__(self) -> bool:
         """Return True while any request awaits its mask."""
@@ -41,11 +44,21 @@ class MaskPreparation:
 
     def follow(self, request: Request, token: int | None) -> None:
         """Follow a request's output, which goes on after `token`, or begins. Raises RequestError if it cannot go on."""
+        self._follow(request, token)
+        self._continue(request)
+
+    def follow_at_once(self, request: Request, token: int) -> bool:
+        """Follow a token that has been sampled together with later ones. Returns False if that takes long: then it is
+        followed as by `follow`, and the later ones have to be sampled again."""
+        self._follow(request, token)
+        self._continue(request, needs_mask=False)
+        return not request.awaits_mask
+
+    def _follow(self, request: Request, token: int | None) -> None:
         assert request not in self._jobs
         assert request not in self._walking
         has_room = request.end - 1 > len(request.tokens)
         request.unaccepted, request.jump_due = token, self._jump is not None and has_room
-        self._continue(request)
 
     def forget(self, request: Request) -> None:
         """Prepare nothing more for a request that ended."""
@@ -57,7 +70,8 @@ class MaskPreparation:
 
     def settle(self) -> Iterator[tuple[Request, RequestError | None]]:
         """Yield the requests whose masks are ready, or that cannot go on. Waits a little for those begun last."""
-        end = time.monotonic() + MAX_WAIT
+        now = time.monotonic()
+        end = now + min(MAX_WAIT, (now - self._last_wait) / WAIT_DIVISOR)
         while True:
             yield from self._walk()
             for request, job in [(request, job) for request, job in self._jobs.items() if job.done()]:
@@ -80,6 +94,7 @@ class MaskPreparation:
                 break
             wait(self._fresh, left, FIRST_COMPLETED)
         self._fresh.clear()
+        self._last_wait = time.monotonic()
 
     def _walk(self) -> Iterator[tuple[Request, None]]:
         """Yield the requests whose masks took no more than a walk."""
@@ -98,7 +113,7 @@ class MaskPreparation:
         """Wait until a request's mask is ready, but not long."""
         wait(self._jobs.values(), IDLE_WAIT, FIRST_COMPLETED)
 
-    def _continue(self, request: Request) -> None:
+    def _continue(self, request: Request, *, needs_mask: bool = True) -> None:
         """Do what can be done at once; leave the rest to a thread."""
         matcher = request.matcher
         assert matcher is not None
@@ -120,7 +135,7 @@ class MaskPreparation:
                     request.draft = None  # of another text
                     if (scored := request.next_scored) is not None:
                         request.num_computed = min(request.num_computed, scored - 1)
-            if request.wants_tokens and not matcher.is_ready(forced=False):
+            if needs_mask and request.wants_tokens and not matcher.is_ready(forced=False):
                 self._walking.append(request)
                 return None
         except GrammarError as error:
@@ -129,7 +144,9 @@ class MaskPreparation:
         return None
 
     def _begin(self, request: Request) -> None:
-        job = self._submit(lambda: _prepare(request))
+        constraint = request.message.sampling.constraint
+        assert constraint is not None
+        job = self._submit(constraint, lambda: _prepare(request))
         self._jobs[request] = job
         self._fresh.add(job)
 

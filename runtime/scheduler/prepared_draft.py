@@ -12,7 +12,7 @@ from ..protocol.errors import RequestError
 from ..speculation.tree import DraftTree
 from .plan import DraftNode
 from .request import Request
-from .sampling_inputs import random_bits, token_mask
+from .sampling_inputs import random_bits, request_mask, token_mask
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,13 @@ class PreparedDraft:
     nodes: list[DraftNode]
 
 
-def prepare_draft(request: Request, tree: DraftTree, *, num_tokens: int, vocab_size: int) -> PreparedDraft | None:
+def prepare_draft(
+    request: Request, tree: DraftTree, *, num_tokens: int, vocab_size: int, at_once: bool
+) -> PreparedDraft | None:
     """Prepare at most `num_tokens` nodes of `tree`, the likeliest ones. Returns None if none are left.
 
     Dropped are tokens that the grammar rejects, that would end the output, or that come after its limit, and what
-    follows them.
+    follows them; and with `at_once` those for which the grammar would have to work out new states.
     """
     max_depth = request.end - len(request.tokens) - 1  # the token after the deepest node must be within the limit
     allowed = [
@@ -36,7 +38,11 @@ def prepare_draft(request: Request, tree: DraftTree, *, num_tokens: int, vocab_s
         if depth <= max_depth and not request.stops.can_end(tree.tokens[node])
     ]
     tree = tree.only(allowed).best(num_tokens)
-    masks = _node_masks(request, tree, vocab_size)
+    try:
+        request_mask(request, vocab_size)  # while the matcher knows it
+    except RequestError:
+        return None  # it fails when its row is built
+    masks = _node_masks(request, tree, vocab_size, at_once=at_once)
     tree = tree.only(sorted(masks))
     if not len(tree):
         return None
@@ -48,7 +54,7 @@ def prepare_draft(request: Request, tree: DraftTree, *, num_tokens: int, vocab_s
     return PreparedDraft(tree, nodes)
 
 
-def _node_masks(request: Request, tree: DraftTree, vocab_size: int) -> dict[int, bytes | None]:
+def _node_masks(request: Request, tree: DraftTree, vocab_size: int, *, at_once: bool) -> dict[int, bytes | None]:
     """Mask of each node that the grammar accepts. The matcher's state is restored."""
     matcher = request.matcher
     if matcher is None:
@@ -58,18 +64,20 @@ def _node_masks(request: Request, tree: DraftTree, vocab_size: int) -> dict[int,
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
     masks: dict[int, bytes | None] = {}
+    accept = matcher.accept_at_once if at_once else matcher.accept
 
     def visit(parent: int, depth: int) -> None:
         for node in children.get(parent, ()):
             try:
-                if not matcher.accept(tree.tokens[node]):
+                if not accept(tree.tokens[node]):
                     continue
             except GrammarError:
                 continue  # too complex; plain decoding reports it if it gets there
             try:
-                masks[node] = token_mask(matcher, request.stops.suppressed(request.num_output + depth), vocab_size)
-                visit(node, depth + 1)
-            except RequestError:
+                if not at_once or matcher.is_ready(forced=False):
+                    masks[node] = token_mask(matcher, request.stops.suppressed(request.num_output + depth), vocab_size)
+                    visit(node, depth + 1)
+            except (RequestError, GrammarError):
                 pass  # nothing can follow, or the mask is too complex: as above
             matcher.rollback(1)
 

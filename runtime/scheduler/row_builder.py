@@ -7,7 +7,7 @@ import msgspec
 from .batch import ScheduledRequest
 from .plan import PENDING, DraftSpec, Penalties, Row, RowSampling, Sample, Score
 from .request import Request
-from .sampling_inputs import random_bits, token_mask
+from .sampling_inputs import random_bits, request_mask
 
 
 def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None) -> Row:
@@ -49,11 +49,7 @@ def build_following_row(request: Request, follows: int, page_size: int) -> Row:
 
 def build_sampling(request: Request, vocab_size: int) -> RowSampling:
     """Build the sampling after the request's tokens. Raises RequestError when its grammar is at a dead end."""
-    return RowSampling(_sample(request), _mask(request, vocab_size))
-
-
-def _mask(request: Request, vocab_size: int) -> bytes | None:
-    return token_mask(request.matcher, request.stops.suppressed(request.num_output), vocab_size)
+    return RowSampling(_sample(request), request_mask(request, vocab_size))
 
 
 def _sample(request: Request) -> Sample:

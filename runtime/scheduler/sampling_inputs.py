@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...constrained.backends import OutputMatcher
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
+from .request import Request
 
 _MASK_64 = (1 << 64) - 1
 _SPLITMIX_GAMMA = 0x9E3779B97F4A7C15
@@ -58,6 +59,15 @@ def token_mask(matcher: OutputMatcher | None, suppressed: Collection[int], vocab
             kept[token // 32] &= ~_bit(token)
         allowed = kept if kept.any() else allowed
     return allowed.astype("<i4", copy=False).tobytes()
+
+
+def request_mask(request: Request, vocab_size: int) -> bytes | None:
+    """Mask of the token after the request's, made once: drafts make its matcher forget it. Raises as `token_mask`."""
+    num_tokens = len(request.tokens)
+    if request.mask is None or request.mask[0] != num_tokens:
+        suppressed = request.stops.suppressed(request.num_output)
+        request.mask = num_tokens, token_mask(request.matcher, suppressed, vocab_size)
+    return request.mask[1]
 
 
 def grammar_too_complex(error: GrammarError) -> RequestError:

@@ -104,7 +104,7 @@ class Scheduler:
         self._batch = Batch(cache)
         self._programs = LivePrograms(cache)
         self._output_lengths = OutputLengthEstimator()
-        self._drafting = Drafting(config, vocabulary.vocab_size)
+        self._drafting = Drafting(config, vocabulary.vocab_size, at_once=prepare_masks is not None)
         # Every running request decodes in every step, so the token budget bounds their number.
         max_running = min(config.max_running, config.prefill_budget)
         self._waiting = Admission(
@@ -395,15 +395,18 @@ class Scheduler:
         self._end(request)
         self._answers.append(RequestFailed(request.rid, ErrorInfo.of(error)))
 
-    def _follow(self, request: Request, token: int | None, goes_on: bool, is_last: bool) -> None:
-        """Let a request's grammar follow a token of its output, and append what it forces. Raises RequestError when the
-        grammar is too complex to follow."""
+    def _follow(self, request: Request, token: int | None, goes_on: bool, is_last: bool) -> bool:
+        """Let a request's grammar follow a token of its output, and append what it forces. Returns False if that takes
+        too long for the tokens after it to be taken. Raises RequestError when the grammar is too complex to follow."""
         if request.matcher is None:
-            return
-        if self._preparation is not None and (is_last or not goes_on):
+            return True
+        if self._preparation is not None:
+            if goes_on and not is_last:
+                assert token is not None
+                return self._preparation.follow_at_once(request, token)
             if goes_on:
                 self._preparation.follow(request, token)
-            return
+            return True
         if token is not None:
             try:
                 accepted = request.matcher.accept(token)
@@ -412,6 +415,7 @@ class Scheduler:
             assert accepted, f"token {token} was sampled against its mask"
         if goes_on:
             self._jump(request)
+        return True
 
     def _jump(self, request: Request) -> None:
         if self._retokenise is not None:

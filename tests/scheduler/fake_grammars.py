@@ -108,7 +108,7 @@ class FakeGrammars:
             future.set_result(FakeGrammar(json.loads(constraint.source), self.luck))
         self.pending.clear()
 
-    def prepare(self, work: Callable[[], None]) -> Future[None]:
+    def prepare(self, constraint: Constraint, work: Callable[[], None]) -> Future[None]:
         future: Future[None] = Future()
         self.works.append((future, work))
         return future
