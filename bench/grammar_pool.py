@@ -23,7 +23,7 @@ from ramiform.bench.grammar_cases import Case, Instance
 from ramiform.bench.grammar_engines import KINDS
 from ramiform.bench.grammar_measure import Measurer, Options, Result
 from ramiform.bench.grammar_tokens import load_tokens
-from ramiform.runtime.core.main import FULL_COLLECTION_INTERVAL
+from ramiform.runtime.core.main import IDLE_COLLECTION_INTERVAL, start_collections
 
 START_LIMIT = 300.0  # seconds to load a vocabulary into every engine and to compile kernels
 WARM_UP = Case(
@@ -148,10 +148,9 @@ def _serve(connection: Connection, message: bytes) -> None:
         measurers[name] = Measurer(KINDS[name].make(tokens), tokens, setup.options)
         for _ in range(2):
             measurers[name].run(name, WARM_UP)
-    # As in a server after its start: long-lived objects are frozen, and full collections are rare.
+    # As in a server: long-lived objects are frozen, and full collections wait until it is idle.
     gc.collect()
-    gc.freeze()
-    gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_INTERVAL)
+    start_collections()
     connection.send_bytes(b"ready")
     while True:
         try:
@@ -159,6 +158,8 @@ def _serve(connection: Connection, message: bytes) -> None:
         except EOFError:
             return
         connection.send_bytes(msgspec.json.encode(measurers[task.engine].run(task.engine, task.case)))
+        if gc.get_count()[2] >= IDLE_COLLECTION_INTERVAL:
+            gc.collect()
 
 
 def _silence() -> None:

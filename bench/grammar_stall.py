@@ -10,7 +10,6 @@ to its next.
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import time
@@ -24,7 +23,7 @@ import numpy as np
 import typer
 
 from ramiform.bench.harness import table, write
-from ramiform.runtime.core.main import FULL_COLLECTION_INTERVAL, SWITCH_INTERVAL, load_core
+from ramiform.runtime.core.main import SWITCH_INTERVAL, load_core, start_collections
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Abort, FromCore, Generate, RequestFailed, Tokens
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
@@ -103,9 +102,7 @@ class Core:
         self._core = load_core(CoreConfig(num_pages=4096))
         self._numbers = count()
         self._live: dict[str, float] = {}  # when each request had its last token
-        gc.freeze()
-        gc.enable()
-        gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_INTERVAL)
+        start_collections()
 
     def run(self, constraints: Sequence[Constraint], seconds: float) -> Found:
         """Run the streams, and the constrained requests beside them, for so long."""

@@ -67,8 +67,10 @@ LOOPS_POLL_MS = 50  # polling interval of an idle core while compiled loops are 
 # nobody waits, it costs nothing.
 SWITCH_INTERVAL = 1e-6
 # Collections of younger garbage from one of all objects to the next. With grammars of many states one takes a third of
-# a second, which every request waits; Python's 10 bring one every other second while large grammars compile.
-FULL_COLLECTION_INTERVAL = 100
+# a second, so it waits until the core has been idle for a while, and if it never is, for a hundred times as long.
+IDLE_COLLECTION_INTERVAL = 100
+BUSY_COLLECTION_INTERVAL = 10_000
+COLLECTION_DELAY_MS = 100  # time without a request before a full collection
 FAILURE_LINGER_MS = 10_000  # time that a core that cannot start waits for a frontend to attach
 
 
@@ -260,6 +262,16 @@ def _open_plan_log(path: str) -> IO[bytes]:
         raise RequestError(f"cannot write the plan log: {error}", param="log_plans") from None
 
 
+def received(link: FrontendSocket, timeout_ms: int | None) -> list[tuple[bytes, ToCore]]:
+    """Return the pending messages, as `FrontendSocket.receive`. Collects garbage if none comes and it is time."""
+    if timeout_ms is not None or gc.get_count()[2] < IDLE_COLLECTION_INTERVAL:
+        return list(link.receive(timeout_ms))
+    messages = list(link.receive(COLLECTION_DELAY_MS))
+    if not messages:
+        gc.collect()
+    return messages
+
+
 def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loader: LoopLoader) -> None:
     """Repeat: messages in, one forward, tokens out. Raises RuntimeFailed when a rank dies."""
     scheduler, recorder = core.scheduler, core.recorder
@@ -274,7 +286,7 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
         wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if scheduler.pending_grammars else None
         if wait is None and loader.pending:
             wait = LOOPS_POLL_MS
-        for owner, message in link.receive(wait):
+        for owner, message in received(link, wait):
             if isinstance(message, Attach):
                 link.reply(owner, CoreReady(core.info))
                 continue
@@ -301,6 +313,13 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
             core.publisher.publish(core.cache.take_events())
 
 
+def start_collections() -> None:
+    """Let Python collect garbage from now on, but not walk the objects that exist, which stay."""
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(*gc.get_threshold()[:2], BUSY_COLLECTION_INTERVAL)
+
+
 def main() -> int:
     config = parent_watchdog.read_config(sys.stdin.buffer)
     ranks = RankProcesses()
@@ -318,9 +337,7 @@ def main() -> int:
         loader = LoopLoader()
         core = load_core(config.core, partial(build_rank_zero_engine, config, ranks), loader)
         ranks.serve()
-        gc.freeze()  # permanent objects: garbage collections during steps need not walk them
-        gc.enable()
-        gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_INTERVAL)
+        start_collections()
         loader.load()
     except Exception as error:
         if not isinstance(error, RamiformError):
