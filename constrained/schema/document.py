@@ -17,6 +17,7 @@ MAX_SCHEMA = 1 << 22  # characters
 MAX_NESTING = 400  # schemas inside schemas
 MAX_SAME_VALUE = 100  # schemas inside each other that apply to one value
 _REFERENCES = ("$ref", "$dynamicRef")
+_HOLDING = frozenset(PLACES)
 _NAMES = frozenset(("$id", "id", "$anchor", "$dynamicAnchor"))
 _SCHEMA, _NAMED = (dict, bool), (list, str)  # types of a subschema, and of a dependency that is none
 _DRAFTS = {
@@ -149,7 +150,7 @@ class Document:
                 self.keywords.update(schema)
                 if not _NAMES.isdisjoint(schema):
                     self._name(location)
-                if not PLACES.keys().isdisjoint(schema):
+                if not _HOLDING.isdisjoint(schema):
                     inner = self.subschemas(location)
                     inner.reverse()
                     todo += inner

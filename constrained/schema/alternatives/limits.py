@@ -43,6 +43,7 @@ _NAMED_BY_PATTERN, _CONTAINS = frozenset(["patternProperties"]), frozenset(["con
 # Of a schema without these, nothing but its own keywords applies to one value.
 _SEVERAL = (APPLICATORS - {"enum", "const"}) | {"patternProperties"}
 _ITEMS = ("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems")
+_OF_SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
 MAX_LISTED = 256  # schemas of one value whose members are compared
 MAX_MEETINGS = 1000  # sets of schemas of one value that are looked at, beside those of single schemas
 
@@ -71,6 +72,8 @@ def _sum(weights: Iterable[Weight]) -> Weight:
 
 
 def _num_tests(schema: dict[str, Any]) -> int:
+    if _ALL_TESTS.isdisjoint(schema):
+        return 0
     return len(schema.get("patternProperties", ())) + sum(keyword in schema for keyword in _TESTS)
 
 
@@ -241,8 +244,11 @@ class LimitCheck:
             found = self._weights[id(schema)] = Weight(1, _num_tests(schema))
         elif found is None:
             self._weights[id(schema)] = NO_WEIGHT  # of a recursive schema
-            inner = [self._weight(part) for _, part in same_value(self._document, location)]
-            found = self._weights[id(schema)] = _sum([Weight(1, _num_tests(schema)), *inner])
+            schemas, tests = 1, _num_tests(schema)
+            for _, part in same_value(self._document, location):
+                inner = self._weight(part)
+                schemas, tests = schemas + inner.schemas, tests + inner.tests
+            found = self._weights[id(schema)] = Weight(schemas, tests)
         return found
 
     def _is_heavy(self, location: Location) -> bool:
@@ -373,21 +379,24 @@ def same_value(document: Document, location: Location) -> list[tuple[str, Locati
 
 
 def _same_value(document: Document, location: Location) -> Iterator[tuple[str, Location]]:
-    schema: dict[str, Any] = location.schema
+    schema, pointer = location.schema, location.pointer
     for keyword in ("$ref", "$dynamicRef"):
         if keyword in schema:
-            yield child(location.pointer, keyword), document.resolve(schema[keyword], location, keyword)
+            yield f"{pointer}/{keyword}", document.resolve(schema[keyword], location, keyword)
     if "$ref" in schema and location.ref_is_alone:
         return
-    for keyword in ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"):
+    for keyword in _OF_SAME_VALUE:
         value = schema.get(keyword)
-        parts: list[tuple[str | int, Any]] = []
+        if value is None:
+            continue
+        parts: Iterable[tuple[str | int, Any]] = ()
         if isinstance(value, list):
-            parts = list(enumerate(value))
+            parts = enumerate(value)
         elif keyword.startswith("dependen") and isinstance(value, dict):
-            parts = list(value.items())
+            parts = value.items()
         elif isinstance(value, dict):
-            yield child(location.pointer, keyword), document.inside(location, value, keyword)
-        for name, inner in parts:
-            if isinstance(inner, dict):
-                yield child(location.pointer, keyword, name), document.inside(location, inner, keyword, name)
+            yield f"{pointer}/{keyword}", document.inside(location, value, keyword)
+        for name, part in parts:
+            if isinstance(part, dict):
+                inner = document.inside(location, part, keyword, name)
+                yield inner.pointer, inner
