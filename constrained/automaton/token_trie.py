@@ -82,7 +82,7 @@ def addresses(*arrays: NDArray[Any]) -> NDArray[np.int64]:
 
 def _address(array: NDArray[Any]) -> int:
     if array.size and array.flags.writeable:  # then there is a faster way than numpy's
-        return addressof(c_char.from_buffer(array))
+        return addressof(c_char.from_buffer(array))  # type: ignore[arg-type]
     return int(array.__array_interface__["data"][0])
 
 
