@@ -17,6 +17,7 @@ MAX_SCHEMA = 1 << 22  # characters
 MAX_NESTING = 400  # schemas inside schemas
 MAX_SAME_VALUE = 100  # schemas inside each other that apply to one value
 _REFERENCES = ("$ref", "$dynamicRef")
+_HOLDING = frozenset(PLACES)
 _NAMES = frozenset(("$id", "id", "$anchor", "$dynamicAnchor"))
 _SCHEMA, _NAMED = (dict, bool), (list, str)  # types of a subschema, and of a dependency that is none
 _DRAFTS = {
@@ -103,7 +104,7 @@ class Document:
         self.all: list[Location] = []  # in document order, then what is found by references
         self.with_keywords: list[Location] = []  # those of `all` that are no booleans
         self.keywords: set[str] = set()  # of all subschemas, known or not
-        self._scanned: set[int] = set()  # those of `with_keywords`, by `id`
+        self._scanned: dict[int, Location] = {}  # those of `with_keywords`, by the `id` of their schemas
         self._scan(self.start)
         self._add_targets()
         self.applied: dict[int, list[tuple[str, Location]]] = {}  # by schema: those of the same value, with pointers
@@ -144,12 +145,12 @@ class Document:
                 continue
             self.all.append(location)
             if isinstance(schema, dict):
-                scanned.add(id(schema))
+                scanned[id(schema)] = location
                 self.with_keywords.append(location)
                 self.keywords.update(schema)
                 if not _NAMES.isdisjoint(schema):
                     self._name(location)
-                if not PLACES.keys().isdisjoint(schema):
+                if not _HOLDING.isdisjoint(schema):
                     inner = self.subschemas(location)
                     inner.reverse()
                     todo += inner
@@ -215,6 +216,8 @@ class Document:
 
     def inside(self, location: Location, value: Any, *path: str | int) -> Location:
         """Return the location of a subschema, `path` being the keyword and the names and indices below it."""
+        if not self._is_dynamic and (known := self._scanned.get(id(value))) is not None:
+            return known
         found = Location(value, child(location.pointer, *path), location.base, location.scope, location.draft)
         if isinstance(value, dict) and ("$id" in value or "id" in value):
             found.draft = _draft_inside(value, location.draft)

@@ -42,8 +42,10 @@ _ALL_TESTS = _TESTS | _NAME_TESTS
 _NAMED_BY_PATTERN, _CONTAINS = frozenset(["patternProperties"]), frozenset(["contains"])
 # Of a schema without these, nothing but its own keywords applies to one value.
 _SEVERAL = (APPLICATORS - {"enum", "const"}) | {"patternProperties"}
-_ITEMS = frozenset(("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems"))
+_ITEMS = ("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems")
+_OF_SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
 MAX_LISTED = 256  # schemas of one value whose members are compared
+MAX_MEETINGS = 1000  # sets of schemas of one value that are looked at, beside those of single schemas
 
 
 _AddStates = Callable[[Automaton, tuple[Formula, ...], ResultCodes], int | None]
@@ -70,6 +72,8 @@ def _sum(weights: Iterable[Weight]) -> Weight:
 
 
 def _num_tests(schema: dict[str, Any]) -> int:
+    if _ALL_TESTS.isdisjoint(schema):
+        return 0
     return len(schema.get("patternProperties", ())) + sum(keyword in schema for keyword in _TESTS)
 
 
@@ -94,52 +98,70 @@ def _name_tests(schema: dict[str, Any]) -> list[_Test]:
 
 
 class _Meetings:
-    """Sets of distinct tests (patterns, formats, divisors) that may meet, and whether their product may be large."""
+    """Sets of schemas that apply to one value together, and whether the product of their tests may be large."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
-        self._tests: dict[int, frozenset[_Test]] = {}
+        self._known: set[frozenset[int]] = set()
+        self._most = MAX_MEETINGS + len(document.with_keywords)
 
     def are_large_at(self, location: Location) -> bool:
-        """Return True if the schemas of one value, or of one of its members, items or names, may be too many."""
-        if _SEVERAL.isdisjoint(location.schema) and _ITEMS.isdisjoint(location.schema):
+        """Return True if the tests of a value under a schema, or of one inside that several apply to, may be many."""
+        if _SEVERAL.isdisjoint(location.schema) and location.schema.keys().isdisjoint(_ITEMS):
             return _is_large(set(_own_tests(location.schema)))
-        names: set[_Test] = set()
-        own: set[_Test] = set()
-        at_any_name: list[frozenset[_Test]] = []
-        members: dict[str, list[frozenset[_Test]]] = {}
-        items: list[frozenset[_Test]] = []
-        num_contained = 0
-        for inner in _closure(self._document, location):
-            own.update(_own_tests(inner.schema))
-            names.update(_name_tests(inner.schema))
-            num_contained += "contains" in inner.schema
-            for part in self._document.subschemas(inner):
-                keyword, *below = part.pointer[len(inner.pointer) + 1 :].split("/", 2)
-                if keyword == "propertyNames":
-                    names |= self._below(part)
-                elif keyword == "properties":
-                    members.setdefault(below[0] if below else "", []).append(self._below(part))
-                elif keyword in ("patternProperties", "additionalProperties", "unevaluatedProperties"):
-                    at_any_name.append(self._below(part))
-                elif keyword in _ITEMS:
-                    items.append(self._below(part))
-        groups = [items, at_any_name, *([*found, *at_any_name] for found in members.values())]
-        joint = [frozenset[_Test]().union(*group) for group in groups if len(group) > 1]
-        return num_contained > MAX_ITEM_GOALS or any(map(_is_large, (own, names, *joint)))
+        todo = [[location]]
+        while todo:
+            together = _closure(self._document, *todo.pop())
+            key = frozenset(id(inner.schema) for inner in together)
+            if key in self._known:
+                continue
+            self._known.add(key)
+            if len(self._known) > self._most or self._are_large_together(together):
+                return True
+            todo += (group for group in (self._items(together), *self._members(together)) if len(group) > 1)
+        return False
 
-    def _below(self, location: Location) -> frozenset[_Test]:
-        """Return all tests of a schema and of those in it."""
-        if not isinstance(location.schema, dict):
-            return frozenset()
-        found = self._tests.get(id(location.schema))
-        if found is None:
-            self._tests[id(location.schema)] = frozenset()  # of a recursive schema
-            inner = [*self._document.subschemas(location), *(part for _, part in same_value(self._document, location))]
-            own = frozenset((*_own_tests(location.schema), *_name_tests(location.schema)))
-            found = own.union(*map(self._below, inner))
-            self._tests[id(location.schema)] = found
+    def _are_large_together(self, together: list[Location]) -> bool:
+        own = {test for inner in together for test in _own_tests(inner.schema)}
+        names = {test for inner in together for test in _name_tests(inner.schema)}
+        for name in _closure(self._document, *self._parts(together, "propertyNames")):
+            names.update(_own_tests(name.schema))
+        num_contained = sum("contains" in inner.schema for inner in together)
+        return num_contained > MAX_ITEM_GOALS or _is_large(own) or _is_large(names)
+
+    def _parts(self, together: list[Location], *keywords: str) -> list[Location]:
+        """Return the schemas that are the values of keywords, or listed by them."""
+        found: list[Location] = []
+        for inner in together:
+            for keyword in keywords:
+                value = inner.schema.get(keyword)
+                if isinstance(value, dict):
+                    found.append(self._document.inside(inner, value, keyword))
+                elif isinstance(value, list):
+                    found += [self._document.inside(inner, part, keyword, n) for n, part in enumerate(value)]
         return found
+
+    def _items(self, together: list[Location]) -> list[Location]:
+        """Return the schemas of all items: they may meet where items are counted by what they satisfy."""
+        return self._parts(together, *_ITEMS)
+
+    def _members(self, together: list[Location]) -> Iterator[list[Location]]:
+        """Yield the schemas of each member that is listed, and of one that is not."""
+        if len(together) == 1 and "patternProperties" not in together[0].schema:
+            return
+        members: dict[str, list[Location]] = {}
+        at_any_name: list[Location] = []
+        others: list[tuple[dict[str, Any], Location]] = []  # with the names that they are not about
+        for inner in together:
+            listed = inner.schema.get("properties", {})
+            for name, value in listed.items():
+                members.setdefault(name, []).append(self._document.inside(inner, value, "properties", name))
+            for name, value in inner.schema.get("patternProperties", {}).items():
+                at_any_name.append(self._document.inside(inner, value, "patternProperties", name))
+            others += [(listed, part) for part in self._parts([inner], "additionalProperties", "unevaluatedProperties")]
+        yield [*at_any_name, *(part for _, part in others)]
+        for name, parts in members.items():
+            yield [*parts, *at_any_name, *(part for listed, part in others if name not in listed)]
 
 
 def _names_may_be_too_complex(schema: dict[str, Any]) -> bool:
@@ -165,10 +187,10 @@ def _num_states(keyword: str, value: Any) -> int:
     return NumberPart(multiples=frozenset([Decimal(repr(value))])).num_states()
 
 
-def _closure(document: Document, location: Location) -> list[Location]:
-    """Return the schemas that apply to the same value, up to `MAX_LISTED`."""
+def _closure(document: Document, *locations: Location) -> list[Location]:
+    """Return the schemas that apply to one value where these do, up to `MAX_LISTED`."""
     found: dict[int, Location] = {}
-    todo = [location]
+    todo = list(locations)
     while todo and len(found) < MAX_LISTED:
         inner = todo.pop()
         if isinstance(inner.schema, dict) and id(inner.schema) not in found:
@@ -222,8 +244,11 @@ class LimitCheck:
             found = self._weights[id(schema)] = Weight(1, _num_tests(schema))
         elif found is None:
             self._weights[id(schema)] = NO_WEIGHT  # of a recursive schema
-            inner = [self._weight(part) for _, part in same_value(self._document, location)]
-            found = self._weights[id(schema)] = _sum([Weight(1, _num_tests(schema)), *inner])
+            schemas, tests = 1, _num_tests(schema)
+            for _, part in same_value(self._document, location):
+                inner = self._weight(part)
+                schemas, tests = schemas + inner.schemas, tests + inner.tests
+            found = self._weights[id(schema)] = Weight(schemas, tests)
         return found
 
     def _is_heavy(self, location: Location) -> bool:
@@ -354,21 +379,24 @@ def same_value(document: Document, location: Location) -> list[tuple[str, Locati
 
 
 def _same_value(document: Document, location: Location) -> Iterator[tuple[str, Location]]:
-    schema: dict[str, Any] = location.schema
+    schema, pointer = location.schema, location.pointer
     for keyword in ("$ref", "$dynamicRef"):
         if keyword in schema:
-            yield child(location.pointer, keyword), document.resolve(schema[keyword], location, keyword)
+            yield f"{pointer}/{keyword}", document.resolve(schema[keyword], location, keyword)
     if "$ref" in schema and location.ref_is_alone:
         return
-    for keyword in ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"):
+    for keyword in _OF_SAME_VALUE:
         value = schema.get(keyword)
-        parts: list[tuple[str | int, Any]] = []
+        if value is None:
+            continue
+        parts: Iterable[tuple[str | int, Any]] = ()
         if isinstance(value, list):
-            parts = list(enumerate(value))
+            parts = enumerate(value)
         elif keyword.startswith("dependen") and isinstance(value, dict):
-            parts = list(value.items())
+            parts = value.items()
         elif isinstance(value, dict):
-            yield child(location.pointer, keyword), document.inside(location, value, keyword)
-        for name, inner in parts:
-            if isinstance(inner, dict):
-                yield child(location.pointer, keyword, name), document.inside(location, inner, keyword, name)
+            yield f"{pointer}/{keyword}", document.inside(location, value, keyword)
+        for name, part in parts:
+            if isinstance(part, dict):
+                inner = document.inside(location, part, keyword, name)
+                yield inner.pointer, inner

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.constrained import CompiledGrammar, JsonSchema, PropertyOrder, Vocabulary
+from ramiform.constrained import CompiledGrammar, JsonSchema, PropertyOrder, Vocabulary, compile_constraint
 from ramiform.tests.constrained.strategies import SEEDS, combined, many, some
-from ramiform.tests.constrained.walks import allowed, compiled_or_none
+from ramiform.tests.constrained.walks import allowed, compiled_or_none, shared_vocabulary
 
 from .oracle_jsonschema import is_valid, judge
 
@@ -169,3 +169,27 @@ def test_arrays_are_accepted_exactly_when_they_are_valid(schema: Any, seed: int)
     for value in rng.sample(ARRAY_VALUES, 40):
         text = json.dumps(value, separators=(",", ":"))
         assert accepted(grammar, text) == is_valid(validator, text), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "has_values"),
+    [
+        ({"anyOf": [{"type": "string", "pattern": "^$", "minLength": 1}, {"enum": []}]}, False),
+        ({"anyOf": [{"enum": []}, {"type": "array", "minItems": 2, "items": {"const": "a"}}]}, True),
+        ({"anyOf": [{"type": "string"}], "type": "null"}, False),
+        ({"anyOf": [{"type": "string"}], "not": {"type": "string"}}, False),
+        ({"type": "array", "minItems": 2, "maxItems": 1}, False),
+        ({"type": "array", "minItems": 1, "items": False}, False),
+        ({"type": "array", "minItems": 1, "items": {"anyOf": [False, {"const": 1, "type": "string"}]}}, False),
+        ({"type": "array", "minItems": 2, "items": {"const": "a"}, "uniqueItems": True}, False),
+        ({"type": "array", "minItems": 3, "prefixItems": [True], "items": False}, False),
+        ({"const": "a", "minLength": 2}, False),
+        ({"const": "a", "enum": ["b"]}, False),
+        ({"const": 2, "type": "integer"}, True),
+    ],
+)
+def test_a_member_is_begun_only_if_its_schema_has_values(schema: dict[str, Any], has_values: bool) -> None:
+    around = {"type": "object", "properties": {"a": schema}, "additionalProperties": False}
+    grammar = compile_constraint(JsonSchema(around), shared_vocabulary())
+    matcher = grammar.matcher()
+    assert [matcher.accept(byte) for byte in b'{"'] == [True, has_values]

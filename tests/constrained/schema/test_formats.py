@@ -23,7 +23,8 @@ from jsonschema import FormatChecker
 
 import ramiform
 from ramiform.constrained import JsonSchema, compile_constraint
-from ramiform.constrained.budget import CachedPiece, CompileBudget
+from ramiform.constrained.budget import MAX_STATES, CachedPiece, CompileBudget
+from ramiform.constrained.compile import warm_up
 from ramiform.constrained.errors import GrammarError
 from ramiform.constrained.regex.byte_dfa import byte_dfa
 from ramiform.constrained.regex.char_dfa import CharDfa
@@ -32,7 +33,7 @@ from ramiform.constrained.regex.parser import parse_regex
 from ramiform.constrained.regex.subset import char_dfa
 from ramiform.constrained.regex.word_boundaries import _BoundaryDeterminiser
 from ramiform.constrained.schema.formats import PATTERNS, possible_expression
-from ramiform.constrained.schema.string_dfas import format_chars, pattern_chars, string_content_dfa
+from ramiform.constrained.schema.string_dfas import MAX_DEFERRED, format_chars, pattern_chars, string_content_dfa
 from ramiform.constrained.schema.string_parts import _intersection
 from ramiform.constrained.schema.string_states import part_block
 from ramiform.tests.constrained.walks import byte_vocabulary
@@ -447,6 +448,24 @@ def test_a_format_alone_and_with_a_pattern_is_made_before_the_first_mask() -> No
         before = [piece.num_made for piece in pieces]
         assert all(matcher.accept(byte) for byte in b'{"a":"(')
         assert [piece.num_made for piece in pieces] == before
+
+
+def test_the_bytes_of_a_small_pattern_are_left_to_its_first_use() -> None:
+    warm_up()  # which makes those of the formats
+    for pattern, is_small in (("^small[0-9]{3}$", True), ("^(large[a-z]{9}|[0-9]{40}!|[A-Z]{40})[?]$", False)):
+        num_before = string_content_dfa.num_made
+        schema = {"type": "object", "properties": {"a": {"pattern": pattern}}}
+        compile_constraint(JsonSchema(schema), BYTES)
+        assert (string_content_dfa.num_made == num_before) is is_small, pattern
+
+
+@pytest.mark.parametrize("first", [0x80, 0x800, 0xE000, 0x10000])
+@pytest.mark.parametrize("length", [1, 3, 12])
+def test_bytes_that_are_left_to_their_first_use_need_few_states(first: int, length: int) -> None:
+    """Characters far apart take the most states: they share no first bytes."""
+    chars = pattern_chars("^" + "".join(f"[{chr(first + 61 * n)}{chr(first + 997 * n)}]" for n in range(length)) + "$")
+    size = chars.num_states * len(chars.alphabet.starts)
+    assert string_content_dfa(chars).num_states <= size * MAX_STATES // MAX_DEFERRED // 10
 
 
 def test_word_boundaries_work_out_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
