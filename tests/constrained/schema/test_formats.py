@@ -455,7 +455,7 @@ def test_the_bytes_of_a_small_pattern_are_left_to_its_first_use() -> None:
     for pattern, is_small in (("^small[0-9]{3}$", True), ("^(large[a-z]{9}|[0-9]{40}!|[A-Z]{40})[?]$", False)):
         num_before = string_content_dfa.num_made
         schema = {"type": "object", "properties": {"a": {"pattern": pattern}}}
-        compile_constraint(JsonSchema(schema), BYTES)
+        compile_constraint(JsonSchema(schema), byte_vocabulary())
         assert (string_content_dfa.num_made == num_before) is is_small, pattern
 
 
