@@ -5,8 +5,8 @@ Everything is worked out lazily, when the text first reaches a value, and cached
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..automaton.automaton import ControlState
@@ -54,7 +54,6 @@ from .unevaluated import unevaluated
 from .value_states import result_codes
 
 MAX_SATISFIABLE_DEPTH = 40
-MAX_COMBINATIONS = 100_000  # steps of writing the formula of one value over joined parts
 
 
 class GoalCompiler(SchemaCompiler):
@@ -66,7 +65,6 @@ class GoalCompiler(SchemaCompiler):
         self._expanding: list[int] = []
         self._satisfiable: dict[Formula, bool] = {}
         self._in_progress: dict[Formula, None] = {}
-        self._num_combined = 0
 
     # Subschemas to goals and formulas.
 
@@ -103,10 +101,11 @@ class GoalCompiler(SchemaCompiler):
                 )
             self._expanding.append(id(node))
             try:
-                if isinstance(node, GeneratedNode):
-                    node.formula = generated_formula(self, [part.location for part in node.parts])
-                else:
-                    node.formula = self._expanded(node.location)
+                with _located(node):
+                    if isinstance(node, GeneratedNode):
+                        node.formula = generated_formula(self, [part.location for part in node.parts])
+                    else:
+                        node.formula = self._expanded(node.location)
             finally:
                 self._expanding.pop()
         return node.formula
@@ -168,12 +167,13 @@ class GoalCompiler(SchemaCompiler):
         if found is None:
             num_before = len(self.refused)
             found = self.over_parts(goal, kind)
-            if kind in ("string", "number"):
-                found = self._simplified(found, kind)
-            elif lists_values(found):
-                found = with_listed_values(self, found)
-                if not isinstance(found, ListedPart):
-                    found = self._simplified(self._without_listed(found), kind)
+            with _located(goal):
+                if kind in ("string", "number"):
+                    found = self._simplified(found, kind)
+                elif lists_values(found):
+                    found = with_listed_values(self, found)
+                    if not isinstance(found, ListedPart):
+                        found = self._simplified(self._without_listed(found), kind)
             self.cache[key] = found
             if len(self.refused) > num_before:
                 self.cache["refused", goal, kind] = self.refused[num_before]
@@ -189,15 +189,10 @@ class GoalCompiler(SchemaCompiler):
         key = ("over parts", goal, kind)
         found = self.cache.get(key)
         if found is None:
-            found = substitute(goal, lambda node: self._typed_node(node, kind))
-            if kind in ("object", "array"):
-                self._num_combined = 0
-                try:
+            with _located(goal):
+                found = substitute(goal, lambda node: self._typed_node(node, kind))
+                if kind in ("object", "array"):
                     found = self._simplified(found, kind)
-                except GrammarError as error:
-                    if error.pointer is None and isinstance(goal, SchemaNode):
-                        raise GrammarError(error.reason, pointer=goal.location.pointer) from None
-                    raise
             self.cache[key] = found
         return found
 
@@ -229,11 +224,6 @@ class GoalCompiler(SchemaCompiler):
 
     def _simplified(self, formula: Formula, kind: str) -> Formula:
         """Join conjunctions of parts into one part, distributing it over the first disjunction beside it."""
-        self._num_combined += 1
-        if self._num_combined > MAX_COMBINATIONS:
-            raise GrammarError(
-                f"alternatives and conditions of one value have more than {MAX_COMBINATIONS} combinations"
-            )
         if isinstance(formula, And):
             if kind == "object" and any(isinstance(part, Not) for part in formula.parts):
                 parts = [self._simplified(part, kind) if isinstance(part, Not) else part for part in formula.parts]
@@ -253,21 +243,23 @@ class GoalCompiler(SchemaCompiler):
                 joined, others = _without_listed(joined, others)
                 if joined is False:
                     return False
-            if kind == "object" and sum(isinstance(part, Or | ExactlyOne) for part in others) > 1:
-                # Apart, alternatives that share no names can be looked at one after the other.
+            alternatives = [part for part in others if isinstance(part, Or | ExactlyOne)]
+            if kind == "object" and (len(alternatives) > 1 or any(isinstance(p, ExactlyOne) for p in alternatives)):
+                # Apart, alternatives that share no names can be looked at one after the other, and what all of an
+                # `ExactlyOne` need keeps none of them open.
                 return conj([joined, *(self._simplified(part, kind) for part in others)])
-            spread = next((part for part in others if isinstance(part, Or | ExactlyOne)), None)
-            if joined is True or spread is None:
+            if joined is True or not alternatives:
                 return conj([joined, *(self._simplified(part, kind) for part in others)])
-            alternatives = merged_texts(spread) if kind == "string" else spread.parts
-            pushed = [self._simplified(conj([joined, inner]), kind) for inner in alternatives]
+            spread = alternatives[0]
+            inside = merged_texts(spread) if kind == "string" else spread.parts
+            pushed = [self._simplified(conj([joined, inner]), kind) for inner in inside]
             rest = [self._simplified(part, kind) for part in others if part is not spread]
             return conj([disj(pushed) if isinstance(spread, Or) else one(pushed), *rest])
         if isinstance(formula, Or):
-            alternatives = [self._simplified(part, kind) for part in formula.parts]
-            if kind == "string" and all(isinstance(p, StringPart) and p.texts is not None for p in alternatives):
-                return StringPart(texts=frozenset().union(*(p.texts for p in alternatives)))
-            return disj(alternatives)
+            simplified = [self._simplified(part, kind) for part in formula.parts]
+            if kind == "string" and all(isinstance(p, StringPart) and p.texts is not None for p in simplified):
+                return StringPart(texts=frozenset().union(*(p.texts for p in simplified)))
+            return disj(simplified)
         if isinstance(formula, ExactlyOne):
             return one(self._simplified(part, kind) for part in formula.parts)
         if isinstance(formula, Not):
@@ -441,6 +433,18 @@ class GoalCompiler(SchemaCompiler):
         if is_plain(formula) if kind == "object" else is_plain_array(self, formula):
             return True
         return self.structure_start(kind, (formula,), result_codes(self, ())) is not None
+
+
+@contextmanager
+def _located(goal: Formula) -> Iterator[None]:
+    """Give an error that names no place the pointer of the goal's first schema."""
+    try:
+        yield
+    except GrammarError as error:
+        nodes = atoms(goal)
+        if error.pointer is not None or not nodes:
+            raise
+        raise GrammarError(error.reason, pointer=nodes[-1].location.pointer) from None
 
 
 def _without_listed(joined: Formula, others: list[Formula]) -> tuple[Formula, list[Formula]]:

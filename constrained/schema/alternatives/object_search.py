@@ -7,9 +7,10 @@ from functools import reduce
 from operator import or_
 from typing import Protocol
 
+from ...budget import INTERPRETED, charge
 from ...errors import GrammarError
 from ..end_search import NEVER, EndSearch, ValueGoal
-from ..formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, forced
+from ..formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, implied, size_of
 from ..joint_truths import joint_truths, restricted
 from ..name_states import NameClass, NameKind
 from ..object_context import ObjectContext
@@ -46,8 +47,11 @@ class ObjectMembers(Protocol):
     def candidates(self, wanted: int = 0) -> Iterator[NameClass]:
         """Yield the names that the order allows next, first those in `wanted`."""
 
-    def alive_after(self, name: NameClass, bit: int) -> int:
-        """Return the parts that may hold if this name comes now, whatever its value."""
+    def alive_after(self, name: NameClass, bit: int, alive: int | None = None) -> int:
+        """Return the parts that may hold if this name comes now, whatever its value.
+
+        `alive`: those of these parts; where members come in order, none may require a name that has been passed over.
+        """
 
     def with_member(self, name: NameClass, alive: int) -> ObjectMembers:
         """Return the state after a member with this name, `alive` being the parts that may still hold."""
@@ -71,14 +75,7 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         self.formula = context.formulas[0] if formula is None else formula
         self.parts = context.bits_of(atoms(self.formula))
         self.num_together = self.parts.bit_count()  # parts that are searched together
-        self._must_fail: dict[tuple[int, int], bool] = {}
-        self._relevant = 0
-        for required, requires in zip(context.required, context.requires, strict=True):
-            self._relevant |= required
-            for names, others in requires:
-                self._relevant |= names | others
-        self._least = max((part.least for part in context.parts), default=0)
-        self._limited = any(part.most is not None for part in context.parts)
+        self._implied: dict[tuple[int, int], dict[ObjectPart, bool] | None] = {}
 
     def next_names(self, state: ObjectMembers) -> tuple[int, frozenset[NameKind]] | None:
         """Return the listed names, and the kinds of other names, that may come next; None if that is not known."""
@@ -90,13 +87,15 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def must_fail(self, alive: int, seen: int) -> bool:
         """Return True if no further members can make the formula true."""
-        settled = self.context.settled(alive & self.parts, seen)
-        key = alive & self.parts, settled
-        found = self._must_fail.get(key)
-        if found is None:
-            found = evaluate(self.formula, self.context.truth(*key)) is False
-            self._must_fail[key] = found
-        return found
+        return self._implied_truths(alive, seen) is None
+
+    def _implied_truths(self, alive: int, seen: int) -> dict[ObjectPart, bool] | None:
+        """Return the truths that parts must have for the formula to become true; None if it cannot."""
+        key = alive & self.parts, self.context.settled(alive & self.parts, seen)
+        if key not in self._implied:
+            charge(INTERPRETED * size_of(self.formula))
+            self._implied[key] = implied(self.formula, self.context.truth(*key))
+        return self._implied[key]
 
     def _candidates(self, state: ObjectMembers, wanted: int) -> Iterable[NameClass]:
         """Return the names that may come next, first those in `wanted`."""
@@ -136,11 +135,12 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def _is_neutral(self, state: ObjectMembers, step: ObjectMembers) -> bool:
         """Return True if a step does not change what is still needed."""
+        context = self.context
         return (
             state.alive == step.alive
-            and not (step.seen ^ state.seen) & self._relevant
-            and (state.count == step.count or (state.count >= self._least and not self._limited))
-            and not self.context.in_order
+            and not (step.seen ^ state.seen) & context.relevant_names
+            and (state.count == step.count or (state.count >= context.least and not context.has_most))
+            and not context.in_order
         )
 
     def _steps(self, state: ObjectMembers) -> Iterator[ObjectMembers]:
@@ -150,7 +150,7 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         tried: set[tuple[object, ...]] = set()
         wanted = self._inevitable_names(state)
         for name in wanted or self._candidates(state, self._cheapest_names(state, self.formula) or 0):
-            alike = (*context.open_goals(name), context.names.bit(name) & self._relevant)
+            alike = (*context.open_goals(name), context.names.bit(name) & context.relevant_names)
             if alike not in tried:
                 tried.add(alike)
                 for step in self.steps(state, name):
@@ -175,9 +175,8 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         context = self.context
         if context.in_order:
             return []
-        truth = context.truth(state.alive, context.settled(state.alive & self.parts, state.seen))
         fewest: list[NameClass] = []
-        for part, holds in forced(self.formula, truth):
+        for part, holds in (self._implied_truths(state.alive, state.seen) or {}).items():
             number = context.index[part]
             needed = context.needed(number, state.seen) & self.names
             if holds and needed:
