@@ -119,6 +119,14 @@ def count(steps: int) -> None:
         _open.on_steps(steps)
 
 
+def charge(steps: int) -> None:
+    """Charge steps to the constraint that this thread compiles, if any. Raises GrammarError if they are used up."""
+    if _open.pieces:
+        _open.pieces[-1].steps += steps
+    if _open.compilation is not None:
+        _open.compilation.add(steps)
+
+
 class CompileBudget:
     """States and steps of one construction."""
 
@@ -133,10 +141,7 @@ class CompileBudget:
         if num_states > self._max_states:
             raise GrammarError(f"the constraint is too complex: it needs more than {self._max_states} states")
         self._spent += steps
-        if _open.pieces:
-            _open.pieces[-1].steps += steps
-        if _open.compilation is not None:
-            _open.compilation.add(steps)
+        charge(steps)
         if self._spent > self._max_steps:
             raise GrammarError(f"the constraint is too complex: it needs more than {self._max_steps:,} steps")
 

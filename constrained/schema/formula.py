@@ -1,6 +1,7 @@
 """Boolean formulas over hashable atoms: True, False, an atom, or a compound (`And`, `Or`, `ExactlyOne`, `Not`).
 
-Build compounds with `conj`, `disj`, `one` and `neg`, which simplify and intern them.
+Build compounds with `conj`, `disj`, `one` and `neg`, which simplify and intern them. A formula that grows too large
+raises GrammarError, so that every function here takes a bounded time.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import ref
 
+from ..budget import INTERPRETED, charge
+from ..errors import GrammarError
+
 T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)
 Formula = Any  # bool | And | Or | ExactlyOne | Not | atom
 Truths = tuple[bool, ...]  # of several formulas, in their order
+MAX_SIZE = 500_000  # atoms and connectives of one formula, those that it shares counted at every place
 FEW_RESULTS = 8  # of one value, for which a frame makes room at first
 
 
@@ -20,25 +25,30 @@ class _Compound:
     """An interned formula: equal ones are the same object, so comparing and hashing is by identity.
 
     `parts` keep the order in which they were first combined, because an order by hash would differ between processes.
-    `part_set` is the same as a set; it decides equality.
+    `part_set` is the same as a set; it decides equality. `size` is the number of atoms and connectives.
     """
 
-    __slots__ = ("__weakref__", "part_set", "parts")
+    __slots__ = ("__weakref__", "part_set", "parts", "size")
     parts: tuple[Formula, ...]
     part_set: frozenset[Formula]
+    size: int
     # Weak references by hash. Atoms refer to their compiler, which refers to its formulas, so strong references here
     # would keep every compiler alive.
     _interned: ClassVar[dict[int, tuple[_InternedReference, ...]]] = {}
 
     def __new__(cls, parts: tuple[Formula, ...]) -> Self:
+        charge(INTERPRETED * len(parts))
         part_set = frozenset(parts)
         known, number = _Compound._interned, hash((cls, part_set))
         for reference in known.get(number, ()):
             found = reference()
             if type(found) is cls and found.part_set == part_set:
                 return found
+        size = 1 + sum(size_of(part) for part in parts)
+        if size > MAX_SIZE:
+            raise GrammarError(f"alternatives and conditions of one value have more than {MAX_SIZE:,} combinations")
         made = object.__new__(cls)
-        made.parts, made.part_set = parts, part_set
+        made.parts, made.part_set, made.size = parts, part_set, size
         known[number] = (*known.get(number, ()), _InternedReference(made, number))
         return made
 
@@ -173,18 +183,28 @@ def neg(part: Formula) -> Formula:
     return Not((part,))
 
 
+def size_of(formula: Formula) -> int:
+    """Return the number of atoms and connectives of a formula."""
+    return formula.size if isinstance(formula, _Compound) else 1
+
+
 def substitute(formula: Formula, value: Callable[[Any], Formula]) -> Formula:
     """Replace each atom by `value(atom)` and simplify."""
+    charge(INTERPRETED * size_of(formula))
+    return _substituted(formula, value)
+
+
+def _substituted(formula: Formula, value: Callable[[Any], Formula]) -> Formula:
     if formula is True or formula is False:
         return formula
     if isinstance(formula, And):
-        return conj(substitute(part, value) for part in formula.parts)
+        return conj(_substituted(part, value) for part in formula.parts)
     if isinstance(formula, Or):
-        return disj(substitute(part, value) for part in formula.parts)
+        return disj(_substituted(part, value) for part in formula.parts)
     if isinstance(formula, ExactlyOne):
-        return one(substitute(part, value) for part in formula.parts)
+        return one(_substituted(part, value) for part in formula.parts)
     if isinstance(formula, Not):
-        return neg(substitute(formula.part, value))
+        return neg(_substituted(formula.part, value))
     return value(formula)
 
 
@@ -274,6 +294,27 @@ def forced(formula: Formula, value: Callable[[Any], bool | None], wanted: bool =
                 yield from forced(part, value, not num_true)
     elif formula is not True and formula is not False and value(formula) is None:
         yield formula, wanted
+
+
+def implied(formula: Formula, value: Callable[[Any], bool | None]) -> dict[Any, bool] | None:
+    """Return the truths that unknown atoms must have for the formula to hold, by unit propagation; None if it cannot.
+
+    Truths that follow from each other are found as long as there are any.
+    """
+    found: dict[Any, bool] = {}
+
+    def known(atom: Any) -> bool | None:
+        return found[atom] if atom in found else value(atom)
+
+    num_before = -1
+    while num_before < len(found):
+        num_before = len(found)
+        if evaluate(formula, known) is False:
+            return None
+        for atom, truth in forced(formula, known):
+            if found.setdefault(atom, truth) is not truth:
+                return None
+    return found
 
 
 def atoms(formula: Formula) -> list[Any]:

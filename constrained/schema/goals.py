@@ -5,7 +5,8 @@ Everything is worked out lazily, when the text first reaches a value, and cached
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ..automaton.automaton import ControlState
@@ -56,7 +57,6 @@ from .value_states import result_codes
 
 MAX_SATISFIABLE_DEPTH = 40
 NODE_STEPS = 100 * INTERPRETED  # that a step on the formula of a goal counts as, where nothing is charged
-MAX_COMBINATIONS = 100_000  # steps of writing the formula of one value over joined parts
 
 
 class GoalCompiler(SchemaCompiler):
@@ -68,7 +68,6 @@ class GoalCompiler(SchemaCompiler):
         self._expanding: list[int] = []
         self._satisfiable: dict[Formula, bool] = {}
         self._in_progress: dict[Formula, None] = {}
-        self._num_combined = 0
         self._depth_schemas: list[dict[str, Any]] = []  # of the values nested at most as deep as their index
         self._depths: dict[int, int] = {}  # of these schemas, by their ids
         self._least_depths = LeastDepths(document)
@@ -117,10 +116,11 @@ class GoalCompiler(SchemaCompiler):
             self._expanding.append(id(node))
             count(NODE_STEPS)
             try:
-                if isinstance(node, GeneratedNode):
-                    node.formula = generated_formula(self, [part.location for part in node.parts])
-                else:
-                    node.formula = self._expanded(node.location)
+                with _located(node):
+                    if isinstance(node, GeneratedNode):
+                        node.formula = generated_formula(self, [part.location for part in node.parts])
+                    else:
+                        node.formula = self._expanded(node.location)
             finally:
                 self._expanding.pop()
         return node.formula
@@ -182,12 +182,13 @@ class GoalCompiler(SchemaCompiler):
         if found is None:
             num_before = len(self.refused)
             found = self.over_parts(goal, kind)
-            if kind in ("string", "number"):
-                found = self._simplified(found, kind)
-            elif lists_values(found):
-                found = with_listed_values(self, found)
-                if not isinstance(found, ListedPart):
-                    found = self._simplified(self._without_listed(found), kind)
+            with _located(goal):
+                if kind in ("string", "number"):
+                    found = self._simplified(found, kind)
+                elif lists_values(found):
+                    found = with_listed_values(self, found)
+                    if not isinstance(found, ListedPart):
+                        found = self._simplified(self._without_listed(found), kind)
             self.cache[key] = found
             if len(self.refused) > num_before:
                 self.cache["refused", goal, kind] = self.refused[num_before]
@@ -204,15 +205,10 @@ class GoalCompiler(SchemaCompiler):
         found = self.cache.get(key)
         if found is None:
             count(NODE_STEPS)
-            found = substitute(goal, lambda node: self._typed_node(node, kind))
-            if kind in ("object", "array"):
-                self._num_combined = 0
-                try:
+            with _located(goal):
+                found = substitute(goal, lambda node: self._typed_node(node, kind))
+                if kind in ("object", "array"):
                     found = self._simplified(found, kind)
-                except GrammarError as error:
-                    if error.pointer is None and isinstance(goal, SchemaNode):
-                        raise GrammarError(error.reason, pointer=goal.location.pointer) from None
-                    raise
             self.cache[key] = found
         return found
 
@@ -244,11 +240,6 @@ class GoalCompiler(SchemaCompiler):
 
     def _simplified(self, formula: Formula, kind: str) -> Formula:
         """Join conjunctions of parts into one part, distributing it over the first disjunction beside it."""
-        self._num_combined += 1
-        if self._num_combined > MAX_COMBINATIONS:
-            raise GrammarError(
-                f"alternatives and conditions of one value have more than {MAX_COMBINATIONS} combinations"
-            )
         if isinstance(formula, And):
             if kind == "object" and any(isinstance(part, Not) for part in formula.parts):
                 parts = [self._simplified(part, kind) if isinstance(part, Not) else part for part in formula.parts]
@@ -268,21 +259,23 @@ class GoalCompiler(SchemaCompiler):
                 joined, others = _without_listed(joined, others)
                 if joined is False:
                     return False
-            if kind == "object" and sum(isinstance(part, Or | ExactlyOne) for part in others) > 1:
-                # Apart, alternatives that share no names can be looked at one after the other.
+            alternatives = [part for part in others if isinstance(part, Or | ExactlyOne)]
+            if kind == "object" and (len(alternatives) > 1 or any(isinstance(p, ExactlyOne) for p in alternatives)):
+                # Apart, alternatives that share no names can be looked at one after the other, and what all of an
+                # `ExactlyOne` need keeps none of them open.
                 return conj([joined, *(self._simplified(part, kind) for part in others)])
-            spread = next((part for part in others if isinstance(part, Or | ExactlyOne)), None)
-            if joined is True or spread is None:
+            if joined is True or not alternatives:
                 return conj([joined, *(self._simplified(part, kind) for part in others)])
-            alternatives = merged_texts(spread) if kind == "string" else spread.parts
-            pushed = [self._simplified(conj([joined, inner]), kind) for inner in alternatives]
+            spread = alternatives[0]
+            inside = merged_texts(spread) if kind == "string" else spread.parts
+            pushed = [self._simplified(conj([joined, inner]), kind) for inner in inside]
             rest = [self._simplified(part, kind) for part in others if part is not spread]
             return conj([disj(pushed) if isinstance(spread, Or) else one(pushed), *rest])
         if isinstance(formula, Or):
-            alternatives = [self._simplified(part, kind) for part in formula.parts]
-            if kind == "string" and all(isinstance(p, StringPart) and p.texts is not None for p in alternatives):
-                return StringPart(texts=frozenset().union(*(p.texts for p in alternatives)))
-            return disj(alternatives)
+            simplified = [self._simplified(part, kind) for part in formula.parts]
+            if kind == "string" and all(isinstance(p, StringPart) and p.texts is not None for p in simplified):
+                return StringPart(texts=frozenset().union(*(p.texts for p in simplified)))
+            return disj(simplified)
         if isinstance(formula, ExactlyOne):
             return one(self._simplified(part, kind) for part in formula.parts)
         if isinstance(formula, Not):
@@ -317,9 +310,8 @@ class GoalCompiler(SchemaCompiler):
         self._in_progress[goal] = None
         num_before = self.num_assumptions
         try:
-            found = any(self._has_values(self.typed(goal, kind), kind) for kind in VALUE_TYPES)
-        except GrammarError as error:
-            raise located(error, (goal,)) from None
+            with _located(goal):
+                found = any(self._has_values(self.typed(goal, kind), kind) for kind in VALUE_TYPES)
         finally:
             del self._in_progress[goal]
         if found or self.num_assumptions == num_before or not self._in_progress:
@@ -488,6 +480,15 @@ class GoalCompiler(SchemaCompiler):
         if is_plain(formula) if kind == "object" else is_plain_array(self, formula):
             return True
         return self.structure_start(kind, (formula,), result_codes(self, ())) is not None
+
+
+@contextmanager
+def _located(goal: Formula) -> Iterator[None]:
+    """Give an error that names no place the pointer of a schema of this goal."""
+    try:
+        yield
+    except GrammarError as error:
+        raise located(error, (goal,)) from None
 
 
 def _without_listed(joined: Formula, others: list[Formula]) -> tuple[Formula, list[Formula]]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .formula import Formula, Or, ResultCodes, atoms, disj, evaluate, has_negation, optimistic
+from ..budget import INTERPRETED, charge
+from .formula import Formula, Or, ResultCodes, atoms, disj, evaluate, has_negation, optimistic, size_of
 from .interface import SchemaCompiler
 from .name_states import MemberNames, NameClass, NameKind
 from .string_dfas import pattern_chars
@@ -179,6 +180,26 @@ class ObjectContext:
             done |= others
         return required
 
+    @cached_property
+    def relevant_names(self) -> int:
+        """The names that some part requires, or that require others."""
+        found = 0
+        for required, requires in zip(self.required, self.requires, strict=True):
+            found |= required
+            for name, others in requires:
+                found |= name | others
+        return found
+
+    @cached_property
+    def least(self) -> int:
+        """The largest minimum of the number of members."""
+        return max((part.least for part in self.parts), default=0)
+
+    @cached_property
+    def has_most(self) -> bool:
+        """True if the number of members is limited."""
+        return any(part.most is not None for part in self.parts)
+
     # Goals of members.
 
     def member(self, alive: int, name: NameClass, seen: int) -> MemberGoal:
@@ -279,6 +300,8 @@ class ObjectContext:
             if certain & self.choice or self.formulas[0] is True:
                 return True
             return disj(goal for goal, parts in open_goals if parts & self.choice)
+        formula = self.formulas[0] if formula is None else formula
+        charge(INTERPRETED * size_of(formula))
         goal_of: dict[int, Formula] = {}
         for goal, parts in open_goals:
             while parts:
@@ -294,7 +317,7 @@ class ObjectContext:
             number = self.index[part]
             return value(part) is not False and self.cannot_fail(number, seen | self.names.bit(name))
 
-        return optimistic(self.formulas[0] if formula is None else formula, value, settled)
+        return optimistic(formula, value, settled)
 
     # Choices of one part, in a plain context.
 

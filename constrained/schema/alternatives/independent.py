@@ -5,13 +5,13 @@ Each group is searched by itself. So the work grows with the largest group, not 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ..end_search import ValueGoal
 from ..formula import And, Formula, atoms, conj
 from ..name_states import NameClass, NameKind
-from ..object_context import ObjectContext
+from ..object_context import ObjectContext, OpenGoals
 from ..structure_parts import ObjectPart
 from .object_search import ObjectEndSearch, ObjectMembers
 
@@ -36,7 +36,8 @@ def _groups(context: ObjectContext) -> list[NameGroup]:
     if context.plain or context.in_order or not isinstance(formula, And):
         return []
     everywhere: list[Formula] = []
-    groups: list[NameGroup] = []
+    group_of: dict[int, NameGroup] = {}  # by the bit of a name
+    unnamed: list[NameGroup] = []
     for clause in formula.parts:
         if isinstance(clause, ObjectPart) and not clause.least and clause.most is None and not clause.has_dependencies:
             everywhere.append(clause)
@@ -47,17 +48,30 @@ def _groups(context: ObjectContext) -> list[NameGroup]:
             if constrained is None:
                 return []  # it depends on all names
             names |= constrained
-        merged = NameGroup([clause], names)
-        apart = []
-        for group in groups:
-            if group.names & names:
-                merged = NameGroup([*group.clauses, *merged.clauses], group.names | merged.names)
-            else:
-                apart.append(group)
-        groups = [*apart, merged]
-    taken = sum(group.names for group in groups)
+        bits = list(_single_bits(names))
+        together = list({id(group): group for bit in bits if (group := group_of.get(bit)) is not None}.values())
+        merged = max(together, key=lambda group: len(group.clauses), default=NameGroup([], 0))
+        for group in together:
+            if group is not merged:
+                merged.clauses += group.clauses
+                merged.names |= group.names
+                group_of |= dict.fromkeys(_single_bits(group.names), merged)
+        merged.clauses.append(clause)
+        merged.names |= names
+        group_of |= dict.fromkeys(bits, merged)
+        if not names:
+            unnamed.append(merged)
+    groups = [*{id(group): group for group in group_of.values()}.values(), *unnamed]
+    taken = sum(group_of)
     rest = NameGroup([], ((1 << len(context.names.names)) - 1) & ~taken)
     return [NameGroup([*everywhere, *group.clauses], group.names) for group in (rest, *groups)]
+
+
+def _single_bits(bits: int) -> Iterator[int]:
+    while bits:
+        bit = bits & -bits
+        bits ^= bit
+        yield bit
 
 
 class GroupSearch(ObjectEndSearch):
@@ -74,14 +88,15 @@ class GroupSearch(ObjectEndSearch):
     def _ends(self, state: ObjectMembers) -> bool:
         return self.holds(state)
 
+    def _open_goals(self, state: ObjectMembers, name: NameClass) -> tuple[int, OpenGoals]:
+        bit = self.context.names.bit(name)
+        return self.context.alive_goals(state.alive_after(name, bit, state.alive & self.parts), name)
+
     def _candidates(self, state: ObjectMembers, wanted: int) -> Iterable[NameClass]:
         named = self.context.names.named
         left = self.names & ~state.seen
         for bits in (left & wanted, left & ~wanted):
-            while bits:
-                bit = bits & -bits
-                bits ^= bit
-                yield named[bit.bit_length() - 1]
+            yield from (named[bit.bit_length() - 1] for bit in _single_bits(bits))
         if self._has_other_names:
             yield from (self.context.names.other(kind) for kind in self.context.names.kinds)
 
@@ -107,11 +122,7 @@ class IndependentSearches(ObjectEndSearch):
         self.num_together = max(search.num_together for search in self._searches)
         self._number_of: dict[int, GroupSearch] = {}
         for search in self._searches[1:]:
-            bits = search.names
-            while bits:
-                bit = bits & -bits
-                bits ^= bit
-                self._number_of[bit] = search
+            self._number_of |= dict.fromkeys(_single_bits(search.names), search)
 
     def can_end(self, state: ObjectMembers) -> bool:
         return all(search.can_end(state) for search in self._searches)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from typing import Any, NamedTuple
 
 from ...automaton.automaton import Automaton
@@ -310,7 +311,7 @@ class LimitCheck:
             raise GrammarError(left_out.reason, pointer=left_out.pointer or location.pointer)
         for goals, need in inner:
             if self._weight_of(goals).is_large:
-                self._check(need, location)
+                self._check(need(), location)
 
     def _weight_of(self, goals: tuple[Formula, ...]) -> Weight:
         nodes = (node for goal in goals for node in atoms(goal) if isinstance(node, SchemaNode))
@@ -325,7 +326,9 @@ class LimitCheck:
         if len(tests) > 1:
             combinations(any_string(), [string_dfa(test) for test in dict.fromkeys(tests)])
 
-    def _of_object(self, formula: Formula, location: Location) -> Iterator[tuple[tuple[Formula, ...], Formula]]:
+    def _of_object(
+        self, formula: Formula, location: Location
+    ) -> Iterator[tuple[tuple[Formula, ...], Callable[[], Formula]]]:
         """Yield the goals of each member that has several, with what it needs."""
         if isinstance(formula, bool):
             return
@@ -346,7 +349,7 @@ class LimitCheck:
             if len(open_goals) > 1:
                 goals = tuple(goal for goal, _ in open_goals)
                 self._check_strings(goals)
-                yield goals, context.need(certain, open_goals, name, 0)
+                yield goals, partial(context.need, certain, open_goals, name, 0)
 
     def _check_array(self, formula: Formula, location: Location) -> None:
         if isinstance(formula, bool) or is_plain_array(self._compiler, formula):

@@ -7,8 +7,9 @@ from functools import reduce
 from operator import or_
 from typing import Protocol
 
+from ...budget import INTERPRETED, charge
 from ..end_search import NEVER, EndSearch, ValueGoal
-from ..formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, forced
+from ..formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, implied, size_of
 from ..joint_truths import joint_truths, restricted
 from ..name_states import NameClass, NameKind
 from ..object_context import ObjectContext
@@ -45,8 +46,11 @@ class ObjectMembers(Protocol):
     def candidates(self, wanted: int = 0) -> Iterator[NameClass]:
         """Yield the names that the order allows next, first those in `wanted`."""
 
-    def alive_after(self, name: NameClass, bit: int) -> int:
-        """Return the parts that may hold if this name comes now, whatever its value."""
+    def alive_after(self, name: NameClass, bit: int, alive: int | None = None) -> int:
+        """Return the parts that may hold if this name comes now, whatever its value.
+
+        `alive`: those of these parts; where members come in order, none may require a name that has been passed over.
+        """
 
     def with_member(self, name: NameClass, alive: int) -> ObjectMembers:
         """Return the state after a member with this name, `alive` being the parts that may still hold."""
@@ -70,14 +74,8 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         self.formula = context.formulas[0] if formula is None else formula
         self.parts = context.bits_of(atoms(self.formula))
         self.num_together = self.parts.bit_count()  # parts that are searched together
+        self._implied: dict[tuple[int, int], dict[ObjectPart, bool] | None] = {}
         self._must_fail: dict[tuple[int, int, int], bool] = {}
-        self._relevant = 0
-        for required, requires in zip(context.required, context.requires, strict=True):
-            self._relevant |= required
-            for names, others in requires:
-                self._relevant |= names | others
-        self._least = max((part.least for part in context.parts), default=0)
-        self._limited = any(part.most is not None for part in context.parts)
 
     def next_names(self, state: ObjectMembers) -> tuple[int, frozenset[NameKind]] | None:
         """Return the listed names, and the kinds of other names, that may come next; None if that is not known."""
@@ -89,19 +87,31 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def must_fail(self, alive: int, seen: int) -> bool:
         """Return True if no further members can make the formula true."""
+        if self._implied_truths(alive, seen) is None:
+            return True
         alive &= self.parts
-        settled = self.context.settled(alive, seen)
         complete = sum(self._complete(tied & alive, seen) for tied in self.context.tied)
+        if not complete:
+            return False
+        settled = self.context.settled(alive, seen)
         key = alive, settled, complete
         found = self._must_fail.get(key)
         if found is None:
-            found = self._must_fail[key] = not self._may_hold(alive, settled) or any(
+            found = self._must_fail[key] = any(
                 (tied & complete).bit_count() > 1
                 and not self._may_hold(alive, settled | tied & complete)
                 and not self._may_hold(alive & ~tied, settled & ~tied)
                 for tied in self.context.tied
             )
         return found
+
+    def _implied_truths(self, alive: int, seen: int) -> dict[ObjectPart, bool] | None:
+        """Return the truths that parts must have for the formula to become true; None if it cannot."""
+        key = alive & self.parts, self.context.settled(alive & self.parts, seen)
+        if key not in self._implied:
+            charge(INTERPRETED * size_of(self.formula))
+            self._implied[key] = implied(self.formula, self.context.truth(*key))
+        return self._implied[key]
 
     def _complete(self, parts: int, seen: int) -> int:
         """Return those of some parts that need no further names."""
@@ -155,11 +165,12 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def _is_neutral(self, state: ObjectMembers, step: ObjectMembers) -> bool:
         """Return True if a step does not change what is still needed."""
+        context = self.context
         return (
             state.alive == step.alive
-            and not (step.seen ^ state.seen) & self._relevant
-            and (state.count == step.count or (state.count >= self._least and not self._limited))
-            and not self.context.in_order
+            and not (step.seen ^ state.seen) & context.relevant_names
+            and (state.count == step.count or (state.count >= context.least and not context.has_most))
+            and not context.in_order
         )
 
     def _steps(self, state: ObjectMembers) -> Iterator[ObjectMembers]:
@@ -179,7 +190,7 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def kind_of(self, name: NameClass) -> Hashable:
         """Return what names have in common after any of which the object can end if it can after another."""
-        return *self.context.open_goals(name), self.context.names.bit(name) & self._relevant
+        return *self.context.open_goals(name), self.context.names.bit(name) & self.context.relevant_names
 
     def _behind_range(self, state: ObjectMembers) -> Iterator[ObjectMembers]:
         """Yield the state behind a long range of counts, if members that change nothing else lead there."""
@@ -197,9 +208,8 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         context = self.context
         if context.in_order:
             return []
-        truth = context.truth(state.alive, context.settled(state.alive & self.parts, state.seen))
         fewest: list[NameClass] = []
-        for part, holds in forced(self.formula, truth):
+        for part, holds in (self._implied_truths(state.alive, state.seen) or {}).items():
             number = context.index[part]
             needed = context.needed(number, state.seen) & self.names
             if holds and needed:

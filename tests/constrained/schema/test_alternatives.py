@@ -9,13 +9,20 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, PropertyOrder, compile_constraint
+from ramiform.constrained import (
+    CompiledGrammar,
+    GrammarError,
+    JsonSchema,
+    PropertyOrder,
+    SchemaOptions,
+    compile_constraint,
+)
 from ramiform.constrained.schema.end_search import EndSearch
 from ramiform.tests.constrained.strategies import shuffled
 from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none, shared_vocabulary
@@ -123,6 +130,85 @@ def test_three_hundred_conditions_on_different_members() -> None:
     del both["b150"]
     for value in ({"a7": 1}, {"a299": 1, "b7": 0}, both):
         assert not accepts(grammar, text_of(value))
+
+
+def flags(count: int, kind: str) -> Any:
+    """Return conditions on many different members of one object, each of which lists or requires another."""
+    listed = {f"{letter}{n}": {"type": "boolean"} for n in range(count) for letter in "fv"}
+    on = [{"properties": {f"f{n}": {"const": True}}, "required": [f"f{n}"]} for n in range(count)]
+    then = [{"properties": {f"v{n}": {"const": False}}, "required": [f"v{n}"]} for n in range(count)]
+    cases = [{"if": a, "then": b} for a, b in zip(on, then, strict=True)]
+    match kind:
+        case "closed":
+            return {"properties": listed, "additionalProperties": False, "allOf": cases}
+        case "unevaluated":
+            flagged = {name: value for name, value in listed.items() if name.startswith("f")}
+            return {"properties": flagged, "unevaluatedProperties": False, "allOf": cases}
+        case "anyOf":
+            return {"allOf": [{"anyOf": [a, b]} for a, b in zip(on, then, strict=True)], "required": ["f0"]}
+        case _:
+            dependent = {f"f{n}": then[n] for n in range(count)}
+            return {"properties": listed, "additionalProperties": False, "dependentSchemas": dependent}
+
+
+@pytest.mark.parametrize("mode", ["schema", "closed"])
+@pytest.mark.parametrize("kind", ["closed", "unevaluated", "anyOf", "dependent"])
+def test_hundreds_of_conditions_on_different_members(kind: str, mode: Literal["schema", "closed"]) -> None:
+    schema, rng = {"type": "object", **flags(300, kind)}, random.Random(3)
+    options = SchemaOptions(mode)
+    grammar = compile_constraint(JsonSchema(schema, options), shared_vocabulary(), whitespace="compact")
+    judged = judge(schema)
+    num_valid = 0
+    for _ in range(200):
+        value = {f"f{n}": True for n in range(300)} | {f"v{n}": False for n in range(300)} if kind == "anyOf" else {}
+        for n in rng.sample(range(300), rng.randrange(4)):
+            value |= rng.choice([{f"f{n}": True, f"v{n}": False}, {f"f{n}": False}, {f"v{n}": False}])
+            value |= {f"v{n}": True} if rng.random() < 0.1 else {}
+        text = text_of(value)
+        valid = is_valid(judged, text.decode())
+        num_valid += valid
+        if not accepts(grammar, text):
+            assert not valid or mode == "closed", text
+        else:
+            assert valid, text
+    assert 20 < num_valid < 200
+
+
+def shared_branches(depth: int, *, last: Any, keyword: str) -> Any:
+    """Return references of which each applies the next one twice."""
+    places = {
+        f"d{n}": {
+            keyword: [
+                {"$ref": f"#/$defs/d{n + 1}"},
+                {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"required": [f"x{n}"]}]},
+            ]
+        }
+        for n in range(depth)
+    }
+    return {"$defs": {**places, f"d{depth}": last}, "$ref": "#/$defs/d0"}
+
+
+@pytest.mark.parametrize("more", [{}, {"unevaluatedProperties": False}])
+@pytest.mark.parametrize("mode", ["schema", "closed"])
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_a_formula_that_doubles_at_each_reference_is_refused(
+    keyword: str, mode: Literal["schema", "closed"], more: Any
+) -> None:
+    schema = shared_branches(40, last={"properties": {"z": {"type": "integer"}}}, keyword=keyword) | more
+    with pytest.raises(GrammarError, match="combinations") as raised:
+        compile_constraint(JsonSchema(schema, SchemaOptions(mode)), shared_vocabulary())
+    assert raised.value.pointer is not None
+
+
+def test_choices_between_neighbours_leave_two_ways() -> None:
+    """Unit propagation follows such a chain from one member to all others."""
+    choices = [{"oneOf": [{"required": [f"f{n}"]}, {"required": [f"f{(n + 1) % 20}"]}]} for n in range(20)]
+    names = {f"f{n}": {"const": 0} for n in range(20)}
+    grammar = compiled({"type": "object", "properties": names, "additionalProperties": False, "allOf": choices})
+    for first in (0, 1):
+        assert accepts(grammar, text_of({f"f{n}": 0 for n in range(first, 20, 2)}))
+    assert not accepts(grammar, text_of({"f0": 0, "f1": 0}))
+    assert not accepts(grammar, text_of({"f0": 0}))
 
 
 @pytest.mark.parametrize("more", [{}, {"type": "array"}, {"type": ["array", "string"]}])

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from ramiform.constrained import GrammarError, JsonSchema, compile_constraint
 from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none, shared_vocabulary
 
+from .oracle_jsonschema import is_valid, judge
+
 NAMES = st.sampled_from(["a", "b", "ab", "c/d", "é", ""])
 SCALARS = st.sampled_from([None, True, False, 0, 1, 2, 3, 1.5, -1, 1.0, "", "a", "b", "ab", "é", "c/d", "1"])
 VALUES = st.recursive(
@@ -172,10 +174,39 @@ def test_items_are_compared_by_value_at_every_depth() -> None:
 
 
 def test_too_many_unevaluated_combinations_are_refused() -> None:
-    branches = [{"properties": {f"p{n}": {"type": "integer"}}, "required": [f"p{n}"]} for n in range(12)]
+    branches = [{"patternProperties": {f"p{n}": {"type": "integer"}}, "required": [f"p{n}"]} for n in range(12)]
     with pytest.raises(GrammarError, match="more than 64 combinations") as caught:
         compile_constraint(JsonSchema({"anyOf": branches, "unevaluatedProperties": False}), shared_vocabulary())
     assert caught.value.pointer == "/unevaluatedProperties"
+
+
+MANY_EVALUATIONS: list[Any] = [
+    {"anyOf": [{"properties": {f"p{n}": {"const": n}}, "required": [f"p{n}"]} for n in range(40)]},
+    {"allOf": [{"if": {"required": [f"p{n}"]}, "then": {"properties": {f"q{n}": {"const": n}}}} for n in range(40)]},
+    {"dependentSchemas": {f"p{n}": {"properties": {f"p{n}": True, f"p{n + 1}": {"const": 7}}} for n in range(12)}},
+    {"allOf": [{"oneOf": [{"required": ["p1"]}, {"properties": {f"p{n}": {"const": n}}}]} for n in range(6)]},
+    {
+        "patternProperties": {"2$": True},
+        "properties": {"q9": True},
+        "anyOf": [{"patternProperties": {"^p3": True}}, {"required": ["p5"], "patternProperties": {"^p": True}}],
+    },
+]
+
+
+@pytest.mark.parametrize("rest", [False, {"const": 7}])
+@pytest.mark.parametrize("schema", MANY_EVALUATIONS)
+def test_each_of_many_members_has_its_own_conditions_to_be_evaluated(schema: Any, rest: Any) -> None:
+    schema = {"type": "object", **schema, "unevaluatedProperties": rest}
+    judged, rng = judge(schema), random.Random(7)
+    grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
+    num_valid = 0
+    for _ in range(400):
+        names = [f"{rng.choice('pq')}{rng.randrange(41)}" for _ in range(rng.randrange(4))]
+        value = {name: rng.choice([7, int(name[1:])]) for name in names}
+        text = json.dumps(value)
+        assert accepts(grammar, text.encode()) == is_valid(judged, text), text
+        num_valid += is_valid(judged, text)
+    assert num_valid > 20
 
 
 def test_a_large_schema_is_compiled_lazily() -> None:
