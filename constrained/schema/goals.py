@@ -5,8 +5,7 @@ Everything is worked out lazily, when the text first reaches a value, and cached
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from ..automaton.automaton import ControlState
@@ -43,7 +42,7 @@ from .listed.simplification import lists_values, with_listed_values
 from .listed.states import ListedStyle, listed_start, value_choice
 from .listed.unlike_states import unlike_start
 from .listed.values import GivenValue, ListedPart
-from .nesting import LeastDepths, depth_schema
+from .nesting import DepthLimits
 from .number_parts import NumberPart, join_numbers, number_combinations
 from .number_parts import candidates as number_candidates
 from .object_context import ObjectContext, is_plain
@@ -68,9 +67,7 @@ class GoalCompiler(SchemaCompiler):
         self._expanding: list[int] = []
         self._satisfiable: dict[Formula, bool] = {}
         self._in_progress: dict[Formula, None] = {}
-        self._depth_schemas: list[dict[str, Any]] = []  # of the values nested at most as deep as their index
-        self._depths: dict[int, int] = {}  # of these schemas, by their ids
-        self._least_depths = LeastDepths(document)
+        self._depths = DepthLimits(self)
 
     # Subschemas to goals and formulas.
 
@@ -93,12 +90,7 @@ class GoalCompiler(SchemaCompiler):
         return self.goal(Location(self.keep_alive(schema), "", "", (), self.document.start.draft))
 
     def within(self, depth: int) -> Formula:
-        while len(self._depth_schemas) <= depth:
-            inside = self._depth_schemas[-1] if self._depth_schemas else None
-            schema = self.keep_alive(depth_schema(inside))
-            self._depths[id(schema)] = len(self._depth_schemas)
-            self._depth_schemas.append(schema)
-        return self.goal_of(self._depth_schemas[depth])
+        return self._depths.within(depth)
 
     def formula_at(self, location: Location) -> Formula:
         goal = self.goal(location)
@@ -116,7 +108,7 @@ class GoalCompiler(SchemaCompiler):
             self._expanding.append(id(node))
             count(NODE_STEPS)
             try:
-                with _located(node):
+                with located(node):
                     if isinstance(node, GeneratedNode):
                         node.formula = generated_formula(self, [part.location for part in node.parts])
                     else:
@@ -182,7 +174,7 @@ class GoalCompiler(SchemaCompiler):
         if found is None:
             num_before = len(self.refused)
             found = self.over_parts(goal, kind)
-            with _located(goal):
+            with located(goal):
                 if kind in ("string", "number"):
                     found = self._simplified(found, kind)
                 elif lists_values(found):
@@ -205,7 +197,7 @@ class GoalCompiler(SchemaCompiler):
         found = self.cache.get(key)
         if found is None:
             count(NODE_STEPS)
-            with _located(goal):
+            with located(goal):
                 found = substitute(goal, lambda node: self._typed_node(node, kind))
                 if kind in ("object", "array"):
                     found = self._simplified(found, kind)
@@ -303,40 +295,20 @@ class GoalCompiler(SchemaCompiler):
             return True
         if isinstance(goal, Or):
             return any(self.satisfiable(part) for part in goal.parts)
-        if self._depths and isinstance(goal, And) and self._is_too_deep(goal):
+        if isinstance(goal, And) and self._depths.leave_none(goal):
             self._satisfiable[goal] = False
             return False
         count(NODE_STEPS)
         self._in_progress[goal] = None
         num_before = self.num_assumptions
         try:
-            with _located(goal):
+            with located(goal):
                 found = any(self._has_values(self.typed(goal, kind), kind) for kind in VALUE_TYPES)
         finally:
             del self._in_progress[goal]
         if found or self.num_assumptions == num_before or not self._in_progress:
             self._satisfiable[goal] = found
         return found
-
-    def _is_too_deep(self, goal: And) -> bool:
-        """Return True if a goal limits the depth of a value, and surely has none, or none that is nested so little."""
-        depths = {part: self._depth(part) for part in goal.parts}
-        most = min((depth for depth in depths.values() if depth is not None), default=None)
-        if most is None:
-            return False
-        rest = conj(part for part, depth in depths.items() if depth is None)
-        return self._least_depth(rest) > most or not self.satisfiable(rest)
-
-    def _depth(self, goal: Formula) -> int | None:
-        """Return the depth that a goal of `within` limits."""
-        return self._depths.get(id(goal.location.schema)) if isinstance(goal, SchemaNode) else None
-
-    def _least_depth(self, goal: Formula) -> int:
-        """Return a lower bound of the depth of the values that satisfy a goal."""
-        if isinstance(goal, And | Or):
-            depths = map(self._least_depth, goal.parts)
-            return max(depths) if isinstance(goal, And) else min(depths)
-        return self._least_depths.of(goal.location) if isinstance(goal, SchemaNode) else 0
 
     def _has_values(self, formula: Formula, kind: str) -> bool:
         if formula is True or formula is False:
@@ -480,15 +452,6 @@ class GoalCompiler(SchemaCompiler):
         if is_plain(formula) if kind == "object" else is_plain_array(self, formula):
             return True
         return self.structure_start(kind, (formula,), result_codes(self, ())) is not None
-
-
-@contextmanager
-def _located(goal: Formula) -> Iterator[None]:
-    """Give an error that names no place the pointer of a schema of this goal."""
-    try:
-        yield
-    except GrammarError as error:
-        raise located(error, (goal,)) from None
 
 
 def _without_listed(joined: Formula, others: list[Formula]) -> tuple[Formula, list[Formula]]:

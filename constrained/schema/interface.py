@@ -6,7 +6,8 @@ A goal is a formula over nodes: what one value must satisfy. The compiler specia
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sized
+from collections.abc import Hashable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import Any
 
 from ..automaton.automaton import ControlState
@@ -141,19 +142,24 @@ class GeneratedNode(SchemaNode):
         self.parts = parts or (self,)
 
 
-def located(error: GrammarError, goals: Iterable[Formula]) -> GrammarError:
-    """Return an error with the pointer of a schema of these goals, and of its keyword that may be at fault."""
-    if error.pointer is not None or isinstance(error, StatesExhaustedError):
-        return error
-    nodes = [atom for goal in goals for atom in atoms(goal) if isinstance(atom, SchemaNode)]
-    places = [part.location for node in nodes for part in (node.parts if isinstance(node, GeneratedNode) else (node,))]
-    named = [child(at.pointer, name) for at in places for name in _TESTS if name in at.schema]
-    named += [child(at.pointer, name) for at in places for name in _SEVERAL if name in at.schema]
-    if not places:
-        return error
-    found = GrammarError(error.reason, pointer=named[0] if named else places[0].pointer)
-    found.patterns = error.patterns
-    return found
+@contextmanager
+def located(*goals: Formula) -> Iterator[None]:
+    """Give an error that names no place the pointer of a schema of these goals, and of the keyword likely at fault."""
+    try:
+        yield
+    except StatesExhaustedError:
+        raise
+    except GrammarError as error:
+        nodes = [atom for goal in goals for atom in atoms(goal) if isinstance(atom, SchemaNode)]
+        if error.pointer is not None or not nodes:
+            raise
+        nested = (node.parts if isinstance(node, GeneratedNode) else (node,) for node in nodes)
+        places = [part.location for parts in nested for part in parts]
+        named = [child(at.pointer, name) for at in places for name in _TESTS if name in at.schema]
+        named += [child(at.pointer, name) for at in places for name in _SEVERAL if name in at.schema]
+        found = GrammarError(error.reason, pointer=named[0] if named else places[0].pointer)
+        found.patterns = error.patterns
+        raise found from None
 
 
 def joined_goal(goals: Iterable[Formula]) -> Formula:

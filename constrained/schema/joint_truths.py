@@ -101,10 +101,8 @@ def joint_truths(compiler: SchemaCompiler, goals: tuple[Formula, ...]) -> JointT
     key = ("joint truths", goals)
     found = compiler.cache.get(key)
     if found is None:
-        try:
+        with located(*goals):
             found = compiler.cache[key] = JointTruths(compiler, goals)
-        except GrammarError as error:
-            raise located(error, goals) from None
     assert isinstance(found, JointTruths)
     return found
 

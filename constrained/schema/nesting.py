@@ -12,6 +12,8 @@ from typing import Any
 from ..automaton.layout import LIMITED_LEVEL, MAX_DEPTH
 from ..errors import GrammarError
 from .document import Document, Location
+from .formula import And, Formula, Or, conj
+from .interface import SchemaCompiler, SchemaNode
 from .keywords import TYPES
 
 MAX_START_DEPTH = MAX_DEPTH - 2  # of a whole value: the output is around it, and perhaps a tag
@@ -40,11 +42,47 @@ def needs_many_levels(document: Document) -> bool:
     return needs_many
 
 
-def depth_schema(inside: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the schema of the values nested one level deeper than those of `inside`, or not at all if that is None."""
-    if inside is None:
-        return {"additionalProperties": False, "maxItems": 0}
-    return {"additionalProperties": inside, "items": inside}
+class DepthLimits:
+    """Goals of the values up to a depth, for one compiler."""
+
+    def __init__(self, compiler: SchemaCompiler) -> None:
+        self._compiler = compiler
+        self._schemas: list[dict[str, Any]] = []  # of the values nested at most as deep as their index
+        self._depths: dict[int, int] = {}  # of these schemas, by their ids
+        self._least = LeastDepths(compiler.document)
+
+    def within(self, depth: int) -> Formula:
+        """Return the goal of the values that are nested at most so deep."""
+        while len(self._schemas) <= depth:
+            inside: dict[str, Any] = {"additionalProperties": False, "maxItems": 0}
+            if self._schemas:
+                inside = {"additionalProperties": self._schemas[-1], "items": self._schemas[-1]}
+            self._compiler.keep_alive(inside)
+            self._depths[id(inside)] = len(self._schemas)
+            self._schemas.append(inside)
+        return self._compiler.goal_of(self._schemas[depth])
+
+    def leave_none(self, goal: And) -> bool:
+        """Return True if a goal limits the depth of a value, and surely has none, or none that is nested so little."""
+        if not self._depths:
+            return False
+        depths = {part: self._limit(part) for part in goal.parts}
+        most = min((depth for depth in depths.values() if depth is not None), default=None)
+        if most is None:
+            return False
+        rest = conj(part for part, depth in depths.items() if depth is None)
+        return self._least_of(rest) > most or not self._compiler.satisfiable(rest)
+
+    def _limit(self, goal: Formula) -> int | None:
+        """Return the depth that a goal of `within` limits."""
+        return self._depths.get(id(goal.location.schema)) if isinstance(goal, SchemaNode) else None
+
+    def _least_of(self, goal: Formula) -> int:
+        """Return a lower bound of the depth of the values that satisfy a goal."""
+        if isinstance(goal, And | Or):
+            depths = map(self._least_of, goal.parts)
+            return max(depths) if isinstance(goal, And) else min(depths)
+        return self._least.of(goal.location) if isinstance(goal, SchemaNode) else 0
 
 
 class LeastDepths:

@@ -56,10 +56,8 @@ class ValueStart(Nested):
         return replace(self, need=conj([self.need, self.compiler.within(depth)]))
 
     def expand(self, automaton: Automaton) -> TransitionRow:
-        try:
+        with located(self.need, *self.tracked):
             return self._expand(automaton)
-        except GrammarError as error:
-            raise located(error, (self.need, *self.tracked)) from None
 
     def _expand(self, automaton: Automaton) -> TransitionRow:
         compiler, result = self.compiler, result_codes(self.compiler, self.tracked)
