@@ -1,7 +1,7 @@
 """Depths of nested values: the least that the keywords of a schema demand, and schemas of the values up to a depth.
 
-A value without others inside has depth 0. What is counted are given values, required members and least numbers of items
-of schemas, with those that `allOf` and `$ref` add to them; so the least depth of a schema is a lower bound.
+A value without others inside has depth 0. What is counted are required members and least numbers of items of schemas,
+with those that `allOf` and `$ref` add to them; so the least depth of a schema is a lower bound.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from .keywords import TYPES
 MAX_START_DEPTH = MAX_DEPTH - 2  # of a whole value: the output is around it, and perhaps a tag
 MAX_NEEDED = 48  # levels that a value may need and still be begun just before the level that limits it
 assert LIMITED_LEVEL + MAX_NEEDED < MAX_DEPTH
+# Without these a schema demands no values inside others, so that its least depth is 0.
+_DEMANDS = frozenset(("required", "minProperties", "minItems", "allOf", "anyOf", "oneOf", "$ref"))
 _NESTED = frozenset(("object", "array"))
 Choice = tuple[int, list[Location]]  # a depth, and schemas of the values that are nested in it
 
@@ -28,17 +30,16 @@ def needs_many_levels(document: Document) -> bool:
 
     Raises GrammarError for a schema all of whose values are nested too deep.
     """
-    given = [value for location in document.all for value in _given_values(location.schema)]
-    needs_many = max(map(_depth, given), default=0) > MAX_NEEDED
-    if len(document.all) <= MAX_NEEDED:
+    needs_many = any(_depth(value) > MAX_NEEDED for at in document.all for value in _given_values(at.schema))
+    demanding = [at for at in document.all if isinstance(at.schema, dict) and not _DEMANDS.isdisjoint(at.schema)]
+    if len(demanding) <= MAX_NEEDED:  # each of which brings at most one level
         return needs_many
     depths = LeastDepths(document)
-    for location in document.all:
-        if isinstance(location.schema, dict):
-            least = depths.of(location)
-            needs_many = needs_many or least > MAX_NEEDED
-            if least > MAX_START_DEPTH:
-                raise GrammarError(f"every value is nested deeper than {MAX_START_DEPTH}", pointer=location.pointer)
+    for location in demanding:
+        least = depths.of(location)
+        needs_many = needs_many or least > MAX_NEEDED
+        if least > MAX_START_DEPTH:
+            raise GrammarError(f"every value is nested deeper than {MAX_START_DEPTH}", pointer=location.pointer)
     return needs_many
 
 
@@ -116,17 +117,15 @@ class LeastDepths:
 
     def _constraints(self, location: Location) -> Iterator[list[Choice]]:
         """Yield choices of which a value makes one of each: the least depth beside that of the schemas in it."""
-        if not isinstance(location.schema, dict):
+        if not isinstance(location.schema, dict) or _DEMANDS.isdisjoint(location.schema):
             return
         places = self._together(location)
         types = set(TYPES)
         for at in places:
             if isinstance(kinds := at.schema.get("type"), str | list):
                 types &= {kinds} if isinstance(kinds, str) else {kind for kind in kinds if isinstance(kind, str)}
-            if "enum" in at.schema or "const" in at.schema:
-                yield [(_depth(value), []) for value in _given_values(at.schema)]
             for keyword in ("anyOf", "oneOf"):
-                if keyword in at.schema:
+                if at.schema.get(keyword):
                     branches = enumerate(at.schema[keyword])
                     yield [(0, [self._document.inside(at, value, keyword, n)]) for n, value in branches]
         if types and types <= _NESTED:
