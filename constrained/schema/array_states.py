@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal
 
 from ..automaton.automaton import Automaton, ControlState, Counting, Frame, TransitionRow
+from ..budget import cached_property
 from ..errors import GrammarError
 from .end_search import EndSearch, ValueGoal
 from .formula import Formula, Or, ResultCodes, Truths, atoms, conj, evaluate, has_negation, neg, optimistic

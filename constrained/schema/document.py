@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from ..budget import cached_property
 from ..errors import GrammarError
 from .keywords import ALL, KEYWORDS, ONE, SEQUENCE, child
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
+from ..budget import cached_property
 from .formula import Formula, Or, ResultCodes, atoms, disj, evaluate, has_negation, optimistic
 from .interface import SchemaCompiler
 from .name_states import MemberNames, NameClass, NameKind

@@ -38,7 +38,7 @@ class _Line:
     @property
     def level(self) -> int:
         """Logarithm of the work: lines of about as much work finish one after the other, and not all at the end."""
-        return (self.steps // TURN_STEPS).bit_length()
+        return (self.steps // TURN_STEPS).bit_length() // 2
 
 
 @dataclass(eq=False)
@@ -49,6 +49,7 @@ class _Job:
     future: Future[Any] = field(default_factory=Future)
     resumed: Lock = field(default_factory=Lock)  # held while it waits for its turn
     has_begun: bool = False
+    is_stopped: bool = False
 
     def __post_init__(self) -> None:
         self.resumed.acquire()
@@ -83,16 +84,26 @@ class Turns:
                 self._resume(self._next())
             return job.future
 
+    def stop(self, line: Hashable, future: Future[Any]) -> None:
+        """End a job that has begun when it next counts work, with CancelledError."""
+        with self._lock:
+            jobs = self._lines[line].jobs if line in self._lines else ()
+            for job in jobs:
+                job.is_stopped |= job.future is future
+
     def close(self) -> None:
         """Cancel the jobs that have not begun, and end the others when they next count work."""
         with self._lock:
-            self._closed = True
-            for job in [job for line in self._lines.values() for job in line.jobs]:
-                if not job.has_begun:
-                    job.future.cancel()
-                elif job is not self._running:
-                    job.resumed.release()
+            self._close()
         self._threads.shutdown(wait=False)
+
+    def _close(self) -> None:
+        self._closed = True
+        for job in [job for line in self._lines.values() for job in line.jobs]:
+            if not job.has_begun:
+                job.future.cancel()
+            elif job is not self._running:
+                job.resumed.release()
 
     def _forget_lines(self) -> None:
         """Forget the work of idle lines beyond the bound, the least recently used first."""
@@ -109,7 +120,7 @@ class Turns:
         if not waiting:
             job = None
         elif self._num_turns % OLDEST_SHARE:
-            job = min(waiting, key=lambda job: (job.line.level, job.serial))
+            job = min(waiting, key=lambda job: (not job.is_stopped, job.line.level, job.serial))
         else:
             job = min(waiting, key=lambda job: job.serial)
         self._running, self._left = job, TURN_STEPS
@@ -121,9 +132,13 @@ class Turns:
             return
         if job.has_begun:
             job.resumed.release()
+            return
+        try:
+            self._threads.submit(self._run, job)
+        except RuntimeError:  # the interpreter is exiting, and begins no more threads
+            self._close()
         else:
             self._begin(job)
-            self._threads.submit(self._run, job)
 
     def _begin(self, job: _Job) -> None:
         job.has_begun = True
@@ -161,17 +176,17 @@ class Turns:
         if self._left > 0:
             return
         with self._lock:
-            self._check_open()
+            self._check(job)
             self._end_turn(job)
             following = self._next()
             if following is job:
                 return
             self._resume(following)
         job.resumed.acquire()
-        self._check_open()
+        self._check(job)
 
-    def _check_open(self) -> None:
-        if self._closed:
+    def _check(self, job: _Job) -> None:
+        if self._closed or job.is_stopped:
             raise CancelledError
 
     def _end_turn(self, job: _Job) -> None:
