@@ -2,7 +2,7 @@
 
 Jobs belong to lines. Of one line, one job takes place after the other; of several lines, that one goes on whose jobs
 have had the least work, which is least attained service. Work is what the jobs count with `constrained.budget`, not
-time. Every fourth turn is the oldest job's, so that none waits for ever.
+time. Every second turn is the oldest job's, so that none waits for ever.
 
 A job that gives way keeps the locks that it holds. So jobs that may want the same lock belong to one line, and nobody
 else may wait for such a lock.
@@ -22,7 +22,7 @@ from ...constrained.budget import counted
 
 T = TypeVar("T")
 TURN_STEPS = 100_000  # about a millisecond
-OLDEST_SHARE = 4  # one in so many turns is the oldest job's
+OLDEST_SHARE = 2  # one in so many turns is the oldest job's
 HALF_LIFE = 100_000_000  # steps of all lines, after which those that a line has had count half
 MAX_BEGUN = 64  # jobs that have begun, each with a thread
 MAX_LINES = 1024  # whose work is remembered

@@ -154,7 +154,7 @@ def hostile(number: int) -> Constraint:
     match number % 5:
         case 0:
             options = [
-                {"properties": {"k": {"pattern": f"^{n}_{number}[a-z]*$"}, "n": {"minimum": n}}} for n in range(40)
+                {"properties": {"k": {"pattern": f"^{n}_{number}[a-z]*$"}, "n": {"minimum": n}}} for n in range(80)
             ]
             schema: Any = {"anyOf": [{"type": "object", "required": ["k"], **option} for option in options]}
         case 1:
