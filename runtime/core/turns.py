@@ -22,6 +22,7 @@ from ...constrained.budget import counted
 
 T = TypeVar("T")
 TURN_STEPS = 100_000  # about a millisecond
+FIRST_STEPS = 30_000  # of a line's first turn, in which a plain schema is compiled
 OLDEST_SHARE = 2  # one in so many turns is the oldest job's
 HALF_LIFE = 100_000_000  # steps of all lines, after which those that a line has had count half
 MAX_BEGUN = 64  # jobs that have begun, each with a thread
@@ -38,7 +39,7 @@ class _Line:
     @property
     def level(self) -> int:
         """Logarithm of the work: lines of about as much work finish one after the other, and not all at the end."""
-        return (self.steps // TURN_STEPS).bit_length() // 2
+        return 0 if self.steps < FIRST_STEPS else 1 + (self.steps // TURN_STEPS).bit_length() // 2
 
 
 @dataclass(eq=False)
@@ -64,7 +65,7 @@ class Turns:
         self._lock = Lock()
         self._lines: OrderedDict[Hashable, _Line] = OrderedDict()
         self._running: _Job | None = None
-        self._left = 0  # steps of its turn
+        self._turn_steps = self._left = 0  # of its turn
         self._num_jobs = self._num_begun = self._num_turns = self._num_steps = 0
         self._closed = False
 
@@ -123,7 +124,8 @@ class Turns:
             job = min(waiting, key=lambda job: (not job.is_stopped, job.line.level, job.serial))
         else:
             job = min(waiting, key=lambda job: job.serial)
-        self._running, self._left = job, TURN_STEPS
+        self._running = job
+        self._turn_steps = self._left = TURN_STEPS if job is None or job.line.level else FIRST_STEPS
         return job
 
     def _resume(self, job: _Job | None) -> None:
@@ -191,7 +193,7 @@ class Turns:
 
     def _end_turn(self, job: _Job) -> None:
         """Count the turn's steps to the job's line."""
-        num_steps = TURN_STEPS - self._left
+        num_steps = self._turn_steps - self._left
         job.line.steps += num_steps
         self._num_steps += num_steps
         if self._num_steps >= HALF_LIFE:

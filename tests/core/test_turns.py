@@ -202,6 +202,7 @@ def test_grammars_that_give_way_at_every_step_are_those_compiled_alone(monkeypat
     alone.close()
     constraints = [*constraints, *constraints[:5]]  # some twice: matchers of one grammar
     monkeypatch.setattr(turns_module, "TURN_STEPS", 1)
+    monkeypatch.setattr(turns_module, "FIRST_STEPS", 1)
     together = GrammarCache(TOKENS, {EOS})
     found: list[Any] = [None] * len(constraints)
 
