@@ -4,8 +4,8 @@
 
 Four streams on the model that ships, their steps taken as the core takes them. Beside them are 40 requests with
 constraints, submitted at once: plain ones that are known already, or 40 hostile schemas that no request had before; or
-none. With the core's switch interval and with others, in turn. Measured is the wall's time from one token of a stream
-to its next.
+none; in turn. Measured is the wall's time from one token of a stream to its next, and the time to the first token of
+requests with a plain schema that is new, submitted one after the other behind the 40.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def hostile(number: int) -> Constraint:
 
 
 def plain(number: int) -> Constraint:
-    """Return one of five small schemas whose outputs are long."""
+    """Return one of ever new small schemas whose outputs are long."""
     words = {"type": "array", "items": {"type": "string", "minLength": 20}, "minItems": 100}
-    return _schema(_object({f"a{number % 5}": {"type": "integer"}, "words": words}, ["words"]))
+    return _schema(_object({f"a{number}": {"type": "integer"}, "words": words}, ["words"]))
 
 
 def _schema(schema: Any) -> Constraint:
@@ -86,10 +86,13 @@ def _condition(number: int, value: str) -> dict[str, Any]:
 
 @dataclass
 class Found:
-    """Milliseconds between the tokens of a stream; constrained requests that ended, and that failed."""
+    """Milliseconds between the tokens of a stream, and to the first token of a new plain schema; constrained requests
+    that ended, and that failed."""
 
     gaps: list[float] = field(default_factory=list)
-    p99: list[float] = field(default_factory=list)  # of each run
+    p50: list[float] = field(default_factory=list)  # of each run
+    p99: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
     num_ended: int = 0
     num_failed: int = 0
     num_tokens: int = 0  # of constrained requests
@@ -103,6 +106,8 @@ class Core:
         self._numbers = count()
         self._live: dict[str, float] = {}  # when each request had its last token
         start_collections()
+        self._new_plain = (plain(number) for number in count(1000))
+        self._sent = 0.0  # when the new plain schema came, of which one is always on its way
 
     def run(self, constraints: Sequence[Constraint], seconds: float) -> Found:
         """Run the streams, and the constrained requests beside them, for so long."""
@@ -115,14 +120,27 @@ class Core:
         while time.monotonic() < end:
             while sum(rid.startswith("stream") for rid in self._live) < NUM_STREAMS:
                 self._add("stream", SamplingParams(max_new_tokens=400, temperature=1.0, seed=1, ignore_eos=True))
+            if not any(rid.startswith("new") for rid in self._live):
+                self._sent = time.monotonic()
+                self._add(
+                    "new",
+                    SamplingParams(max_new_tokens=1, temperature=1.0, seed=1, constraint=next(self._new_plain)),
+                )
             self._step(found)
+        if any(rid.startswith("new") for rid in self._live):
+            found.first.append((time.monotonic() - self._sent) * 1e3)  # or later
         for rid in list(self._live):
             self._core.scheduler.handle(Abort(rid), time.monotonic())
             del self._live[rid]
         while not self._core.scheduler.idle:
             self._step(Found())
+        found.p50.append(float(np.percentile(found.gaps, 50)))
         found.p99.append(float(np.percentile(found.gaps, 99)))
         return found
+
+    def close(self) -> None:
+        """Begin no more compilations."""
+        self._core.grammars.close()
 
     def _add(self, kind: str, sampling: SamplingParams) -> None:
         rid = f"{kind} {next(self._numbers)}"
@@ -144,6 +162,10 @@ class Core:
         now, is_stream = time.monotonic(), answer.rid.startswith("stream")
         if answer.rid not in self._live:
             return
+        if answer.rid.startswith("new"):
+            del self._live[answer.rid]
+            found.first.append((now - self._sent) * 1e3)
+            return
         if isinstance(answer, Tokens):
             if is_stream and self._live[answer.rid]:
                 found.gaps.append((now - self._live[answer.rid]) * 1e3)
@@ -160,38 +182,51 @@ def main(
     rounds: Annotated[int, typer.Option(help="of the runs")] = 3,
     name: Annotated[str | None, typer.Option(help="write bench/results/grammar_stall_NAME.md")] = None,
 ) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL)
     core, numbers = Core(), count()
-    known = [plain(number) for number in range(NUM_CONSTRAINED)]
+    known = [plain(number % 5) for number in range(NUM_CONSTRAINED)]
     core.run(known, 3)
-    settings = [
-        (beside, interval) for interval in (1e-4, 1e-5, SWITCH_INTERVAL) for beside in ("none", "plain", "hostile")
-    ]
     constraints: dict[str, Callable[[], list[Constraint]]] = {
         "none": list,
         "plain": lambda: known,
         "hostile": lambda: [hostile(next(numbers)) for _ in known],
     }
-    whole = {setting: Found() for setting in settings}
+    whole = {beside: Found() for beside in constraints}
     for _ in range(rounds):
-        for (beside, interval), found in whole.items():
-            sys.setswitchinterval(interval)
+        for beside, found in whole.items():
             one = core.run(constraints[beside](), seconds)
-            for figure in ("gaps", "p99", "num_ended", "num_failed", "num_tokens"):
+            for figure in ("gaps", "p50", "p99", "first", "num_ended", "num_failed", "num_tokens"):
                 setattr(found, figure, getattr(found, figure) + getattr(one, figure))
+    core.close()
     rows = [
         {
-            "beside, switch interval": f"{beside}, {interval * 1e3:g} ms",
+            "beside": beside,
             **{f"ITL p{percent} ms": float(np.percentile(found.gaps, percent)) for percent in (50, 90, 99)},
             "max": max(found.gaps),
             "p99 of each run": " ".join(f"{p99:.0f}" for p99 in found.p99),
+            **{f"new plain p{percent} ms": float(np.percentile(found.first, percent)) for percent in (50, 99)},
+            "their max": max(found.first),
             "stream tokens": len(found.gaps),
             "constrained tokens": found.num_tokens,
             "ended": found.num_ended,
             "of them failed": found.num_failed,
         }
-        for (beside, interval), found in whole.items()
+        for beside, found in whole.items()
     ]
-    text = f"`python -P bench/grammar_stall.py --seconds {seconds:g} --rounds {rounds}`\n\n{table(rows)}"
+    ratios = [
+        {
+            "hostile, in parts of": beside,
+            **{
+                f"{figure} {name}": float(pick(np.divide(getattr(whole["hostile"], figure), getattr(found, figure))))
+                for figure in ("p50", "p99")
+                for name, pick in (("median", np.median), ("worst", np.max))
+            },
+        }
+        for beside, found in whole.items()
+        if beside != "hostile"
+    ]
+    command = f"`python -P bench/grammar_stall.py --seconds {seconds:g} --rounds {rounds}`"
+    text = f"{command}\n\n{table(rows)}\n\nRatios of runs in the same round:\n\n{table(ratios)}"
     write(text, None if name is None else RESULTS / f"grammar_stall_{name}.md")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .automaton.vocabulary import Vocabulary
+from .budget import counted
 from .constraint import Constraint, PropertyOrder, WhitespacePolicy
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def backend(name: BackendName, vocabulary: Vocabulary, *, whitespace: Whitespace
     if name == "native":
 
         def compile_native(constraint: Constraint, order: PropertyOrder) -> MatcherSource:
-            from .compile import compile_constraint  # here: a runtime's start does not wait for it
+            with counted(None):  # a module is locked while it is imported
+                from .compile import compile_constraint  # here: a runtime's start does not wait for it
 
             return compile_constraint(constraint, vocabulary, whitespace=whitespace, order=order)
 

@@ -19,9 +19,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property as locking_property
 from functools import update_wrapper
 from threading import Lock
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from .errors import GrammarError
 
@@ -144,6 +145,22 @@ class CompileBudget:
         charge(steps)
         if self._spent > self._max_steps:
             raise GrammarError(f"the constraint is too complex: it needs more than {self._max_steps:,} steps")
+
+
+class cached_property(locking_property[R]):  # noqa: N801
+    """The standard library's, without the lock that all instances share in Python 3.11.
+
+    Work that waits for its turn would hold it, and other work would wait for that in its own turn. Here two threads may
+    compute a value twice.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            value = instance.__dict__[self.attrname] = self.func(instance)
+            return value
 
 
 class CachedPiece(Generic[P, R]):

@@ -12,10 +12,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..budget import GRAMMAR_STEPS, CompileBudget
+from ..budget import GRAMMAR_STEPS, CompileBudget, cached_property
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa

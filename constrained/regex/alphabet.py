@@ -8,8 +8,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
+from ..budget import cached_property
 from .charset import MAX_CODE_POINT, CharSet, charset
 
 NO_CLASS = -1  # the label of surrogates

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import CompileBudget
+from ..budget import CompileBudget, cached_property
 from ..errors import GrammarError
 from .alphabet import Alphabet, common_alphabet
 from .char_dfa import CharDfa, length_char_dfa, trimmed_char_dfa

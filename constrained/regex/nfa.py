@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
-from ..budget import INTERPRETED, CompileBudget
+from ..budget import INTERPRETED, CompileBudget, cached_property
 from .alphabet import Alphabet, alphabet_of, alphabet_steps
 from .charset import ALL, CharSet
 from .expression import Alt, Bytes, Chars, Expression, Look, Repeat, Seq, TextEnd, TextStart

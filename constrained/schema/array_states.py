@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal
 
 from ..automaton.automaton import Automaton, ControlState, Counting, Frame, TransitionRow
+from ..budget import cached_property
 from .end_search import EndSearch, ValueGoal
 from .formula import And, Formula, Or, ResultCodes, Truths, atoms, conj, evaluate, has_negation, neg, optimistic
 from .interface import SchemaCompiler

@@ -6,10 +6,11 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from ..budget import cached_property
 from ..errors import GrammarError
 from .keywords import ALL, ONE, PLACES, SEQUENCE, child
 

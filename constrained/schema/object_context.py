@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-from ..budget import INTERPRETED, charge
+from ..budget import INTERPRETED, cached_property, charge
 from .formula import Formula, Or, ResultCodes, atoms, disj, evaluate, has_negation, optimistic, size_of
 from .interface import SchemaCompiler
 from .name_states import MemberNames, NameClass, NameKind

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, reduce
+from functools import lru_cache, reduce
 from json.encoder import encode_basestring, encode_basestring_ascii
 
 import numpy as np
 
-from ..budget import CompileBudget, cached_piece
+from ..budget import CompileBudget, cached_piece, cached_property
 from ..errors import GrammarError
 from ..regex.alphabet import NO_CLASS
 from ..regex.byte_dfa import byte_dfa

@@ -9,11 +9,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from ..automaton.actions import UNBOUNDED
+from ..budget import cached_property
 from .document import Document
 from .formula import Formula, conj, evaluate
 from .interface import SchemaCompiler, joined_goal

@@ -116,16 +116,17 @@ class GrammarCache:
             return entry.future
 
     def release(self, constraint: Constraint, future: Future[Any]) -> None:
-        """Say that one caller of `get` no longer waits for `future`. A compilation that nobody waits for is not
-        started."""
+        """Say that one caller of `get` no longer waits for `future`. A compilation that nobody waits for ends."""
         constraint = self._with_default(constraint)
         with self._lock:
             entry = self._entries.get(constraint)
             if entry is None or entry.future is not future:
                 return
             entry.num_waiting -= 1
-            if not entry.num_waiting and future.cancel():
+            if not entry.num_waiting and not future.done():
                 del self._entries[constraint]
+                if not future.cancel():
+                    self._turns.stop(constraint, future)
 
     def totals(self) -> GrammarTotals:
         """Count the cached grammars, the bytes that they take, and the renewals of their automata so far."""

@@ -2,7 +2,7 @@
 
 Jobs belong to lines. Of one line, one job takes place after the other; of several lines, that one goes on whose jobs
 have had the least work, which is least attained service. Work is what the jobs count with `constrained.budget`, not
-time. Every fourth turn is the oldest job's, so that none waits for ever.
+time. Every second turn is the oldest job's, so that none waits for ever.
 
 A job that gives way keeps the locks that it holds. So jobs that may want the same lock belong to one line, and nobody
 else may wait for such a lock.
@@ -22,7 +22,8 @@ from ...constrained.budget import counted
 
 T = TypeVar("T")
 TURN_STEPS = 100_000  # about a millisecond
-OLDEST_SHARE = 4  # one in so many turns is the oldest job's
+FIRST_STEPS = 30_000  # of a line's first turn, in which a plain schema is compiled
+OLDEST_SHARE = 2  # one in so many turns is the oldest job's
 HALF_LIFE = 100_000_000  # steps of all lines, after which those that a line has had count half
 MAX_BEGUN = 64  # jobs that have begun, each with a thread
 MAX_LINES = 1024  # whose work is remembered
@@ -38,7 +39,7 @@ class _Line:
     @property
     def level(self) -> int:
         """Logarithm of the work: lines of about as much work finish one after the other, and not all at the end."""
-        return (self.steps // TURN_STEPS).bit_length()
+        return 0 if self.steps < FIRST_STEPS else 1 + (self.steps // TURN_STEPS).bit_length() // 2
 
 
 @dataclass(eq=False)
@@ -49,6 +50,7 @@ class _Job:
     future: Future[Any] = field(default_factory=Future)
     resumed: Lock = field(default_factory=Lock)  # held while it waits for its turn
     has_begun: bool = False
+    is_stopped: bool = False
 
     def __post_init__(self) -> None:
         self.resumed.acquire()
@@ -63,7 +65,7 @@ class Turns:
         self._lock = Lock()
         self._lines: OrderedDict[Hashable, _Line] = OrderedDict()
         self._running: _Job | None = None
-        self._left = 0  # steps of its turn
+        self._turn_steps = self._left = 0  # of its turn
         self._num_jobs = self._num_begun = self._num_turns = self._num_steps = 0
         self._closed = False
 
@@ -83,16 +85,26 @@ class Turns:
                 self._resume(self._next())
             return job.future
 
+    def stop(self, line: Hashable, future: Future[Any]) -> None:
+        """End a job that has begun when it next counts work, with CancelledError."""
+        with self._lock:
+            jobs = self._lines[line].jobs if line in self._lines else ()
+            for job in jobs:
+                job.is_stopped |= job.future is future
+
     def close(self) -> None:
         """Cancel the jobs that have not begun, and end the others when they next count work."""
         with self._lock:
-            self._closed = True
-            for job in [job for line in self._lines.values() for job in line.jobs]:
-                if not job.has_begun:
-                    job.future.cancel()
-                elif job is not self._running:
-                    job.resumed.release()
+            self._close()
         self._threads.shutdown(wait=False)
+
+    def _close(self) -> None:
+        self._closed = True
+        for job in [job for line in self._lines.values() for job in line.jobs]:
+            if not job.has_begun:
+                job.future.cancel()
+            elif job is not self._running:
+                job.resumed.release()
 
     def _forget_lines(self) -> None:
         """Forget the work of idle lines beyond the bound, the least recently used first."""
@@ -109,10 +121,11 @@ class Turns:
         if not waiting:
             job = None
         elif self._num_turns % OLDEST_SHARE:
-            job = min(waiting, key=lambda job: (job.line.level, job.serial))
+            job = min(waiting, key=lambda job: (not job.is_stopped, job.line.level, job.serial))
         else:
             job = min(waiting, key=lambda job: job.serial)
-        self._running, self._left = job, TURN_STEPS
+        self._running = job
+        self._turn_steps = self._left = TURN_STEPS if job is None or job.line.level else FIRST_STEPS
         return job
 
     def _resume(self, job: _Job | None) -> None:
@@ -121,9 +134,13 @@ class Turns:
             return
         if job.has_begun:
             job.resumed.release()
+            return
+        try:
+            self._threads.submit(self._run, job)
+        except RuntimeError:  # the interpreter is exiting, and begins no more threads
+            self._close()
         else:
             self._begin(job)
-            self._threads.submit(self._run, job)
 
     def _begin(self, job: _Job) -> None:
         job.has_begun = True
@@ -161,22 +178,22 @@ class Turns:
         if self._left > 0:
             return
         with self._lock:
-            self._check_open()
+            self._check(job)
             self._end_turn(job)
             following = self._next()
             if following is job:
                 return
             self._resume(following)
         job.resumed.acquire()
-        self._check_open()
+        self._check(job)
 
-    def _check_open(self) -> None:
-        if self._closed:
+    def _check(self, job: _Job) -> None:
+        if self._closed or job.is_stopped:
             raise CancelledError
 
     def _end_turn(self, job: _Job) -> None:
         """Count the turn's steps to the job's line."""
-        num_steps = TURN_STEPS - self._left
+        num_steps = self._turn_steps - self._left
         job.line.steps += num_steps
         self._num_steps += num_steps
         if self._num_steps >= HALF_LIFE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -114,3 +115,62 @@ def test_a_request_may_be_aborted_while_its_grammar_works(ahead: bool, first_laz
     grammars.hurry()
     runtime.finish()
     assert not runtime.cache.leases
+
+
+@pytest.mark.parametrize("speculative", ["off", "ngram", "eagle"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_step_calls_what_may_wait_for_a_thread(speculative: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar that a thread uses is locked. So steps call only what does not wait, also for drafts."""
+    may_wait = False
+    ready: dict[FakeMatcher, list[int]] = {}  # the output for which a mask is known
+    accept, accept_at_once, is_ready, mask = (
+        getattr(FakeMatcher, name) for name in ("accept", "accept_at_once", "is_ready", "mask")
+    )
+    work = FakeGrammars.work
+
+    def checked_accept(matcher: FakeMatcher, token: int) -> bool:
+        assert may_wait
+        return bool(accept(matcher, token))
+
+    def permitted(call: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal may_wait
+        may_wait = True
+        try:
+            return call(*args, **kwargs)
+        finally:
+            may_wait = False
+
+    def checked_is_ready(matcher: FakeMatcher, *, forced: bool) -> bool:
+        found = is_ready(matcher, forced=forced)
+        if found:
+            ready[matcher] = list(matcher.accepted)
+        return bool(found)
+
+    def checked_mask(matcher: FakeMatcher, out: Any) -> None:
+        assert ready[matcher] == matcher.accepted
+        mask(matcher, out)
+
+    rng = random.Random(seed)
+    monkeypatch.setattr(FakeMatcher, "is_unlucky", lambda matcher: rng.random() < 0.2)
+    monkeypatch.setattr(FakeMatcher, "accept", checked_accept)
+    monkeypatch.setattr(FakeMatcher, "accept_at_once", lambda *args: permitted(accept_at_once, *args))
+    monkeypatch.setattr(FakeMatcher, "is_ready", checked_is_ready)
+    monkeypatch.setattr(FakeMatcher, "mask", checked_mask)
+    monkeypatch.setattr(FakeGrammars, "work", lambda *args: permitted(work, *args))
+    language = [[2, 3, 4] * 6 + [2, end] for end in (2, 3, 4)] + [[2, 3, 4] * 3 + [3]]
+    sent = generate(
+        "constrained", [2, 3, 4, 2, 3, 4], constraint=Constraint("choices", json.dumps(language)), max_new_tokens=24
+    )
+    runtime = Runtime(slow_masks=seed, jump_forward=False, speculative=speculative, speculative_adaptive=False)
+    runtime.add(sent)
+    runtime.finish()
+    for name, original in (
+        ("accept", accept),
+        ("accept_at_once", accept_at_once),
+        ("is_ready", is_ready),
+        ("mask", mask),
+    ):
+        monkeypatch.setattr(FakeMatcher, name, original)
+    assert_equal(runtime.answers["constrained"], sequential(sent))
+    if speculative != "off":
+        assert any(row.parents is not None for plan in runtime.plans for row in plan.rows), "nothing was drafted"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 from ...automaton.automaton import Automaton, ControlState, Frame, TransitionRow
 from ...automaton.literals import literal_states, without_text
+from ...budget import cached_property
 from ..interface import SchemaCompiler
 from ..string_parts import spellings
 from ..string_states import QUOTE
