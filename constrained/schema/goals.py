@@ -41,7 +41,7 @@ from .listed.simplification import lists_values, with_listed_values
 from .listed.states import ListedStyle, listed_start, value_choice
 from .listed.unlike_states import unlike_start
 from .listed.values import GivenValue, ListedPart
-from .nesting import LeastDepths, depth_schema
+from .nesting import DepthGoals
 from .number_parts import NumberPart, join_numbers, number_combinations
 from .number_parts import candidates as number_candidates
 from .object_context import ObjectContext, is_plain
@@ -67,9 +67,7 @@ class GoalCompiler(SchemaCompiler):
         self._satisfiable: dict[Formula, bool] = {}
         self._in_progress: dict[Formula, None] = {}
         self._num_combined = 0
-        self._depth_schemas: list[dict[str, Any]] = []  # of the values nested at most as deep as their index
-        self._depths: dict[int, int] = {}  # of these schemas, by their ids
-        self._least_depths = LeastDepths(document)
+        self._depths = DepthGoals(document)
 
     # Subschemas to goals and formulas.
 
@@ -92,12 +90,7 @@ class GoalCompiler(SchemaCompiler):
         return self.goal(Location(self.keep_alive(schema), "", "", (), self.document.start.draft))
 
     def within(self, depth: int) -> Formula:
-        while len(self._depth_schemas) <= depth:
-            inside = self._depth_schemas[-1] if self._depth_schemas else None
-            schema = self.keep_alive(depth_schema(inside))
-            self._depths[id(schema)] = len(self._depth_schemas)
-            self._depth_schemas.append(schema)
-        return self.goal_of(self._depth_schemas[depth])
+        return self._depths.goal(self, depth)
 
     def formula_at(self, location: Location) -> Formula:
         goal = self.goal(location)
@@ -306,7 +299,7 @@ class GoalCompiler(SchemaCompiler):
             return True
         if isinstance(goal, Or):
             return any(self.satisfiable(part) for part in goal.parts)
-        if self._depths and isinstance(goal, And) and self._is_too_deep(goal):
+        if isinstance(goal, And) and self._depths.excludes(self, goal):
             self._satisfiable[goal] = False
             return False
         self._in_progress[goal] = None
@@ -320,26 +313,6 @@ class GoalCompiler(SchemaCompiler):
         if found or self.num_assumptions == num_before or not self._in_progress:
             self._satisfiable[goal] = found
         return found
-
-    def _is_too_deep(self, goal: And) -> bool:
-        """Return True if a goal limits the depth of a value, and surely has none, or none that is nested so little."""
-        depths = {part: self._depth(part) for part in goal.parts}
-        most = min((depth for depth in depths.values() if depth is not None), default=None)
-        if most is None:
-            return False
-        rest = conj(part for part, depth in depths.items() if depth is None)
-        return self._least_depth(rest) > most or not self.satisfiable(rest)
-
-    def _depth(self, goal: Formula) -> int | None:
-        """Return the depth that a goal of `within` limits."""
-        return self._depths.get(id(goal.location.schema)) if isinstance(goal, SchemaNode) else None
-
-    def _least_depth(self, goal: Formula) -> int:
-        """Return a lower bound of the depth of the values that satisfy a goal."""
-        if isinstance(goal, And | Or):
-            depths = map(self._least_depth, goal.parts)
-            return max(depths) if isinstance(goal, And) else min(depths)
-        return self._least_depths.of(goal.location) if isinstance(goal, SchemaNode) else 0
 
     def _has_values(self, formula: Formula, kind: str) -> bool:
         if formula is True or formula is False:
@@ -411,10 +384,8 @@ class GoalCompiler(SchemaCompiler):
                 return unlike_start(state, unlike)
             except GrammarError:  # which is a ValueError too
                 raise
-            except ValueError:
-                pass  # searched for below
-            # The end of the structure is searched for, with the others as parts of its formula.
-            others = sorted(unlike, key=repr)[:MAX_STRUCTURES]
+            except ValueError:  # its end is searched for, with the others as parts of its formula
+                others = sorted(unlike, key=repr)[:MAX_STRUCTURES]
         need = conj([formulas[0], neg(self.typed(self.one_of(others), kind))])
         need = with_listed_values(self, need) if lists_values(need) else need
         if not isinstance(need, ListedPart):

@@ -12,6 +12,8 @@ from typing import Any
 from ..automaton.layout import LIMITED_LEVEL, MAX_DEPTH
 from ..errors import GrammarError
 from .document import Document, Location
+from .formula import And, Formula, Or, conj
+from .interface import SchemaCompiler, SchemaNode
 from .keywords import TYPES
 
 MAX_START_DEPTH = MAX_DEPTH - 2  # of a whole value: the output is around it, and perhaps a tag
@@ -19,6 +21,7 @@ MAX_NEEDED = 48  # levels that a value may need and still be begun just before t
 assert LIMITED_LEVEL + MAX_NEEDED < MAX_DEPTH
 # Without these a schema demands no values inside others, so that its least depth is 0.
 _DEMANDS = frozenset(("required", "minProperties", "minItems", "allOf", "anyOf", "oneOf", "$ref"))
+_NOTHING_INSIDE: dict[str, Any] = {"additionalProperties": False, "maxItems": 0}
 _NESTED = frozenset(("object", "array"))
 Choice = tuple[int, list[Location]]  # a depth, and schemas of the values that are nested in it
 
@@ -41,11 +44,42 @@ def needs_many_levels(document: Document) -> bool:
     return needs_many
 
 
-def depth_schema(inside: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the schema of the values nested one level deeper than those of `inside`, or not at all if that is None."""
-    if inside is None:
-        return {"additionalProperties": False, "maxItems": 0}
-    return {"additionalProperties": inside, "items": inside}
+class DepthGoals:
+    """Goals of the values of one document that are nested at most so deep."""
+
+    def __init__(self, document: Document) -> None:
+        self._schemas: list[dict[str, Any]] = []  # by depth
+        self._depths: dict[int, int] = {}  # of these schemas, by their ids
+        self._least = LeastDepths(document)
+
+    def goal(self, compiler: SchemaCompiler, depth: int) -> Formula:
+        """Return the goal of the values nested at most so deep."""
+        while len(self._schemas) <= depth:
+            inside = self._schemas[-1] if self._schemas else None
+            schema = {"additionalProperties": inside, "items": inside} if inside is not None else _NOTHING_INSIDE.copy()
+            self._depths[id(schema)] = len(self._schemas)
+            self._schemas.append(schema)
+        return compiler.goal_of(self._schemas[depth])
+
+    def excludes(self, compiler: SchemaCompiler, goal: And) -> bool:
+        """Return True if a goal limits the depth of a value, and surely has none, or none that is nested so little."""
+        depths = {part: self._depth(part) for part in goal.parts} if self._depths else {}
+        most = min((depth for depth in depths.values() if depth is not None), default=None)
+        if most is None:
+            return False
+        rest = conj(part for part, depth in depths.items() if depth is None)
+        return self._least_of(rest) > most or not compiler.satisfiable(rest)
+
+    def _depth(self, goal: Formula) -> int | None:
+        """Return the depth that a goal limits."""
+        return self._depths.get(id(goal.location.schema)) if isinstance(goal, SchemaNode) else None
+
+    def _least_of(self, goal: Formula) -> int:
+        """Return a lower bound of the depth of the values that satisfy a goal."""
+        if isinstance(goal, And | Or):
+            depths = map(self._least_of, goal.parts)
+            return max(depths) if isinstance(goal, And) else min(depths)
+        return self._least.of(goal.location) if isinstance(goal, SchemaNode) else 0
 
 
 class LeastDepths:
