@@ -42,7 +42,7 @@ from .listed.simplification import lists_values, with_listed_values
 from .listed.states import ListedStyle, listed_start, value_choice
 from .listed.unlike_states import unlike_start
 from .listed.values import GivenValue, ListedPart
-from .nesting import DepthLimits
+from .nesting import DepthGoals
 from .number_parts import NumberPart, join_numbers, number_combinations
 from .number_parts import candidates as number_candidates
 from .object_context import ObjectContext, is_plain
@@ -67,7 +67,7 @@ class GoalCompiler(SchemaCompiler):
         self._expanding: list[int] = []
         self._satisfiable: dict[Formula, bool] = {}
         self._in_progress: dict[Formula, None] = {}
-        self._depths = DepthLimits(self)
+        self._depths = DepthGoals(document)
 
     # Subschemas to goals and formulas.
 
@@ -90,7 +90,7 @@ class GoalCompiler(SchemaCompiler):
         return self.goal(Location(self.keep_alive(schema), "", "", (), self.document.start.draft))
 
     def within(self, depth: int) -> Formula:
-        return self._depths.within(depth)
+        return self._depths.goal(self, depth)
 
     def formula_at(self, location: Location) -> Formula:
         goal = self.goal(location)
@@ -295,7 +295,7 @@ class GoalCompiler(SchemaCompiler):
             return True
         if isinstance(goal, Or):
             return any(self.satisfiable(part) for part in goal.parts)
-        if isinstance(goal, And) and self._depths.leave_none(goal):
+        if isinstance(goal, And) and self._depths.excludes(self, goal):
             self._satisfiable[goal] = False
             return False
         count(NODE_STEPS)
@@ -380,10 +380,8 @@ class GoalCompiler(SchemaCompiler):
                 return unlike_start(state, unlike)
             except GrammarError:  # which is a ValueError too
                 raise
-            except ValueError:
-                pass  # searched for below
-            # The end of the structure is searched for, with the others as parts of its formula.
-            others = sorted(unlike, key=repr)[:MAX_STRUCTURES]
+            except ValueError:  # its end is searched for, with the others as parts of its formula
+                others = sorted(unlike, key=repr)[:MAX_STRUCTURES]
         need = conj([formulas[0], neg(self.typed(self.one_of(others), kind))])
         need = with_listed_values(self, need) if lists_values(need) else need
         if not isinstance(need, ListedPart):

@@ -21,6 +21,7 @@ MAX_NEEDED = 48  # levels that a value may need and still be begun just before t
 assert LIMITED_LEVEL + MAX_NEEDED < MAX_DEPTH
 # Without these a schema demands no values inside others, so that its least depth is 0.
 _DEMANDS = frozenset(("required", "minProperties", "minItems", "allOf", "anyOf", "oneOf", "$ref"))
+_NOTHING_INSIDE: dict[str, Any] = {"additionalProperties": False, "maxItems": 0}
 _NESTED = frozenset(("object", "array"))
 Choice = tuple[int, list[Location]]  # a depth, and schemas of the values that are nested in it
 
@@ -43,6 +44,7 @@ def needs_many_levels(document: Document) -> bool:
     return needs_many
 
 
+<<<<<<< HEAD
 class DepthLimits:
     """Goals of the values up to a depth, for one compiler."""
 
@@ -68,14 +70,43 @@ class DepthLimits:
         if not self._depths:
             return False
         depths = {part: self._limit(part) for part in goal.parts}
+=======
+class DepthGoals:
+    """Goals of the values of one document that are nested at most so deep."""
+
+    def __init__(self, document: Document) -> None:
+        self._schemas: list[dict[str, Any]] = []  # by depth
+        self._depths: dict[int, int] = {}  # of these schemas, by their ids
+        self._least = LeastDepths(document)
+
+    def goal(self, compiler: SchemaCompiler, depth: int) -> Formula:
+        """Return the goal of the values nested at most so deep."""
+        while len(self._schemas) <= depth:
+            inside = self._schemas[-1] if self._schemas else None
+            schema = {"additionalProperties": inside, "items": inside} if inside is not None else _NOTHING_INSIDE.copy()
+            self._depths[id(schema)] = len(self._schemas)
+            self._schemas.append(schema)
+        return compiler.goal_of(self._schemas[depth])
+
+    def excludes(self, compiler: SchemaCompiler, goal: And) -> bool:
+        """Return True if a goal limits the depth of a value, and surely has none, or none that is nested so little."""
+        depths = {part: self._depth(part) for part in goal.parts} if self._depths else {}
+>>>>>>> h_loud
         most = min((depth for depth in depths.values() if depth is not None), default=None)
         if most is None:
             return False
         rest = conj(part for part, depth in depths.items() if depth is None)
+<<<<<<< HEAD
         return self._least_of(rest) > most or not self._compiler.satisfiable(rest)
 
     def _limit(self, goal: Formula) -> int | None:
         """Return the depth that a goal of `within` limits."""
+=======
+        return self._least_of(rest) > most or not compiler.satisfiable(rest)
+
+    def _depth(self, goal: Formula) -> int | None:
+        """Return the depth that a goal limits."""
+>>>>>>> h_loud
         return self._depths.get(id(goal.location.schema)) if isinstance(goal, SchemaNode) else None
 
     def _least_of(self, goal: Formula) -> int:
