@@ -62,7 +62,7 @@ def _decimals(value: Decimal, wanted: tuple[int, ...]) -> Dfa:
     builder = _ComparisonBuilder()
     start, minus = builder.state(), builder.state()
     assert start == START
-    size = _Magnitude(abs(value))
+    size = _Magnitude(value.copy_abs())  # exact; `abs` would round to the digits of the context
     # Of the sign that the value does not have, all numbers are on one side of it. Zero has both signs.
     builder.add_magnitudes(start, size if value >= 0 else None, {_BELOW: _BELOW, _EQUAL: _EQUAL, _ABOVE: _ABOVE})
     builder.add_magnitudes(minus, size if value <= 0 else None, {_BELOW: _ABOVE, _EQUAL: _EQUAL, _ABOVE: _BELOW})

@@ -132,7 +132,9 @@ def join_numbers(parts: Iterable[NumberPart]) -> NumberPart | bool:
     if low is not None and high is not None:
         if low.value > high.value or (low.value == high.value and (low.strict or high.strict)):
             return False
-        if (joined.integer or joined.multiples) and high.value - low.value < MAX_COMPARED_RANGE:
+        # As integers, because differences of decimals are rounded to the digits of the context.
+        is_short = math.floor(high.value) - math.ceil(low.value) < MAX_COMPARED_RANGE
+        if (joined.integer or joined.multiples) and is_short:
             return False if number_dfa(joined).is_empty else joined
     return joined
 

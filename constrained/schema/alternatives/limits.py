@@ -355,6 +355,8 @@ class LimitCheck:
         if isinstance(formula, bool) or is_plain_array(self._compiler, formula):
             return
         parts = [part for part in atoms(formula) if isinstance(part, ArrayPart)]
+        if not parts:
+            return  # given arrays only
         contained = {goal for part in parts for goal, _, _ in part.contains}
         indices = range(max(part.num_item_goals for part in parts))
         goals_at = (contained | {part.goal(index) for part in parts} for index in indices)

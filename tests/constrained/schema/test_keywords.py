@@ -262,6 +262,20 @@ def test_bounds_may_be_long_integers(bound: int) -> None:
     assert not takes({"type": "integer", "maximum": bound}, str(bound + 1))
 
 
+@pytest.mark.parametrize("low", [10**28 + 1, -(2**127), 0, 1 - 10**300, 3 * 10**30 + 1])
+@pytest.mark.parametrize("width", [0, 1, 5, 999, 1000, 2**128 - 1, 2**256 - 1])
+@pytest.mark.parametrize("bounds", [("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")])
+def test_ranges_of_long_integers_are_exact(low: int, width: int, bounds: tuple[str, str]) -> None:
+    high = low + width
+    schema = {"type": "integer", bounds[0]: low, bounds[1]: high}
+    judge = jsonschema.Draft202012Validator(schema)
+    numbers = {low - 1, low, low + 1, high - 1, high, high + 1, 10 * low, 10 * high, -low, -high, 10**28, 0, width}
+    grammar = compiled_or_none(JsonSchema(schema), shared_vocabulary())
+    for number in numbers:
+        found = grammar is not None and accepts(grammar, str(number).encode())
+        assert found == judge.is_valid(number), number
+
+
 @pytest.mark.parametrize("keyword", ["minimum", "exclusiveMaximum", "multipleOf"])
 def test_a_number_of_too_many_digits_is_refused_with_its_pointer(keyword: str) -> None:
     with pytest.raises(GrammarError, match=f"more than 400 digits .at /items/{keyword} of") as refusal:
