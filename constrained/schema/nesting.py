@@ -44,33 +44,6 @@ def needs_many_levels(document: Document) -> bool:
     return needs_many
 
 
-<<<<<<< HEAD
-class DepthLimits:
-    """Goals of the values up to a depth, for one compiler."""
-
-    def __init__(self, compiler: SchemaCompiler) -> None:
-        self._compiler = compiler
-        self._schemas: list[dict[str, Any]] = []  # of the values nested at most as deep as their index
-        self._depths: dict[int, int] = {}  # of these schemas, by their ids
-        self._least = LeastDepths(compiler.document)
-
-    def within(self, depth: int) -> Formula:
-        """Return the goal of the values that are nested at most so deep."""
-        while len(self._schemas) <= depth:
-            inside: dict[str, Any] = {"additionalProperties": False, "maxItems": 0}
-            if self._schemas:
-                inside = {"additionalProperties": self._schemas[-1], "items": self._schemas[-1]}
-            self._compiler.keep_alive(inside)
-            self._depths[id(inside)] = len(self._schemas)
-            self._schemas.append(inside)
-        return self._compiler.goal_of(self._schemas[depth])
-
-    def leave_none(self, goal: And) -> bool:
-        """Return True if a goal limits the depth of a value, and surely has none, or none that is nested so little."""
-        if not self._depths:
-            return False
-        depths = {part: self._limit(part) for part in goal.parts}
-=======
 class DepthGoals:
     """Goals of the values of one document that are nested at most so deep."""
 
@@ -91,22 +64,14 @@ class DepthGoals:
     def excludes(self, compiler: SchemaCompiler, goal: And) -> bool:
         """Return True if a goal limits the depth of a value, and surely has none, or none that is nested so little."""
         depths = {part: self._depth(part) for part in goal.parts} if self._depths else {}
->>>>>>> h_loud
         most = min((depth for depth in depths.values() if depth is not None), default=None)
         if most is None:
             return False
         rest = conj(part for part, depth in depths.items() if depth is None)
-<<<<<<< HEAD
-        return self._least_of(rest) > most or not self._compiler.satisfiable(rest)
-
-    def _limit(self, goal: Formula) -> int | None:
-        """Return the depth that a goal of `within` limits."""
-=======
         return self._least_of(rest) > most or not compiler.satisfiable(rest)
 
     def _depth(self, goal: Formula) -> int | None:
         """Return the depth that a goal limits."""
->>>>>>> h_loud
         return self._depths.get(id(goal.location.schema)) if isinstance(goal, SchemaNode) else None
 
     def _least_of(self, goal: Formula) -> int:
