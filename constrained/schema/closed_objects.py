@@ -13,6 +13,7 @@ from itertools import combinations
 from math import prod
 from typing import Any, NamedTuple
 
+from ..budget import INTERPRETED, charge
 from .document import Location
 from .formula import MAX_SIZE, Formula, conj, disj, neg, one
 from .interface import SchemaCompiler
@@ -383,6 +384,7 @@ def _conjunction(parts: list[SplitFormula]) -> SplitFormula:
 
 
 def _product(a: Alternatives, b: Alternatives) -> Alternatives:
+    charge(10 * INTERPRETED * len(a) * len(b))
     pairs: list[tuple[ListedMembers, Formula]] = []
     for x, p in a.items():
         added = _merged_cases((x | y, q) for y, q in b.items())  # those that list nothing more become one

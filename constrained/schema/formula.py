@@ -17,7 +17,7 @@ T = TypeVar("T")
 V = TypeVar("V", bound=Hashable)
 Formula = Any  # bool | And | Or | ExactlyOne | Not | atom
 Truths = tuple[bool, ...]  # of several formulas, in their order
-MAX_SIZE = 500_000  # atoms and connectives of one formula, those that it shares counted at every place
+MAX_SIZE = 200_000  # atoms and connectives of one formula, those that it shares counted at every place
 FEW_RESULTS = 8  # of one value, for which a frame makes room at first
 
 
