@@ -1,12 +1,16 @@
-"""Automata of decimal numbers within bounds: the digits are compared one by one with those of the bound."""
+"""Automata of decimal numbers within bounds: the digits are compared one by one with those of the bounds."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ..budget import INTERPRETED, CompileBudget
 from .dfa import DEAD, START, Dfa, trimmed_dfa
 from .expression import Bytes, Chars, alternation, optional, repeat, sequence
 
@@ -34,9 +38,9 @@ PLAIN_INTEGER = alternation([NATURAL, sequence(Bytes(b"-"), POSITIVE)])
 NUMBER = sequence(INTEGER, optional(FRACTION), optional(EXPONENT))
 # Classes of bytes: the digits 0 to 9, a minus, a point, and all others.
 _MINUS, _POINT, _OTHER = 10, 11, 12
-_CLASS_OF = np.full(256, _OTHER, np.uint8)
-_CLASS_OF[list(b"0123456789-.")] = np.arange(12)
-_BELOW, _EQUAL, _ABOVE = -1, 0, 1
+CLASS_OF = np.full(256, _OTHER, np.uint8)
+CLASS_OF[list(b"0123456789-.")] = np.arange(12)
+_INSIDE = -1  # the position of a state that no number ends in
 
 
 @dataclass(frozen=True)
@@ -49,100 +53,183 @@ class NumberBound:
 
 def at_least(bound: NumberBound) -> Dfa:
     """Return the decimals of at least a bound, without exponents. States are linear in the digits of the bound."""
-    return _decimals(bound.value, (_ABOVE,) if bound.strict else (_EQUAL, _ABOVE))
+    return _compared(bound.value, (2,) if bound.strict else (1, 2))
 
 
 def at_most(bound: NumberBound) -> Dfa:
     """Return the decimals of at most a bound, without exponents."""
-    return _decimals(bound.value, (_BELOW,) if bound.strict else (_BELOW, _EQUAL))
+    return _compared(bound.value, (0,) if bound.strict else (0, 1))
 
 
-def _decimals(value: Decimal, wanted: tuple[int, ...]) -> Dfa:
-    """Return the decimals whose relation to a value is one of `wanted`."""
-    builder = _ComparisonBuilder()
+def _compared(value: Decimal, wanted: tuple[int, ...]) -> Dfa:
+    """Return the decimals whose position among one value is one of `wanted`."""
+    table, positions = decimal_positions((value,))
+    return trimmed_dfa(table, CLASS_OF, np.isin(positions, wanted))
+
+
+def decimal_positions(values: Sequence[Decimal]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Build an automaton that compares a decimal without exponent with all of some distinct, ascending values.
+
+    Returns the table int32[S, C] over the classes `CLASS_OF`, and for each state the position of its number: int32[S].
+    Position 2n + 1 is that of the n-th value, 2n is between the values before it and it; a state inside a number has
+    none, but -1. States are linear in the digits of all values. Raises GrammarError beyond the budget.
+    """
+    builder = _PositionBuilder()
     start, minus = builder.state(), builder.state()
     assert start == START
-    size = _Magnitude(value.copy_abs())  # exact; `abs` would round to the digits of the context
-    # Of the sign that the value does not have, all numbers are on one side of it. Zero has both signs.
-    builder.add_magnitudes(start, size if value >= 0 else None, {_BELOW: _BELOW, _EQUAL: _EQUAL, _ABOVE: _ABOVE})
-    builder.add_magnitudes(minus, size if value <= 0 else None, {_BELOW: _ABOVE, _EQUAL: _EQUAL, _ABOVE: _BELOW})
+    negative = [_Magnitude(value) for value in reversed(values) if value <= 0]
+    positive = [_Magnitude(value) for value in values if value >= 0]
+    num_below, num_to_zero = len(values) - len(positive), len(negative)
+    # Zero has both signs.
+    builder.add_magnitudes(start, positive, lambda position: 2 * num_below + position)
+    builder.add_magnitudes(minus, negative, lambda position: 2 * num_to_zero - position)
     builder.rows[start][_MINUS] = minus
-    accepting = np.array([relation in wanted for relation in builder.relations])
-    return trimmed_dfa(np.array(builder.rows, np.int32), _CLASS_OF, accepting)
+    return np.array(builder.rows, np.int32), np.array(builder.positions, np.int32)
 
 
 class _Magnitude:
-    """Digits of a number that is not negative: the integer part, and the fraction without zeros at its end."""
+    """Digits of a number without its sign: the integer part, and the fraction without zeros at its end."""
 
     def __init__(self, value: Decimal) -> None:
-        whole, _, fraction = format(value, "f").partition(".")
-        self.whole, self.fraction = list(map(int, whole)), list(map(int, fraction.rstrip("0")))
+        whole, _, fraction = format(value.copy_abs(), "f").partition(".")
+        self.whole, self.fraction = int(whole), fraction.rstrip("0")
 
 
-class _ComparisonBuilder:
-    """Rows of the automaton, and for each state the relation of its number to the bound: None inside a number."""
+class _PositionBuilder:
+    """Rows of the automaton, and for each state the position of its number."""
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = [[DEAD] * 13]
-        self.relations: list[int | None] = [None]
+        self.positions: list[int] = [_INSIDE]
+        self._budget = CompileBudget()
 
-    def state(self, relation: int | None = None) -> int:
+    def state(self, position: int = _INSIDE) -> int:
         self.rows.append([DEAD] * 13)
-        self.relations.append(relation)
+        self.positions.append(position)
+        self._budget.check(len(self.rows), INTERPRETED)
         return len(self.rows) - 1
 
-    def add_magnitudes(self, start: int, bound: _Magnitude | None, meaning: dict[int, int]) -> None:
-        """Add the numbers without a sign, from `start` on, compared with a bound; None: all are above it.
+    def add_magnitudes(self, start: int, values: list[_Magnitude], meaning: Callable[[int], int]) -> None:
+        """Add the numbers without a sign, from `start` on, compared with ascending magnitudes.
 
-        `meaning` is what a relation of the magnitudes says about the numbers.
+        `meaning` is what a position among the magnitudes says about the numbers.
         """
-        rows = self.rows
+        _MagnitudeStates(self, values, meaning).add(start)
 
-        def settled(relation: int) -> int:
-            """Add the fraction of a number whose relation is known; return the state after the point."""
-            point, digits = self.state(), self.state(meaning[relation])
+
+class _MagnitudeStates:
+    """States of the numbers without a sign.
+
+    `_prefixes[k]` are the first k digits that integer parts of the values have, sorted. The digits of an integer part
+    are compared with those of the same number: a place 2n + 1 is that of the n-th prefix, 2n is between the prefixes
+    before it and it. The place of the digits decides all that follows, whatever the length of the number.
+    """
+
+    def __init__(self, builder: _PositionBuilder, values: list[_Magnitude], meaning: Callable[[int], int]) -> None:
+        self._builder, self._meaning = builder, meaning
+        self._wholes = [value.whole for value in values]
+        self._fractions = [value.fraction for value in values]
+        digits = [str(whole) for whole in dict.fromkeys(self._wholes) if whole]
+        length = max(map(len, digits), default=0)
+        found: list[set[int]] = [set() for _ in range(length + 1)]
+        for each in digits:
+            for size in range(1, len(each) + 1):
+                found[size].add(int(each[:size]))
+        self._prefixes = [sorted(prefixes) for prefixes in found]
+        self._places: dict[tuple[int, int], int] = {}  # states by the number of digits and their place
+        self._todo: list[tuple[int, int]] = []
+        self._settled: dict[int, tuple[int, int]] = {}
+
+    def add(self, start: int) -> None:
+        rows, longer = self._builder.rows, 0
+        rows[start][0] = self._whole(0)
+        for digit in range(1, 10):
+            rows[start][digit] = self._after(1, digit)
+        while self._todo:
+            size, place = key = self._todo.pop()
+            state, prefixes = self._places[key], self._prefixes[size] if size < len(self._prefixes) else []
+            if size >= len(self._prefixes) - 1:  # more digits than any value has
+                longer = longer or self._longer()
+                rows[state][:10] = [longer] * 10
+            elif place % 2:
+                rows[state][:10] = [self._after(size + 1, 10 * prefixes[place // 2] + digit) for digit in range(10)]
+            else:
+                rows[state][:10] = [self._after(size + 1, 10 * self._first_at(size, place))] * 10
+
+    def _first_at(self, size: int, place: int) -> int:
+        """Return the first digits at a place between prefixes."""
+        return self._prefixes[size][place // 2 - 1] + 1 if place else 10 ** (size - 1)
+
+    def _after(self, size: int, digits: int) -> int:
+        """Return the state after so many digits of the integer part."""
+        prefixes = self._prefixes[size] if size < len(self._prefixes) else []
+        at = bisect_left(prefixes, digits)
+        key = size, 2 * at + (at < len(prefixes) and prefixes[at] == digits)
+        if key not in self._places:
+            self._places[key] = self._whole(digits)
+            self._todo.append(key)
+        return self._places[key]
+
+    def _longer(self) -> int:
+        """Add the states of the numbers that have more digits than any value."""
+        position = 2 * len(self._wholes)
+        state = self._builder.state(self._meaning(position))
+        self._builder.rows[state][:10], self._builder.rows[state][_POINT] = [state] * 10, self._point(position)
+        return state
+
+    def _whole(self, digits: int) -> int:
+        """Add the state after an integer part, which may end or go on with a fraction, and the states of that."""
+        first, last = bisect_left(self._wholes, digits), bisect_right(self._wholes, digits)
+        is_value = first < last and not self._fractions[first]
+        state = self._builder.state(self._meaning(2 * first + is_value))
+        self._builder.rows[state][_POINT] = self._add_fractions(first, last) if first < last else self._point(2 * first)
+        return state
+
+    def _point(self, position: int) -> int:
+        """Return the state after the point of a number whose position is known."""
+        return self._known(position)[0]
+
+    def _digits(self, position: int) -> int:
+        """Return the state inside the fraction of a number whose position is known."""
+        return self._known(position)[1]
+
+    def _known(self, position: int) -> tuple[int, int]:
+        found = self._settled.get(position)
+        if found is None:
+            rows = self._builder.rows
+            point, digits = self._builder.state(), self._builder.state(self._meaning(position))
             rows[point][:10] = rows[digits][:10] = [digits] * 10
-            return point
+            found = self._settled[position] = point, digits
+        return found
 
-        below, above = settled(_BELOW), settled(_ABOVE)
-        whole = [0] if bound is None else bound.whole
-        fraction = [] if bound is None else bound.fraction
-        # More digits than the bound has: the number is above it.
-        longer = self.state(meaning[_ABOVE])
-        rows[longer][:10], rows[longer][_POINT] = [longer] * 10, above
-        if bound is None:
-            zero = self.state(meaning[_ABOVE])
-            rows[zero][_POINT] = above
-            rows[start][:10] = [zero, *[longer] * 9]
-            return
-        # The digits so far are equal to the bound's: states after the point, one for each digit of the fraction.
-        equal = self.state()
-        here = equal
-        for number, digit in enumerate(fraction):
-            is_last = number == len(fraction) - 1
-            following = self.state(meaning[_EQUAL if is_last else _BELOW])
-            rows[here][:10] = [*[rows[below][0]] * digit, following, *[rows[above][0]] * (9 - digit)]
-            here = following
-        zeros = here if fraction else self.state(meaning[_EQUAL])
-        rows[here][:10] = rows[zeros][:10] = [zeros, *[rows[above][0]] * 9]
-        # By the number of digits, and by the relation of the digits so far to the bound's first ones.
-        at_bound = {_BELOW: _BELOW, _EQUAL: _BELOW if fraction else _EQUAL, _ABOVE: _ABOVE}
-        after = {_BELOW: below, _EQUAL: equal, _ABOVE: above}
-        same_length = {relation: self.state(meaning[at_bound[relation]]) for relation in after}
-        for relation, state in same_length.items():
-            rows[state][:10], rows[state][_POINT] = [longer] * 10, after[relation]
-        following_digits = same_length
-        for digit in reversed(whole[1:]):
-            shorter = {relation: self.state(meaning[_BELOW]) for relation in after}
-            for relation, state in shorter.items():
-                rows[state][_POINT] = below
-                for read in range(10):
-                    compared = relation or (read > digit) - (read < digit)
-                    rows[state][read] = following_digits[compared]
-            following_digits = shorter
-        for read in range(1, 10):
-            rows[start][read] = following_digits[(read > whole[0]) - (read < whole[0])]
-        # A zero is the whole integer part.
-        zero = self.state(meaning[at_bound[_EQUAL] if whole == [0] else _BELOW])
-        rows[zero][_POINT] = equal if whole == [0] else below
-        rows[start][0] = zero
+    def _add_fractions(self, first: int, last: int) -> int:
+        """Add the fractions after the integer part of the values from `first` up to `last`; return the first state."""
+        values, rows = self._fractions[first:last], self._builder.rows
+        states = {"": self._builder.state()}
+        todo = [""]
+        for value in values:
+            for size in range(1, len(value) + 1):
+                if value[:size] not in states:
+                    states[value[:size]] = self._builder.state(self._meaning(self._among(values, first, value[:size])))
+                    todo.append(value[:size])
+        for digits in todo:
+            position = self._among(values, first, digits)
+            zeros = 0
+            if position % 2 and digits + "0" not in states:  # equal to a value, however many zeros follow
+                zeros = self._builder.state(self._meaning(position))
+                rows[zeros][:10] = [zeros, *[self._digits(position + 1)] * 9]
+            for digit, letter in enumerate("0123456789"):
+                if digit == 0 and zeros:
+                    target = zeros
+                else:
+                    target = states.get(digits + letter) or self._digits(
+                        2 * (first + bisect_left(values, digits + letter))
+                    )
+                rows[states[digits]][digit] = target
+        return states[""]
+
+    def _among(self, values: list[str], first: int, digits: str) -> int:
+        """Return the position of a number with these digits of the fraction."""
+        value = digits.rstrip("0")
+        at = bisect_left(values, value)
+        return 2 * (first + at) + (at < len(values) and values[at] == value)

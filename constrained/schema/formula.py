@@ -255,6 +255,43 @@ def reader(formulas: Sequence[Formula], parts: Sequence[Any]) -> Callable[[Truth
     return read
 
 
+def bits_reader(formulas: Sequence[Formula], parts: Sequence[Any]) -> Callable[[int], int]:
+    """Return the function from the truths of parts, as bits, to those of formulas over them.
+
+    Formulas that are parts in the order of the parts are read at once, alternatives of parts by one comparison.
+    """
+    bit_of = {part: 1 << number for number, part in enumerate(parts)}
+    constant = 0
+    at_distance: dict[int, int] = {}  # bits of the formulas that are parts, by how far the parts' bits are above
+    alternatives: list[tuple[int, int]] = []  # bits of formulas, and of their parts, one of which must hold
+    others: list[tuple[int, Formula]] = []
+    for number, formula in enumerate(formulas):
+        bit = 1 << number
+        if isinstance(formula, bool):
+            constant |= bit if formula else 0
+        elif formula in bit_of:
+            distance = bit_of[formula].bit_length() - bit.bit_length()
+            at_distance[distance] = at_distance.get(distance, 0) | bit
+        elif isinstance(formula, Or) and all(part in bit_of for part in formula.parts):
+            alternatives.append((bit, sum(bit_of[part] for part in formula.parts)))
+        else:
+            others.append((bit, formula))
+
+    def read(truths: int) -> int:
+        found = constant
+        for distance, bits in at_distance.items():
+            found |= bits & (truths >> distance if distance >= 0 else truths << -distance)
+        for bit, some in alternatives:
+            if truths & some:
+                found |= bit
+        for bit, formula in others:
+            if evaluate(formula, lambda part: bool(truths & bit_of[part])):
+                found |= bit
+        return found
+
+    return read
+
+
 def optimistic(formula: Formula, value: Callable[[Any], Formula], settled: Callable[[Any], bool]) -> Formula:
     """Return a necessary condition, now, for the formula to become true at the end.
 

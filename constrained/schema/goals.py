@@ -47,7 +47,7 @@ from .number_parts import NumberPart, join_numbers, number_combinations
 from .number_parts import candidates as number_candidates
 from .object_context import ObjectContext, is_plain
 from .object_states import ObjectState
-from .quick_checks import are_disjoint, quick_satisfiable
+from .quick_checks import are_disjoint, is_bare_reference, quick_satisfiable
 from .string_parts import StringPart, join_strings, leaves_some, likely_texts, merged_texts, string_combinations
 from .string_parts import candidates as string_candidates
 from .structure_parts import ArrayPart, ObjectPart
@@ -77,6 +77,9 @@ class GoalCompiler(SchemaCompiler):
             return schema
         if all(name not in KEYWORDS or name in ("definitions", "$defs", "then", "else") for name in schema):
             return True
+        if is_bare_reference(location) and "$id" not in schema:
+            # One node for all references to a schema, so that what many of them lead to is worked out once.
+            return self.goal(self.document.resolve(schema["$ref"], location, "$ref"), generated=generated)
         key: Hashable = (id(schema), location.base, location.scope)
         content = _content(schema) if len(schema) <= 6 else None
         differs = generated and (self.closes_objects or self.integers_as_digits) and not _is_unaffected(content)

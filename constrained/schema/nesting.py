@@ -15,6 +15,7 @@ from .document import Document, Location
 from .formula import And, Formula, Or, conj
 from .interface import SchemaCompiler, SchemaNode
 from .keywords import TYPES
+from .quick_checks import is_bare_reference
 
 MAX_START_DEPTH = MAX_DEPTH - 2  # of a whole value: the output is around it, and perhaps a tag
 MAX_NEEDED = 48  # levels that a value may need and still be begun just before the level that limits it
@@ -114,6 +115,9 @@ class LeastDepths:
     def _constraints(self, location: Location) -> Iterator[list[Choice]]:
         """Yield choices of which a value makes one of each: the least depth beside that of the schemas in it."""
         if not isinstance(location.schema, dict) or _DEMANDS.isdisjoint(location.schema):
+            return
+        if is_bare_reference(location):
+            yield [(0, [self._document.resolve(location.schema["$ref"], location)])]
             return
         places = self._together(location)
         types = set(TYPES)

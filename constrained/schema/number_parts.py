@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache, lru_cache, reduce
+from itertools import accumulate
+from operator import xor
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from ..budget import CompileBudget, cached_piece
 from ..errors import GrammarError
 from ..regex.decimal_ranges import (
+    CLASS_OF,
     INTEGER,
     LARGE_EXPONENT,
     NUMBER,
@@ -23,14 +26,16 @@ from ..regex.decimal_ranges import (
     NumberBound,
     at_least,
     at_most,
+    decimal_positions,
 )
 from ..regex.dfa import Dfa, intersect, trimmed_dfa
 from ..regex.expression import EMPTY, Bytes, optional, repeat, sequence
 from ..regex.listed import listed_dfa
+from ..regex.pair_product import pair_product
 from . import formula as formulas
 from .formula import Formula, Truths
 from .keywords import child
-from .string_dfas import combinations, expression_dfa
+from .string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part
 
 MAX_DIGITS = 400  # of a bound or divisor as it is written; as many as any double needs
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
@@ -295,7 +300,81 @@ def number_combinations(parts: Sequence[NumberPart]) -> Iterable[Truths]:
         listed = frozenset[Decimal]().union(*(part.values or () for part in parts))
         found = {tuple(value in (part.values or ()) for part in parts): None for value in listed}
         return found | {tuple(False for _ in parts): None}
-    return combinations(number_universe(parts), [number_dfa(part) for part in parts])
+    return [
+        formulas.truths_of(bits, len(parts)) for bits in number_product(number_universe(parts), tuple(parts)).accepted
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class NumberProduct:
+    """Product of the automata of several parts over the spellings of a universe.
+
+    `combination[q]` is the index in `accepted` of the parts, as bits, that hold for the number that ends in state q, or
+    -1 if none ends there.
+    """
+
+    table: NDArray[np.int32]  # [S, C]
+    class_of: NDArray[np.uint8]  # [256]
+    combination: NDArray[np.int64]  # [S]
+    accepted: list[int]
+
+    def labelled(self, label: Callable[[int], int]) -> LabelledDfa | None:
+        """Label the numbers by the parts that hold, as bits; -1 refuses a number. None if all are refused."""
+        by_combination = np.array([*map(label, self.accepted), -1], np.int32)
+        return live_part(self.table, self.class_of, by_combination[self.combination])
+
+
+@cached_piece(maxsize=64)
+def number_product(universe: Dfa, parts: tuple[NumberPart, ...]) -> NumberProduct:
+    """Return the product of several parts over the numbers of a universe. Raises GrammarError beyond the limits.
+
+    The bounds of all parts are compared with a number at once, so that there may be thousands of them.
+    """
+    without = [replace(part, lower=None, upper=None) for part in parts]
+    bases = [base for base in dict.fromkeys(without) if base != NumberPart()]
+    found = dfa_product((universe, *map(number_dfa, bases)))
+    of_base = {base: number for number, base in enumerate(bases)}
+    held = [0] * len(found.accepted)  # parts whose bounds aside hold for each combination
+    for number, base in enumerate(without):
+        for at, accepted in enumerate(found.accepted):
+            if base not in of_base or accepted[of_base[base]]:
+                held[at] |= 1 << number
+    limits = {limit.value for part in parts for limit in (part.lower, part.upper) if limit is not None}
+    if not limits:
+        return NumberProduct(found.table, found.class_of, found.combination, held)
+    values = tuple(sorted(limits))
+    compared, positions = _positions(values)
+    columns, classes = np.unique(np.stack([found.class_of, CLASS_OF]), axis=1, return_inverse=True)
+    budget = CompileBudget()
+    table, pairs = pair_product(found.table[:, columns[0]], compared[:, columns[1]], "both", budget.check)
+    base_at, position = found.combination[pairs[:, 0]], positions[pairs[:, 1]]
+    within = _within(parts, values)
+    codes, combination = np.unique(
+        np.where((base_at < 0) | (position < 0), -1, base_at * len(within) + position), return_inverse=True
+    )
+    accepted_bits = [held[code // len(within)] & within[code % len(within)] for code in codes.tolist() if code >= 0]
+    return NumberProduct(
+        table, classes.reshape(-1).astype(np.uint8), combination.reshape(-1) - int(codes[0] < 0), accepted_bits
+    )
+
+
+_positions = cached_piece(maxsize=64)(decimal_positions)
+
+
+def _within(parts: Sequence[NumberPart], values: Sequence[Decimal]) -> list[int]:
+    """Return which parts have a position among the values within their bounds, as bits, for each position."""
+    number_of = {value: number for number, value in enumerate(values)}
+    changes = [0] * (2 * len(values) + 2)
+    for number, part in enumerate(parts):
+        low, high = 0, 2 * len(values)
+        if part.lower is not None:
+            low = 2 * number_of[part.lower.value] + 1 + part.lower.strict
+        if part.upper is not None:
+            high = 2 * number_of[part.upper.value] + 1 - part.upper.strict
+        if low <= high:
+            changes[low] ^= 1 << number
+            changes[high + 1] ^= 1 << number
+    return list(accumulate(changes[:-1], xor))
 
 
 def number_universe(parts: Iterable[NumberPart]) -> Dfa:

@@ -53,7 +53,7 @@ def quick_satisfiable(document: Document, location: Location, depth: int = MAX_D
         return True
     if depth == 0:
         return False
-    if _is_bare_reference(location):
+    if is_bare_reference(location):
         return quick_satisfiable(document, document.resolve(schema["$ref"], location), depth - 1)
     if not _COMPLICATED.isdisjoint(schema):
         return _has_alternative(document, location, depth)
@@ -75,7 +75,7 @@ def _has_alternative(document: Document, location: Location, depth: int) -> bool
     return any(quick_satisfiable(document, part, depth - 1) for part in inner)
 
 
-def _is_bare_reference(location: Location) -> bool:
+def is_bare_reference(location: Location) -> bool:
     """Return True if a schema only refers to another one."""
     schema = location.schema
     return "$ref" in schema and (location.ref_is_alone or schema.keys() <= _BARE_REFERENCE)
@@ -284,7 +284,7 @@ def _followed(document: Document, location: Location) -> Location:
     """Follow bare references and return the schema at their end."""
     for _ in range(MAX_REFERENCES):
         schema = location.schema
-        if not isinstance(schema, dict) or "$id" in schema or not _is_bare_reference(location):
+        if not isinstance(schema, dict) or "$id" in schema or not is_bare_reference(location):
             break
         location = document.resolve(schema["$ref"], location)
     return location

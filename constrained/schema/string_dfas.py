@@ -176,7 +176,8 @@ class DfaProduct:
 
 
 @cached_piece(maxsize=256)
-def _product(machines: tuple[Dfa, ...]) -> DfaProduct:
+def dfa_product(machines: tuple[Dfa, ...]) -> DfaProduct:
+    """Return the product of a universe and automata. Raises GrammarError beyond `MAX_PRODUCT_STATES`."""
     columns, inverse = np.unique(np.stack([m.class_of for m in machines]), axis=1, return_inverse=True)
     tables = [m.table[:, column] for m, column in zip(machines, columns, strict=True)]
     table, combination, accepted = product(tables, [machine.accepting for machine in machines], product_check())
@@ -197,24 +198,26 @@ def product_check() -> Callable[[int, int], None]:
 
 def combinations(universe: Dfa, dfas: Sequence[Dfa]) -> tuple[Truths, ...]:
     """Return the combinations of automata that accept a text of the universe while the others do not."""
-    return _product((universe, *dfas)).accepted
+    return dfa_product((universe, *dfas)).accepted
 
 
-def labelled_product(
-    universe: Dfa, dfas: Sequence[Dfa], label: Callable[[Truths], int]
-) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]] | None:
+LabelledDfa = tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]  # table [S, C], classes [256], labels [S]
+
+
+def labelled_product(universe: Dfa, dfas: Sequence[Dfa], label: Callable[[Truths], int]) -> LabelledDfa | None:
     """Label the texts of the universe by which automata accept them; the label -1 refuses a text.
 
-    Returns the table [S, C], the classes of bytes [256] and the labels [S], or None if every text is refused. Raises
-    GrammarError beyond `MAX_PRODUCT_STATES`.
+    Returns None if every text is refused. Raises GrammarError beyond `MAX_PRODUCT_STATES`.
     """
-    found = _product((universe, *dfas))
+    found = dfa_product((universe, *dfas))
     by_combination = np.array([*(label(accepted) for accepted in found.accepted), -1], np.int32)
-    labels = by_combination[found.combination]
-    alive = live_states(found.table, labels >= 0)
-    if not alive[START]:
-        return None
-    return np.where(alive[found.table], found.table, DEAD), found.class_of, labels
+    return live_part(found.table, found.class_of, by_combination[found.combination])
+
+
+def live_part(table: NDArray[np.int32], class_of: NDArray[np.uint8], labels: NDArray[np.int32]) -> LabelledDfa | None:
+    """Lead to the dead state wherever no text with a label of at least 0 goes on. None if there is no such text."""
+    alive = live_states(table, labels >= 0)
+    return (np.where(alive[table], table, DEAD), class_of, labels) if alive[START] else None
 
 
 def live_states(table: NDArray[np.int32], ends: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -13,12 +13,11 @@ from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import START
-from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, conj, evaluate
+from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, atoms, bits_reader, conj, evaluate
 from .interface import SchemaCompiler, located
 from .listed.numbers import listed_numbers, product_with_listed
-from .number_parts import NUMBER_END, NumberPart, candidates, number_dfa, number_universe
-from .string_dfas import labelled_product
-from .string_states import QUOTE, result_code, string_start
+from .number_parts import NUMBER_END, NumberPart, candidates, number_dfa, number_product, number_universe
+from .string_states import QUOTE, string_start
 
 SPACES = b" \n\t\r"
 WORDS = {"null": b"null", "true": b"true", "false": b"false"}
@@ -143,17 +142,21 @@ def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result:
     key = ("numbers", formulas, id(result))
     if key in automaton.memory:
         return automaton.memory[key]  # type: ignore[no-any-return]
-    parts = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
+    need, *tracked = formulas
+    # The tracked parts come first and in their order, so that their truths are read at once.
+    parts = tuple(dict.fromkeys(atom for formula in (*tracked, need) for atom in atoms(formula)))
+    read = bits_reader((*tracked, need), parts)
 
-    def label(accepted: Truths) -> int:
-        return result_code(formulas, dict(zip(parts, accepted, strict=True)).__getitem__, result)
+    def label(truths: int) -> int:
+        found = read(truths)
+        return result.of_bits(found & (1 << len(tracked)) - 1) if found >> len(tracked) else -1
 
     start: int | None = None
     try:
         if any(part.values is not None for part in parts) and not any(part.digits for part in parts):
             product = product_with_listed(formulas, result)
         else:
-            product = labelled_product(number_universe(parts), [number_dfa(part) for part in parts], label)
+            product = number_product(number_universe(parts), parts).labelled(label)
     except GrammarError as error:
         product = None  # too complex to work out: allowing no number is safe
         automaton.refused.add(error)

@@ -7,15 +7,14 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...automaton.automaton import Automaton
 from ...automaton.blocks import Block
 from ...regex.dfa import DEAD, START
 from ...regex.pair_product import pair_product
-from ..formula import Formula, ResultCodes, SparseTruths, atoms
-from ..number_parts import NUMBER_END, listed_numbers_dfa, number_dfa, number_universe
-from ..string_dfas import labelled_product, live_states, product_check
+from ..formula import Formula, ResultCodes, SparseTruths, atoms, truths_of
+from ..number_parts import NUMBER_END, listed_numbers_dfa, number_product, number_universe
+from ..string_dfas import LabelledDfa, live_part, product_check
 
 
 def given_numbers(automaton: Automaton, codes: Mapping[Decimal, int], digits: bool) -> int:
@@ -43,26 +42,16 @@ def listed_numbers(
     return given_numbers(automaton, codes, digits) if codes else None
 
 
-def product_with_listed(
-    formulas: tuple[Formula, ...], result: ResultCodes
-) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]] | None:
+def product_with_listed(formulas: tuple[Formula, ...], result: ResultCodes) -> LabelledDfa | None:
     """Label the numbers for which the first formula holds with the result codes of the others.
 
-    All given numbers are one automaton, so there may be many. No part is one of integers in digits only. Returns what
-    `labelled_product` does, and raises what it raises.
+    All given numbers are one automaton, so there may be many. No part is one of integers in digits only. Returns
+    None if every number is refused. Raises GrammarError beyond the limits.
     """
     parts: list[Any] = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
-    open_parts = [part for part in parts if part.values is None]
-    combinations: list[tuple[bool, ...]] = []
-
-    def number_of(accepted: tuple[bool, ...]) -> int:
-        combinations.append(accepted)
-        return len(combinations) - 1
-
-    product = labelled_product(number_universe(parts), [number_dfa(part) for part in open_parts], number_of)
-    if product is None:
-        return None
-    table, class_of, found = product
+    open_parts = tuple(part for part in parts if part.values is None)
+    product = number_product(number_universe(parts), open_parts)
+    table, class_of, found = product.table, product.class_of, product.combination
     truths = _truths(formulas)
     values = sorted(truths.values)
     listed, value_of = listed_numbers_dfa({value: number for number, value in enumerate(values)}, False)
@@ -74,13 +63,10 @@ def product_with_listed(
 
     by_value = [code(truths.bits(value)) for value in values]
     elsewhere: list[int] = []
-    for accepted in combinations:
-        truth = dict(zip(open_parts, accepted, strict=True))
+    for bits in product.accepted:
+        truth = dict(zip(open_parts, truths_of(bits, len(open_parts)), strict=True))
         elsewhere.append(code(truths.bits_elsewhere(truth.__getitem__)))
     at, value = found[pairs[:, 0]], value_of[pairs[:, 1]]
     labels = np.where(at < 0, -1, np.where(value < 0, np.array([*elsewhere, -1])[at], np.array([*by_value, -1])[value]))
     labels[DEAD] = -1
-    alive = live_states(table, labels >= 0)
-    if not alive[START]:
-        return None
-    return np.where(alive[table], table, DEAD), classes.reshape(-1).astype(np.uint8), labels.astype(np.int32)
+    return live_part(table, classes.reshape(-1).astype(np.uint8), labels.astype(np.int32))
