@@ -6,15 +6,14 @@ raises GrammarError, so that every function here takes a bounded time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Self, TypeVar
 from weakref import ref
 
 from ..budget import INTERPRETED, charge
 from ..errors import GrammarError
 
 T = TypeVar("T")
-V = TypeVar("V", bound=Hashable)
 Formula = Any  # bool | And | Or | ExactlyOne | Not | atom
 Truths = tuple[bool, ...]  # of several formulas, in their order
 MAX_SIZE = 200_000  # atoms and connectives of one formula, those that it shares counted at every place
@@ -438,70 +437,3 @@ class ResultCodes:
     def truths(self, number: int) -> Truths:
         """Return the combination with this number."""
         return truths_of(self._truths[number], self.num_tracked)
-
-
-class SparseTruths(Generic[V]):
-    """Truths of several formulas for single values, in time that does not grow with the atoms that list other values.
-
-    `listed(atom)` are the values of an atom, or None for an atom that is open; `holds(atom, value)` is the truth of an
-    open atom.
-    """
-
-    def __init__(
-        self,
-        formulas: Sequence[Formula],
-        listed: Callable[[Any], Collection[V] | None],
-        holds: Callable[[Any, V], bool | None],
-    ) -> None:
-        self._formulas, self._holds = formulas, holds
-        self._atoms_of: dict[V, set[Any]] = {}
-        self._alone: dict[Any, int] = {}  # bits of the formulas that a listed atom makes true by itself
-        self._users: dict[Any, list[int]] = {}  # numbers of other formulas that have only listed atoms, this one too
-        self._open: list[int] = []  # numbers of the other formulas
-        self._base = 0
-        for number, formula in enumerate(formulas):
-            found = atoms(formula)
-            if any(listed(atom) is None for atom in found):
-                self._open.append(number)
-                continue
-            decisive = set(formula.parts) if isinstance(formula, Or) else {formula}
-            for atom in found:
-                if atom in decisive:
-                    self._alone[atom] = self._alone.get(atom, 0) | 1 << number
-                else:
-                    self._users.setdefault(atom, []).append(number)
-            if evaluate(formula, lambda _: False):
-                self._base |= 1 << number
-        for atom in dict.fromkeys(atom for formula in formulas for atom in atoms(formula)):
-            for value in listed(atom) or ():
-                self._atoms_of.setdefault(value, set()).add(atom)
-        self._is_open = {atom: listed(atom) is None for number in self._open for atom in atoms(formulas[number])}
-
-    @property
-    def values(self) -> Collection[V]:
-        """The values that some atom lists."""
-        return self._atoms_of.keys()
-
-    def bits(self, value: V) -> int:
-        """Return the truths of the formulas for a value. Unknown ones count as False."""
-        mine = self._atoms_of.get(value, set())
-        return self._with(mine, lambda atom: self._holds(atom, value) if self._is_open[atom] else atom in mine)
-
-    def bits_elsewhere(self, truth: Callable[[Any], bool | None]) -> int:
-        """Return the truths for a value that no atom lists, given the truths of the open atoms."""
-        return self._with(set(), lambda atom: truth(atom) if self._is_open[atom] else False)
-
-    def _with(self, mine: set[Any], truth: Callable[[Any], bool | None]) -> int:
-        alone = 0
-        for atom in mine:
-            alone |= self._alone.get(atom, 0)
-        bits = self._base | alone
-        for number in {number for atom in mine for number in self._users.get(atom, ())}:
-            if not alone >> number & 1:
-                bits &= ~(1 << number)
-                if evaluate(self._formulas[number], mine.__contains__):
-                    bits |= 1 << number
-        for number in self._open:
-            if evaluate(self._formulas[number], truth):
-                bits |= 1 << number
-        return bits

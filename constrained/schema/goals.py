@@ -24,7 +24,6 @@ from .formula import (
     Not,
     Or,
     ResultCodes,
-    SparseTruths,
     atoms,
     conj,
     disj,
@@ -36,7 +35,7 @@ from .formula import (
 from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode, located
 from .keyword_set import KeywordSet, enum_formula, object_with, unlisted
 from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
-from .listed.evaluation import part_truth
+from .listed.evaluation import SparseTruths, part_truth
 from .listed.finite_values import Canonical, has_room, value_of
 from .listed.simplification import lists_values, with_listed_values
 from .listed.states import ListedStyle, listed_start, value_choice

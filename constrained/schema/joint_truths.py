@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import GrammarError
-from .formula import Formula, SparseTruths, Truths, atoms, conj, disj, neg, truths_of
+from .formula import Formula, Truths, atoms, conj, disj, neg, truths_of
 from .interface import VALUE_TYPES, SchemaCompiler, located
-from .listed.evaluation import part_truth
+from .listed.evaluation import SparseTruths, part_truth
 from .listed.values import GivenValue, ListedPart
 from .number_parts import NumberPart, number_combinations
 from .string_parts import StringPart, string_combinations

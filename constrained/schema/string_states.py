@@ -24,7 +24,6 @@ from .formula import (
     Not,
     Or,
     ResultCodes,
-    SparseTruths,
     Truths,
     atoms,
     evaluate,
@@ -32,6 +31,7 @@ from .formula import (
     reader,
     substitute,
 )
+from .listed.evaluation import SparseTruths
 from .string_dfas import any_string, format_chars, looping_states, plain_states, string_content_dfa
 from .string_parts import StringPart, candidates, labelled_strings, spellings
 

@@ -12,9 +12,10 @@ from ...automaton.automaton import Automaton
 from ...automaton.blocks import Block
 from ...regex.dfa import DEAD, START
 from ...regex.pair_product import pair_product
-from ..formula import Formula, ResultCodes, SparseTruths, atoms, truths_of
+from ..formula import Formula, ResultCodes, atoms, truths_of
 from ..number_parts import NUMBER_END, listed_numbers_dfa, number_product, number_universe
 from ..string_dfas import LabelledDfa, live_part, product_check
+from .evaluation import SparseTruths
 
 
 def given_numbers(automaton: Automaton, codes: Mapping[Decimal, int], digits: bool) -> int:

@@ -6,8 +6,9 @@ import random
 
 from hypothesis import given
 
-from ramiform.constrained.schema.formula import SparseTruths, evaluate
+from ramiform.constrained.schema.formula import evaluate
 from ramiform.constrained.schema.joint_truths import joint_truths
+from ramiform.constrained.schema.listed.evaluation import SparseTruths
 from ramiform.constrained.schema.string_parts import StringPart
 from ramiform.tests.constrained.strategies import SEEDS
 
