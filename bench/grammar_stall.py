@@ -30,6 +30,7 @@ from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
 
 RESULTS = Path(__file__).parent / "results"
 NUM_STREAMS, NUM_CONSTRAINED = 4, 40
+NEW_INTERVAL = 0.25  # seconds from the answer to one new plain schema to the next
 
 
 def hostile(number: int) -> Constraint:
@@ -107,7 +108,7 @@ class Core:
         self._live: dict[str, float] = {}  # when each request had its last token
         start_collections()
         self._new_plain = (plain(number) for number in count(1000))
-        self._sent = 0.0  # when the new plain schema came, of which one is always on its way
+        self._sent = self._answered = 0.0  # when the last new plain schema came, and was answered
 
     def run(self, constraints: Sequence[Constraint], seconds: float) -> Found:
         """Run the streams, and the constrained requests beside them, for so long."""
@@ -120,7 +121,8 @@ class Core:
         while time.monotonic() < end:
             while sum(rid.startswith("stream") for rid in self._live) < NUM_STREAMS:
                 self._add("stream", SamplingParams(max_new_tokens=400, temperature=1.0, seed=1, ignore_eos=True))
-            if not any(rid.startswith("new") for rid in self._live):
+            is_rested = time.monotonic() - self._answered > NEW_INTERVAL
+            if is_rested and not any(rid.startswith("new") for rid in self._live):
                 self._sent = time.monotonic()
                 self._add(
                     "new",
@@ -165,6 +167,7 @@ class Core:
         if answer.rid.startswith("new"):
             del self._live[answer.rid]
             found.first.append((now - self._sent) * 1e3)
+            self._answered = now
             return
         if isinstance(answer, Tokens):
             if is_stream and self._live[answer.rid]:
