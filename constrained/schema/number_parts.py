@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache, lru_cache, reduce
+from functools import cache, cached_property, lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,13 @@ class NumberPart:
     upper: NumberBound | None = None
     multiples: frozenset[Decimal] = frozenset()
     values: frozenset[Decimal] | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # that of a decimal takes long
+        return hash((self.integer, self.digits, self.lower, self.upper, self.multiples, self.values))
 
     def num_states(self) -> int:
         """Return about how many states the part brings to a product."""

@@ -13,12 +13,12 @@ from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
 from ..regex.dfa import START
-from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, evaluate
+from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, Truths, atoms, evaluate, reader
 from .interface import SchemaCompiler
 from .listed.numbers import listed_numbers, product_with_listed
 from .number_parts import NUMBER_END, NumberPart, candidates, number_dfa, number_universe
 from .string_dfas import labelled_product
-from .string_states import QUOTE, result_code, string_start
+from .string_states import QUOTE, string_start
 
 SPACES = b" \n\t\r"
 _WORDS = {"null": b"null", "true": b"true", "false": b"false"}
@@ -134,8 +134,11 @@ def _number_product(automaton: Automaton, formulas: tuple[Formula, ...], result:
         return automaton.memory[key]  # type: ignore[no-any-return]
     parts = list(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
 
+    read = reader(formulas, parts)
+
     def label(accepted: Truths) -> int:
-        return result_code(formulas, dict(zip(parts, accepted, strict=True)).__getitem__, result)
+        need, *tracked = read(accepted)
+        return result(tuple(tracked)) if need else -1
 
     start: int | None = None
     try:
