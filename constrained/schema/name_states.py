@@ -293,7 +293,7 @@ class MemberNames:
                 if more is not None and (root := automaton.memory.get(more)) is not None:
                     for text in self._spellings[self.names[number]]:
                         root = None if root is None else without_text(automaton.tables, root, text)
-                    return root  # type: ignore[no-any-return]
+                    return root
             allowed = [name for number, name in enumerate(self.names) if names >> number & 1]
             texts = [(text, self._pop(automaton, name)) for name in allowed for text in self._spellings[name]]
             return literal_states(automaton.tables, sorted(texts)) if texts else None

@@ -299,12 +299,17 @@ def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
 
 @cached_piece(maxsize=1024)
 def has_many_texts(part: StringPart) -> bool:
-    """Return True if more than `MAX_TEXTS` texts satisfy a part, False if not or if long texts decide it."""
+    """Return True if more than `MAX_TEXTS` texts satisfy a part, False if not or if that takes long to decide."""
+    if _begins_many(part, ""):
+        return True
     if part.least > MAX_UNROLLED_LENGTH:
         return False
     if part.most is None or part.most > 2 * MAX_UNROLLED_LENGTH:
         part = replace(part, most=2 * MAX_UNROLLED_LENGTH)
-    return few_texts(chars_of(part), MAX_TEXTS) is None
+    try:
+        return few_texts(chars_of(part), MAX_TEXTS) is None
+    except GrammarError:
+        return False
 
 
 def likely_texts(parts: Sequence[StringPart]) -> Iterator[str]:

@@ -28,7 +28,6 @@ from .formula import (
     Truths,
     atoms,
     evaluate,
-    has_negation,
     reader,
     substitute,
 )
@@ -175,8 +174,15 @@ def is_undecided(formulas: tuple[Formula, ...], text: str) -> bool:
 
 
 def _is_decided(formulas: tuple[Formula, ...]) -> bool:
-    """Return True if the formulas only ask parts to hold, so that texts of unknown truth are refused anyway."""
-    return len(formulas) == 1 and not has_negation(formulas[0])
+    """Return True if formats are only asked to hold, so that texts of unknown truth are refused anyway."""
+    return len(formulas) == 1 and not _negates_format(formulas[0])
+
+
+def _negates_format(formula: Formula) -> bool:
+    """Return True if a formula may hold because a format does not."""
+    if isinstance(formula, And | Or):
+        return any(_negates_format(part) for part in formula.parts)
+    return isinstance(formula, ExactlyOne | Not) and any(part.formats for part in atoms(formula))
 
 
 @cached_piece(maxsize=1024)
