@@ -145,6 +145,22 @@ def free_kinds(
     return free, lengths
 
 
+@compiled("(int32[:,::1], int64, int64[::1], int64[::1])")
+def spread_bounds(table: Ints, first: int, fewest: NDArray[np.int64], most: NDArray[np.int64]) -> None:
+    """Lower and raise the bounds of the states from `first` on to the least and greatest of those that they lead to."""
+    changed = True
+    while changed:
+        changed = False
+        for state in range(len(table) - 1, first - 1, -1):
+            least, greatest = fewest[state], most[state]
+            for label in range(table.shape[1]):
+                target = table[state, label]
+                least, greatest = min(least, fewest[target]), max(greatest, most[target])
+            if least != fewest[state] or greatest != most[state]:
+                fewest[state], most[state] = least, greatest
+                changed = True
+
+
 @compiled("(int32[:,::1], boolean[::1])")
 def alive(table: Ints, accepting: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the states from which an accepting one is reachable: bool[S]."""

@@ -7,6 +7,7 @@ raises GrammarError, so that every function here takes a bounded time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, ClassVar, Self, TypeVar
 from weakref import ref
 
@@ -240,13 +241,21 @@ def reader(formulas: Sequence[Formula], parts: Sequence[Any]) -> Callable[[Truth
     """Return the function from the truths of parts to those of formulas over them."""
     index = {part: number for number, part in enumerate(parts)}
     count = len(index)
-    # Atoms and constants are read at once; compounds of them are evaluated.
+    # Atoms and constants are read at once, as are conjunctions and disjunctions of atoms; the others are evaluated.
     columns = [count + (f is True) if isinstance(f, bool) else index.get(f, count) for f in formulas]
-    compounds = [number for number, f in enumerate(formulas) if isinstance(f, _Compound)]
+    flat: list[tuple[int, Callable[[Truths], bool], Callable[[Truths], Truths]]] = []
+    compounds: list[int] = []
+    for number, f in enumerate(formulas):
+        if isinstance(f, And | Or) and all(part in index for part in f.parts):
+            flat.append((number, any if isinstance(f, Or) else all, itemgetter(*(index[part] for part in f.parts))))
+        elif isinstance(f, _Compound):
+            compounds.append(number)
 
     def read(truths: Truths) -> Truths:
         padded = (*truths[:count], False, True)
         found = [padded[column] for column in columns]
+        for number, join, some in flat:
+            found[number] = join(some(truths))
         for number in compounds:
             found[number] = bool(evaluate(formulas[number], lambda part: truths[index[part]]))
         return tuple(found)
@@ -399,9 +408,12 @@ def candidates(formula: Formula, listed: Callable[[Formula], frozenset[T] | None
 # Truths of many formulas, of which most fail.
 
 
+_DIGITS = b"01" + bytes(254)  # of truths
+
+
 def bits_of(truths: Truths) -> int:
     """Return truths as bits, bit n for the n-th formula."""
-    return sum(1 << number for number, truth in enumerate(truths) if truth)
+    return int(bytes(truths).translate(_DIGITS)[::-1] or b"0", 2)
 
 
 def truths_of(bits: int, number: int) -> Truths:

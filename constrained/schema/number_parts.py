@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import CompileBudget, cached_piece
+from ..budget import CompileBudget, cached_piece, cached_property
 from ..errors import GrammarError
 from ..regex.decimal_ranges import (
     CLASS_OF,
@@ -70,6 +70,13 @@ class NumberPart:
     upper: NumberBound | None = None
     multiples: frozenset[Decimal] = frozenset()
     values: frozenset[Decimal] | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # that of a decimal takes long
+        return hash((self.integer, self.digits, self.lower, self.upper, self.multiples, self.values))
 
     def num_states(self) -> int:
         """Return about how many states the part brings to a product."""

@@ -187,22 +187,23 @@ class PartsProduct:
     def __init__(
         self, parts: tuple[StringPart, ...], further: tuple[CharDfa, ...] = (), unrolled: bool = False
     ) -> None:
-        self._parts, self._further, self._unrolled = parts, further, unrolled
-        self._machine_of = [chars_of(part) if unrolled else part.content() for part in parts]
-        machines = list(dict.fromkeys([*further, *(each for each in self._machine_of if each is not None)]))
+        self._further = further
+        machine_of = [chars_of(part) if unrolled else part.content() for part in parts]
+        machines = list(dict.fromkeys([*further, *(each for each in machine_of if each is not None)]))
         self._index = {machine: number for number, machine in enumerate(machines)}
         bounds = [] if unrolled else [part.least for part in parts]
         bounds += [] if unrolled else [part.most + 1 for part in parts if part.most is not None]
         self._product: CountedProduct = counted_product(machines, bounds, CompileBudget())
+        always = len(machines)  # the number of an automaton that accepts everything
+        self._machines = np.array([always if m is None else self._index[m] for m in machine_of], np.int64)
+        self._least = np.array([0 if unrolled else min(part.least, MAX_COUNT) for part in parts], np.int64)
+        self._most = np.array([NEVER if unrolled or p.most is None else min(p.most, NEVER) for p in parts], np.int64)
 
     def _truths(self, passed: Truths, interval: int) -> Truths:
         """Return which parts hold for a text in this interval of lengths that these automata accept."""
         first, last = self._product.interval(interval)
-        return tuple(
-            (machine is None or passed[self._index[machine]])
-            and (self._unrolled or (first >= min(part.least, MAX_COUNT) and (part.most is None or last <= part.most)))
-            for part, machine in zip(self._parts, self._machine_of, strict=True)
-        )
+        holds = np.array((*passed, True), np.bool_)[self._machines] & (self._least <= first) & (last <= self._most)
+        return tuple(holds.tolist())
 
     @cached_property
     def combinations(self) -> dict[Truths, None]:
@@ -298,12 +299,17 @@ def string_combinations(parts: tuple[StringPart, ...]) -> Iterable[Truths]:
 
 @cached_piece(maxsize=1024)
 def has_many_texts(part: StringPart) -> bool:
-    """Return True if more than `MAX_TEXTS` texts satisfy a part, False if not or if long texts decide it."""
+    """Return True if more than `MAX_TEXTS` texts satisfy a part, False if not or if that takes long to decide."""
+    if _begins_many(part, ""):
+        return True
     if part.least > MAX_UNROLLED_LENGTH:
         return False
     if part.most is None or part.most > 2 * MAX_UNROLLED_LENGTH:
         part = replace(part, most=2 * MAX_UNROLLED_LENGTH)
-    return few_texts(chars_of(part), MAX_TEXTS) is None
+    try:
+        return few_texts(chars_of(part), MAX_TEXTS) is None
+    except GrammarError:
+        return False
 
 
 def likely_texts(parts: Sequence[StringPart]) -> Iterator[str]:

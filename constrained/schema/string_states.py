@@ -27,7 +27,6 @@ from .formula import (
     Truths,
     atoms,
     evaluate,
-    has_negation,
     reader,
     substitute,
 )
@@ -175,8 +174,15 @@ def is_undecided(formulas: tuple[Formula, ...], text: str) -> bool:
 
 
 def _is_decided(formulas: tuple[Formula, ...]) -> bool:
-    """Return True if the formulas only ask parts to hold, so that texts of unknown truth are refused anyway."""
-    return len(formulas) == 1 and not has_negation(formulas[0])
+    """Return True if formats are only asked to hold, so that texts of unknown truth are refused anyway."""
+    return len(formulas) == 1 and not _negates_format(formulas[0])
+
+
+def _negates_format(formula: Formula) -> bool:
+    """Return True if a formula may hold because a format does not."""
+    if isinstance(formula, And | Or):
+        return any(_negates_format(part) for part in formula.parts)
+    return isinstance(formula, ExactlyOne | Not) and any(part.formats for part in atoms(formula))
 
 
 @cached_piece(maxsize=1024)
@@ -236,22 +242,20 @@ def counted_block(labelled: LabelledTexts) -> Block:
 
 def _inner_bounds(dfa: Dfa, labelled: LabelledTexts) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the counts with which each state of a string may be entered, also inside characters: int32[S] each."""
+    from ..regex import dfa_kernel  # not at the top: it imports numba
+
     num_chars = labelled.chars.num_states
-    fewest = np.full(dfa.num_states, NEVER)
-    most = np.full(dfa.num_states, -1)
+    fewest = np.full(dfa.num_states, NEVER, np.int64)
+    most = np.full(dfa.num_states, -1, np.int64)
     fewest[:num_chars], most[:num_chars] = labelled.fewest, labelled.most
     fewest[DEAD], most[DEAD] = NEVER, -1
-    leading = np.ascontiguousarray(dfa.table[num_chars:].T)  # from states inside characters
-    while True:  # such a state may be entered if one that it leads to may
-        entered = fewest[leading]
-        lower, upper = entered.min(axis=0, initial=NEVER), most[leading].max(axis=0, initial=-1)
-        if (lower == fewest[num_chars:]).all() and (upper == most[num_chars:]).all():
-            break
-        fewest[num_chars:], most[num_chars:] = lower, upper
+    dfa_kernel.spread_bounds(np.ascontiguousarray(dfa.table), num_chars, fewest, most)
+    leading = dfa.table[num_chars:]  # from states inside characters
     if fewest[1:].any():
-        least = np.take_along_axis(leading, entered.argmin(axis=0)[None], axis=0)[0]
+        entered = fewest[leading]
+        least = np.take_along_axis(leading, entered.argmin(axis=1)[:, None], axis=1)
         # The counts of most states follow one another from one target on.
-        gaps = np.where(leading == DEAD, -1, entered).max(axis=0, initial=-1) > most[least] + 1
+        gaps = np.where(leading == DEAD, -1, entered).max(axis=1, initial=-1) > most[least[:, 0]] + 1
         for state in (num_chars + np.flatnonzero(gaps)).tolist():
             reached = fewest[state] - 1
             for target in sorted(set(dfa.table[state].tolist()) - {DEAD}, key=lambda each: fewest[each]):

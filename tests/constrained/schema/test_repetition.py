@@ -294,6 +294,16 @@ def test_items_of_a_format_may_differ(form: str, limits: dict[str, Any]) -> None
     assert not accepts(grammar, json.dumps([*values, values[0]], separators=(",", ":")).encode())
 
 
+@pytest.mark.parametrize("form", ["email", "idn-email", "uri", "hostname", "date-time"])
+@pytest.mark.parametrize("limits", [{}, {"maxLength": 60}, {"minLength": 6}])
+def test_single_texts_of_a_format_are_excluded(form: str, limits: dict[str, Any]) -> None:
+    first = {"uri": "http://a.b/0", "hostname": "ab.cd.e", "date-time": "2026-01-01T00:00:00Z"}.get(form, "ab@cd.ef")
+    other = {"uri": "http://a.b/01", "hostname": "ab.cd.f", "date-time": "2026-01-02T00:00:00Z"}.get(form, "ab@cd.efg")
+    grammar = compiled({"type": "string", "format": form, **limits, "not": {"const": first}})
+    assert grammar is not None
+    assert [accepts(grammar, json.dumps(text).encode()) for text in (first, other)] == [False, True]
+
+
 def test_states_of_unique_texts_do_not_grow_with_the_items_before() -> None:
     grammar = compiled({"type": "array", "uniqueItems": True, "items": {"type": "string", "maxLength": 20}})
     assert grammar is not None
