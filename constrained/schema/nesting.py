@@ -20,8 +20,10 @@ from .quick_checks import is_bare_reference
 MAX_START_DEPTH = MAX_DEPTH - 2  # of a whole value: the output is around it, and perhaps a tag
 MAX_NEEDED = 48  # levels that a value may need and still be begun just before the level that limits it
 assert LIMITED_LEVEL + MAX_NEEDED < MAX_DEPTH
+_GIVEN = frozenset(("enum", "const"))
+_LEVELS = frozenset(("required", "minProperties", "minItems"))
 # Without these a schema demands no values inside others, so that its least depth is 0.
-_DEMANDS = frozenset(("required", "minProperties", "minItems", "allOf", "anyOf", "oneOf", "$ref"))
+_DEMANDS = _LEVELS | _GIVEN | frozenset(("allOf", "anyOf", "oneOf", "$ref"))
 _NOTHING_INSIDE: dict[str, Any] = {"additionalProperties": False, "maxItems": 0}
 _NESTED = frozenset(("object", "array"))
 Choice = tuple[int, list[Location]]  # a depth, and schemas of the values that are nested in it
@@ -32,12 +34,12 @@ def needs_many_levels(document: Document) -> bool:
 
     Raises GrammarError for a schema all of whose values are nested too deep.
     """
-    needs_many = any(_depth(value) > MAX_NEEDED for at in document.all for value in _given_values(at.schema))
-    demanding = [at for at in document.all if isinstance(at.schema, dict) and not _DEMANDS.isdisjoint(at.schema)]
-    if len(demanding) <= MAX_NEEDED:  # each of which brings at most one level
-        return needs_many
+    given = max((_depth(value) for at in document.having(_GIVEN) for value in _given_values(at.schema)), default=0)
+    if given + len(document.having(_LEVELS)) <= MAX_NEEDED:  # a keyword brings at most one level
+        return False
+    needs_many = given > MAX_NEEDED
     depths = LeastDepths(document)
-    for location in demanding:
+    for location in document.with_keywords:
         least = depths.of(location)
         needs_many = needs_many or least > MAX_NEEDED
         if least > MAX_START_DEPTH:
