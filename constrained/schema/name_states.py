@@ -53,6 +53,7 @@ class UndecidedFormat:
 NameKind = frozenset[str | StringPart | UndecidedFormat]  # the patterns and other tests that a name passes
 MAX_KINDS = 1024  # of names that are not listed
 MAX_LISTED_NAMES = 64  # names of a kind that are listed
+MAX_LOOP_STEPS = 20_000_000  # of the check whether the names of some kind may run out
 MAX_NEEDED_NAMES = 1024  # names of a kind that are listed because a minimum number of members may need them
 
 
@@ -255,10 +256,15 @@ class MemberNames:
             return False
         dfa, block = found
         # From a state that leads to itself, there are always more names.
+        budget = CompileBudget(max_steps=MAX_LOOP_STEPS)
         leads_on = (dfa.table == np.arange(dfa.num_states)[:, None]).any(axis=1)
         for number in set(block.results[~leads_on].tolist()) - {-1}:
             alive = block.results == number
             while True:
+                try:
+                    budget.check(0, dfa.table.size)
+                except GrammarError:
+                    return True  # which is exact, too, but keeps all names that have come
                 longer = alive | alive[dfa.table].any(axis=1)
                 if (longer == alive).all():
                     break
