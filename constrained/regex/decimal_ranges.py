@@ -1,13 +1,18 @@
-"""Automata of decimal numbers within bounds: the digits are compared one by one with those of the bound."""
+"""Ranges of decimal numbers, and their automata: the digits are compared one by one with those of the bounds."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import accumulate, pairwise
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from .dfa import DEAD, START, Dfa, trimmed_dfa
+from ..budget import INTERPRETED, CompileBudget
+from .dfa import DEAD, Dfa, trimmed_dfa
 from .expression import Bytes, Chars, alternation, optional, repeat, sequence
 
 _DIGIT, DIGITS = Chars(((0x30, 0x39),)), repeat(Chars(((0x30, 0x39),)), 1, None)
@@ -30,13 +35,12 @@ _NOT_ZERO = alternation(
 )
 # Without exponents and `-0`.
 PLAIN_NUMBER = alternation([sequence(NATURAL, optional(FRACTION)), sequence(Bytes(b"-"), _NOT_ZERO)])
-PLAIN_INTEGER = alternation([NATURAL, sequence(Bytes(b"-"), POSITIVE)])
 NUMBER = sequence(INTEGER, optional(FRACTION), optional(EXPONENT))
 # Classes of bytes: the digits 0 to 9, a minus, a point, and all others.
 _MINUS, _POINT, _OTHER = 10, 11, 12
 _CLASS_OF = np.full(256, _OTHER, np.uint8)
 _CLASS_OF[list(b"0123456789-.")] = np.arange(12)
-_BELOW, _EQUAL, _ABOVE = -1, 0, 1
+_ZERO = Decimal(0)
 
 
 @dataclass(frozen=True)
@@ -47,102 +51,248 @@ class NumberBound:
     strict: bool
 
 
-def at_least(bound: NumberBound) -> Dfa:
-    """Return the decimals of at least a bound, without exponents. States are linear in the digits of the bound."""
-    return _decimals(bound.value, (_ABOVE,) if bound.strict else (_EQUAL, _ABOVE))
+class NumberRange(NamedTuple):
+    """The numbers between two bounds, which are None where there is no bound."""
+
+    lower: NumberBound | None
+    upper: NumberBound | None
 
 
-def at_most(bound: NumberBound) -> Dfa:
-    """Return the decimals of at most a bound, without exponents."""
-    return _decimals(bound.value, (_BELOW,) if bound.strict else (_BELOW, _EQUAL))
+def covered(ranges: Iterable[NumberRange], least: int = 1, most: int | None = None) -> tuple[NumberRange, ...]:
+    """Return the numbers that are in `least` to `most` of some ranges, as disjoint ranges in ascending order."""
+    cuts, counts = _coverage(ranges, [])
+    found: list[NumberRange] = []
+    begin: NumberBound | None = None
+    is_inside = False
+    for region, count in enumerate([*counts, least - 1]):
+        wanted = count >= least and (most is None or count <= most)
+        if wanted and not is_inside:
+            begin = None if region == 0 else NumberBound(cuts[(region - 1) // 2], region % 2 == 0)
+        elif is_inside and not wanted:
+            last = region - 1
+            end = None if last == len(counts) - 1 else NumberBound(cuts[last // 2], last % 2 == 0)
+            found.append(NumberRange(begin, end))
+        is_inside = wanted
+    return tuple(found)
 
 
-def _decimals(value: Decimal, wanted: tuple[int, ...]) -> Dfa:
-    """Return the decimals whose relation to a value is one of `wanted`."""
-    builder = _ComparisonBuilder()
-    start, minus = builder.state(), builder.state()
-    assert start == START
-    size = _Magnitude(value.copy_abs())  # exact; `abs` would round to the digits of the context
-    # Of the sign that the value does not have, all numbers are on one side of it. Zero has both signs.
-    builder.add_magnitudes(start, size if value >= 0 else None, {_BELOW: _BELOW, _EQUAL: _EQUAL, _ABOVE: _ABOVE})
-    builder.add_magnitudes(minus, size if value <= 0 else None, {_BELOW: _ABOVE, _EQUAL: _EQUAL, _ABOVE: _BELOW})
-    builder.rows[start][_MINUS] = minus
-    accepting = np.array([relation in wanted for relation in builder.relations])
-    return trimmed_dfa(np.array(builder.rows, np.int32), _CLASS_OF, accepting)
+def _coverage(ranges: Iterable[NumberRange], further: Sequence[Decimal]) -> tuple[list[Decimal], list[int]]:
+    """Cut the numbers at all bounds and at `further` ones; return the cuts, and how many ranges hold each region.
+
+    Region 2i + 1 is the number cuts[i] itself, region 2i are the numbers before it, and the last region those after.
+    """
+    kept = list(ranges)
+    cuts = sorted({*further, *(bound.value for each in kept for bound in each if bound is not None)})
+    number = {value: 2 * index + 1 for index, value in enumerate(cuts)}
+    changes = [0] * (2 * len(cuts) + 2)
+    for lower, upper in kept:
+        first = 0 if lower is None else number[lower.value] + lower.strict
+        last = 2 * len(cuts) if upper is None else number[upper.value] - upper.strict
+        if first <= last:
+            changes[first] += 1
+            changes[last + 1] -= 1
+    return cuts, list(accumulate(changes))[:-1]
 
 
-class _Magnitude:
-    """Digits of a number that is not negative: the integer part, and the fraction without zeros at its end."""
-
-    def __init__(self, value: Decimal) -> None:
-        whole, _, fraction = format(value, "f").partition(".")
-        self.whole, self.fraction = list(map(int, whole)), list(map(int, fraction.rstrip("0")))
+Places = Literal["any", "zeros", "none"]
 
 
-class _ComparisonBuilder:
-    """Rows of the automaton, and for each state the relation of its number to the bound: None inside a number."""
+def in_ranges(ranges: Iterable[NumberRange], budget: CompileBudget, places: Places = "any") -> Dfa:
+    """Return the decimals in some range, without exponents. States are linear in the digits of all bounds.
 
-    def __init__(self) -> None:
-        self.rows: list[list[int]] = [[DEAD] * 13]
-        self.relations: list[int | None] = [None]
+    `places` says which digits may come after a point: "zeros" and "none" allow integers only, and no -0. Raises
+    GrammarError beyond the budget.
+    """
+    cuts, counts = _coverage(ranges, [_ZERO])
+    accepted = [count > 0 for count in counts]
+    zero = bisect_left(cuts, _ZERO)
+    builder = _RangeBuilder(
+        _Magnitudes(cuts[zero:], accepted[2 * zero + 1 :]),
+        # Of the numbers with a minus, -0 is the first and is equal to 0.
+        _Magnitudes([value.copy_negate() for value in cuts[zero::-1]], accepted[2 * zero + 1 :: -1]),
+        places,
+    )
+    return builder.build(budget)
 
-    def state(self, relation: int | None = None) -> int:
-        self.rows.append([DEAD] * 13)
-        self.relations.append(relation)
-        return len(self.rows) - 1
 
-    def add_magnitudes(self, start: int, bound: _Magnitude | None, meaning: dict[int, int]) -> None:
-        """Add the numbers without a sign, from `start` on, compared with a bound; None: all are above it.
+class _Magnitudes:
+    """Bounds of the numbers of one sign, without it, in ascending order from 0; and which regions are accepted.
 
-        `meaning` is what a relation of the magnitudes says about the numbers.
-        """
-        rows = self.rows
+    `accepted[2i]` is for the i-th bound itself, accepted[2i + 1] for the numbers after it.
+    """
 
-        def settled(relation: int) -> int:
-            """Add the fraction of a number whose relation is known; return the state after the point."""
-            point, digits = self.state(), self.state(meaning[relation])
-            rows[point][:10] = rows[digits][:10] = [digits] * 10
-            return point
+    def __init__(self, bounds: Sequence[Decimal], accepted: list[bool]) -> None:
+        self.accepted = accepted
+        written = [format(value.copy_abs(), "f").partition(".") for value in bounds]  # exact; `abs` would round
+        self.wholes = [whole for whole, _, _ in written]
+        self.fractions = [fraction.rstrip("0") for _, _, fraction in written]
+        lengths = list(map(len, self.wholes))
+        # Bounds by the digits of their integer parts: (digits, first bound, end).
+        self.groups = [(n, bisect_left(lengths, n), bisect_right(lengths, n)) for n in sorted(set(lengths))]
+        # Of each number of digits, what is accepted beyond all bounds with at most so many digits.
+        self.after = [accepted[2 * bisect_right(lengths, n) - 1] if n else False for n in range(lengths[-1] + 1)]
+        self.changes = list(accumulate((a != b for a, b in pairwise(accepted)), initial=0))
 
-        below, above = settled(_BELOW), settled(_ABOVE)
-        whole = [0] if bound is None else bound.whole
-        fraction = [] if bound is None else bound.fraction
-        # More digits than the bound has: the number is above it.
-        longer = self.state(meaning[_ABOVE])
-        rows[longer][:10], rows[longer][_POINT] = [longer] * 10, above
-        if bound is None:
-            zero = self.state(meaning[_ABOVE])
-            rows[zero][_POINT] = above
-            rows[start][:10] = [zero, *[longer] * 9]
-            return
-        # The digits so far are equal to the bound's: states after the point, one for each digit of the fraction.
-        equal = self.state()
-        here = equal
-        for number, digit in enumerate(fraction):
-            is_last = number == len(fraction) - 1
-            following = self.state(meaning[_EQUAL if is_last else _BELOW])
-            rows[here][:10] = [*[rows[below][0]] * digit, following, *[rows[above][0]] * (9 - digit)]
-            here = following
-        zeros = here if fraction else self.state(meaning[_EQUAL])
-        rows[here][:10] = rows[zeros][:10] = [zeros, *[rows[above][0]] * 9]
-        # By the number of digits, and by the relation of the digits so far to the bound's first ones.
-        at_bound = {_BELOW: _BELOW, _EQUAL: _BELOW if fraction else _EQUAL, _ABOVE: _ABOVE}
-        after = {_BELOW: below, _EQUAL: equal, _ABOVE: above}
-        same_length = {relation: self.state(meaning[at_bound[relation]]) for relation in after}
-        for relation, state in same_length.items():
-            rows[state][:10], rows[state][_POINT] = [longer] * 10, after[relation]
-        following_digits = same_length
-        for digit in reversed(whole[1:]):
-            shorter = {relation: self.state(meaning[_BELOW]) for relation in after}
-            for relation, state in shorter.items():
-                rows[state][_POINT] = below
-                for read in range(10):
-                    compared = relation or (read > digit) - (read < digit)
-                    rows[state][read] = following_digits[compared]
-            following_digits = shorter
-        for read in range(1, 10):
-            rows[start][read] = following_digits[(read > whole[0]) - (read < whole[0])]
-        # A zero is the whole integer part.
-        zero = self.state(meaning[at_bound[_EQUAL] if whole == [0] else _BELOW])
-        rows[zero][_POINT] = equal if whole == [0] else below
-        rows[start][0] = zero
+    def settled(self, first: int, end: int) -> bool | None:
+        """Return whether numbers after the bounds before `first` and before the bound `end` are accepted, if alike."""
+        low, high = max(2 * first - 1, 0), min(2 * end - 1, len(self.accepted) - 1)
+        return self.accepted[low] if self.changes[low] == self.changes[high] else None
+
+    def is_accepted(self, first: int, place: int) -> bool:
+        """Return whether a number is accepted that agrees with the bound `first` up to a decimal place, and ends."""
+        is_equal = len(self.fractions[first]) <= place
+        return self.accepted[2 * first if is_equal else 2 * first - 1]
+
+
+class _Agreeing(NamedTuple):
+    """Bounds that agree with the digits so far: `first` to `end` without it."""
+
+    first: int
+    end: int
+
+
+class _Whole(NamedTuple):
+    """Inside the integer part: the sign, the number of digits, and what they mean for each length in `groups`.
+
+    For the integer part 0, which no digit may follow, the number is 0.
+    """
+
+    negative: bool
+    digits: int
+    by_length: tuple[_Agreeing | bool, ...]
+
+
+class _Fraction(NamedTuple):
+    """After the point: the sign, the number of digits after it, and the bounds that agree with them so far."""
+
+    negative: bool
+    place: int
+    bounds: _Agreeing
+
+
+class _Known(NamedTuple):
+    """It is known whether the number is accepted: inside its integer part, at the point or after it."""
+
+    accepted: bool
+    where: str
+
+
+_State = _Whole | _Fraction | _Known | str
+
+
+class _RangeBuilder:
+    """Rows of the automaton of the numbers in some ranges, state by state from the start."""
+
+    def __init__(self, positive: _Magnitudes, negative: _Magnitudes, places: Places) -> None:
+        self._sides, self._places = (positive, negative), places
+
+    def build(self, budget: CompileBudget) -> Dfa:
+        """Return the automaton. Raises GrammarError beyond the budget."""
+        numbers: dict[_State, int] = {"start": 1}
+        keys: list[_State] = ["start"]
+        rows, accepting = [[DEAD] * 13], [False]
+        for state in keys:
+            budget.check(len(keys), 12 * INTERPRETED)
+            row = [DEAD] * 13
+            for label, target in self._following(state):
+                if target not in numbers:
+                    numbers[target] = len(numbers) + 1
+                    keys.append(target)
+                row[label] = numbers[target]
+            rows.append(row)
+            accepting.append(self._accepts(state))
+        return trimmed_dfa(np.array(rows, np.int32), _CLASS_OF, np.array(accepting))
+
+    def _following(self, state: _State) -> Iterable[tuple[int, _State]]:
+        if isinstance(state, str):
+            negative = state == "minus"
+            first = 1 if negative and self._places != "any" else 0
+            yield from ((digit, self._first_digit(negative, digit)) for digit in range(first, 10))
+            if not negative:
+                yield _MINUS, "minus"
+        elif isinstance(state, _Known):
+            if state.where in ("zeros", "zeros' point"):
+                yield 0, _Known(state.accepted, "zeros")
+            elif state.where != "zero":
+                where = "whole" if state.where == "whole" else "fraction"
+                yield from ((digit, _Known(state.accepted, where)) for digit in range(10))
+            if state.where in ("zero", "whole"):
+                yield from self._at_point(state.accepted, _Known(state.accepted, "point"))
+        elif isinstance(state, _Fraction):
+            yield from ((digit, self._next_place(state, digit)) for digit in range(10))
+        else:
+            if state.digits:
+                yield from ((digit, self._next_digit(state, digit)) for digit in range(10))
+            bounds = self._of_length(state)
+            point = _Known(bounds, "point") if isinstance(bounds, bool) else _Fraction(state.negative, 0, bounds)
+            yield from self._at_point(self._accepts(state), point)
+
+    def _accepts(self, state: _State) -> bool:
+        match state:
+            case str():
+                return False
+            case _Known(accepted, where):
+                return accepted and where not in ("point", "zeros' point")
+            case _Fraction(negative, place, bounds):
+                return place > 0 and self._sides[negative].is_accepted(bounds.first, place)
+            case _Whole(negative):
+                found = self._of_length(state)
+                return found if isinstance(found, bool) else self._sides[negative].is_accepted(found.first, 0)
+
+    def _of_length(self, state: _Whole) -> _Agreeing | bool:
+        """Return what the digits of an integer part mean if no more follow."""
+        side, digits = self._sides[state.negative], max(state.digits, 1)
+        rest = len(side.groups) - len(state.by_length)
+        if state.by_length and side.groups[rest][0] == digits:
+            return state.by_length[0]
+        return side.after[min(digits, len(side.after) - 1)]
+
+    def _first_digit(self, negative: bool, digit: int) -> _State:
+        side = self._sides[negative]
+        start = tuple(_Agreeing(first, end) for _, first, end in side.groups)
+        if digit:
+            return self._next_digit(_Whole(negative, 0, start), digit)
+        found = self._narrowed(side, start[0], side.wholes, 0, 0)
+        longer = (False,) * (len(start) - 1)
+        return _Known(found, "zero") if isinstance(found, bool) else _Whole(negative, 0, (found, *longer))
+
+    def _next_digit(self, state: _Whole, digit: int) -> _State:
+        side = self._sides[state.negative]
+        skipped = len(side.groups) - len(state.by_length)
+        longer = [
+            found if isinstance(found, bool) else self._narrowed(side, found, side.wholes, state.digits, digit)
+            for (length, _, _), found in zip(side.groups[skipped:], state.by_length, strict=True)
+            if length > state.digits
+        ]
+        digits = state.digits + 1
+        beyond = side.after[digits:] or side.after[-1:]
+        if all(found is beyond[0] for found in (*longer, *beyond)):
+            return _Known(beyond[0], "whole")
+        return _Whole(state.negative, digits, tuple(longer))
+
+    def _at_point(self, accepted: bool, point: _State) -> Iterable[tuple[int, _State]]:
+        """Yield the transition at the point after an integer part, which is a number that is accepted or not."""
+        if self._places != "none":
+            yield _POINT, _Known(accepted, "zeros' point") if self._places == "zeros" else point
+
+    def _next_place(self, state: _Fraction, digit: int) -> _State:
+        side, place = self._sides[state.negative], state.place
+        found = self._narrowed(side, state.bounds, side.fractions, place, digit)
+        if isinstance(found, bool):
+            return _Known(found, "fraction")
+        # After the last digit of a bound only zeros agree with it.
+        longest = max(len(side.fractions[found.first]), len(side.fractions[found.end - 1]), 1)
+        return _Fraction(state.negative, place + 1 if found.end - found.first > 1 else min(place + 1, longest), found)
+
+    @staticmethod
+    def _narrowed(side: _Magnitudes, bounds: _Agreeing, written: list[str], place: int, digit: int) -> _Agreeing | bool:
+        """Return the bounds whose next digit is this one too, or what is known of the number."""
+
+        def digit_of(number: int) -> int:
+            return int(written[number][place]) if place < len(written[number]) else 0
+
+        inside = range(bounds.first, bounds.end)
+        first = bounds.first + bisect_left(inside, digit, key=digit_of)
+        end = bounds.first + bisect_right(inside, digit, key=digit_of)
+        known = side.settled(first, end)
+        return _Agreeing(first, end) if known is None else known

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from ..budget import PATTERN_STEPS, CompileBudget, cached_piece
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
-from ..regex.char_dfa import CharDfa
+from ..regex.char_dfa import CharDfa, choice
 from ..regex.charset import ALL
 from ..regex.counted_chars import MAX_PRODUCT_STATES
 from ..regex.dfa import DEAD, START, Dfa
-from ..regex.expression import Chars, Expression, repeat
+from ..regex.expression import Chars, Expression, alternation, has_look, repeat
 from ..regex.pair_product import product
 from ..regex.parser import containing, parse_regex
 from ..regex.subset import char_dfa
@@ -85,6 +85,18 @@ def expression_dfa(expression: Expression) -> Dfa:
 def pattern_chars(pattern: str) -> CharDfa:
     """Return the texts that contain a match of an ECMA-262 pattern."""
     return char_dfa(containing(parse_regex(pattern, "ecma")), _pattern_budget())
+
+
+@cached_piece(maxsize=256)
+def any_pattern_chars(patterns: frozenset[str]) -> CharDfa:
+    """Return the texts that contain a match of one of several ECMA-262 patterns."""
+    found = {pattern: parse_regex(pattern, "ecma") for pattern in sorted(patterns)}
+    # Look-arounds would be worked out together, so that one of many patterns with them would take as long as all.
+    apart = [pattern for pattern, expression in found.items() if len(found) > 1 and has_look(expression)]
+    joined = alternation(expression for pattern, expression in found.items() if pattern not in apart)
+    budget = _pattern_budget()
+    machines = [char_dfa(containing(joined), budget).minimal()] if len(apart) < len(found) else []
+    return choice([*machines, *map(pattern_chars, apart)], False, budget)
 
 
 @cached_piece(maxsize=64)
