@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import PATTERN_STEPS, CompileBudget, cached_piece
+from ..budget import EACH_PATTERN, MAX_CACHED_STEPS, PATTERN_STEPS, CompileBudget, cached_piece
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa, choice
@@ -27,6 +27,7 @@ from ..regex.subset import char_dfa
 from .formats import format_expression, possible_expression, regex_chars
 from .formula import Truths
 
+MAX_PATTERNS = 8192  # whose automata are kept
 MAX_LENGTH_STATES = 60_000
 MAX_DEFERRED = 1000  # states times intervals of characters; each boundary takes some tens of states inside characters
 _PLAIN = np.array([b for b in range(0x20, 0x80) if b not in (0x22, 0x5C)], np.uint8)
@@ -81,10 +82,12 @@ def expression_dfa(expression: Expression) -> Dfa:
     return byte_dfa(char_dfa(expression, _pattern_budget()), "utf8", _pattern_budget())
 
 
-@cached_piece(maxsize=2048)
+@cached_piece(MAX_PATTERNS, MAX_CACHED_STEPS + MAX_PATTERNS * EACH_PATTERN)
 def pattern_chars(pattern: str) -> CharDfa:
     """Return the texts that contain a match of an ECMA-262 pattern."""
-    return char_dfa(containing(parse_regex(pattern, "ecma")), _pattern_budget())
+    budget = _pattern_budget()
+    budget.check(0, EACH_PATTERN)
+    return char_dfa(containing(parse_regex(pattern, "ecma")), budget)
 
 
 @cached_piece(maxsize=256)

@@ -123,7 +123,7 @@ def _by_first(texts: frozenset[str]) -> dict[str, list[str]]:
     return found
 
 
-@cached_piece(maxsize=1024)
+@cached_piece(maxsize=8192)
 def _intersection(
     patterns: frozenset[str], formats: frozenset[str], choices: frozenset[TextAlternatives] = frozenset()
 ) -> CharDfa | None:
@@ -153,7 +153,7 @@ def _order(part: StringPart) -> tuple[list[str], list[str]]:
     return sorted(part.all_patterns), sorted(part.formats)
 
 
-_lengths = cached_piece(maxsize=2048)(text_lengths)
+_lengths = cached_piece(maxsize=8192)(text_lengths)
 
 
 def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:

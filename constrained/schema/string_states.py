@@ -110,7 +110,12 @@ def _open_strings(automaton: Automaton, formulas: tuple[Formula, ...], result: R
         # All truths are that of one part, or constant.
         number = result(tuple(True if f == need else bool(f) for f in tracked))
         part = StringPart() if need is True else need
-        block: Block | None = part_block(part, number)
+        block: Block | None = None
+        try:
+            block = part_block(part, number)
+        except GrammarError as error:
+            error.patterns = part.all_patterns
+            automaton.refused.add(error)  # too complex to work out: allowing no string is safe
         block_key: Hashable = ("string", part, number)
     else:
         block, block_key = _product_block(automaton, formulas, result), key
