@@ -27,6 +27,7 @@ from ..regex.subset import char_dfa
 from .formats import format_expression, possible_expression, regex_chars
 from .formula import Truths
 
+MAX_JOINED = 100  # patterns whose union is made at once
 MAX_PATTERNS = 8192  # whose automata are kept
 MAX_LENGTH_STATES = 60_000
 MAX_DEFERRED = 1000  # states times intervals of characters; each boundary takes some tens of states inside characters
@@ -96,10 +97,14 @@ def any_pattern_chars(patterns: frozenset[str]) -> CharDfa:
     found = {pattern: parse_regex(pattern, "ecma") for pattern in sorted(patterns)}
     # Look-arounds would be worked out together, so that one of many patterns with them would take as long as all.
     apart = [pattern for pattern, expression in found.items() if len(found) > 1 and has_look(expression)]
-    joined = alternation(expression for pattern, expression in found.items() if pattern not in apart)
+    rest = [expression for pattern, expression in found.items() if pattern not in apart]
     budget = _pattern_budget()
-    machines = [char_dfa(containing(joined), budget).minimal()] if len(apart) < len(found) else []
-    return choice([*machines, *map(pattern_chars, apart)], False, budget)
+    machines = list(map(pattern_chars, apart))
+    # The states of patterns that begin anywhere grow with the square of their number before they are minimised.
+    for first in range(0, len(rest), MAX_JOINED):
+        joined = containing(alternation(rest[first : first + MAX_JOINED]))
+        machines.append(char_dfa(joined, budget).minimal())
+    return choice(machines, False, budget)
 
 
 @cached_piece(maxsize=64)
