@@ -14,6 +14,7 @@ from ..constraint import SchemaOptions
 from ..errors import GrammarError
 from .alternatives.conditions import joined_conditions, negated
 from .alternatives.independent import object_search
+from .alternatives.scalars import with_joined_alternatives
 from .array_states import MAX_STRUCTURES, ArrayContext, ArrayState, has_too_few_values, is_plain_array
 from .closed_objects import generated_formula
 from .document import MAX_SAME_VALUE, Document, Location
@@ -178,7 +179,7 @@ class GoalCompiler(SchemaCompiler):
             found = self.over_parts(goal, kind)
             with located(goal):
                 if kind in ("string", "number"):
-                    found = self._simplified(found, kind)
+                    found = self._simplified(with_joined_alternatives(found), kind)
                 elif lists_values(found):
                     found = with_listed_values(self, found)
                     if not isinstance(found, ListedPart):
@@ -229,7 +230,7 @@ class GoalCompiler(SchemaCompiler):
         return self.cache[key]
 
     def _refuse(self, error: GrammarError, parts: Iterable[Any]) -> None:
-        error.patterns = frozenset().union(*(part.patterns for part in parts if isinstance(part, StringPart)))
+        error.patterns = frozenset().union(*(part.all_patterns for part in parts if isinstance(part, StringPart)))
         self.refused.add(error)
 
     def _simplified(self, formula: Formula, kind: str) -> Formula:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 
@@ -9,10 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ramiform.constrained.regex.decimal_ranges import NumberBound, at_least, at_most
+from ramiform.constrained.regex.decimal_ranges import NumberBound, NumberRange, covered, in_ranges
+from ramiform.constrained.regex.dfa import Dfa
 from ramiform.constrained.schema.number_parts import NumberPart, number_dfa
 
 EXACT = Context(prec=2000)  # of the test alone: what it tests computes in the context of the caller
+VALUES_NEAR = [*map(Decimal, ("0.5", "-0.05", "12", "12.25", "120", "-12", "-1e30", "1e30")), Decimal(10**30 + 1)]
 LONG = st.integers(-(10**90), 10**90)
 VALUES = (
     st.integers(-1100, 1100).map(Decimal)
@@ -21,6 +24,14 @@ VALUES = (
     | st.builds(lambda digits, places: Decimal(digits).scaleb(-places, EXACT), LONG, st.integers(0, 60))
     | st.floats(allow_nan=False, allow_infinity=False).map(repr).map(Decimal)
 )
+
+
+def at_least(bound: NumberBound) -> Dfa:
+    return in_ranges([NumberRange(bound, None)])
+
+
+def at_most(bound: NumberBound) -> Dfa:
+    return in_ranges([NumberRange(None, bound)])
 
 
 def spellings(value: Decimal) -> list[str]:
@@ -44,6 +55,56 @@ def test_numbers_are_compared_by_value(bound: Decimal, value: Decimal, strict: b
             exact = Decimal(text)
             assert at_least(limit).accepts(text.encode()) == (exact > bound if strict else exact >= bound), text
             assert at_most(limit).accepts(text.encode()) == (exact < bound if strict else exact <= bound), text
+
+
+BOUNDS = st.none() | st.builds(NumberBound, st.sampled_from([*map(Decimal, range(-3, 4)), *VALUES_NEAR]), st.booleans())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ranges=st.lists(st.builds(NumberRange, BOUNDS, BOUNDS), max_size=6),
+    least=st.integers(1, 2),
+    most=st.none() | st.integers(2, 3),
+    others=st.lists(VALUES, max_size=3),
+)
+def test_numbers_are_in_ranges_as_often_as_they_are_counted(
+    ranges: list[NumberRange], least: int, most: int | None, others: list[Decimal]
+) -> None:
+    joined = covered(ranges, least, most)
+    some, some_joined = in_ranges(ranges), in_ranges(joined)
+    part = NumberPart(integer=True, ranges=joined)
+    integers, digits = number_dfa(part), number_dfa(replace(part, digits=True))
+    cuts = [bound.value for each in ranges for bound in each if bound is not None]
+    with localcontext(EXACT):
+        near = {value + step for value in cuts for step in map(Decimal, ("0", "1", "-1", "0.001", "-0.001", "10"))}
+    for value in {*near, *others, Decimal(0)}:
+        count = sum(holds(each, value) for each in ranges)
+        wanted = count >= least and (most is None or count <= most)
+        assert sum(holds(each, value) for each in joined) == wanted, value
+        for text in spellings(value):
+            assert some.accepts(text.encode()) == (count > 0), text
+            assert some_joined.accepts(text.encode()) == wanted, text
+            whole, _, fraction = text.partition(".")
+            is_integer = not fraction.strip("0") and whole != "-0"
+            if joined and joined != (NumberRange(None, None),):
+                assert integers.accepts(text.encode()) == (wanted and is_integer), text
+                assert digits.accepts(text.encode()) == (wanted and is_integer and not fraction), text
+
+
+def holds(each: NumberRange, value: Decimal) -> bool:
+    lower, upper = each
+    return (lower is None or value > lower.value or (value == lower.value and not lower.strict)) and (
+        upper is None or value < upper.value or (value == upper.value and not upper.strict)
+    )
+
+
+def test_states_of_many_ranges_are_linear_in_their_digits() -> None:
+    ranges = [NumberRange(*(NumberBound(Decimal(10 * n + more), False) for more in (0, 3))) for n in range(3000)]
+    assert in_ranges(ranges).num_states < 12 * len(ranges)
+    dfa = number_dfa(NumberPart(integer=True, ranges=tuple(ranges)))
+    assert dfa.num_states < 12 * len(ranges)
+    for number in range(-20, 30_020):
+        assert dfa.accepts(str(number).encode()) == (0 <= number < 30_000 and number % 10 < 4)
 
 
 @pytest.mark.parametrize("text", ["", "-", ".", "1.", "01", "-01", "00", "1.5.", "--1", "1-", ".5", "1e3", "-.0", "+1"])
