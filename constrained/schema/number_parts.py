@@ -40,7 +40,7 @@ from .string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part
 MAX_DIGITS = 400  # of a bound or divisor as it is written; as many as any double needs
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
 MAX_REMAINDER_STATES = 20_000  # of a `multipleOf`
-MAX_COMPARED_RANGE = 1000  # of bounded integers or multiples, whose automaton is checked for being empty
+MAX_COMPARED_RANGE = 1000  # of bounded multiples, whose automaton is checked for being empty
 
 
 def _read_decimal(value: Any, name: str, pointer: str) -> Decimal:
@@ -137,9 +137,19 @@ def join_numbers(parts: Iterable[NumberPart]) -> NumberPart | bool:
     if low is not None and high is not None:
         if low.value > high.value or (low.value == high.value and (low.strict or high.strict)):
             return False
-        if (joined.integer or joined.multiples) and high.value - low.value < MAX_COMPARED_RANGE:
+        if joined.multiples and high.value - low.value < MAX_COMPARED_RANGE:
             return False if number_dfa(joined).is_empty else joined
+        if joined.integer and not joined.multiples and not _holds_integers(low, high):
+            return False
     return joined
+
+
+def _holds_integers(low: NumberBound, high: NumberBound) -> bool:
+    """Return True if some integer lies within both bounds."""
+    first, last = math.ceil(low.value), math.floor(high.value)
+    first += low.strict and first == low.value
+    last -= high.strict and last == high.value
+    return first <= last
 
 
 def _is_multiple(value: Decimal, divisor: Decimal) -> bool:
