@@ -77,7 +77,7 @@ def decimal_positions(values: Sequence[Decimal]) -> tuple[NDArray[np.int32], NDA
     builder = _PositionBuilder()
     start, minus = builder.state(), builder.state()
     assert start == START
-    negative = [_Magnitude(-value) for value in reversed(values) if value <= 0]
+    negative = [_Magnitude(value) for value in reversed(values) if value <= 0]
     positive = [_Magnitude(value) for value in values if value >= 0]
     num_below, num_to_zero = len(values) - len(positive), len(negative)
     # Zero has both signs.
@@ -88,10 +88,10 @@ def decimal_positions(values: Sequence[Decimal]) -> tuple[NDArray[np.int32], NDA
 
 
 class _Magnitude:
-    """Digits of a number that is not negative: the integer part, and the fraction without zeros at its end."""
+    """Digits of a number without its sign: the integer part, and the fraction without zeros at its end."""
 
     def __init__(self, value: Decimal) -> None:
-        whole, _, fraction = format(abs(value), "f").partition(".")
+        whole, _, fraction = format(value.copy_abs(), "f").partition(".")
         self.whole, self.fraction = int(whole), fraction.rstrip("0")
 
 
