@@ -13,7 +13,6 @@ from ..automaton.layout import LIMITED_LEVEL, MAX_DEPTH
 from ..errors import GrammarError
 from .document import Document, Location
 from .keywords import TYPES
-from .quick_checks import is_bare_reference
 
 MAX_START_DEPTH = MAX_DEPTH - 2  # of a whole value: the output is around it, and perhaps a tag
 MAX_NEEDED = 48  # levels that a value may need and still be begun just before the level that limits it
@@ -81,14 +80,14 @@ class LeastDepths:
         """Yield choices of which a value makes one of each: the least depth beside that of the schemas in it."""
         if not isinstance(location.schema, dict):
             return
-        if is_bare_reference(location):
-            yield [(0, [self._document.resolve(location.schema["$ref"], location)])]
-            return
         places = self._together(location)
         types = set(TYPES)
         for at in places:
             if isinstance(kinds := at.schema.get("type"), str | list):
                 types &= {kinds} if isinstance(kinds, str) else {kind for kind in kinds if isinstance(kind, str)}
+            if at.schema is not location.schema:
+                yield [(0, [at])]  # with its own values and branches, which many schemas may refer to
+                continue
             if "enum" in at.schema or "const" in at.schema:
                 yield [(_depth(value), []) for value in _given_values(at.schema)]
             for keyword in ("anyOf", "oneOf"):

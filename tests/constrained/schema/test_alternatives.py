@@ -83,10 +83,13 @@ def independent(count: int) -> Any:
 
 
 def recursive(count: int, keyword: str = "oneOf") -> Any:
-    """Return a union of objects told apart by their tag, each of which may hold another one."""
+    """Return a union of objects told apart by their tag, each of which may hold another one, or null."""
     node = {"required": ["tag"], "additionalProperties": False, "type": "object"}
-    inner = {"$ref": "#/$defs/node"}
-    nodes = [node | {"properties": {"tag": {"const": f"t{n}"}, "next": inner, f"v{n}": True}} for n in range(count)]
+    to_node = {"$ref": "#/$defs/node"}
+    inner: list[Any] = [to_node, {"anyOf": [to_node, {"type": "null"}], "title": "T"}, {"allOf": [to_node]}]
+    nodes = [
+        node | {"properties": {"tag": {"const": f"t{n}"}, "next": inner[n % 3], f"v{n}": True}} for n in range(count)
+    ]
     names = {f"n{number}": node for number, node in enumerate(nodes)}
     union = {keyword: [{"$ref": f"#/$defs/{name}"} for name in names]}
     return {"$defs": {**names, "node": union}, "$ref": "#/$defs/node"}
@@ -113,6 +116,7 @@ def test_a_recursive_union_writes_each_alternative_in_each_other(keyword: str) -
     grammar, judged = compiled(schema), judge(schema)
     values = [{"tag": "t7", "next": {"next": {"tag": "t8", "v8": 1}, "tag": "t0"}}, {"next": {"tag": "t8"}}]
     values += [{"tag": "t7", "next": {"next": {"tag": "t8", "v6": 1}, "tag": "t0"}}, {"tag": "t9"}]
+    values += [{"tag": f"t{n}", "next": None} for n in (0, 1, 2, 4)]
     values += [{"next": {"tag": "t3"}, "tag": "t3"}, {"next": {"tag": "t3", "v8": 1}, "tag": "t3"}]
     for value in values:
         assert accepts(grammar, text_of(value)) == is_valid(judged, text_of(value).decode()), value
