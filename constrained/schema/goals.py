@@ -26,6 +26,7 @@ from .formula import (
     ResultCodes,
     SparseTruths,
     atoms,
+    bits_reader,
     conj,
     disj,
     evaluate,
@@ -43,7 +44,7 @@ from .listed.states import ListedStyle, listed_start, value_choice
 from .listed.unlike_states import unlike_start
 from .listed.values import GivenValue, ListedPart
 from .nesting import LeastDepths, depth_schema
-from .number_parts import NumberPart, join_numbers, number_combinations
+from .number_parts import NumberPart, join_numbers, number_product, number_universe
 from .number_parts import candidates as number_candidates
 from .object_context import ObjectContext, is_plain
 from .object_states import ObjectState
@@ -373,7 +374,10 @@ class GoalCompiler(SchemaCompiler):
                     )
                 ):
                     return True
-                found = string_combinations(tuple(parts)) if kind == "string" else number_combinations(parts)
+                if kind == "number":
+                    read = bits_reader([formula], parts)
+                    return any(map(read, number_product(number_universe(parts), tuple(parts)).accepted))
+                found = string_combinations(tuple(parts))
             except GrammarError as error:
                 self._refuse(error, parts)
                 return False  # as in `join_parts`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from decimal import Decimal
 from fractions import Fraction
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ramiform.constrained.regex.decimal_ranges import CLASS_OF, NumberBound, at_least, at_most, decimal_positions
 from ramiform.constrained.regex.dfa import Dfa
+from ramiform.constrained.schema.formula import Formula, bits_of, bits_reader, conj, disj, evaluate, neg, one
 from ramiform.constrained.schema.number_parts import (
     NumberPart,
     join_numbers,
@@ -139,3 +141,22 @@ def test_a_multiple_of_a_large_power_of_ten() -> None:
     assert dfa.accepts(b"12" + b"0" * 308 + b".0")
     assert not dfa.accepts(b"7" + b"0" * 308)
     assert not dfa.accepts(b"6" + b"0" * 307)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_truths_of_formulas_are_read_from_bits(seed: int) -> None:
+    rng = random.Random(seed)
+    parts = [NumberPart(lower=NumberBound(Decimal(n), False)) for n in range(4)]
+
+    def formula(depth: int) -> Formula:
+        if depth == 0 or rng.random() < 0.3:
+            return rng.choice([*parts, True, False])
+        inner = [formula(depth - 1) for _ in range(rng.randint(1, 3))]
+        return rng.choice([conj, disj, one, lambda some: neg(some[0])])(inner)
+
+    formulas = [formula(2) for _ in range(6)]
+    read = bits_reader(formulas, parts)
+    for bits in range(1 << len(parts)):
+        held = [part for n, part in enumerate(parts) if bits >> n & 1]
+        assert read(bits) == bits_of(tuple(bool(evaluate(each, held.__contains__)) for each in formulas))
