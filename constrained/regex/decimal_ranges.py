@@ -142,12 +142,17 @@ class _PositionBuilder:
         self.rows: list[list[int]] = [[DEAD] * 13]
         self.positions: list[int] = [_INSIDE]
         self._budget = CompileBudget()
+        self._num_charged = 0
 
     def state(self, position: int = _INSIDE) -> int:
         self.rows.append([DEAD] * 13)
         self.positions.append(position)
-        self._budget.check(len(self.rows), INTERPRETED)
         return len(self.rows) - 1
+
+    def charge(self) -> None:
+        """Charge for the states since the last call. Raises GrammarError beyond the budget."""
+        self._budget.check(len(self.rows), (len(self.rows) - self._num_charged) * INTERPRETED)
+        self._num_charged = len(self.rows)
 
     def add_magnitudes(self, start: int, values: list[_Magnitude], meaning: Callable[[int], int]) -> None:
         """Add the numbers without a sign, from `start` on, compared with ascending magnitudes.
@@ -186,6 +191,7 @@ class _MagnitudeStates:
         for digit in range(1, 10):
             rows[start][digit] = self._after(1, digit)
         while self._todo:
+            self._builder.charge()
             size, place = key = self._todo.pop()
             state, prefixes = self._places[key], self._prefixes[size] if size < len(self._prefixes) else []
             if size >= len(self._prefixes) - 1:  # more digits than any value has
@@ -248,6 +254,7 @@ class _MagnitudeStates:
         states = {"": self._builder.state()}
         todo = [""]
         for value in values:
+            self._builder.charge()
             for size in range(1, len(value) + 1):
                 if value[:size] not in states:
                     states[value[:size]] = self._builder.state(self._meaning(self._among(values, first, value[:size])))

@@ -5,7 +5,7 @@ Everything is worked out lazily, when the text first reaches a value, and cached
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from ..automaton.automaton import ControlState
@@ -26,6 +26,7 @@ from .formula import (
     Or,
     ResultCodes,
     atoms,
+    bits_reader,
     conj,
     disj,
     evaluate,
@@ -43,11 +44,11 @@ from .listed.states import ListedStyle, listed_start, value_choice
 from .listed.unlike_states import unlike_start
 from .listed.values import GivenValue, ListedPart
 from .nesting import DepthGoals
-from .number_parts import NumberPart, join_numbers, number_combinations
+from .number_parts import NumberPart, join_numbers, number_product, number_universe
 from .number_parts import candidates as number_candidates
 from .object_context import ObjectContext, is_plain
 from .object_states import ObjectState
-from .quick_checks import are_disjoint, is_bare_reference, quick_satisfiable
+from .quick_checks import are_disjoint, combination_key, content_key, is_bare_reference, quick_satisfiable
 from .string_parts import StringPart, join_strings, leaves_some, likely_texts, merged_texts, string_combinations
 from .string_parts import candidates as string_candidates
 from .structure_parts import ArrayPart, ObjectPart
@@ -64,6 +65,7 @@ class GoalCompiler(SchemaCompiler):
     def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
         super().__init__(document, whitespace, order, options)
         self._nodes: dict[Hashable, SchemaNode] = {}
+        self._combinations: dict[Hashable, Hashable] = {}
         self._expanding: list[int] = []
         self._satisfiable: dict[Formula, bool] = {}
         self._in_progress: dict[Formula, None] = {}
@@ -81,9 +83,12 @@ class GoalCompiler(SchemaCompiler):
             # One node for all references to a schema, so that what many of them lead to is worked out once.
             return self.goal(self.document.resolve(schema["$ref"], location, "$ref"), generated=generated)
         key: Hashable = (id(schema), location.base, location.scope)
-        content = _content(schema) if len(schema) <= 6 else None
+        content = content_key(schema) if len(schema) <= 6 else None
         differs = generated and (self.closes_objects or self.integers_as_digits) and not _is_unaffected(content)
-        key = ("generated", content or key) if differs else content or key
+        if content is None and key not in self._combinations:
+            self._combinations[key] = combination_key(self.document, location)
+        key = content or self._combinations.get(key) or key
+        key = ("generated", key) if differs else key
         node = self._nodes.get(key)
         if node is None:
             node = self._nodes[key] = GeneratedNode(self, location) if differs else SchemaNode(location)
@@ -333,7 +338,10 @@ class GoalCompiler(SchemaCompiler):
                     )
                 ):
                     return True
-                found = string_combinations(tuple(parts)) if kind == "string" else number_combinations(parts)
+                if kind == "number":
+                    read = bits_reader([formula], parts)
+                    return any(map(read, number_product(number_universe(parts), tuple(parts)).accepted))
+                found = string_combinations(tuple(parts))
             except GrammarError as error:
                 self._refuse(error, parts)
                 return False  # as in `join_parts`
@@ -477,17 +485,6 @@ def _with_listed(part: StringPart | NumberPart, values: frozenset[Any]) -> Formu
     if not values:
         return False
     return StringPart(texts=values) if isinstance(part, StringPart) else NumberPart(digits=part.digits, values=values)
-
-
-def _content(schema: Mapping[str, Any]) -> Hashable:
-    """Return a key that small schemas with the same keywords share, or None for schemas that hold others."""
-    content = []
-    for name, value in schema.items():
-        if name in KEYWORDS:
-            if isinstance(value, dict | list) or name in ("$ref", "$dynamicRef"):
-                return None
-            content.append((name, type(value).__name__, value))
-    return tuple(sorted(content, key=lambda item: item[0]))
 
 
 def _is_unaffected(content: Hashable) -> bool:

@@ -42,7 +42,7 @@ from .string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part
 MAX_DIGITS = 400  # of a bound or divisor as it is written; as many as any double needs
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
 MAX_REMAINDER_STATES = 20_000  # of a `multipleOf`
-MAX_COMPARED_RANGE = 1000  # of bounded integers or multiples, whose automaton is checked for being empty
+MAX_COMPARED_RANGE = 1000  # of bounded multiples, whose automaton is checked for being empty
 
 
 def _read_decimal(value: Any, name: str, pointer: str) -> Decimal:
