@@ -71,7 +71,7 @@ class GroupSearch(ObjectEndSearch):
     def _key(self, state: ObjectMembers) -> Hashable:
         return state.alive & self.parts, state.seen & self.names
 
-    def _ends(self, state: ObjectMembers) -> bool:
+    def _is_complete(self, state: ObjectMembers) -> bool:
         return self.holds(state)
 
     def _candidates(self, state: ObjectMembers, wanted: int) -> Iterable[NameClass]:

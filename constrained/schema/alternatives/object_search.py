@@ -71,6 +71,8 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         self.parts = context.bits_of(atoms(self.formula))
         self.num_together = self.parts.bit_count()  # parts that are searched together
         self._must_fail: dict[tuple[int, int, int], bool] = {}
+        self._harmless: dict[int, int] = {}  # for alive parts, names whose members can leave all of them alive
+        context.compiler.caches.append(self._harmless)
         self._relevant = 0
         for required, requires in zip(context.required, context.requires, strict=True):
             self._relevant |= required
@@ -129,29 +131,73 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def can_end_after(self, state: ObjectMembers, step: ObjectMembers) -> bool:
         """Return True if `step`, which is `state` after one more member, can end."""
-        if self._needs_only_names(step):
-            return True
         used = self._paths.get(self._key(state))
         remains = used is not None and used != NEVER and not used & self._used(state, step)
         if used is not None and remains and self._is_neutral(state, step):
             self._paths.setdefault(self._key(step), used)
         return self.can_end(step)
 
-    def _needs_only_names(self, state: ObjectMembers) -> bool:
-        """Return True if an object of one part, whose members come in order, can surely end with the names it needs."""
-        context, part = self.context, self.formula
-        if not (context.in_order and isinstance(part, ObjectPart) and self.names == -1):
-            return False
-        number, names = context.index[part], context.names
-        needed = context.needed(number, state.seen)
-        first = names.num_mentioned if state.others else state.seen.bit_length()
-        if not state.alive >> number & 1 or state.count < part.least or part.most is not None:
-            return False
-        if needed & ~context.satisfiable[number] or needed & (1 << first) - 1:
-            return False
-        while needed and names.can_be_spelled(needed.bit_length() - 1):
-            needed ^= 1 << needed.bit_length() - 1
-        return not needed
+    def _is_complete(self, state: ObjectMembers) -> bool:
+        """Return True if nothing more is needed."""
+        return state.closing_result() is not None
+
+    def _way(self, state: ObjectMembers) -> int | None:
+        if self._is_complete(state):
+            return 0
+        context, alive, seen = self.context, state.alive, state.seen
+        first = 0  # of the names that may still come
+        if context.in_order:
+            first = context.names.num_mentioned if state.others else seen.bit_length()
+        while wanted := self._cheapest_names(alive, seen, self.formula):
+            if wanted & ((1 << first) - 1 | ~self.names):
+                return None
+            seen |= wanted
+            alive = self._left_by(wanted, alive & self.parts)
+            count = state.count + (seen & ~state.seen).bit_count()
+            if self._holds_after(alive, seen, count, state.count):
+                return seen & ~state.seen
+        return None
+
+    def _holds_after(self, alive: int, seen: int, count: int, before: int) -> bool:
+        """Return True if the formula holds in a state that more members lead to, from a state of `before` members."""
+        context = self.context
+        is_exact = context.ranges.end(before) is None
+
+        def holds(part: ObjectPart) -> bool:
+            number = context.index[part]
+            fits = part.most is None or (is_exact and count <= part.most)
+            return (
+                bool(alive >> number & 1)
+                and count >= part.least
+                and fits
+                and not (context.needed(number, seen) & self.names)
+            )
+
+        return bool(evaluate(self.formula, holds))
+
+    def _left_by(self, names: int, alive: int) -> int:
+        """Return the alive parts that hold on after members whose values satisfy all goals of their names."""
+        names &= ~self._harmless.get(alive, 0)
+        left = alive
+        while names:
+            bit = names & -names
+            names ^= bit
+            found = self._left_by_one(self.context.names.named[bit.bit_length() - 1], left)
+            if found == left == alive and self._compiler.is_idle:
+                self._harmless[alive] = self._harmless.get(alive, 0) | bit
+            left = found
+        return left
+
+    def _left_by_one(self, name: NameClass, alive: int) -> int:
+        context = self.context
+        if not context.names.can_be_spelled(name.number or 0):
+            return 0
+        certain, open_goals = context.alive_goals(alive, name)
+        left = certain + sum(parts for _, parts in open_goals)
+        goals = tuple(goal for goal, _ in open_goals)
+        if len(goals) > 1:
+            return left if joint_truths(context.compiler, goals).possible((True,) * len(goals)) else 0
+        return left if context.compiler.satisfiable(conj(goals)) else 0
 
     def _is_neutral(self, state: ObjectMembers, step: ObjectMembers) -> bool:
         """Return True if a step does not change what is still needed."""
@@ -167,7 +213,7 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
             return
         tried: set[Hashable] = set()
         wanted = self._inevitable_names(state)
-        for name in wanted or self._candidates(state, self._cheapest_names(state, self.formula) or 0):
+        for name in wanted or self._candidates(state, self._cheapest_names(state.alive, state.seen, self.formula) or 0):
             kind = self.kind_of(name)
             if kind not in tried:
                 tried.add(kind)
@@ -210,29 +256,29 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
                     fewest = names
         return fewest
 
-    def _cheapest_names(self, state: ObjectMembers, formula: Formula) -> int | None:
+    def _cheapest_names(self, alive: int, seen: int, formula: Formula) -> int | None:
         """Return a small set of names that seems to make a formula true, or None if there seems to be none."""
         context = self.context
         if isinstance(formula, bool):
             return 0 if formula else None
         if isinstance(formula, And | Or | ExactlyOne):
-            sets = [self._cheapest_names(state, part) for part in formula.parts]
+            sets = [self._cheapest_names(alive, seen, part) for part in formula.parts]
             if isinstance(formula, And):
                 return None if None in sets else reduce(or_, sets, 0)
             return min((n for n in sets if n is not None), key=lambda n: (n.bit_count(), n), default=None)
         if isinstance(formula, ObjectPart):
             number = context.index[formula]
-            return context.needed(number, state.seen) & self.names if state.alive >> number & 1 else None
+            return context.needed(number, seen) & self.names if alive >> number & 1 else None
         part = formula.part
-        if isinstance(part, ExactlyOne) or not state.alive >> context.index[part] & 1:
+        if isinstance(part, ExactlyOne) or not alive >> context.index[part] & 1:
             return 0
         number = context.index[part]
-        if context.needed(number, state.seen) & self.names:
+        if context.needed(number, seen) & self.names:
             return 0
-        if context.cannot_fail(number, state.seen):
+        if context.cannot_fail(number, seen):
             return None
         bits = map(context.names.bit, context.falsifying_names(number))
-        return next((bit for bit in bits if bit and not bit & state.seen), 0)
+        return next((bit for bit in bits if bit and not bit & seen), 0)
 
     def steps(self, state: ObjectMembers, name: NameClass) -> Iterator[ObjectMembers]:
         """Yield the states after a member with this name, for the values that are possible."""

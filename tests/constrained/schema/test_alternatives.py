@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, PropertyOrder, compile_constraint
+from ramiform.constrained.schema.alternatives.object_search import ObjectEndSearch
 from ramiform.constrained.schema.end_search import EndSearch
 from ramiform.tests.constrained.strategies import shuffled
 from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none, shared_vocabulary
@@ -125,6 +126,27 @@ def test_three_hundred_conditions_on_different_members() -> None:
         assert not accepts(grammar, text_of(value))
 
 
+def chain(count: int, keyword: str = "dependentRequired") -> Any:
+    """Return an object in which each name requires the next."""
+    if keyword == "dependentRequired":
+        return {"type": "object", keyword: {f"a{n}": [f"a{n + 1}"] for n in range(count)}}
+    clauses = [{"if": {"required": [f"a{n}"]}, "then": {"required": [f"a{n + 1}"]}} for n in range(count)]
+    return {"type": "object", "allOf": clauses}
+
+
+@pytest.mark.parametrize("order", ["any", "schema"])
+@pytest.mark.parametrize("more", [{}, {"maxProperties": 4}, {"additionalProperties": {"type": "integer"}}])
+def test_names_that_require_others_in_a_long_chain(more: Any, order: PropertyOrder) -> None:
+    schema = chain(300) | more
+    grammar = compiled(schema, order)
+    for names in ([], ["x"], [299, 300], [297, 298, 299, 300], [298, 299], [0, 300], [296, 297, 298, 299, 300]):
+        value = {f"a{name}": 1 for name in names}
+        assert accepts(grammar, text_of(value)) == is_valid(judge(schema), json.dumps(value)), value
+    whole = {f"a{n}": 1 for n in range(301)}
+    assert accepts(grammar, text_of(whole)) == ("maxProperties" not in more)
+    assert accepts(grammar, text_of({"a300": 1, "a299": 1})) == (order == "any")
+
+
 @pytest.mark.parametrize("more", [{}, {"type": "array"}, {"type": ["array", "string"]}])
 def test_too_many_contains_are_refused_whatever_else_is_allowed(more: Any) -> None:
     schema = more | {"allOf": [{"contains": {"const": n}} for n in range(33)]}
@@ -208,6 +230,20 @@ def test_work_grows_with_the_number_of_conditions_and_no_faster(make: Callable[[
         assert accepts(compiled(make(count)), b'{"a7":1,"b7":2,"tag":"t9","v9":1}')
         found.append(steps)
     assert found[1] <= 2.5 * found[0]
+
+
+def test_names_that_others_require_are_found_without_a_search(monkeypatch: Any) -> None:
+    steps = 0
+    found = ObjectEndSearch.steps
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return found(*arguments)
+
+    monkeypatch.setattr(ObjectEndSearch, "steps", counted)
+    assert accepts(compiled(chain(60)), b'{"a59":1,"a60":2}')
+    assert 0 < steps < 1000  # one for each name in each state
 
 
 # Random schemas.
