@@ -36,10 +36,11 @@ def _groups(context: ObjectContext) -> list[NameGroup]:
     if context.plain or context.in_order or not isinstance(formula, And):
         return []
     everywhere: list[Formula] = []
-    groups: list[NameGroup] = []
+    apart: list[NameGroup] = []
     for clause in formula.parts:
-        if isinstance(clause, ObjectPart) and not clause.least and clause.most is None and not clause.has_dependencies:
+        if isinstance(clause, ObjectPart) and not clause.least and clause.most is None:
             everywhere.append(clause)
+            apart += [NameGroup([], name | others) for name, others in context.requires[context.index[clause]]]
             continue
         names = 0
         for part in atoms(clause):
@@ -47,14 +48,14 @@ def _groups(context: ObjectContext) -> list[NameGroup]:
             if constrained is None:
                 return []  # it depends on all names
             names |= constrained
-        merged = NameGroup([clause], names)
-        apart = []
-        for group in groups:
-            if group.names & names:
-                merged = NameGroup([*group.clauses, *merged.clauses], group.names | merged.names)
-            else:
-                apart.append(group)
-        groups = [*apart, merged]
+        apart.append(NameGroup([clause], names))
+    groups: list[NameGroup] = []
+    for merged in apart:
+        shared = [group for group in groups if group.names & merged.names]
+        groups = [group for group in groups if not group.names & merged.names]
+        for group in shared:
+            merged = NameGroup([*group.clauses, *merged.clauses], group.names | merged.names)
+        groups.append(merged)
     taken = sum(group.names for group in groups)
     rest = NameGroup([], ((1 << len(context.names.names)) - 1) & ~taken)
     return [NameGroup([*everywhere, *group.clauses], group.names) for group in (rest, *groups)]

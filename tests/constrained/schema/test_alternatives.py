@@ -71,12 +71,15 @@ def switch(count: int, *, required: bool = True, tag: Callable[[int], Any] = lam
     }
 
 
-def independent(count: int) -> Any:
+def independent(count: int, letter: str = "a") -> Any:
     """Return conditions on different members."""
     return {
         "type": "object",
         "allOf": [
-            {"if": {"properties": {f"a{n}": {"const": 1}}, "required": [f"a{n}"]}, "then": {"required": [f"b{n}"]}}
+            {
+                "if": {"properties": {f"{letter}{n}": {"const": 1}}, "required": [f"{letter}{n}"]},
+                "then": {"required": [f"b{n}"]},
+            }
             for n in range(count)
         ],
     }
@@ -135,9 +138,10 @@ def chain(count: int, keyword: str = "dependentRequired") -> Any:
 
 
 @pytest.mark.parametrize("order", ["any", "schema"])
+@pytest.mark.parametrize("keyword", ["dependentRequired", "if"])
 @pytest.mark.parametrize("more", [{}, {"maxProperties": 4}, {"additionalProperties": {"type": "integer"}}])
-def test_names_that_require_others_in_a_long_chain(more: Any, order: PropertyOrder) -> None:
-    schema = chain(300) | more
+def test_names_that_require_others_in_a_long_chain(more: Any, keyword: str, order: PropertyOrder) -> None:
+    schema = chain(300, keyword) | more
     grammar = compiled(schema, order)
     for names in ([], ["x"], [299, 300], [297, 298, 299, 300], [298, 299], [0, 300], [296, 297, 298, 299, 300]):
         value = {f"a{name}": 1 for name in names}
@@ -145,6 +149,16 @@ def test_names_that_require_others_in_a_long_chain(more: Any, order: PropertyOrd
     whole = {f"a{n}": 1 for n in range(301)}
     assert accepts(grammar, text_of(whole)) == ("maxProperties" not in more)
     assert accepts(grammar, text_of({"a300": 1, "a299": 1})) == (order == "any")
+
+
+def test_a_long_chain_beside_conditions_on_other_members() -> None:
+    clauses = [*chain(300, "if")["allOf"], *independent(60, "c")["allOf"]]
+    random.Random(1).shuffle(clauses)
+    schema = {"type": "object", "properties": {"a5": {"type": "integer"}}, "required": ["a300"], "allOf": clauses}
+    grammar = compiled(schema)
+    last = {"a299": 1, "a300": 1}
+    for value in ({}, last, last | {"c5": 1}, {"b5": 0} | last | {"c5": 1}, last | {"a5": 1}, {"a298": 1} | last):
+        assert accepts(grammar, text_of(value)) == is_valid(judge(schema), json.dumps(value)), value
 
 
 @pytest.mark.parametrize("more", [{}, {"type": "array"}, {"type": ["array", "string"]}])
