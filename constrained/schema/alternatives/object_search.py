@@ -8,8 +8,8 @@ from operator import or_
 from typing import Protocol
 
 from ..end_search import NEVER, EndSearch, ValueGoal
-from ..formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, forced
-from ..joint_truths import joint_truths, restricted
+from ..formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, forced, has_negation
+from ..joint_truths import MAX_COMBINED_GOALS, joint_truths, restricted
 from ..name_states import NameClass, NameKind
 from ..object_context import ObjectContext
 from ..structure_parts import ObjectPart
@@ -69,10 +69,10 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         self.context, self.names = context, names
         self.formula = context.formulas[0] if formula is None else formula
         self.parts = context.bits_of(atoms(self.formula))
-        self.num_together = self.parts.bit_count()  # parts that are searched together
         self._must_fail: dict[tuple[int, int, int], bool] = {}
+        self._holding: dict[tuple[int, int], bool] = {}  # by alive and settled parts
         self._harmless: dict[int, int] = {}  # for alive parts, names whose members can leave all of them alive
-        context.compiler.caches.append(self._harmless)
+        context.compiler.caches += [self._must_fail, self._holding, self._harmless]
         self._relevant = 0
         for required, requires in zip(context.required, context.requires, strict=True):
             self._relevant |= required
@@ -80,6 +80,21 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
                 self._relevant |= names | others
         self._least = max((part.least for part in context.parts), default=0)
         self._limited = any(part.most is not None for part in context.parts)
+        self._is_easy = self.parts.bit_count() > MAX_PARTS and self._needs_no_search()
+        self.num_together = 0 if self._is_easy else self.parts.bit_count()  # parts that are searched together
+
+    def _needs_no_search(self) -> bool:
+        """Return True if all names that may be needed can come, in any order, without making a part fail."""
+        context = self.context
+        if has_negation(self.formula) or self._least or self._limited or context.in_order:
+            return False
+        for name in (*context.names.named, *map(context.names.other, context.names.kinds)):
+            _, open_goals = context.alive_goals(self.parts, name)
+            for kind in ("string", "object", "array") if len(open_goals) > MAX_COMBINED_GOALS else ():
+                typed = {context.compiler.typed(goal, kind) for goal, _ in open_goals}
+                if sum(not isinstance(formula, bool) for formula in typed) > MAX_COMBINED_GOALS:
+                    return False  # too many to combine
+        return self._left_by(self._relevant & self.names, self.parts) == self.parts
 
     def next_names(self, state: ObjectMembers) -> tuple[int, frozenset[NameKind]] | None:
         """Return the listed names, and the kinds of other names, that may come next; None if that is not known."""
@@ -92,6 +107,8 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
     def must_fail(self, alive: int, seen: int) -> bool:
         """Return True if no further members can make the formula true."""
         alive &= self.parts
+        if self._is_easy:
+            return not self._may_hold(alive, alive)
         settled = self.context.settled(alive, seen)
         complete = sum(self._complete(tied & alive, seen) for tied in self.context.tied)
         key = alive, settled, complete
@@ -117,7 +134,13 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def _may_hold(self, alive: int, settled: int) -> bool:
         """Return False if the formula is false whatever becomes of the alive parts that are not settled."""
-        return evaluate(self.formula, self.context.truth(alive, settled)) is not False
+        key = alive, settled
+        if key not in self._holding:
+            self._holding[key] = evaluate(self.formula, self.context.truth(alive, settled)) is not False
+        return self._holding[key]
+
+    def can_end(self, state: ObjectMembers) -> bool:
+        return not self.must_fail(state.alive, state.seen) if self._is_easy else super().can_end(state)
 
     def _candidates(self, state: ObjectMembers, wanted: int) -> Iterable[NameClass]:
         """Return the names that may come next, first those in `wanted`."""
