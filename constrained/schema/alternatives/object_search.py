@@ -15,6 +15,7 @@ from ..object_context import ObjectContext
 from ..structure_parts import ObjectPart
 
 MAX_PARTS = 96  # of an object whose end is searched for: the work grows with the fourth power of their number
+MAX_PASSED = 8  # names that cannot come among those that are looked at because a number of members is needed
 
 
 class ObjectMembers(Protocol):
@@ -171,8 +172,10 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         first = 0  # of the names that may still come
         if context.in_order:
             first = context.names.num_mentioned if state.others else seen.bit_length()
-        while wanted := self._cheapest_names(alive, seen, self.formula):
-            if wanted & ((1 << first) - 1 | ~self.names):
+        count = state.count
+        while (wanted := self._cheapest_names(alive, seen, self.formula)) is not None:
+            wanted = wanted or self._more_names(alive, seen, first, count)
+            if not wanted or wanted & ((1 << first) - 1 | ~self.names):
                 return None
             seen |= wanted
             alive = self._left_by(wanted, alive & self.parts)
@@ -180,6 +183,20 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
             if self._holds_after(alive, seen, count, state.count):
                 return seen & ~state.seen
         return None
+
+    def _more_names(self, alive: int, seen: int, first: int, count: int) -> int:
+        """Return listed names from a number on with which members are as many as they must be, 0 if there are none."""
+        names, missing = 0, self._least - count
+        left = ((1 << len(self.context.names.names)) - 1) & self.names & ~seen & ~((1 << first) - 1)
+        for _ in range(missing + MAX_PASSED if missing > 0 else 0):
+            bit = left & -left
+            left ^= bit
+            if bit and self._left_by(bit, alive & self.parts) == alive & self.parts:
+                names |= bit
+                missing -= 1
+            if not missing or not left:
+                break
+        return 0 if missing else names
 
     def _holds_after(self, alive: int, seen: int, count: int, before: int) -> bool:
         """Return True if the formula holds in a state that more members lead to, from a state of `before` members."""
@@ -213,7 +230,7 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def _left_by_one(self, name: NameClass, alive: int) -> int:
         context = self.context
-        if not context.names.can_be_spelled(name.number or 0):
+        if name.number is not None and not context.names.can_be_spelled(name.number):
             return 0
         certain, open_goals = context.alive_goals(alive, name)
         left = certain + sum(parts for _, parts in open_goals)
@@ -318,6 +335,13 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def may_come(self, state: ObjectMembers, name: NameClass) -> bool:
         """Return True if the object can end after a member with this name."""
+        if self._exceeds_limit():
+            return False
+        bit = self.context.names.bit(name)
+        alive = self._left_by_one(name, state.alive_after(name, bit))
+        fits = alive & self.parts and not self.must_fail(alive, state.seen | bit)
+        if fits and self.can_end_after(state, state.with_member(name, alive)):
+            return True
         return any(self.can_end_after(state, step) for step in self.steps(state, name))
 
     def _exceeds_limit(self) -> bool:
