@@ -313,7 +313,8 @@ class LimitCheck:
                 return  # no object, or given values
             context, most = state.search.context, state.search.num_together
             if most > MAX_PARTS:
-                raise GrammarError(f"more than {MAX_PARTS} constraints apply to one object together ({most})")
+                reason = f"more than {MAX_PARTS} constraints apply to one object together ({most})"
+                raise GrammarError(reason, pointer=_nearest(location))
         if context.names.refused is not None:
             raise GrammarError(context.names.refused.reason, pointer=_nearest(location, *_NAME_TESTS))
         for name in (*context.names.named, *(context.names.other(kind) for kind in context.names.kinds)):

@@ -246,7 +246,41 @@ def test_work_grows_with_the_number_of_conditions_and_no_faster(make: Callable[[
     assert found[1] <= 2.5 * found[0]
 
 
-def test_names_that_others_require_are_found_without_a_search(monkeypatch: Any) -> None:
+def thresholds(count: int) -> Any:
+    """Return conditions on one number, each of which requires another member."""
+    conditions = [{"properties": {"n": {"minimum": n}}, "required": ["n"]} for n in range(count)]
+    clauses = [{"if": condition, "then": {"required": [f"p{n}"]}} for n, condition in enumerate(conditions)]
+    return {"type": "object", "properties": {"n": {"type": "integer"}}, "allOf": clauses}
+
+
+def test_many_conditions_on_one_number_or_text() -> None:
+    schema = thresholds(120)
+    grammar = compiled(schema)
+    members = {f"p{n}": 0 for n in range(120)}
+    for value in ({}, {"n": -1}, {"n": 0}, {"n": 0, "p0": 1}, {"p0": 1, "n": 1}, {"p1": 1, "n": 1, "p0": 1}):
+        assert accepts(grammar, text_of(value)) == is_valid(judge(schema), json.dumps(value)), value
+    for value in (members | {"n": 300}, {"n": 119} | members, members | {"n": "x"}):
+        assert accepts(grammar, text_of(value)) == is_valid(judge(schema), json.dumps(value)), value
+    del members["p60"]
+    assert accepts(grammar, text_of(members | {"n": 59}))
+    assert not accepts(grammar, text_of(members | {"n": 60}))
+    for number, clause in enumerate(schema["allOf"]):
+        clause["if"]["properties"]["n"] = {"pattern": f"a{number}z"}
+    with pytest.raises(GrammarError, match="more than") as caught:
+        compiled({"properties": {"inner": schema}})
+    assert caught.value.pointer == "/properties/inner/allOf"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (chain(60), b'{"a59":1,"a60":2}'),
+        (chain(60, "if"), b'{"a59":1,"a60":2}'),
+        (thresholds(30), b'{"n":1,"p0":1,"p1":1}'),
+        ({"properties": {f"k{n}": {"pattern": f"^{n}"} for n in range(60)}, "minProperties": 9}, None),
+    ],
+)
+def test_names_that_are_needed_are_found_without_a_search(schema: Any, text: bytes | None, monkeypatch: Any) -> None:
     steps = 0
     found = ObjectEndSearch.steps
 
@@ -256,8 +290,9 @@ def test_names_that_others_require_are_found_without_a_search(monkeypatch: Any) 
         return found(*arguments)
 
     monkeypatch.setattr(ObjectEndSearch, "steps", counted)
-    assert accepts(compiled(chain(60)), b'{"a59":1,"a60":2}')
-    assert 0 < steps < 1000  # one for each name in each state
+    schema = {"type": "object", "additionalProperties": text is not None} | schema
+    assert accepts(compiled(schema), text or text_of({f"k{n}": str(n) for n in range(9)}))
+    assert steps < 200
 
 
 # Random schemas.
