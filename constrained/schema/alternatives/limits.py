@@ -43,6 +43,7 @@ _NAMED_BY_PATTERN, _CONTAINS = frozenset(["patternProperties"]), frozenset(["con
 # Of a schema without these, nothing but its own keywords applies to one value.
 _SEVERAL = (APPLICATORS - {"enum", "const"}) | {"patternProperties"}
 _ITEMS = frozenset(("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems"))
+_WITH_MANY = ("allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies")  # which may apply many schemas to a value
 MAX_LISTED = 256  # schemas of one value whose members are compared
 
 
@@ -339,7 +340,7 @@ class LimitCheck:
 
 def _nearest(location: Location, *keywords: str) -> str:
     """Return the pointer of the keyword of a schema that brings the most to a limit, or of the schema itself."""
-    several = [name for name in ("allOf", "anyOf", "oneOf") if name in location.schema]
+    several = [name for name in _WITH_MANY if name in location.schema]
     found = [*(name for name in sorted(keywords) if name in location.schema), *several]
     return child(location.pointer, found[0]) if found else location.pointer
 

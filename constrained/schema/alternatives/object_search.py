@@ -340,8 +340,8 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         bit = self.context.names.bit(name)
         alive = self._left_by_one(name, state.alive_after(name, bit))
         fits = alive & self.parts and not self.must_fail(alive, state.seen | bit)
-        if fits and self.can_end_after(state, state.with_member(name, alive)):
-            return True
+        if fits and (self._is_easy or self._way(state.with_member(name, alive)) is not None):
+            return True  # without the truths that its goals can have together, nor a search
         return any(self.can_end_after(state, step) for step in self.steps(state, name))
 
     def _exceeds_limit(self) -> bool:
