@@ -63,9 +63,9 @@ class EndSearch(ABC, Generic[S]):
     def _steps(self, state: S) -> Iterator[S]:
         """Yield the states after one more member or item, if they differ in what is still needed."""
 
-    def _ends(self, state: S) -> bool:
-        """Return True if nothing more is needed."""
-        return state.closing_result() is not None
+    def _way(self, state: S) -> int | None:
+        """Return what a way to the end that is known without a search uses up; None if none is."""
+        return 0 if state.closing_result() is not None else None
 
     def _used(self, state: S, step: S) -> int:
         """Return what a step uses up, as bits."""
@@ -75,6 +75,8 @@ class EndSearch(ABC, Generic[S]):
         """Return True if a way to the end is known or found."""
         key = self._key(state)
         known = self._paths.get(key)
+        if known is None and (known := self._way(state)) == 0:
+            self._paths[key] = 0
         if known is None:
             known = self._search(state, key)
         return known != NEVER
@@ -84,9 +86,6 @@ class EndSearch(ABC, Generic[S]):
         if key in self._in_progress:
             compiler.num_assumptions += 1  # as in `GoalCompiler.satisfiable`
             return NEVER
-        if self._ends(state):
-            self._paths[key] = 0
-            return 0
         num_before = compiler.num_assumptions
         self._in_progress[key] = None
         exhausted: dict[Hashable, None] = {}
@@ -116,8 +115,8 @@ class EndSearch(ABC, Generic[S]):
                 continue
             key = self._key(step)
             used = self._paths.get(key)
-            if used is None and key not in tried and self._ends(step):
-                used = self._paths[key] = 0
+            if used is None and key not in tried and (used := self._way(step)) is not None:
+                self._paths[key] = used
             if used is not None and used != NEVER:
                 for before, _ in reversed(path):
                     used |= self._used(before, step)

@@ -83,14 +83,9 @@ class ObjectContext:
             ]
             for part in self.parts
         ]
-        self._others_of: list[dict[int, int]] = []  # for each part, what each of its names requires
-        for pairs in self.requires:
-            others_of: dict[int, int] = {}
-            for name, others in pairs:
-                others_of[name] = others_of.get(name, 0) | others
-            self._others_of.append(others_of)
-        self._triggers = [sum(others_of) for others_of in self._others_of]
-        self._required_by: dict[tuple[int, int], int] = {}
+        # For each part, what each of its names requires, also by way of others.
+        self._brought = [_transitive(pairs) for pairs in self.requires]
+        self._bringing = [sum(brought) for brought in self._brought]  # the names that require others
         self.limited = self.bits_of(part for part in self.parts if part.most is not None or part.has_dependencies)
         # Parts that may require a name without any value. A single part is known to have values.
         is_single = self.plain and len(self.parts) < 2
@@ -103,7 +98,7 @@ class ObjectContext:
         self._open_goals: dict[NameClass, tuple[int, OpenGoals]] = {}
         self._choices: dict[int, tuple[int, frozenset[NameKind]]] = {}
         self._falsifying_names: dict[int, list[NameClass]] = {}
-        compiler.caches += [self._members, self._open_goals, self._choices, self._falsifying_names, self._required_by]
+        compiler.caches += [self._members, self._open_goals, self._choices, self._falsifying_names]
 
     def _changes(self) -> tuple[set[int], int]:
         """Return the numbers of members from which on limits matter otherwise than before, and a range's margin.
@@ -158,26 +153,15 @@ class ObjectContext:
 
     def needed(self, number: int, seen: int) -> int:
         """Return the names that a part requires beside those that have come."""
-        required, requires = self.required[number], self._others_of[number]
-        if requires:
-            key = number, seen & self._triggers[number]
-            found = self._required_by.get(key)
-            if found is None:
-                found = self._required_by[key] = self._closure(required, key[1], requires)
-            required = found
+        required = self.required[number]
+        if bringing := self._bringing[number]:
+            todo = (seen | required) & bringing
+            while todo:
+                name = todo & -todo
+                brought = self._brought[number][name]
+                required |= brought
+                todo &= ~(brought | name)
         return required & ~seen
-
-    def _closure(self, required: int, seen: int, requires: Mapping[int, int]) -> int:
-        """Return required names with those that they, and names that have come, bring with them."""
-        todo = done = seen | required
-        while todo:
-            name = todo & -todo
-            todo ^= name
-            others = requires.get(name, 0)
-            required |= others
-            todo |= others & ~done
-            done |= others
-        return required
 
     @cached_property
     def relevant_names(self) -> int:
@@ -413,3 +397,16 @@ class ObjectContext:
             found = [name for name in candidates if names.goal(part, name) is not True]
             found = self._falsifying_names[number] = [] if part.most is not None or part.has_dependencies else found
         return found
+
+
+def _transitive(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return all that each name brings with it, given pairs of a name and others that must come with it, as bits."""
+    brought: dict[int, int] = {}
+    for name, others in pairs:
+        brought[name] = brought.get(name, 0) | others
+    for through in reversed(brought):
+        others = brought[through]
+        for name, found in brought.items():
+            if found & through:
+                brought[name] = found | others
+    return brought

@@ -22,7 +22,7 @@ from .keywords import (
     TYPES,
     UNEVALUATED_KEYWORDS,
 )
-from .string_dfas import pattern_chars
+from .string_dfas import has_texts
 
 MAX_DEPTH = 6  # nested schemas that `quick_satisfiable` looks at
 MAX_REFERENCES = 8  # references to references that are followed
@@ -109,7 +109,7 @@ def _has_values_of(kind: str, document: Document, location: Location, depth: int
 def _has_strings(schema: dict[str, Any]) -> bool:
     if "pattern" in schema:
         others = STRING_KEYWORDS & schema.keys() != {"pattern"}
-        return not others and not pattern_chars(schema["pattern"]).is_empty
+        return not others and has_texts(schema["pattern"])
     limited = "maxLength" in schema
     if "format" in schema:
         return not limited and "minLength" not in schema

@@ -61,6 +61,7 @@ def pattern_dfa(pattern: str) -> Dfa:
 
 def check_pattern(pattern: str) -> None:
     """Raise GrammarError if `pattern_dfa` does. If it surely does not, the bytes are left to the first use."""
+    has_texts(pattern)  # which stays known when the automaton has been dropped
     chars = pattern_chars(pattern)
     if chars.num_states * len(chars.alphabet.starts) > MAX_DEFERRED:
         string_content_dfa(chars)
@@ -105,6 +106,12 @@ def any_pattern_chars(patterns: frozenset[str]) -> CharDfa:
         joined = containing(alternation(rest[first : first + MAX_JOINED]))
         machines.append(char_dfa(joined, budget).minimal())
     return choice(machines, False, budget)
+
+
+@cached_piece(maxsize=16_384)
+def has_texts(pattern: str) -> bool:
+    """Return True if some text contains a match of an ECMA-262 pattern."""
+    return not pattern_chars(pattern).is_empty
 
 
 @cached_piece(maxsize=64)

@@ -43,7 +43,11 @@ def joined_conditions(compiler: SchemaCompiler, formula: And, required: Iterable
     """Write conditions on one tag that exclude each other as one choice: the tag has one of their values, or another.
 
     `required` are names that the object has in any case. Conditions are disjunctions of a negated part and others.
+    Those by which one member requires others become one part.
     """
+    formula = _with_dependencies(compiler, formula)
+    if not isinstance(formula, And):
+        return formula
     groups: dict[str, list[tuple[Or, ObjectPart]]] = {}
     for clause in formula.parts:
         part = _condition(clause)
@@ -55,6 +59,40 @@ def joined_conditions(compiler: SchemaCompiler, formula: And, required: Iterable
             rewritten |= dict.fromkeys((clause for clause, _ in clauses), True)
             rewritten[clauses[0][0]] = _choice(compiler, tag, clauses, tag in required)
     return conj(rewritten.get(part, part) for part in formula.parts) if rewritten else formula
+
+
+def _with_dependencies(compiler: SchemaCompiler, formula: And) -> Formula:
+    """Join the conditions that only say that one member requires others."""
+    requires: dict[str, dict[str, None]] = {}
+    others: list[Formula] = []
+    for clause in formula.parts:
+        found = _dependency(clause)
+        if found is None:
+            others.append(clause)
+        else:
+            requires.setdefault(found[0], {}).update(found[1])
+            like = found[2]
+    if not requires:
+        return formula
+    mapping = {name: tuple(needed) for name, needed in requires.items()}
+    keywords = ObjectKeywords(like.document, {}, {}, True, True, (), mapping, 0, None, False)
+    keywords = compiler.cache.setdefault(("object", *keywords.key), keywords)
+    return conj([compiler.join_parts([ObjectPart((keywords,))], "object"), *others])
+
+
+def _dependency(clause: Formula) -> tuple[str, dict[str, None], ObjectKeywords] | None:
+    """Return the name and what it requires if a clause only says that one member requires others."""
+    if not isinstance(clause, Or) or len(clause.parts) != 2:
+        return None
+    absent, needed = clause.parts if isinstance(clause.parts[0], Not) else reversed(clause.parts)
+    if not isinstance(absent, Not) or not isinstance(needed, ObjectPart):
+        return None
+    condition = absent.part
+    if not isinstance(condition, ObjectPart) or len(condition.required) != 1:
+        return None
+    if not all(each.only_require for each in (*condition.keywords, *needed.keywords)):
+        return None
+    return next(iter(condition.required)), needed.required, needed.keywords[0]
 
 
 def _condition(clause: Formula) -> ObjectPart | None:

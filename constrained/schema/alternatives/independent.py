@@ -36,11 +36,11 @@ def _groups(context: ObjectContext) -> list[NameGroup]:
     if context.plain or context.in_order or not isinstance(formula, And):
         return []
     everywhere: list[Formula] = []
-    group_of: dict[int, NameGroup] = {}  # by the bit of a name
-    unnamed: list[NameGroup] = []
+    apart: list[NameGroup] = []
     for clause in formula.parts:
-        if isinstance(clause, ObjectPart) and not clause.least and clause.most is None and not clause.has_dependencies:
+        if isinstance(clause, ObjectPart) and not clause.least and clause.most is None:
             everywhere.append(clause)
+            apart += [NameGroup([], name | others) for name, others in context.requires[context.index[clause]]]
             continue
         names = 0
         for part in atoms(clause):
@@ -48,7 +48,11 @@ def _groups(context: ObjectContext) -> list[NameGroup]:
             if constrained is None:
                 return []  # it depends on all names
             names |= constrained
-        bits = list(_single_bits(names))
+        apart.append(NameGroup([clause], names))
+    group_of: dict[int, NameGroup] = {}  # by the bit of a name
+    unnamed: list[NameGroup] = []
+    for new in apart:
+        bits = list(_single_bits(new.names))
         together = list({id(group): group for bit in bits if (group := group_of.get(bit)) is not None}.values())
         merged = max(together, key=lambda group: len(group.clauses), default=NameGroup([], 0))
         for group in together:
@@ -56,10 +60,10 @@ def _groups(context: ObjectContext) -> list[NameGroup]:
                 merged.clauses += group.clauses
                 merged.names |= group.names
                 group_of |= dict.fromkeys(_single_bits(group.names), merged)
-        merged.clauses.append(clause)
-        merged.names |= names
+        merged.clauses += new.clauses
+        merged.names |= new.names
         group_of |= dict.fromkeys(bits, merged)
-        if not names:
+        if not bits:
             unnamed.append(merged)
     groups = [*{id(group): group for group in group_of.values()}.values(), *unnamed]
     taken = sum(group_of)
@@ -85,7 +89,7 @@ class GroupSearch(ObjectEndSearch):
     def _key(self, state: ObjectMembers) -> Hashable:
         return state.alive & self.parts, state.seen & self.names
 
-    def _ends(self, state: ObjectMembers) -> bool:
+    def _is_complete(self, state: ObjectMembers) -> bool:
         return self.holds(state)
 
     def _open_goals(self, state: ObjectMembers, name: NameClass) -> tuple[int, OpenGoals]:

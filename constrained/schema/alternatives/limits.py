@@ -45,6 +45,7 @@ _NAMED_BY_PATTERN, _CONTAINS = frozenset(["patternProperties"]), frozenset(["con
 _SEVERAL = (APPLICATORS - {"enum", "const"}) | {"patternProperties"}
 _ITEMS = ("items", "prefixItems", "additionalItems", "contains", "unevaluatedItems")
 _OF_SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
+_WITH_MANY = ("allOf", "anyOf", "oneOf", "dependentSchemas", "dependencies")  # which may apply many schemas to a value
 MAX_LISTED = 256  # schemas of one value whose members are compared
 MAX_MEETINGS = 1000  # sets of schemas of one value that are looked at, beside those of single schemas
 
@@ -341,7 +342,8 @@ class LimitCheck:
                 return  # no object, or given values
             context, most = state.search.context, state.search.num_together
             if most > MAX_PARTS:
-                raise GrammarError(f"more than {MAX_PARTS} constraints apply to one object together ({most})")
+                reason = f"more than {MAX_PARTS} constraints apply to one object together ({most})"
+                raise GrammarError(reason, pointer=_nearest(location))
         if context.names.refused is not None:
             raise GrammarError(context.names.refused.reason, pointer=_nearest(location, *_NAME_TESTS))
         for name in (*context.names.named, *(context.names.other(kind) for kind in context.names.kinds)):
@@ -368,7 +370,7 @@ class LimitCheck:
 
 def _nearest(location: Location, *keywords: str) -> str:
     """Return the pointer of the keyword of a schema that brings the most to a limit, or of the schema itself."""
-    several = [name for name in ("allOf", "anyOf", "oneOf") if name in location.schema]
+    several = [name for name in _WITH_MANY if name in location.schema]
     found = [*(name for name in sorted(keywords) if name in location.schema), *several]
     return child(location.pointer, found[0]) if found else location.pointer
 

@@ -9,13 +9,14 @@ from typing import Protocol
 
 from ...budget import INTERPRETED, charge
 from ..end_search import NEVER, EndSearch, ValueGoal
-from ..formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, implied, size_of
-from ..joint_truths import joint_truths, restricted
+from ..formula import And, ExactlyOne, Formula, Or, Truths, atoms, conj, evaluate, has_negation, implied, size_of
+from ..joint_truths import MAX_COMBINED_GOALS, joint_truths, restricted
 from ..name_states import NameClass, NameKind
 from ..object_context import ObjectContext
 from ..structure_parts import ObjectPart
 
 MAX_PARTS = 96  # of an object whose end is searched for: the work grows with the fourth power of their number
+MAX_PASSED = 8  # names that cannot come among those that are looked at because a number of members is needed
 
 
 class ObjectMembers(Protocol):
@@ -73,9 +74,26 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         self.context, self.names = context, names
         self.formula = context.formulas[0] if formula is None else formula
         self.parts = context.bits_of(atoms(self.formula))
-        self.num_together = self.parts.bit_count()  # parts that are searched together
         self._implied: dict[tuple[int, int], dict[ObjectPart, bool] | None] = {}
         self._must_fail: dict[tuple[int, int, int], bool] = {}
+        self._holding: dict[tuple[int, int], bool] = {}  # by alive and settled parts
+        self._harmless: dict[int, int] = {}  # for alive parts, names whose members can leave all of them alive
+        context.compiler.caches += [self._implied, self._must_fail, self._holding, self._harmless]
+        self._is_easy = self.parts.bit_count() > MAX_PARTS and self._needs_no_search()
+        self.num_together = 0 if self._is_easy else self.parts.bit_count()  # parts that are searched together
+
+    def _needs_no_search(self) -> bool:
+        """Return True if all names that may be needed can come, in any order, without making a part fail."""
+        context = self.context
+        if has_negation(self.formula) or context.least or context.has_most or context.in_order:
+            return False
+        for name in (*context.names.named, *map(context.names.other, context.names.kinds)):
+            _, open_goals = context.alive_goals(self.parts, name)
+            for kind in ("string", "object", "array") if len(open_goals) > MAX_COMBINED_GOALS else ():
+                typed = {context.compiler.typed(goal, kind) for goal, _ in open_goals}
+                if sum(not isinstance(formula, bool) for formula in typed) > MAX_COMBINED_GOALS:
+                    return False  # too many to combine
+        return self._left_by(context.relevant_names & self.names, self.parts) == self.parts
 
     def next_names(self, state: ObjectMembers) -> tuple[int, frozenset[NameKind]] | None:
         """Return the listed names, and the kinds of other names, that may come next; None if that is not known."""
@@ -87,9 +105,11 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def must_fail(self, alive: int, seen: int) -> bool:
         """Return True if no further members can make the formula true."""
+        alive &= self.parts
+        if self._is_easy:
+            return not self._may_hold(alive, alive)
         if self._implied_truths(alive, seen) is None:
             return True
-        alive &= self.parts
         complete = sum(self._complete(tied & alive, seen) for tied in self.context.tied)
         if not complete:
             return False
@@ -125,7 +145,13 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def _may_hold(self, alive: int, settled: int) -> bool:
         """Return False if the formula is false whatever becomes of the alive parts that are not settled."""
-        return evaluate(self.formula, self.context.truth(alive, settled)) is not False
+        key = alive, settled
+        if key not in self._holding:
+            self._holding[key] = evaluate(self.formula, self.context.truth(alive, settled)) is not False
+        return self._holding[key]
+
+    def can_end(self, state: ObjectMembers) -> bool:
+        return not self.must_fail(state.alive, state.seen) if self._is_easy else super().can_end(state)
 
     def _candidates(self, state: ObjectMembers, wanted: int) -> Iterable[NameClass]:
         """Return the names that may come next, first those in `wanted`."""
@@ -139,31 +165,89 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def can_end_after(self, state: ObjectMembers, step: ObjectMembers) -> bool:
         """Return True if `step`, which is `state` after one more member, can end."""
-        if self._needs_only_names(step):
-            return True
         used = self._paths.get(self._key(state))
         remains = used is not None and used != NEVER and not used & self._used(state, step)
         if used is not None and remains and self._is_neutral(state, step):
             self._paths.setdefault(self._key(step), used)
         return self.can_end(step)
 
-    def _needs_only_names(self, state: ObjectMembers) -> bool:
-        """Return True if an object of one part can surely end with the names that it needs."""
-        context, part = self.context, self.formula
-        if not isinstance(part, ObjectPart) or self.names != -1:
-            return False
-        number, names = context.index[part], context.names
-        needed = context.needed(number, state.seen)
-        first = 0
+    def _is_complete(self, state: ObjectMembers) -> bool:
+        """Return True if nothing more is needed."""
+        return state.closing_result() is not None
+
+    def _way(self, state: ObjectMembers) -> int | None:
+        if self._is_complete(state):
+            return 0
+        context, alive, seen = self.context, state.alive, state.seen
+        first = 0  # of the names that may still come
         if context.in_order:
-            first = names.num_mentioned if state.others else state.seen.bit_length()
-        if not state.alive >> number & 1 or state.count < part.least or part.most is not None:
-            return False
-        if needed & ~context.satisfiable[number] or needed & (1 << first) - 1:
-            return False
-        while needed and names.can_be_spelled(needed.bit_length() - 1):
-            needed ^= 1 << needed.bit_length() - 1
-        return not needed
+            first = context.names.num_mentioned if state.others else seen.bit_length()
+        count = state.count
+        while (wanted := self._cheapest_names(alive, seen, self.formula)) is not None:
+            wanted = wanted or self._more_names(alive, seen, first, count)
+            if not wanted or wanted & ((1 << first) - 1 | ~self.names):
+                return None
+            seen |= wanted
+            alive = self._left_by(wanted, alive & self.parts)
+            count = state.count + (seen & ~state.seen).bit_count()
+            if self._holds_after(alive, seen, count, state.count):
+                return seen & ~state.seen
+        return None
+
+    def _more_names(self, alive: int, seen: int, first: int, count: int) -> int:
+        """Return listed names from a number on with which members are as many as they must be, 0 if there are none."""
+        names, missing = 0, self.context.least - count
+        left = ((1 << len(self.context.names.names)) - 1) & self.names & ~seen & ~((1 << first) - 1)
+        for _ in range(missing + MAX_PASSED if missing > 0 else 0):
+            bit = left & -left
+            left ^= bit
+            if bit and self._left_by(bit, alive & self.parts) == alive & self.parts:
+                names |= bit
+                missing -= 1
+            if not missing or not left:
+                break
+        return 0 if missing else names
+
+    def _holds_after(self, alive: int, seen: int, count: int, before: int) -> bool:
+        """Return True if the formula holds in a state that more members lead to, from a state of `before` members."""
+        context = self.context
+        is_exact = context.ranges.end(before) is None
+
+        def holds(part: ObjectPart) -> bool:
+            number = context.index[part]
+            fits = part.most is None or (is_exact and count <= part.most)
+            return (
+                bool(alive >> number & 1)
+                and count >= part.least
+                and fits
+                and not (context.needed(number, seen) & self.names)
+            )
+
+        return bool(evaluate(self.formula, holds))
+
+    def _left_by(self, names: int, alive: int) -> int:
+        """Return the alive parts that hold on after members whose values satisfy all goals of their names."""
+        names &= ~self._harmless.get(alive, 0)
+        left = alive
+        while names:
+            bit = names & -names
+            names ^= bit
+            found = self._left_by_one(self.context.names.named[bit.bit_length() - 1], left)
+            if found == left == alive and self._compiler.is_idle:
+                self._harmless[alive] = self._harmless.get(alive, 0) | bit
+            left = found
+        return left
+
+    def _left_by_one(self, name: NameClass, alive: int) -> int:
+        context = self.context
+        if name.number is not None and not context.names.can_be_spelled(name.number):
+            return 0
+        certain, open_goals = context.alive_goals(alive, name)
+        left = certain + sum(parts for _, parts in open_goals)
+        goals = tuple(goal for goal, _ in open_goals)
+        if len(goals) > 1:
+            return left if joint_truths(context.compiler, goals).possible((True,) * len(goals)) else 0
+        return left if context.compiler.satisfiable(conj(goals)) else 0
 
     def _is_neutral(self, state: ObjectMembers, step: ObjectMembers) -> bool:
         """Return True if a step does not change what is still needed."""
@@ -180,7 +264,7 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
             return
         tried: set[Hashable] = set()
         wanted = self._inevitable_names(state)
-        for name in wanted or self._candidates(state, self._cheapest_names(state, self.formula) or 0):
+        for name in wanted or self._candidates(state, self._cheapest_names(state.alive, state.seen, self.formula) or 0):
             kind = self.kind_of(name)
             if kind not in tried:
                 tried.add(kind)
@@ -222,29 +306,29 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
                     fewest = names
         return fewest
 
-    def _cheapest_names(self, state: ObjectMembers, formula: Formula) -> int | None:
+    def _cheapest_names(self, alive: int, seen: int, formula: Formula) -> int | None:
         """Return a small set of names that seems to make a formula true, or None if there seems to be none."""
         context = self.context
         if isinstance(formula, bool):
             return 0 if formula else None
         if isinstance(formula, And | Or | ExactlyOne):
-            sets = [self._cheapest_names(state, part) for part in formula.parts]
+            sets = [self._cheapest_names(alive, seen, part) for part in formula.parts]
             if isinstance(formula, And):
                 return None if None in sets else reduce(or_, sets, 0)
             return min((n for n in sets if n is not None), key=lambda n: (n.bit_count(), n), default=None)
         if isinstance(formula, ObjectPart):
             number = context.index[formula]
-            return context.needed(number, state.seen) & self.names if state.alive >> number & 1 else None
+            return context.needed(number, seen) & self.names if alive >> number & 1 else None
         part = formula.part
-        if isinstance(part, ExactlyOne) or not state.alive >> context.index[part] & 1:
+        if isinstance(part, ExactlyOne) or not alive >> context.index[part] & 1:
             return 0
         number = context.index[part]
-        if context.needed(number, state.seen) & self.names:
+        if context.needed(number, seen) & self.names:
             return 0
-        if context.cannot_fail(number, state.seen):
+        if context.cannot_fail(number, seen):
             return None
         bits = map(context.names.bit, context.falsifying_names(number))
-        return next((bit for bit in bits if bit and not bit & state.seen), 0)
+        return next((bit for bit in bits if bit and not bit & seen), 0)
 
     def steps(self, state: ObjectMembers, name: NameClass) -> Iterator[ObjectMembers]:
         """Yield the states after a member with this name, for the values that are possible."""
@@ -261,6 +345,13 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
 
     def may_come(self, state: ObjectMembers, name: NameClass) -> bool:
         """Return True if the object can end after a member with this name."""
+        if self._exceeds_limit():
+            return False
+        bit = self.context.names.bit(name)
+        alive = self._left_by_one(name, state.alive_after(name, bit))
+        fits = alive & self.parts and not self.must_fail(alive, state.seen | bit)
+        if fits and (self._is_easy or self._way(state.with_member(name, alive)) is not None):
+            return True  # without the truths that its goals can have together, nor a search
         return any(self.can_end_after(state, step) for step in self.steps(state, name))
 
     def _exceeds_limit(self) -> bool:

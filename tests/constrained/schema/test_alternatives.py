@@ -24,6 +24,7 @@ from ramiform.constrained import (
     SchemaOptions,
     compile_constraint,
 )
+from ramiform.constrained.schema.alternatives.object_search import ObjectEndSearch
 from ramiform.constrained.schema.end_search import EndSearch
 from ramiform.tests.constrained.strategies import shuffled
 from ramiform.tests.constrained.walks import accepts, allowed, compiled_or_none, shared_vocabulary
@@ -78,12 +79,15 @@ def switch(count: int, *, required: bool = True, tag: Callable[[int], Any] = lam
     }
 
 
-def independent(count: int) -> Any:
+def independent(count: int, letter: str = "a") -> Any:
     """Return conditions on different members."""
     return {
         "type": "object",
         "allOf": [
-            {"if": {"properties": {f"a{n}": {"const": 1}}, "required": [f"a{n}"]}, "then": {"required": [f"b{n}"]}}
+            {
+                "if": {"properties": {f"{letter}{n}": {"const": 1}}, "required": [f"{letter}{n}"]},
+                "then": {"required": [f"b{n}"]},
+            }
             for n in range(count)
         ],
     }
@@ -281,6 +285,38 @@ def test_choices_between_neighbours_leave_two_ways() -> None:
     assert not accepts(grammar, text_of({"f0": 0}))
 
 
+def chain(count: int, keyword: str = "dependentRequired") -> Any:
+    """Return an object in which each name requires the next."""
+    if keyword == "dependentRequired":
+        return {"type": "object", keyword: {f"a{n}": [f"a{n + 1}"] for n in range(count)}}
+    clauses = [{"if": {"required": [f"a{n}"]}, "then": {"required": [f"a{n + 1}"]}} for n in range(count)]
+    return {"type": "object", "allOf": clauses}
+
+
+@pytest.mark.parametrize("order", ["any", "schema"])
+@pytest.mark.parametrize("keyword", ["dependentRequired", "if"])
+@pytest.mark.parametrize("more", [{}, {"maxProperties": 4}, {"additionalProperties": {"type": "integer"}}])
+def test_names_that_require_others_in_a_long_chain(more: Any, keyword: str, order: PropertyOrder) -> None:
+    schema = chain(300, keyword) | more
+    grammar = compiled(schema, order)
+    for names in ([], ["x"], [299, 300], [297, 298, 299, 300], [298, 299], [0, 300], [296, 297, 298, 299, 300]):
+        value = {f"a{name}": 1 for name in names}
+        assert accepts(grammar, text_of(value)) == is_valid(judge(schema), json.dumps(value)), value
+    whole = {f"a{n}": 1 for n in range(301)}
+    assert accepts(grammar, text_of(whole)) == ("maxProperties" not in more)
+    assert accepts(grammar, text_of({"a300": 1, "a299": 1})) == (order == "any")
+
+
+def test_a_long_chain_beside_conditions_on_other_members() -> None:
+    clauses = [*chain(300, "if")["allOf"], *independent(60, "c")["allOf"]]
+    random.Random(1).shuffle(clauses)
+    schema = {"type": "object", "properties": {"a5": {"type": "integer"}}, "required": ["a300"], "allOf": clauses}
+    grammar = compiled(schema)
+    last = {"a299": 1, "a300": 1}
+    for value in ({}, last, last | {"c5": 1}, {"b5": 0} | last | {"c5": 1}, last | {"a5": 1}, {"a298": 1} | last):
+        assert accepts(grammar, text_of(value)) == is_valid(judge(schema), json.dumps(value)), value
+
+
 @pytest.mark.parametrize("more", [{}, {"type": "array"}, {"type": ["array", "string"]}])
 def test_too_many_contains_are_refused_whatever_else_is_allowed(more: Any) -> None:
     schema = more | {"allOf": [{"contains": {"const": n}} for n in range(33)]}
@@ -364,6 +400,55 @@ def test_work_grows_with_the_number_of_conditions_and_no_faster(make: Callable[[
         assert accepts(compiled(make(count)), b'{"a7":1,"b7":2,"tag":"t9","v9":1}')
         found.append(steps)
     assert found[1] <= 2.5 * found[0]
+
+
+def thresholds(count: int) -> Any:
+    """Return conditions on one number, each of which requires another member."""
+    conditions = [{"properties": {"n": {"minimum": n}}, "required": ["n"]} for n in range(count)]
+    clauses = [{"if": condition, "then": {"required": [f"p{n}"]}} for n, condition in enumerate(conditions)]
+    return {"type": "object", "properties": {"n": {"type": "integer"}}, "allOf": clauses}
+
+
+def test_many_conditions_on_one_number_or_text() -> None:
+    schema = thresholds(120)
+    grammar = compiled(schema)
+    members = {f"p{n}": 0 for n in range(120)}
+    for value in ({}, {"n": -1}, {"n": 0}, {"n": 0, "p0": 1}, {"p0": 1, "n": 1}, {"p1": 1, "n": 1, "p0": 1}):
+        assert accepts(grammar, text_of(value)) == is_valid(judge(schema), json.dumps(value)), value
+    for value in (members | {"n": 300}, {"n": 119} | members, members | {"n": "x"}):
+        assert accepts(grammar, text_of(value)) == is_valid(judge(schema), json.dumps(value)), value
+    del members["p60"]
+    assert accepts(grammar, text_of(members | {"n": 59}))
+    assert not accepts(grammar, text_of(members | {"n": 60}))
+    for number, clause in enumerate(schema["allOf"]):
+        clause["if"]["properties"]["n"] = {"pattern": f"a{number}z"}
+    with pytest.raises(GrammarError, match="more than") as caught:
+        compiled({"properties": {"inner": schema}})
+    assert caught.value.pointer == "/properties/inner/allOf"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (chain(60), b'{"a59":1,"a60":2}'),
+        (chain(60, "if"), b'{"a59":1,"a60":2}'),
+        (thresholds(30), b'{"n":1,"p0":1,"p1":1}'),
+        ({"properties": {f"k{n}": {"pattern": f"^{n}"} for n in range(60)}, "minProperties": 9}, None),
+    ],
+)
+def test_names_that_are_needed_are_found_without_a_search(schema: Any, text: bytes | None, monkeypatch: Any) -> None:
+    steps = 0
+    found = ObjectEndSearch.steps
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return found(*arguments)
+
+    monkeypatch.setattr(ObjectEndSearch, "steps", counted)
+    schema = {"type": "object", "additionalProperties": text is not None} | schema
+    assert accepts(compiled(schema), text or text_of({f"k{n}": str(n) for n in range(9)}))
+    assert steps < 200
 
 
 # Random schemas.
