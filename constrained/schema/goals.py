@@ -404,8 +404,8 @@ class GoalCompiler(SchemaCompiler):
         if key not in self.cache:
             num_before = self.num_assumptions
             state = self._structure_start(kind, formulas, result)
-            if state is None and not self.is_idle and num_before != self.num_assumptions:
-                return None  # depends on an assumption of the running search
+            if not self.is_idle and num_before != self.num_assumptions:
+                return state  # depends on an assumption of the running search
             self.cache[key] = state
         return self.cache[key]  # type: ignore[no-any-return]
 
@@ -413,8 +413,10 @@ class GoalCompiler(SchemaCompiler):
         if isinstance(formulas[0], ListedPart):
             return self._listed_start(kind, formulas[0], formulas[1:], result)
         formulas = tuple(self._without_listed(formula) for formula in formulas)
-        if not self._parts_have_values(formulas[0]):
+        need = self._of_parts_with_values(formulas[0])
+        if need is False:
             return None
+        formulas = (need, *formulas[1:])
         if kind == "object":
             context = ObjectContext(self, formulas, result)
             state = ObjectState(object_search(context), context.all_parts)
@@ -444,19 +446,19 @@ class GoalCompiler(SchemaCompiler):
         style = ListedStyle(self, self.schema_order or need.ordered, digits)
         return listed_start(kind, value_choice(style, known)) if known else None
 
-    def _parts_have_values(self, formula: Formula) -> bool:
-        """Return False only if the formula is unsatisfiable because single parts of it are."""
+    def _of_parts_with_values(self, formula: Formula) -> Formula:
+        """Return the formula without the parts of which it is known that no value satisfies them."""
 
-        def may_hold(part: ObjectPart | ArrayPart) -> bool | None:
+        def possible(part: ObjectPart | ArrayPart) -> Formula:
             too_few = isinstance(part, ArrayPart) and has_too_few_values(self, part)
-            return None if part.has_values(self) and not too_few else False
+            return part if part.has_values(self) and not too_few else False
 
-        return evaluate(formula, may_hold) is not False
+        return substitute(formula, possible)
 
     def _has_structures(self, kind: str, formula: Formula) -> bool:
         if isinstance(formula, ListedPart):
             return True
-        if not self._parts_have_values(formula):
+        if self._of_parts_with_values(formula) is False:
             return False
         if is_plain(formula) if kind == "object" else is_plain_array(self, formula):
             return True
