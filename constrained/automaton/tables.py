@@ -50,8 +50,8 @@ class Tables:
         self._edges = _flat(self.edges)
         self.classes: NDArray[np.uint8] = np.zeros((8, 256), np.uint8)  # row 0: all bytes alike
         self.targets: Ints = np.zeros(1024, np.int32)  # actions
-        # Rows of two kinds. Of a push: state, frame, limited level, state that is entered there. Of results by count: last
-        # count, result.
+        # Rows of two kinds. Of a push: state, frame, limited level, and the state that is entered at that level. Of
+        # results by count: last count, result.
         self.pushes: Ints = np.zeros((256, NUM_PUSH_COLUMNS), np.int32)
         self.returns: Ints = np.zeros(256, np.int32)  # states
         self.version = 0  # counts the arrays' reallocations
