@@ -33,6 +33,7 @@ GRAMMAR_STEPS = 200_000_000  # for all terminals of a grammar
 COMPILATION_STEPS = 200_000_000  # of one constraint, with all pieces that it uses
 MAX_CACHED_STEPS = 100_000_000  # of the results that one function keeps, some tens of MB
 INTERPRETED = 100  # steps of one operation in Python
+EACH_PATTERN = 250 * INTERPRETED  # steps of reading a pattern, beside those of its automaton
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,13 +54,18 @@ class _Compilation(_Work):
     def __init__(self) -> None:
         super().__init__(None)
         self.total = 0
+        self.place: str | None = None  # pointer of the part of a schema that was worked on last
+        self._refused_at: str | None = None
         self._known: set[Hashable] = set()
 
     def add(self, steps: int) -> None:
         """Charge steps. Raises GrammarError if they are used up."""
+        if self.total <= COMPILATION_STEPS:
+            self._refused_at = self.place
         self.total += steps
         if self.total > COMPILATION_STEPS:
-            raise GrammarError(f"the constraint is too complex: it needs more than {COMPILATION_STEPS:,} steps")
+            reason = f"the constraint is too complex: it needs more than {COMPILATION_STEPS:,} steps"
+            raise GrammarError(reason, pointer=self._refused_at)
 
     def is_new(self, piece: _Work) -> bool:
         """Return True at the first use of a piece."""
@@ -128,6 +134,12 @@ def charge(steps: int) -> None:
         _open.compilation.add(steps)
 
 
+def work_at(pointer: str) -> None:
+    """Name the part of a schema that is worked on, for the error if the steps of the constraint are used up."""
+    if _open.compilation is not None:
+        _open.compilation.place = pointer
+
+
 class CompileBudget:
     """States and steps of one construction."""
 
@@ -166,13 +178,13 @@ class cached_property(locking_property[R]):  # noqa: N801
 class CachedPiece(Generic[P, R]):
     """A function whose results are cached with the work that they took.
 
-    The results used least recently are dropped beyond `maxsize`, or beyond `MAX_CACHED_STEPS` for those that are kept:
-    what took many steps takes much memory.
+    The results used least recently are dropped beyond `maxsize`, or beyond `max_steps` for those that are kept: what
+    took many steps takes much memory.
     """
 
-    def __init__(self, make: Callable[P, R], maxsize: int) -> None:
+    def __init__(self, make: Callable[P, R], maxsize: int, max_steps: int) -> None:
         update_wrapper(self, make)
-        self._make, self._maxsize = make, maxsize
+        self._make, self._maxsize, self._max_steps = make, maxsize, max_steps
         self._lock = Lock()
         self._results: OrderedDict[Hashable, tuple[R, _Work]] = OrderedDict()
         self._steps = 0
@@ -206,7 +218,7 @@ class CachedPiece(Generic[P, R]):
                 return
             self._results[key] = found
             self._steps += found[1].steps
-            while len(self._results) > 1 and (len(self._results) > self._maxsize or self._steps > MAX_CACHED_STEPS):
+            while len(self._results) > 1 and (len(self._results) > self._maxsize or self._steps > self._max_steps):
                 _, (_, dropped) = self._results.popitem(last=False)
                 self._steps -= dropped.steps
 
@@ -224,6 +236,6 @@ class CachedPiece(Generic[P, R]):
             _open.compilation = compilation
 
 
-def cached_piece(maxsize: int) -> Callable[[Callable[P, R]], CachedPiece[P, R]]:
+def cached_piece(maxsize: int, max_steps: int = MAX_CACHED_STEPS) -> Callable[[Callable[P, R]], CachedPiece[P, R]]:
     """Cache the results of a function as pieces, the last `maxsize` of them."""
-    return lambda make: CachedPiece(make, maxsize)
+    return lambda make: CachedPiece(make, maxsize, max_steps)

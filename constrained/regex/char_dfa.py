@@ -15,6 +15,8 @@ from .charset import ALL
 from .dfa import DEAD, START
 from .pair_product import Lives, pair_product
 
+MAX_TOLD, MIN_ROUNDS = 1_000_000, 8  # states that are told apart by one more character, in all rounds together; rounds
+
 
 @dataclass(frozen=True, eq=False)
 class CharDfa:
@@ -65,22 +67,9 @@ class CharDfa:
         return _product(self, other, "only first", budget)
 
     def minimal(self) -> CharDfa:
-        """Return the smallest automaton that accepts the same texts, by Moore's algorithm (1956)."""
-        # Of each state: equal for states that no text so far tells apart. In the order of their first states, the dead
-        # state and the start keep their numbers.
-        kind = self.accepting.astype(np.int32) + 1
-        kind[DEAD] = 0
-        count, first = 0, dict[bytes, int]()
-        while True:
-            told = np.column_stack([kind, kind[self.table]])
-            rows = told.view(f"V{told.itemsize * told.shape[1]}")[:, 0].tolist()
-            first = {}
-            kind = np.array([first.setdefault(row, len(first)) for row in rows], np.int32)
-            if len(first) == count:
-                break
-            count = len(first)
-        _, kept = np.unique(kind, return_index=True)
-        return CharDfa(self.alphabet, kind[self.table[kept]], self.accepting[kept])
+        """Return the smallest automaton that accepts the same texts."""
+        table, labels = minimal_table(self.table, self.accepting.astype(np.int32))
+        return CharDfa(self.alphabet, table, labels == 1)
 
     def complement(self) -> CharDfa:
         """Accept every other text."""
@@ -175,6 +164,50 @@ def _product(
     in_a, in_b = a.accepting[pairs[:, 0]], b.accepting[pairs[:, 1]]
     ends = in_a & in_b if accepts == "both" else in_a | in_b if accepts == "either" else in_a & ~in_b
     return trimmed_char_dfa(alphabet, table, ends)
+
+
+def choice(machines: Sequence[CharDfa], exactly_one: bool, budget: CompileBudget) -> CharDfa:
+    """Accept what some automaton accepts, or exactly one of them. Raises GrammarError beyond the budget.
+
+    They are joined in pairs, and these in pairs again. What is joined is minimised, because many patterns together
+    often need few states although their product has many.
+    """
+    # A state is labelled by the number of automata that accept in it, 2 for more.
+    most = 2 if exactly_one else 1
+    found = [(chars.alphabet, chars.table, chars.accepting.astype(np.int32)) for chars in machines]
+    while len(found) > 1:
+        joined = []
+        for (a, table_a, labels_a), (b, table_b, labels_b) in zip(found[::2], found[1::2], strict=False):
+            alphabet, from_a, from_b = common_alphabet(a, b)
+            table, pairs = pair_product(table_a[:, from_a], table_b[:, from_b], "either", budget.check)
+            labels = np.minimum(labels_a[pairs[:, 0]] + labels_b[pairs[:, 1]], most)
+            budget.check(len(table), len(table) * INTERPRETED)
+            joined.append((alphabet, *minimal_table(table, labels)))
+        found = joined + found[2 * len(joined) :]
+    ((alphabet, table, labels),) = found
+    return trimmed_char_dfa(alphabet, table, labels == 1)
+
+
+def minimal_table(table: NDArray[np.int32], labels: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Merge the states of a table [S, C] that no text tells apart by the labels [S], by Moore's algorithm (1956).
+
+    The table may stay larger than it must be, where telling the states apart takes long texts.
+    """
+    # Of each state: equal for states that no text so far tells apart. In the order of their first states, the dead
+    # state and the start keep their numbers.
+    kind = labels + 1
+    kind[DEAD] = 0
+    count = 0
+    for _ in range(max(MIN_ROUNDS, MAX_TOLD // len(table))):
+        told = np.column_stack([kind, kind[table]])
+        rows = told.view(f"V{told.itemsize * told.shape[1]}")[:, 0].tolist()
+        first: dict[bytes, int] = {}
+        kind = np.array([first.setdefault(row, len(first)) for row in rows], np.int32)
+        if len(first) == count:
+            _, kept = np.unique(kind, return_index=True)
+            return kind[table[kept]], labels[kept]
+        count = len(first)
+    return table, labels
 
 
 def _readable_member(alphabet: Alphabet, label: int) -> str:

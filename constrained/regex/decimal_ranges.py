@@ -1,11 +1,13 @@
-"""Automata of decimal numbers within bounds: the digits are compared one by one with those of the bounds."""
+"""Ranges of decimal numbers, and their automata: the digits are compared one by one with those of the bounds."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,20 +53,58 @@ class NumberBound:
     strict: bool
 
 
-def at_least(bound: NumberBound) -> Dfa:
-    """Return the decimals of at least a bound, without exponents. States are linear in the digits of the bound."""
-    return _compared(bound.value, (2,) if bound.strict else (1, 2))
+class NumberRange(NamedTuple):
+    """The numbers between two bounds, which are None where there is no bound."""
+
+    lower: NumberBound | None
+    upper: NumberBound | None
 
 
-def at_most(bound: NumberBound) -> Dfa:
-    """Return the decimals of at most a bound, without exponents."""
-    return _compared(bound.value, (0,) if bound.strict else (0, 1))
+def covered(ranges: Iterable[NumberRange], least: int = 1, most: int | None = None) -> tuple[NumberRange, ...]:
+    """Return the numbers that are in `least` to `most` of some ranges, as disjoint ranges in ascending order."""
+    cuts, counts = _coverage(ranges)
+    found: list[NumberRange] = []
+    begin: NumberBound | None = None
+    is_inside = False
+    for region, count in enumerate([*counts, least - 1]):
+        wanted = count >= least and (most is None or count <= most)
+        if wanted and not is_inside:
+            begin = None if region == 0 else NumberBound(cuts[(region - 1) // 2], region % 2 == 0)
+        elif is_inside and not wanted:
+            last = region - 1
+            end = None if last == len(counts) - 1 else NumberBound(cuts[last // 2], last % 2 == 0)
+            found.append(NumberRange(begin, end))
+        is_inside = wanted
+    return tuple(found)
 
 
-def _compared(value: Decimal, wanted: tuple[int, ...]) -> Dfa:
-    """Return the decimals whose position among one value is one of `wanted`."""
-    table, positions = decimal_positions((value,))
-    return trimmed_dfa(table, CLASS_OF, np.isin(positions, wanted))
+def _coverage(ranges: Iterable[NumberRange]) -> tuple[list[Decimal], list[int]]:
+    """Cut the numbers at all bounds; return the cuts, and how many ranges hold each region.
+
+    Region 2i + 1 is the number cuts[i] itself, region 2i are the numbers before it, and the last region those after.
+    """
+    kept = list(ranges)
+    cuts = sorted({bound.value for each in kept for bound in each if bound is not None})
+    number = {value: 2 * index + 1 for index, value in enumerate(cuts)}
+    changes = [0] * (2 * len(cuts) + 2)
+    for lower, upper in kept:
+        first = 0 if lower is None else number[lower.value] + lower.strict
+        last = 2 * len(cuts) if upper is None else number[upper.value] - upper.strict
+        if first <= last:
+            changes[first] += 1
+            changes[last + 1] -= 1
+    return cuts, list(accumulate(changes))[:-1]
+
+
+def in_ranges(ranges: Iterable[NumberRange]) -> Dfa:
+    """Return the decimals in some range, without exponents. States are linear in the digits of all bounds.
+
+    Raises GrammarError beyond the budget.
+    """
+    cuts, counts = _coverage(ranges)
+    table, positions = decimal_positions(cuts)
+    is_covered = np.array([*(count > 0 for count in counts), False])  # the last one for states inside a number
+    return trimmed_dfa(table, CLASS_OF, is_covered[positions])
 
 
 def decimal_positions(values: Sequence[Decimal]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -102,12 +142,17 @@ class _PositionBuilder:
         self.rows: list[list[int]] = [[DEAD] * 13]
         self.positions: list[int] = [_INSIDE]
         self._budget = CompileBudget()
+        self._num_charged = 0
 
     def state(self, position: int = _INSIDE) -> int:
         self.rows.append([DEAD] * 13)
         self.positions.append(position)
-        self._budget.check(len(self.rows), INTERPRETED)
         return len(self.rows) - 1
+
+    def charge(self) -> None:
+        """Charge for the states since the last call. Raises GrammarError beyond the budget."""
+        self._budget.check(len(self.rows), (len(self.rows) - self._num_charged) * INTERPRETED)
+        self._num_charged = len(self.rows)
 
     def add_magnitudes(self, start: int, values: list[_Magnitude], meaning: Callable[[int], int]) -> None:
         """Add the numbers without a sign, from `start` on, compared with ascending magnitudes.
@@ -146,6 +191,7 @@ class _MagnitudeStates:
         for digit in range(1, 10):
             rows[start][digit] = self._after(1, digit)
         while self._todo:
+            self._builder.charge()
             size, place = key = self._todo.pop()
             state, prefixes = self._places[key], self._prefixes[size] if size < len(self._prefixes) else []
             if size >= len(self._prefixes) - 1:  # more digits than any value has
@@ -208,6 +254,7 @@ class _MagnitudeStates:
         states = {"": self._builder.state()}
         todo = [""]
         for value in values:
+            self._builder.charge()
             for size in range(1, len(value) + 1):
                 if value[:size] not in states:
                     states[value[:size]] = self._builder.state(self._meaning(self._among(values, first, value[:size])))

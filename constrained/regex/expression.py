@@ -75,6 +75,17 @@ EMPTY = Seq(())
 NOTHING = Alt(())
 
 
+def has_look(expression: Expression) -> bool:
+    """Return True if an expression holds a look-around."""
+    todo = [expression]
+    for part in todo:
+        if isinstance(part, Seq | Alt):
+            todo += part.parts
+        elif isinstance(part, Repeat):
+            todo.append(part.part)
+    return any(isinstance(part, Look) for part in todo)
+
+
 def literal(text: str) -> Expression:
     """Return the expression that matches exactly `text`."""
     return sequence(*(Chars(((ord(character), ord(character)),)) for character in text))

@@ -64,8 +64,11 @@ class _SubsetArrays:
         self.begins, self.members = np.zeros(64, np.int64), np.zeros(256 + len(nfa.moves), np.int32)
         self.ends, self.slots = np.zeros(64, np.bool_), np.zeros(256, np.int32)
         self.closure_of = np.full(len(nfa.moves), -1, np.int32)
-        self.closure_begins, self.closed = np.zeros(64, np.int64), np.zeros(256 + len(nfa.moves), np.int32)
-        self.closed_ends = np.zeros(64, np.bool_)
+        self.closure_begins, self.closed_ends = (
+            np.zeros(len(nfa.moves) + 3, np.int64),
+            np.zeros(len(nfa.moves) + 2, np.bool_),
+        )
+        self.closed = np.zeros(256 + len(nfa.moves), np.int32)
         self.table = np.zeros((64, nfa.alphabet.num_classes), np.int32)
 
     def grow_members(self) -> None:
@@ -76,7 +79,6 @@ class _SubsetArrays:
         self.slots = np.zeros(2 * len(self.slots), np.int32)
 
     def grow_closures(self) -> None:
-        self.closure_begins, self.closed_ends = _doubled(self.closure_begins), _doubled(self.closed_ends)
         self.closed = _doubled(self.closed)
 
 

@@ -169,7 +169,7 @@ def _check_pattern(pattern: str, pointer: str) -> None:
     try:
         check_pattern(pattern)
     except GrammarError as error:
-        raise GrammarError(str(error), pointer=pointer, position=error.position) from None
+        raise GrammarError(error.reason, pointer=pointer, position=error.position) from None
 
 
 def _check_cycles(document: Document) -> None:

@@ -271,7 +271,9 @@ def bits_reader(formulas: Sequence[Formula], parts: Sequence[Any]) -> Callable[[
     bit_of = {part: 1 << number for number, part in enumerate(parts)}
     constant = 0
     at_distance: dict[int, int] = {}  # bits of the formulas that are parts, by how far the parts' bits are above
-    alternatives: list[tuple[int, int]] = []  # bits of formulas, and of their parts, one of which must hold
+    alternatives: list[
+        tuple[int, int, bool]
+    ] = []  # bits of formulas, and of their parts; exactly one must hold, or any
     others: list[tuple[int, Formula]] = []
     for number, formula in enumerate(formulas):
         bit = 1 << number
@@ -280,8 +282,9 @@ def bits_reader(formulas: Sequence[Formula], parts: Sequence[Any]) -> Callable[[
         elif formula in bit_of:
             distance = bit_of[formula].bit_length() - bit.bit_length()
             at_distance[distance] = at_distance.get(distance, 0) | bit
-        elif isinstance(formula, Or) and all(part in bit_of for part in formula.parts):
-            alternatives.append((bit, sum(bit_of[part] for part in formula.parts)))
+        elif isinstance(formula, Or | ExactlyOne) and all(part in bit_of for part in formula.parts):
+            some = sum(bit_of[part] for part in formula.parts)
+            alternatives.append((bit, some, isinstance(formula, ExactlyOne)))
         else:
             others.append((bit, formula))
 
@@ -289,8 +292,9 @@ def bits_reader(formulas: Sequence[Formula], parts: Sequence[Any]) -> Callable[[
         found = constant
         for distance, bits in at_distance.items():
             found |= bits & (truths >> distance if distance >= 0 else truths << -distance)
-        for bit, some in alternatives:
-            if truths & some:
+        for bit, some, exactly_one in alternatives:
+            held = truths & some
+            if held and not (exactly_one and held & held - 1):
                 found |= bit
         for bit, formula in others:
             if evaluate(formula, lambda part: bool(truths & bit_of[part])):

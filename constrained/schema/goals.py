@@ -5,7 +5,7 @@ Everything is worked out lazily, when the text first reaches a value, and cached
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from ..automaton.automaton import ControlState
@@ -14,6 +14,7 @@ from ..constraint import SchemaOptions
 from ..errors import GrammarError
 from .alternatives.conditions import joined_conditions, negated
 from .alternatives.independent import object_search
+from .alternatives.scalars import with_joined_alternatives
 from .array_states import MAX_STRUCTURES, ArrayContext, ArrayState, has_too_few_values, is_plain_array
 from .closed_objects import generated_formula
 from .document import MAX_SAME_VALUE, Document, Location
@@ -25,6 +26,7 @@ from .formula import (
     Or,
     ResultCodes,
     atoms,
+    bits_reader,
     conj,
     disj,
     evaluate,
@@ -42,11 +44,11 @@ from .listed.states import ListedStyle, listed_start, value_choice
 from .listed.unlike_states import unlike_start
 from .listed.values import GivenValue, ListedPart
 from .nesting import DepthGoals
-from .number_parts import NumberPart, join_numbers, number_combinations
+from .number_parts import NumberPart, join_numbers, number_product, number_universe
 from .number_parts import candidates as number_candidates
 from .object_context import ObjectContext, is_plain
 from .object_states import ObjectState
-from .quick_checks import are_disjoint, is_bare_reference, quick_satisfiable
+from .quick_checks import are_disjoint, combination_key, content_key, is_bare_reference, quick_satisfiable
 from .string_parts import StringPart, join_strings, leaves_some, likely_texts, merged_texts, string_combinations
 from .string_parts import candidates as string_candidates
 from .structure_parts import ArrayPart, ObjectPart
@@ -63,6 +65,7 @@ class GoalCompiler(SchemaCompiler):
     def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
         super().__init__(document, whitespace, order, options)
         self._nodes: dict[Hashable, SchemaNode] = {}
+        self._combinations: dict[Hashable, Hashable] = {}
         self._expanding: list[int] = []
         self._satisfiable: dict[Formula, bool] = {}
         self._in_progress: dict[Formula, None] = {}
@@ -80,9 +83,12 @@ class GoalCompiler(SchemaCompiler):
             # One node for all references to a schema, so that what many of them lead to is worked out once.
             return self.goal(self.document.resolve(schema["$ref"], location, "$ref"), generated=generated)
         key: Hashable = (id(schema), location.base, location.scope)
-        content = _content(schema) if len(schema) <= 6 else None
+        content = content_key(schema) if len(schema) <= 6 else None
         differs = generated and (self.closes_objects or self.integers_as_digits) and not _is_unaffected(content)
-        key = ("generated", content or key) if differs else content or key
+        if content is None and key not in self._combinations:
+            self._combinations[key] = combination_key(self.document, location)
+        key = content or self._combinations.get(key) or key
+        key = ("generated", key) if differs else key
         node = self._nodes.get(key)
         if node is None:
             node = self._nodes[key] = GeneratedNode(self, location) if differs else SchemaNode(location)
@@ -178,7 +184,7 @@ class GoalCompiler(SchemaCompiler):
             found = self.over_parts(goal, kind)
             with located(goal):
                 if kind in ("string", "number"):
-                    found = self._simplified(found, kind)
+                    found = self._simplified(with_joined_alternatives(found), kind)
                 elif lists_values(found):
                     found = with_listed_values(self, found)
                     if not isinstance(found, ListedPart):
@@ -229,7 +235,7 @@ class GoalCompiler(SchemaCompiler):
         return self.cache[key]
 
     def _refuse(self, error: GrammarError, parts: Iterable[Any]) -> None:
-        error.patterns = frozenset().union(*(part.patterns for part in parts if isinstance(part, StringPart)))
+        error.patterns = frozenset().union(*(part.all_patterns for part in parts if isinstance(part, StringPart)))
         self.refused.add(error)
 
     def _simplified(self, formula: Formula, kind: str) -> Formula:
@@ -332,7 +338,10 @@ class GoalCompiler(SchemaCompiler):
                     )
                 ):
                     return True
-                found = string_combinations(tuple(parts)) if kind == "string" else number_combinations(parts)
+                if kind == "number":
+                    read = bits_reader([formula], parts)
+                    return any(map(read, number_product(number_universe(parts), tuple(parts)).accepted))
+                found = string_combinations(tuple(parts))
             except GrammarError as error:
                 self._refuse(error, parts)
                 return False  # as in `join_parts`
@@ -476,17 +485,6 @@ def _with_listed(part: StringPart | NumberPart, values: frozenset[Any]) -> Formu
     if not values:
         return False
     return StringPart(texts=values) if isinstance(part, StringPart) else NumberPart(digits=part.digits, values=values)
-
-
-def _content(schema: Mapping[str, Any]) -> Hashable:
-    """Return a key that small schemas with the same keywords share, or None for schemas that hold others."""
-    content = []
-    for name, value in schema.items():
-        if name in KEYWORDS:
-            if isinstance(value, dict | list) or name in ("$ref", "$dynamicRef"):
-                return None
-            content.append((name, type(value).__name__, value))
-    return tuple(sorted(content, key=lambda item: item[0]))
 
 
 def _is_unaffected(content: Hashable) -> bool:

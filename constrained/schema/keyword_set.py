@@ -6,6 +6,7 @@ import math
 from decimal import Decimal
 from typing import Any
 
+from ..budget import work_at
 from ..errors import GrammarError
 from ..regex.charset import has_surrogates
 from .document import Location
@@ -43,6 +44,7 @@ class KeywordSet:
 
     def _part(self, kind: str) -> Formula:
         schema, pointer = self.location.schema, self.location.pointer
+        work_at(pointer)
         types = schema.get("type", TYPES)
         if isinstance(types, str):
             types = (types,)

@@ -15,7 +15,6 @@ from .document import Document, Location
 from .formula import And, Formula, Or, conj
 from .interface import SchemaCompiler, SchemaNode
 from .keywords import TYPES
-from .quick_checks import is_bare_reference
 
 MAX_START_DEPTH = MAX_DEPTH - 2  # of a whole value: the output is around it, and perhaps a tag
 MAX_NEEDED = 48  # levels that a value may need and still be begun just before the level that limits it
@@ -118,14 +117,16 @@ class LeastDepths:
         """Yield lists of choices; a value makes at least one choice of each list."""
         if not isinstance(location.schema, dict) or _DEMANDS.isdisjoint(location.schema):
             return
-        if is_bare_reference(location):
-            yield [(0, [self._document.resolve(location.schema["$ref"], location)])]
-            return
         places = self._together(location)
         types = set(TYPES)
         for at in places:
             if isinstance(kinds := at.schema.get("type"), str | list):
                 types &= {kinds} if isinstance(kinds, str) else {kind for kind in kinds if isinstance(kind, str)}
+            if at.schema is not location.schema:
+                yield [(0, [at])]  # with its own values and branches, which many schemas may refer to
+                continue
+            if given := _given_values(at.schema):
+                yield [(_depth(value), []) for value in given]
             for keyword in ("anyOf", "oneOf"):
                 if at.schema.get(keyword):
                     branches = enumerate(at.schema[keyword])

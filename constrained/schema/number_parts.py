@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -24,9 +25,10 @@ from ..regex.decimal_ranges import (
     PLAIN_INTEGER,
     PLAIN_NUMBER,
     NumberBound,
-    at_least,
-    at_most,
+    NumberRange,
+    covered,
     decimal_positions,
+    in_ranges,
 )
 from ..regex.dfa import Dfa, intersect, trimmed_dfa
 from ..regex.expression import EMPTY, Bytes, optional, repeat, sequence
@@ -40,7 +42,7 @@ from .string_dfas import LabelledDfa, dfa_product, expression_dfa, live_part
 MAX_DIGITS = 400  # of a bound or divisor as it is written; as many as any double needs
 NUMBER_END = b",]} \t\n\r"  # bytes that may follow a number
 MAX_REMAINDER_STATES = 20_000  # of a `multipleOf`
-MAX_COMPARED_RANGE = 1000  # of bounded integers or multiples, whose automaton is checked for being empty
+MAX_COMPARED_RANGE = 1000  # of bounded multiples, whose automaton is checked for being empty
 
 
 def _read_decimal(value: Any, name: str, pointer: str) -> Decimal:
@@ -61,7 +63,8 @@ def _read_decimal(value: Any, name: str, pointer: str) -> Decimal:
 class NumberPart:
     """Conjunction of number keywords: an integer, bounds, divisors, and one of `values` unless None.
 
-    `digits`: integers are written in digits only, without `.0` or an exponent. Until draft 4, `1.0` is not an integer.
+    `ranges` are several, in one of which the number is: disjoint, in ascending order and within the bounds. `digits`:
+    integers are written in digits only, without `.0` or an exponent. Until draft 4, `1.0` is not an integer.
     """
 
     integer: bool = False
@@ -70,17 +73,30 @@ class NumberPart:
     upper: NumberBound | None = None
     multiples: frozenset[Decimal] = frozenset()
     values: frozenset[Decimal] | None = None
+    ranges: tuple[NumberRange, ...] = ()
+
+    @property
+    def all_ranges(self) -> tuple[NumberRange, ...]:
+        """The ranges in one of which the number is."""
+        return self.ranges or (NumberRange(self.lower, self.upper),)
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:  # that of a decimal takes long
-        return hash((self.integer, self.digits, self.lower, self.upper, self.multiples, self.values))
+        return hash((self.integer, self.digits, self.lower, self.upper, self.multiples, self.values, self.ranges))
 
     def num_states(self) -> int:
         """Return about how many states the part brings to a product."""
-        return math.prod(map(_num_remainder_states, self.multiples)) * (16 if self.lower or self.upper else 1)
+        states = 16 * len(self.all_ranges) if self.lower or self.upper or self.ranges else 1
+        return math.prod(map(_num_remainder_states, self.multiples)) * states
+
+    def least_count(self) -> float:
+        """Return a lower bound on how many numbers satisfy the part, which lists none."""
+        if self.multiples:
+            return 0
+        return sum(max(0, _num_integers(each) - 2) for each in self.all_ranges)
 
     def holds(self, value: Decimal) -> bool:
         """Return True if a number satisfies the part."""
@@ -88,11 +104,24 @@ class NumberPart:
             return False
         if self.integer and value != value.to_integral_value():
             return False
-        if self.lower is not None and (value < self.lower.value or (self.lower.strict and value == self.lower.value)):
-            return False
-        if self.upper is not None and (value > self.upper.value or (self.upper.strict and value == self.upper.value)):
+        ranges = self.all_ranges
+        # The last range that begins before the value, or at it.
+        at = bisect_right(ranges, value, 1, key=_first_number) - 1
+        if not _is_between(value, ranges[at]) and not (at and _is_between(value, ranges[at - 1])):
             return False
         return all(_is_multiple(value, divisor) for divisor in self.multiples)
+
+    def few_integers(self, most: int) -> list[int] | None:
+        """Return the integers in the ranges, or None if they may be more than `most`."""
+        found: list[int] = []
+        for lower, upper in self.all_ranges:
+            if lower is None or upper is None:
+                return None
+            first, last = math.ceil(lower.value), math.floor(upper.value)
+            if len(found) + last - first >= most:
+                return None
+            found += range(first, last + 1)
+        return found
 
 
 def number_part(schema: Mapping[str, Any], integer: bool, digits: bool, pointer: str) -> NumberPart:
@@ -118,6 +147,26 @@ def number_part(schema: Mapping[str, Any], integer: bool, digits: bool, pointer:
     return NumberPart(integer, digits, _tightest(lower, True), _tightest(upper, False), frozenset(multiples))
 
 
+def _first_number(bounds: NumberRange) -> Decimal:
+    assert bounds.lower is not None
+    return bounds.lower.value
+
+
+def _is_between(value: Decimal, bounds: NumberRange) -> bool:
+    lower, upper = bounds
+    if lower is not None and (value < lower.value or (lower.strict and value == lower.value)):
+        return False
+    return upper is None or value < upper.value or (value == upper.value and not upper.strict)
+
+
+def _num_integers(bounds: NumberRange) -> float:
+    """Return how many integers there are between two bounds, or one or two more if these are strict."""
+    if bounds.lower is None or bounds.upper is None:
+        return math.inf
+    # As integers, because differences of decimals are rounded to the digits of the context.
+    return max(0, math.floor(bounds.upper.value) - math.ceil(bounds.lower.value) + 1)
+
+
 def _tightest(bounds: Iterable[NumberBound], lower: bool) -> NumberBound | None:
     if lower:
         return max(bounds, key=lambda bound: (bound.value, bound.strict), default=None)
@@ -128,27 +177,61 @@ def join_numbers(parts: Iterable[NumberPart]) -> NumberPart | bool:
     """Return the conjunction of parts; True or False if it allows every number or none. Raises GrammarError."""
     parts = list(parts)
     given = [part.values for part in parts if part.values is not None]
-    joined = NumberPart(
-        any(part.integer for part in parts),
-        any(part.digits for part in parts),
-        _tightest((part.lower for part in parts if part.lower is not None), True),
-        _tightest((part.upper for part in parts if part.upper is not None), False),
-        frozenset().union(*(part.multiples for part in parts)),
+    joined = _with_ranges(
+        NumberPart(
+            any(part.integer for part in parts),
+            any(part.digits for part in parts),
+            _tightest((part.lower for part in parts if part.lower is not None), True),
+            _tightest((part.upper for part in parts if part.upper is not None), False),
+            frozenset().union(*(part.multiples for part in parts)),
+        ),
+        [part.ranges for part in parts if part.ranges],
     )
+    if joined is False:
+        return False
     if given:
+        joined = NumberPart() if joined is True else joined
         kept = frozenset(value for value in frozenset.intersection(*given) if joined.holds(value))
         return NumberPart(digits=joined.digits, values=kept) if kept else False
-    if joined == NumberPart():
-        return True
-    low, high = joined.lower, joined.upper
-    if low is not None and high is not None:
-        if low.value > high.value or (low.value == high.value and (low.strict or high.strict)):
-            return False
-        # As integers, because differences of decimals are rounded to the digits of the context.
-        is_short = math.floor(high.value) - math.ceil(low.value) < MAX_COMPARED_RANGE
-        if (joined.integer or joined.multiples) and is_short:
-            return False if number_dfa(joined).is_empty else joined
-    return joined
+    if joined is True or not joined.multiples:
+        return joined
+    is_short = sum(map(_num_integers, joined.all_ranges)) < MAX_COMPARED_RANGE
+    return False if is_short and number_dfa(joined).is_empty else joined
+
+
+def _with_ranges(part: NumberPart, unions: Sequence[tuple[NumberRange, ...]]) -> NumberPart | bool:
+    """Return a part whose numbers are in a range of each union too; True or False if it allows every number or none."""
+    ranges = part.all_ranges
+    for union in unions:
+        ranges = covered((*ranges, *union), 2)
+    ranges = tuple(map(_closed, covered(map(_half_open, ranges)))) if part.integer else covered(ranges)
+    if not ranges:
+        return False
+    found = replace(part, lower=ranges[0].lower, upper=ranges[-1].upper, ranges=ranges if len(ranges) > 1 else ())
+    return True if found == NumberPart() else found
+
+
+def _half_open(bounds: NumberRange) -> NumberRange:
+    """Return a range of the same integers, before the next of which it ends: so neighbouring ranges become one."""
+    lower, upper = bounds
+    if lower is not None:
+        lower = NumberBound(Decimal(math.floor(lower.value) + 1 if lower.strict else math.ceil(lower.value)), False)
+    if upper is not None:
+        upper = NumberBound(Decimal(math.ceil(upper.value) if upper.strict else math.floor(upper.value) + 1), True)
+    return NumberRange(lower, upper)
+
+
+def _closed(bounds: NumberRange) -> NumberRange:
+    """Return the range of integers of which `_half_open` made this one."""
+    lower, upper = bounds
+    return NumberRange(lower, None if upper is None else NumberBound(Decimal(int(upper.value) - 1), False))
+
+
+def any_number(parts: Sequence[NumberPart], exactly_one: bool = False) -> NumberPart | bool:
+    """Join parts that differ in their bounds only, and list no values: some of them holds, or exactly one."""
+    ranges = [each for part in parts for each in part.all_ranges]
+    found = covered(ranges, 1, 1 if exactly_one else None)
+    return _with_ranges(replace(parts[0], lower=None, upper=None, ranges=()), [found])
 
 
 def _is_multiple(value: Decimal, divisor: Decimal) -> bool:
@@ -251,10 +334,9 @@ def number_dfa(part: NumberPart) -> Dfa:
     """Return the spellings of a part's numbers; exponents only without bounds and divisors. Raises GrammarError."""
     if part.values is not None:
         return listed_numbers_dfa(dict.fromkeys(part.values, 0), part.digits)[0]
-    bounded = part.lower is not None or part.upper is not None
+    bounded = part.all_ranges != (NumberRange(None, None),)
     dfas = [_integers(bounded, part.digits)] if part.integer else [] if bounded else [expression_dfa(NUMBER)]
-    dfas += [at_least(part.lower)] if part.lower is not None else []
-    dfas += [at_most(part.upper)] if part.upper is not None else []
+    dfas += [in_ranges(part.all_ranges)] if bounded else []
     dfas += [_multiple_dfa(divisor) for divisor in sorted(part.multiples)]
     budget = CompileBudget()
     return reduce(lambda a, b: intersect(a, b, budget), dfas)
@@ -337,7 +419,7 @@ def number_product(universe: Dfa, parts: tuple[NumberPart, ...]) -> NumberProduc
 
     The bounds of all parts are compared with a number at once, so that there may be thousands of them.
     """
-    without = [replace(part, lower=None, upper=None) for part in parts]
+    without = [replace(part, lower=None, upper=None, ranges=()) for part in parts]
     bases = [base for base in dict.fromkeys(without) if base != NumberPart()]
     found = dfa_product((universe, *map(number_dfa, bases)))
     of_base = {base: number for number, base in enumerate(bases)}
@@ -346,7 +428,7 @@ def number_product(universe: Dfa, parts: tuple[NumberPart, ...]) -> NumberProduc
         for at, accepted in enumerate(found.accepted):
             if base not in of_base or accepted[of_base[base]]:
                 held[at] |= 1 << number
-    limits = {limit.value for part in parts for limit in (part.lower, part.upper) if limit is not None}
+    limits = {limit.value for part in parts for each in part.all_ranges for limit in each if limit is not None}
     if not limits:
         return NumberProduct(found.table, found.class_of, found.combination, held)
     values = tuple(sorted(limits))
@@ -373,14 +455,12 @@ def _within(parts: Sequence[NumberPart], values: Sequence[Decimal]) -> list[int]
     number_of = {value: number for number, value in enumerate(values)}
     changes = [0] * (2 * len(values) + 2)
     for number, part in enumerate(parts):
-        low, high = 0, 2 * len(values)
-        if part.lower is not None:
-            low = 2 * number_of[part.lower.value] + 1 + part.lower.strict
-        if part.upper is not None:
-            high = 2 * number_of[part.upper.value] + 1 - part.upper.strict
-        if low <= high:
-            changes[low] ^= 1 << number
-            changes[high + 1] ^= 1 << number
+        for lower, upper in part.all_ranges:
+            low = 0 if lower is None else 2 * number_of[lower.value] + 1 + lower.strict
+            high = 2 * len(values) if upper is None else 2 * number_of[upper.value] + 1 - upper.strict
+            if low <= high:
+                changes[low] ^= 1 << number
+                changes[high + 1] ^= 1 << number
     return list(accumulate(changes[:-1], xor))
 
 

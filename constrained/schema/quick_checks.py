@@ -1,12 +1,12 @@
-"""Quick checks on keywords alone: schemas that surely have values, and pairs that surely share none.
+"""Quick checks on keywords alone: schemas that surely have values, pairs that surely share none, and equal schemas.
 
-Both look at a few levels of a schema without building formulas. Where they find nothing, `SchemaCompiler.satisfiable`
+They look at a few levels of a schema without building formulas. Where they find nothing, `SchemaCompiler.satisfiable`
 decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -15,6 +15,7 @@ from .document import Document, Location
 from .keywords import (
     ANNOTATIONS,
     APPLICATORS,
+    KEYWORDS,
     NUMBER_KEYWORDS,
     STRING_KEYWORDS,
     TYPE_KEYWORDS,
@@ -151,6 +152,35 @@ def _has_items(document: Document, location: Location, depth: int) -> bool:
         return False
     is_unique = least > 1 and schema.get("uniqueItems") is True
     return not is_unique and quick_satisfiable(document, document.inside(location, items, "items"), depth - 1)
+
+
+def content_key(schema: Mapping[str, Any]) -> Hashable:
+    """Return a key that schemas with the same keywords share, or None for schemas that hold others."""
+    content = []
+    for name, value in schema.items():
+        if name in KEYWORDS:
+            if isinstance(value, dict | list) or name in ("$ref", "$dynamicRef"):
+                return None
+            content.append((name, type(value).__name__, value))
+    return tuple(sorted(content, key=lambda item: item[0]))
+
+
+def combination_key(document: Document, location: Location) -> Hashable:
+    """Return a key that schemas share which only combine the same others, or None for all other schemas.
+
+    Many members may have a schema like `anyOf` of null and one reference.
+    """
+    schema = location.schema
+    keywords = [name for name in schema if name in KEYWORDS]
+    if len(keywords) != 1 or keywords[0] not in ("allOf", "anyOf", "oneOf"):
+        return None
+    (keyword,) = keywords
+    inner = (document.inside(location, each, keyword, number) for number, each in enumerate(schema[keyword]))
+    parts = (_followed(document, each) for each in inner)
+    return keyword, tuple(
+        (isinstance(each.schema, dict) and content_key(each.schema)) or (id(each.schema), each.base, each.scope)
+        for each in parts
+    )
 
 
 Key = tuple[str, Any]  # type and value of a string, number, boolean or null: equal if JSON Schema calls these equal

@@ -13,20 +13,22 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import PATTERN_STEPS, CompileBudget, cached_piece
+from ..budget import EACH_PATTERN, MAX_CACHED_STEPS, PATTERN_STEPS, CompileBudget, cached_piece
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
-from ..regex.char_dfa import CharDfa
+from ..regex.char_dfa import CharDfa, choice
 from ..regex.charset import ALL
 from ..regex.counted_chars import MAX_PRODUCT_STATES
 from ..regex.dfa import DEAD, START, Dfa
-from ..regex.expression import Chars, Expression, repeat
+from ..regex.expression import Chars, Expression, alternation, has_look, repeat
 from ..regex.pair_product import product
 from ..regex.parser import containing, parse_regex
 from ..regex.subset import char_dfa
 from .formats import format_expression, possible_expression, regex_chars
 from .formula import Truths
 
+MAX_JOINED = 100  # patterns whose union is made at once
+MAX_PATTERNS = 8192  # whose automata are kept
 MAX_LENGTH_STATES = 60_000
 MAX_DEFERRED = 1000  # states times intervals of characters; each boundary takes some tens of states inside characters
 _PLAIN = np.array([b for b in range(0x20, 0x80) if b not in (0x22, 0x5C)], np.uint8)
@@ -81,10 +83,28 @@ def expression_dfa(expression: Expression) -> Dfa:
     return byte_dfa(char_dfa(expression, _pattern_budget()), "utf8", _pattern_budget())
 
 
-@cached_piece(maxsize=2048)
+@cached_piece(MAX_PATTERNS, MAX_CACHED_STEPS + MAX_PATTERNS * EACH_PATTERN)
 def pattern_chars(pattern: str) -> CharDfa:
     """Return the texts that contain a match of an ECMA-262 pattern."""
-    return char_dfa(containing(parse_regex(pattern, "ecma")), _pattern_budget())
+    budget = _pattern_budget()
+    budget.check(0, EACH_PATTERN)
+    return char_dfa(containing(parse_regex(pattern, "ecma")), budget)
+
+
+@cached_piece(maxsize=256)
+def any_pattern_chars(patterns: frozenset[str]) -> CharDfa:
+    """Return the texts that contain a match of one of several ECMA-262 patterns."""
+    found = {pattern: parse_regex(pattern, "ecma") for pattern in sorted(patterns)}
+    # Look-arounds would be worked out together, so that one of many patterns with them would take as long as all.
+    apart = [pattern for pattern, expression in found.items() if len(found) > 1 and has_look(expression)]
+    rest = [expression for pattern, expression in found.items() if pattern not in apart]
+    budget = _pattern_budget()
+    machines = list(map(pattern_chars, apart))
+    # The states of patterns that begin anywhere grow with the square of their number before they are minimised.
+    for first in range(0, len(rest), MAX_JOINED):
+        joined = containing(alternation(rest[first : first + MAX_JOINED]))
+        machines.append(char_dfa(joined, budget).minimal())
+    return choice(machines, False, budget)
 
 
 @cached_piece(maxsize=64)

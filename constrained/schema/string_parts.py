@@ -14,14 +14,14 @@ from ..budget import CompileBudget, cached_piece, cached_property
 from ..errors import GrammarError
 from ..regex.alphabet import NO_CLASS
 from ..regex.byte_dfa import byte_dfa
-from ..regex.char_dfa import CharDfa, length_char_dfa
+from ..regex.char_dfa import CharDfa, choice, length_char_dfa
 from ..regex.charset import has_surrogates
 from ..regex.counted_chars import MAX_COUNT, NEVER, CountedProduct, LabelledTexts, counted_product, text_lengths
 from ..regex.dfa import DEAD, START, Dfa
 from ..regex.listed import listed_chars
 from . import formula as formulas
 from .formula import And, ExactlyOne, Formula, Not, Or, Truths
-from .string_dfas import format_chars, length_dfa, pattern_chars, string_content_dfa, undecided_chars
+from .string_dfas import any_pattern_chars, format_chars, length_dfa, pattern_chars, string_content_dfa, undecided_chars
 
 MAX_UNROLLED_LENGTH = 1000  # of a minimum or maximum length that states may stand for, where it cannot be counted
 MAX_TEXTS = 64  # of a part, if they are to be listed
@@ -31,14 +31,32 @@ MAX_COUNTED_TABLE = 100_000  # transitions of an automaton whose texts are count
 
 
 @dataclass(frozen=True)
+class TextAlternatives:
+    """Alternatives of which a text satisfies one or more, or exactly one. They have no bounds of the length."""
+
+    alternatives: frozenset[StringPart]
+    exactly_one: bool
+
+
+@dataclass(frozen=True)
 class StringPart:
-    """Conjunction of string keywords: a length in characters, patterns, formats, and one of `texts` unless None."""
+    """Conjunction of string keywords: a length in characters, patterns, formats, and one of `texts` unless None.
+
+    `choices` are alternatives that are joined in one automaton, because the product of many has too many states.
+    """
 
     least: int = 0
     most: int | None = None
     patterns: frozenset[str] = frozenset()
     formats: frozenset[str] = frozenset()
     texts: frozenset[str] | None = None
+    choices: frozenset[TextAlternatives] = frozenset()
+
+    @property
+    def all_patterns(self) -> frozenset[str]:
+        """The patterns, with those of the choices."""
+        inner = (part.all_patterns for each in self.choices for part in each.alternatives)
+        return self.patterns.union(*inner)
 
     def num_states(self) -> int:
         """Return how many states the part brings to a product, where given texts are apart. Raises GrammarError."""
@@ -80,7 +98,7 @@ class StringPart:
 
     def chars(self) -> CharDfa | None:
         """Return the automaton of the patterns and formats, or None if there are none. Raises GrammarError."""
-        return _intersection(self.patterns, self.formats)
+        return _intersection(self.patterns, self.formats, self.choices)
 
     def content(self) -> CharDfa | None:
         """Return the automaton of everything but the length, or None if any text will do. Raises GrammarError."""
@@ -105,15 +123,37 @@ def _by_first(texts: frozenset[str]) -> dict[str, list[str]]:
     return found
 
 
-@cached_piece(maxsize=1024)
-def _intersection(patterns: frozenset[str], formats: frozenset[str]) -> CharDfa | None:
+@cached_piece(maxsize=8192)
+def _intersection(
+    patterns: frozenset[str], formats: frozenset[str], choices: frozenset[TextAlternatives] = frozenset()
+) -> CharDfa | None:
     found = [chars for name in sorted(formats) if (chars := format_chars(name)) is not None]
     found += [pattern_chars(pattern) for pattern in sorted(patterns)]
+    found += [_choice_chars(each) for each in sorted(choices, key=lambda each: min(map(_order, each.alternatives)))]
     budget = CompileBudget()
     return reduce(lambda a, b: a.intersect(b, budget), found) if found else None
 
 
-_lengths = cached_piece(maxsize=2048)(text_lengths)
+@cached_piece(maxsize=256)
+def _choice_chars(given: TextAlternatives) -> CharDfa:
+    """Return the texts that satisfy one of several alternatives, or exactly one. Raises GrammarError."""
+    parts = given.alternatives
+    single = (
+        set()
+        if given.exactly_one
+        else {part for part in parts if len(part.patterns) == 1 and part == StringPart(patterns=part.patterns)}
+    )
+    machines = [chars_of(part) for part in parts if part not in single]
+    if single:
+        machines.append(any_pattern_chars(frozenset().union(*(part.patterns for part in single))))
+    return choice(machines, given.exactly_one, CompileBudget())
+
+
+def _order(part: StringPart) -> tuple[list[str], list[str]]:
+    return sorted(part.all_patterns), sorted(part.formats)
+
+
+_lengths = cached_piece(maxsize=8192)(text_lengths)
 
 
 def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
@@ -126,6 +166,7 @@ def join_strings(parts: Iterable[StringPart]) -> StringPart | bool:
         min(mosts, default=None),
         frozenset().union(*(part.patterns for part in parts)),
         frozenset().union(*(part.formats for part in parts)),
+        choices=frozenset().union(*(part.choices for part in parts)),
     )
     if given:
         texts = frozenset.intersection(*given)

@@ -17,6 +17,7 @@ from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.counted_chars import NEVER, LabelledTexts
 from ..regex.dfa import DEAD, START, Dfa, free_kinds
+from .alternatives.scalars import apart
 from .formula import (
     And,
     ExactlyOne,
@@ -108,7 +109,12 @@ def _open_strings(automaton: Automaton, formulas: tuple[Formula, ...], result: R
         # All truths are that of one part, or constant.
         number = result(tuple(True if f == need else bool(f) for f in tracked))
         part = StringPart() if need is True else need
-        block: Block | None = part_block(part, number)
+        block: Block | None = None
+        try:
+            block = part_block(part, number)
+        except GrammarError as error:
+            error.patterns = part.all_patterns
+            automaton.refused.add(error)  # too complex to work out: allowing no string is safe
         block_key: Hashable = ("string", part, number)
     else:
         block, block_key = _product_block(automaton, formulas, result), key
@@ -271,6 +277,7 @@ def _product_block(automaton: Automaton, formulas: tuple[Formula, ...], result: 
 
     They end with the result codes of the truths of the others.
     """
+    formulas = apart(formulas)
     parts = tuple(dict.fromkeys(atom for formula in formulas for atom in atoms(formula)))
     undecided = () if _is_decided(formulas) else tuple(chars for part in parts for chars in part.undecided())
 
@@ -283,7 +290,7 @@ def _product_block(automaton: Automaton, formulas: tuple[Formula, ...], result: 
     try:
         labelled = labelled_strings(parts, label, undecided)
     except GrammarError as error:
-        error.patterns = frozenset().union(*(part.patterns for part in parts))
+        error.patterns = frozenset().union(*(part.all_patterns for part in parts))
         automaton.refused.add(error)
         return None  # too complex to work out: allowing no string is safe
     if labelled is None:

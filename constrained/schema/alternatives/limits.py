@@ -322,7 +322,7 @@ class LimitCheck:
         if self._weight_of(goals).tests <= MAX_TESTS:
             return
         parts = dict.fromkeys(part for goal in goals for part in atoms(self._compiler.typed(goal, "string")))
-        tests = [replace(part, least=0, most=None) for part in parts if part.patterns or part.formats]
+        tests = [replace(part, least=0, most=None) for part in parts if part.patterns or part.formats or part.choices]
         if len(tests) > 1:
             combinations(any_string(), [string_dfa(test) for test in dict.fromkeys(tests)])
 

@@ -148,13 +148,15 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         return self.can_end(step)
 
     def _needs_only_names(self, state: ObjectMembers) -> bool:
-        """Return True if an object of one part, whose members come in order, can surely end with the names it needs."""
+        """Return True if an object of one part can surely end with the names that it needs."""
         context, part = self.context, self.formula
-        if not (context.in_order and isinstance(part, ObjectPart) and self.names == -1):
+        if not isinstance(part, ObjectPart) or self.names != -1:
             return False
         number, names = context.index[part], context.names
         needed = context.needed(number, state.seen)
-        first = names.num_mentioned if state.others else state.seen.bit_length()
+        first = 0
+        if context.in_order:
+            first = names.num_mentioned if state.others else state.seen.bit_length()
         if not state.alive >> number & 1 or state.count < part.least or part.most is not None:
             return False
         if needed & ~context.satisfiable[number] or needed & (1 << first) - 1:

@@ -97,11 +97,7 @@ def _room(typed: Formula) -> float:
     if isinstance(typed, StringPart):
         found = _texts(typed, MAX_ROOM)
         return MAX_ROOM if found is None else len(found)
-    if isinstance(typed, NumberPart) and typed.values is None and not typed.multiples:
-        if typed.lower is None or typed.upper is None:
-            return math.inf
-        return max(0, math.floor(typed.upper.value) - math.ceil(typed.lower.value) - 1)
-    return 0
+    return typed.least_count() if isinstance(typed, NumberPart) else 0
 
 
 def _finite_values(compiler: SchemaCompiler, goal: Formula, most: int) -> tuple[Canonical, ...] | None:
@@ -179,10 +175,8 @@ def _listed(compiler: SchemaCompiler, typed: Formula, most: int) -> list[Canonic
 def _numbers(part: NumberPart, most: int) -> list[Canonical] | None:
     if part.values is not None:
         return [canonical(int(value) if value == int(value) else float(value)) for value in part.values]
-    if not part.integer or part.lower is None or part.upper is None:
-        return None
-    first, last = math.ceil(part.lower.value), math.floor(part.upper.value)
-    return [canonical(number) for number in range(first, last + 1)] if last - first <= most else None
+    integers = part.few_integers(most) if part.integer else None
+    return None if integers is None else list(map(canonical, integers))
 
 
 def _arrays(compiler: SchemaCompiler, part: ArrayPart, limit: int) -> list[Canonical] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 
@@ -9,10 +11,26 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ramiform.constrained.regex.decimal_ranges import NumberBound, at_least, at_most
-from ramiform.constrained.schema.number_parts import NumberPart, number_dfa
+from ramiform.constrained.regex.decimal_ranges import (
+    CLASS_OF,
+    NumberBound,
+    NumberRange,
+    covered,
+    decimal_positions,
+    in_ranges,
+)
+from ramiform.constrained.regex.dfa import Dfa
+from ramiform.constrained.schema.formula import Formula, bits_of, bits_reader, conj, disj, evaluate, neg, one
+from ramiform.constrained.schema.number_parts import (
+    NumberPart,
+    join_numbers,
+    number_dfa,
+    number_product,
+    number_universe,
+)
 
 EXACT = Context(prec=2000)  # of the test alone: what it tests computes in the context of the caller
+VALUES_NEAR = [*map(Decimal, ("0.5", "-0.05", "12", "12.25", "120", "-12", "-1e30", "1e30")), Decimal(10**30 + 1)]
 LONG = st.integers(-(10**90), 10**90)
 VALUES = (
     st.integers(-1100, 1100).map(Decimal)
@@ -21,6 +39,14 @@ VALUES = (
     | st.builds(lambda digits, places: Decimal(digits).scaleb(-places, EXACT), LONG, st.integers(0, 60))
     | st.floats(allow_nan=False, allow_infinity=False).map(repr).map(Decimal)
 )
+
+
+def at_least(bound: NumberBound) -> Dfa:
+    return in_ranges([NumberRange(bound, None)])
+
+
+def at_most(bound: NumberBound) -> Dfa:
+    return in_ranges([NumberRange(None, bound)])
 
 
 def spellings(value: Decimal) -> list[str]:
@@ -35,6 +61,7 @@ def spellings(value: Decimal) -> list[str]:
 @example(bound=Decimal("1e308"), value=Decimal("1e308"), strict=False)
 @example(bound=Decimal(10**28 + 1), value=Decimal(10**28), strict=False)
 @example(bound=Decimal("5e-324"), value=Decimal(0), strict=False)
+@example(bound=Decimal(10**30 + 1), value=Decimal(10**30), strict=False)
 def test_numbers_are_compared_by_value(bound: Decimal, value: Decimal, strict: bool) -> None:
     limit = NumberBound(bound, strict)
     with localcontext(EXACT):
@@ -44,6 +71,56 @@ def test_numbers_are_compared_by_value(bound: Decimal, value: Decimal, strict: b
             exact = Decimal(text)
             assert at_least(limit).accepts(text.encode()) == (exact > bound if strict else exact >= bound), text
             assert at_most(limit).accepts(text.encode()) == (exact < bound if strict else exact <= bound), text
+
+
+BOUNDS = st.none() | st.builds(NumberBound, st.sampled_from([*map(Decimal, range(-3, 4)), *VALUES_NEAR]), st.booleans())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ranges=st.lists(st.builds(NumberRange, BOUNDS, BOUNDS), max_size=6),
+    least=st.integers(1, 2),
+    most=st.none() | st.integers(2, 3),
+    others=st.lists(VALUES, max_size=3),
+)
+def test_numbers_are_in_ranges_as_often_as_they_are_counted(
+    ranges: list[NumberRange], least: int, most: int | None, others: list[Decimal]
+) -> None:
+    joined = covered(ranges, least, most)
+    some, some_joined = in_ranges(ranges), in_ranges(joined)
+    part = NumberPart(integer=True, ranges=joined)
+    integers, digits = number_dfa(part), number_dfa(replace(part, digits=True))
+    cuts = [bound.value for each in ranges for bound in each if bound is not None]
+    with localcontext(EXACT):
+        near = {value + step for value in cuts for step in map(Decimal, ("0", "1", "-1", "0.001", "-0.001", "10"))}
+    for value in {*near, *others, Decimal(0)}:
+        count = sum(holds(each, value) for each in ranges)
+        wanted = count >= least and (most is None or count <= most)
+        assert sum(holds(each, value) for each in joined) == wanted, value
+        for text in spellings(value):
+            assert some.accepts(text.encode()) == (count > 0), text
+            assert some_joined.accepts(text.encode()) == wanted, text
+            whole, _, fraction = text.partition(".")
+            is_integer = not fraction.strip("0") and whole != "-0"
+            if joined and joined != (NumberRange(None, None),):
+                assert integers.accepts(text.encode()) == (wanted and is_integer), text
+                assert digits.accepts(text.encode()) == (wanted and is_integer and not fraction), text
+
+
+def holds(each: NumberRange, value: Decimal) -> bool:
+    lower, upper = each
+    return (lower is None or value > lower.value or (value == lower.value and not lower.strict)) and (
+        upper is None or value < upper.value or (value == upper.value and not upper.strict)
+    )
+
+
+def test_states_of_many_ranges_are_linear_in_their_digits() -> None:
+    ranges = [NumberRange(*(NumberBound(Decimal(10 * n + more), False) for more in (0, 3))) for n in range(3000)]
+    assert in_ranges(ranges).num_states < 12 * len(ranges)
+    dfa = number_dfa(NumberPart(integer=True, ranges=tuple(ranges)))
+    assert dfa.num_states < 12 * len(ranges)
+    for number in range(-20, 30_020):
+        assert dfa.accepts(str(number).encode()) == (0 <= number < 30_000 and number % 10 < 4)
 
 
 @pytest.mark.parametrize("text", ["", "-", ".", "1.", "01", "-01", "00", "1.5.", "--1", "1-", ".5", "1e3", "-.0", "+1"])
@@ -56,6 +133,63 @@ def test_only_numbers_are_read(text: str, bound: str) -> None:
 
 def test_states_are_linear_in_the_digits_of_a_bound() -> None:
     assert at_least(NumberBound(Decimal("1.7976931348623157e308"), False)).num_states < 1000
+    values = [Decimal(n) for n in range(-3000, 3000, 3)]
+    assert len(decimal_positions(values)[0]) < 12 * len(values)
+
+
+@settings(deadline=None)
+@given(values=st.lists(VALUES, min_size=1, max_size=8, unique=True), more=st.lists(VALUES, max_size=4))
+@example(values=[Decimal(0)], more=[])
+@example(values=list(map(Decimal, ("1", "1.001", "1.05", "1.1", "10"))), more=[Decimal("1.005")])
+def test_numbers_are_compared_with_many_values_at_once(values: list[Decimal], more: list[Decimal]) -> None:
+    values.sort()
+    table, positions = decimal_positions(values)
+    dfa = Dfa(table, CLASS_OF, positions >= 0)
+    near = [
+        number
+        for value in values
+        for number in (value, value + 1, value - 1, value * 10, value / 10, value.copy_negate())
+    ]
+    for text in (text for number in (*near, *more) for text in spellings(number)):
+        exact = Decimal(text)
+        expected = 2 * sum(value < exact for value in values) + (exact in values)
+        assert positions[dfa.walk(1, text.encode())] == expected, text
+    for text in ("", "-", "1.", "01", "-01", "1..5", "1-"):
+        assert not dfa.accepts(text.encode()), text
+
+
+BOUNDS = st.none() | st.builds(
+    NumberBound, st.integers(-12, 12).map(Decimal) | st.decimals(-3, 3, places=1), st.booleans()
+)
+PARTS = st.builds(
+    lambda low, high, integer, steps: join_numbers([NumberPart(integer, False, low, high, frozenset(steps))]),
+    BOUNDS,
+    BOUNDS,
+    st.booleans(),
+    st.lists(st.sampled_from(list(map(Decimal, ("2", "3", "0.5", "10")))), max_size=1),
+).filter(lambda part: isinstance(part, NumberPart))
+
+
+@settings(deadline=None)
+@given(parts=st.lists(PARTS, min_size=1, max_size=6, unique=True), value=VALUES)
+def test_a_product_tells_which_parts_hold(parts: list[NumberPart], value: Decimal) -> None:
+    product = number_product(number_universe(parts), tuple(parts))
+    dfa = Dfa(product.table, product.class_of, product.combination >= 0)
+    limits = [limit.value for part in parts for limit in (part.lower, part.upper) if limit is not None]
+    for number in (value, *limits, *(limit + 1 for limit in limits), Decimal(0), Decimal("0.5"), Decimal(30)):
+        text = spellings(number)[0]
+        if text.startswith("-") and not number:
+            continue  # the universe has no -0
+        bits = product.accepted[product.combination[dfa.walk(1, text.encode())]]
+        assert [bool(bits >> n & 1) for n in range(len(parts))] == [part.holds(Decimal(text)) for part in parts], text
+
+
+def test_many_bounds_need_no_automaton_each() -> None:
+    parts = tuple(NumberPart(True, lower=NumberBound(Decimal(n), False)) for n in range(700))
+    made = number_dfa.num_made
+    product = number_product(number_universe(parts), parts)
+    assert number_dfa.num_made - made <= 1
+    assert {bits.bit_count() for bits in product.accepted} == set(range(701))
 
 
 @settings(max_examples=30, deadline=None)
@@ -80,3 +214,22 @@ def test_a_multiple_of_a_large_power_of_ten() -> None:
     assert dfa.accepts(b"12" + b"0" * 308 + b".0")
     assert not dfa.accepts(b"7" + b"0" * 308)
     assert not dfa.accepts(b"6" + b"0" * 307)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_truths_of_formulas_are_read_from_bits(seed: int) -> None:
+    rng = random.Random(seed)
+    parts = [NumberPart(lower=NumberBound(Decimal(n), False)) for n in range(4)]
+
+    def formula(depth: int) -> Formula:
+        if depth == 0 or rng.random() < 0.3:
+            return rng.choice([*parts, True, False])
+        inner = [formula(depth - 1) for _ in range(rng.randint(1, 3))]
+        return rng.choice([conj, disj, one, lambda some: neg(some[0])])(inner)
+
+    formulas = [formula(2) for _ in range(6)]
+    read = bits_reader(formulas, parts)
+    for bits in range(1 << len(parts)):
+        held = [part for n, part in enumerate(parts) if bits >> n & 1]
+        assert read(bits) == bits_of(tuple(bool(evaluate(each, held.__contains__)) for each in formulas))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -86,6 +87,75 @@ def independent(count: int) -> Any:
             for n in range(count)
         ],
     }
+
+
+def recursive(count: int, keyword: str = "oneOf") -> Any:
+    """Return a union of objects told apart by their tag, each of which may hold another one, or null."""
+    node = {"required": ["tag"], "additionalProperties": False, "type": "object"}
+    to_node = {"$ref": "#/$defs/node"}
+    inner: list[Any] = [to_node, {"anyOf": [to_node, {"type": "null"}], "title": "T"}, {"allOf": [to_node]}]
+    nodes = [
+        node | {"properties": {"tag": {"const": f"t{n}"}, "next": inner[n % 3], f"v{n}": True}} for n in range(count)
+    ]
+    names = {f"n{number}": node for number, node in enumerate(nodes)}
+    union = {keyword: [{"$ref": f"#/$defs/{name}"} for name in names]}
+    return {"$defs": {**names, "node": union}, "$ref": "#/$defs/node"}
+
+
+def bounded(count: int) -> Any:
+    """Return a union of objects that bound one member and require another one."""
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {f"v{n}": True, "z": {"type": "integer", "minimum": n, "exclusiveMaximum": 3 * n + 0.5}},
+                "required": [f"v{n}"],
+                "additionalProperties": False,
+            }
+            for n in range(count)
+        ]
+    }
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_a_recursive_union_writes_each_alternative_in_each_other(keyword: str) -> None:
+    schema = recursive(9, keyword)
+    grammar, judged = compiled(schema), judge(schema)
+    values = [{"tag": "t7", "next": {"next": {"tag": "t8", "v8": 1}, "tag": "t0"}}, {"next": {"tag": "t8"}}]
+    values += [{"tag": "t7", "next": {"next": {"tag": "t8", "v6": 1}, "tag": "t0"}}, {"tag": "t9"}]
+    values += [{"tag": f"t{n}", "next": None} for n in (0, 1, 2, 4)]
+    values += [{"next": {"tag": "t3"}, "tag": "t3"}, {"next": {"tag": "t3", "v8": 1}, "tag": "t3"}]
+    for value in values:
+        assert accepts(grammar, text_of(value)) == is_valid(judged, text_of(value).decode()), value
+
+
+def test_alternatives_are_told_apart_by_the_bounds_of_a_number() -> None:
+    schema = bounded(70)
+    grammar, judged = compiled(schema), judge(schema)
+    for number in (0, 24, 69):
+        for value in (-1, 0, 1, 23, 24, 72, 73, 69, 207, 208, 25.0, 25.5):
+            for text in (text_of({"z": value, f"v{number}": 1}), text_of({f"v{number}": 1, "z": value})):
+                assert accepts(grammar, text) == is_valid(judged, text.decode()), text
+
+
+@pytest.mark.parametrize("make", [recursive, bounded, tools])
+def test_work_grows_with_the_number_of_alternatives_and_no_faster(make: Callable[[int], Any]) -> None:
+    accepts(compiled(make(20)), b"{}")  # makes what all of them share
+    found = []
+    for count in (100, 200):
+        schema, calls = make(count), 0
+
+        def called(*_: Any) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(called)
+        try:
+            accepts(compiled(schema), b'{"tag":"t7","next":{"tag":"t8"}}')
+        finally:
+            sys.setprofile(None)
+        found.append(calls)
+    assert found[1] <= 2.5 * found[0]
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
