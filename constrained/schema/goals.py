@@ -87,7 +87,8 @@ class GoalCompiler(SchemaCompiler):
         differs = generated and (self.closes_objects or self.integers_as_digits) and not _is_unaffected(content)
         if content is None and key not in self._combinations:
             self._combinations[key] = combination_key(self.document, location)
-        key = content or self._combinations.get(key) or key
+        shared = content or self._combinations.get(key)
+        key = (location.draft, shared) if shared else key  # drafts differ in what is an integer
         key = ("generated", key) if differs else key
         node = self._nodes.get(key)
         if node is None:
