@@ -31,8 +31,8 @@ class GrammarError(ValueError):
 class Refusals(list[GrammarError]):
     """Errors of alternatives that are too complex to be worked out.
 
-    While a grammar is compiled they are collected, and refuse it. Afterwards each is raised (`are_raised`), because
-    without the alternative its state would allow fewer texts, and nobody would know.
+    While a grammar is compiled they are collected, and the grammar is refused. Afterwards each is raised
+    (`are_raised`), because a state without the alternative would silently lose values.
     """
 
     are_raised = False

@@ -50,6 +50,6 @@ PLAIN = 2  # every token of plain string content is allowed
 LOOPS = 4  # every plain character leads back to the same state
 DEAD_END = 8  # no text of the vocabulary's tokens leads from here to an end, so no token may end here
 COUNTS = 16  # a value that ends in this state is counted as an item or member of the value around
-ONCE = 32  # of a guarded frame: the text decides only if the value is refused because it has come before
+ONCE = 32  # of a guarded frame: it refuses a repeated value, but what follows does not depend on the text
 UNKNOWN = -1  # in `returns` and `pushes`: not computed yet
 NUM_PUSH_COLUMNS = 4

@@ -50,7 +50,7 @@ MAX_BYTES = 256 << 20  # of one automaton, as estimated: what a single output ma
 # Estimates, measured over objects of many properties. A state's is that of its object, its keys and its edges.
 BYTES_PER_STATE, BYTES_PER_ENTRY = 500, 400
 MEASURE_INTERVAL = 64  # rows that are filled between two checks of the size
-FILL_STEPS = 100 * INTERPRETED  # that the row of a state counts as, beside what its expansion is charged
+FILL_STEPS = 100 * INTERPRETED  # steps counted for the row of a state, beside those charged for its expansion
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,17 @@ class ControlState(Hashable, Protocol):
 
 
 class Nested:
-    """Base of control states before a value that may hold others.
+    """Base of control states before a value that may be nested.
 
-    Where such a state is pushed at `limited_level` of the stack (0: at none), the state `within` the levels that are
-    left is entered instead. So values may be nested up to the maximum depth, and can always end. What a value needs
-    must be less than what is left at that level.
+    A push of such a state at the stack's `limited_level` (0: no level) enters `within(depth)` instead, where `depth` is
+    the number of levels that are left. So values may be nested up to the maximum depth and can always end, if they need
+    fewer levels than are left there.
     """
 
     limited_level: int
 
     def within(self, depth: int) -> ControlState:
-        """Return the state before those of the values that are nested at most so deep."""
+        """Return the state before the same values, but only those nested at most `depth` levels deep."""
         raise NotImplementedError
 
 
@@ -251,7 +251,7 @@ class Automaton:
         return number
 
     def limit(self, push: int) -> None:
-        """Compute the state that a push enters at the level that limits it."""
+        """Compute the state that a push enters at its limited level."""
         state, _, level, _ = self.tables.pushes[push].tolist()
         limited = self.number(self._values[state].within(MAX_DEPTH - level))
         self.tables.pushes[push, 3] = limited

@@ -19,7 +19,8 @@ from .walks import Walks, run, walk_together
 def fill_batch(matchers: Sequence[Any | None], out: NDArray[np.int32]) -> None:
     """Write the masks of a batch into int32[B, ceil(V / 32)]. Rows without a matcher get all bits set.
 
-    Raises GrammarError if an output is too complex. The masks of the others are known then to their matchers.
+    Raises GrammarError if an output is too complex. The others' masks have been computed then: a second call without
+    that output finds them.
     """
     native = [matcher for matcher in matchers if isinstance(matcher, Matcher)]
     for one in native:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MAX_DEPTH = 256  # of the stack: values inside values. Bytes that open a deeper one are refused
-LIMITED_LEVEL = 192  # of the stack, where values begin that must end within the maximum depth: see `automaton.Nested`
+LIMITED_LEVEL = 192  # of the stack: values that begin here must fit into the levels that are left (`automaton.Nested`)
 
 # Status of a step or a walk.
 DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED, NEEDS_LIMITED = range(6)
@@ -17,7 +17,7 @@ DONE, NEEDS_STATE, NEEDS_RETURN, NEEDS_GUARD, REFUSED, NEEDS_LIMITED = range(6)
     REACH,  # number of frames below the start that the walk has read
     BASE_DEPTH,  # depth of the stack at the start
     OFFSET,  # length of the output at the start
-    ALLOWS_REPEATED,  # 1 if frames with the flag ONCE are no guards
+    ALLOWS_REPEATED,  # 1 to ignore the guards of frames with the flag ONCE
     ANSWERED,  # number of guards of this step that the caller has answered
     ANSWER,  # answer to the first of them: the state that follows, 0 for none; then the other answers
 ) = range(11)

@@ -50,8 +50,8 @@ class Tables:
         self._edges = _flat(self.edges)
         self.classes: NDArray[np.uint8] = np.zeros((8, 256), np.uint8)  # row 0: all bytes alike
         self.targets: Ints = np.zeros(1024, np.int32)  # actions
-        # Of a push: state, frame, level of the stack at which another state is entered, that state; of counts: last
-        # count, result.
+        # Rows of two kinds. Of a push: state, frame, limited level, and the state that is entered at that level. Of
+        # results by count: last count, result.
         self.pushes: Ints = np.zeros((256, NUM_PUSH_COLUMNS), np.int32)
         self.returns: Ints = np.zeros(256, np.int32)  # states
         self.version = 0  # counts the arrays' reallocations
@@ -88,7 +88,7 @@ class Tables:
         return first, self.targets[first : self.num_targets]
 
     def new_push(self, state: int, frame: int, level: int) -> int:
-        """Add a pair of a state and a frame, with the level at which another state is entered; return its number."""
+        """Add a push of a frame that enters a state, or another one at `level` (0: never); return its number."""
         number = self.num_pushes
         self.num_pushes += 1
         self.pushes = self._grown(self.pushes, self.num_pushes)

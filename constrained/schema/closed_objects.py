@@ -23,7 +23,7 @@ from .quick_checks import are_disjoint
 from .unevaluated import unevaluated
 
 MAX_ALTERNATIVES = 32  # of one object; of more, the members are merged
-MAX_COMBINED = 3  # branches of an `anyOf` whose members may be combined; of more, a value has those of one
+MAX_COMBINED = 3  # branches of an `anyOf` whose members may be combined; of more, an object has those of one
 
 
 @dataclass(frozen=True)
@@ -261,10 +261,10 @@ def _one_of(compiler: SchemaCompiler, location: Location, keyword: str) -> Split
         return _unsplit(formula)
     if exactly is True:
         return SplitFormula(formula, _union(part.alternatives for part in parts))
-    refused = [neg(compiler.formula_at(inner)) for inner in branches]
-    if len(branches) ** 2 > MAX_SIZE:
+    if len(branches) ** 2 > MAX_SIZE:  # each alternative below negates all other branches
         alternatives = _union(part.alternatives for part in parts)
         return SplitFormula(formula, {members: conj([each, exactly]) for members, each in alternatives.items()})
+    refused = [neg(compiler.formula_at(inner)) for inner in branches]
     return SplitFormula(
         formula,
         _merged_cases(

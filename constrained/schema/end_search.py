@@ -1,7 +1,7 @@
 """Search for a way to end an object or array that has begun. A state is kept only if such a way was found.
 
-The search is depth first and remembers every state on a path that it found. A search that reaches its limit knows no
-answer: the error refuses the constraint, or the output that gets there.
+The search is depth first and remembers every state on a path that it found. A search that reaches its limit has no
+answer. Its error refuses the constraint while it is compiled, and afterwards ends the output.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class EndSearch(ABC, Generic[S]):
         return False
 
     def _refuse(self, reason: str) -> None:
-        """Leave a way to the end out, or raise GrammarError, with the pointer that all constraints have in common."""
+        """Collect or raise a GrammarError (`Refusals`) with the pointer that all constraints have in common."""
         pointers = [each.pointer.split("/") for part in self._parts for each in part.keywords]
         common = takewhile(lambda names: len(set(names)) == 1, zip(*pointers, strict=False))
         self._compiler.refused.add(GrammarError(reason, pointer="/".join(names[0] for names in common)))

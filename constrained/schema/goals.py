@@ -56,7 +56,7 @@ from .unevaluated import unevaluated
 from .value_states import result_codes
 
 MAX_SATISFIABLE_DEPTH = 40
-NODE_STEPS = 100 * INTERPRETED  # that a step on the formula of a goal counts as, where nothing is charged
+NODE_STEPS = 100 * INTERPRETED  # steps counted for an operation on a goal for which nothing is charged
 
 
 class GoalCompiler(SchemaCompiler):
@@ -87,7 +87,8 @@ class GoalCompiler(SchemaCompiler):
         differs = generated and (self.closes_objects or self.integers_as_digits) and not _is_unaffected(content)
         if content is None and key not in self._combinations:
             self._combinations[key] = combination_key(self.document, location)
-        key = content or self._combinations.get(key) or key
+        shared = content or self._combinations.get(key)
+        key = (location.draft, shared) if shared else key  # drafts differ in what is an integer
         key = ("generated", key) if differs else key
         node = self._nodes.get(key)
         if node is None:
@@ -195,7 +196,7 @@ class GoalCompiler(SchemaCompiler):
         return found
 
     def refusal(self, goal: Formula, kind: str) -> GrammarError | None:
-        """Return why `typed` has left out values of a goal, if it has."""
+        """Return the error of a combination in `typed` that is too complex, if any, while errors are collected."""
         self.typed(goal, kind)
         found: GrammarError | None = self.cache.get(("refused", goal, kind))
         return found
@@ -227,7 +228,7 @@ class GoalCompiler(SchemaCompiler):
                 return join_strings(parts) if kind == "string" else join_numbers(parts)
             except GrammarError as error:
                 self._refuse(error, parts)
-                return False  # too complex to work out: allowing no value is safe
+                return False  # the grammar is refused
         keywords = tuple(dict.fromkeys(each for part in parts for each in part.keywords))
         key = ("joined", frozenset(keywords))
         if key not in self.cache:

@@ -29,7 +29,7 @@ class SchemaCompiler(ABC):
 
     `cache` holds results by keys that begin with the name of their kind. `num_assumptions` counts how often a goal was
     assumed unsatisfiable while its own satisfiability was being decided: a negative result that relied on one holds
-    only for that search. `refused` collects the errors of combinations that are too complex, or raises them.
+    only for that search. `refused` collects or raises the errors of combinations that are too complex (`Refusals`).
     """
 
     def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
@@ -144,7 +144,7 @@ class GeneratedNode(SchemaNode):
 
 @contextmanager
 def located(*goals: Formula) -> Iterator[None]:
-    """Give an error that names no place the pointer of a schema of these goals, and of the keyword likely at fault."""
+    """Add a pointer to errors without one: that of the keyword in the goals' schemas that is most likely at fault."""
     try:
         yield
     except StatesExhaustedError:

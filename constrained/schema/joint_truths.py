@@ -151,7 +151,7 @@ def _value_truths(compiler: SchemaCompiler, kind: str, typed: list[Formula]) -> 
             found = number_combinations([*tests, *parts])
     except GrammarError as error:
         compiler.refused.add(error)
-        return  # too complex in combination: allowing no such value is safe
+        return  # the grammar is refused
     for combination in found:
         if not tests or not combination[0]:
             known = dict(zip((*tests, *parts), combination, strict=True))

@@ -1,7 +1,7 @@
-"""Depths of nested values: the least that the keywords of a schema demand, and schemas of the values up to a depth.
+"""Depths of nested values: a lower bound for the values of a schema, and goals of the values up to a depth.
 
-A value without others inside has depth 0. What is counted are required members and least numbers of items of schemas,
-with those that `allOf` and `$ref` add to them; so the least depth of a schema is a lower bound.
+A scalar, `{}` and `[]` have depth 0. The lower bound follows required members and minimum numbers of items, through
+`allOf`, `anyOf`, `oneOf` and `$ref`; other keywords may demand deeper values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEVELS = frozenset(("required", "minProperties", "minItems"))
 _DEMANDS = _LEVELS | _GIVEN | frozenset(("allOf", "anyOf", "oneOf", "$ref"))
 _NOTHING_INSIDE: dict[str, Any] = {"additionalProperties": False, "maxItems": 0}
 _NESTED = frozenset(("object", "array"))
-Choice = tuple[int, list[Location]]  # a depth, and schemas of the values that are nested in it
+Choice = tuple[int, list[Location]]  # levels that are added to the depth of the deepest of these schemas
 
 
 def needs_many_levels(document: Document) -> bool:
@@ -64,7 +64,7 @@ class DepthGoals:
         return compiler.goal_of(self._schemas[depth])
 
     def excludes(self, compiler: SchemaCompiler, goal: And) -> bool:
-        """Return True if a goal limits the depth of a value, and surely has none, or none that is nested so little."""
+        """Return True if a goal limits the depth, and surely no value satisfies it."""
         depths = {part: self._depth(part) for part in goal.parts} if self._depths else {}
         most = min((depth for depth in depths.values() if depth is not None), default=None)
         if most is None:
@@ -73,7 +73,7 @@ class DepthGoals:
         return self._least_of(rest) > most or not compiler.satisfiable(rest)
 
     def _depth(self, goal: Formula) -> int | None:
-        """Return the depth that a goal limits."""
+        """Return the depth up to which a goal allows values; None if it is not one of `goal`."""
         return self._depths.get(id(goal.location.schema)) if isinstance(goal, SchemaNode) else None
 
     def _least_of(self, goal: Formula) -> int:
@@ -114,7 +114,7 @@ class LeastDepths:
         return known[id(location.schema)]
 
     def _constraints(self, location: Location) -> Iterator[list[Choice]]:
-        """Yield choices of which a value makes one of each: the least depth beside that of the schemas in it."""
+        """Yield lists of choices; a value makes at least one choice of each list."""
         if not isinstance(location.schema, dict) or _DEMANDS.isdisjoint(location.schema):
             return
         places = self._together(location)

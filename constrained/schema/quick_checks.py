@@ -176,11 +176,12 @@ def combination_key(document: Document, location: Location) -> Hashable:
         return None
     (keyword,) = keywords
     inner = (document.inside(location, each, keyword, number) for number, each in enumerate(schema[keyword]))
-    parts = (_followed(document, each) for each in inner)
-    return keyword, tuple(
-        (isinstance(each.schema, dict) and content_key(each.schema)) or (id(each.schema), each.base, each.scope)
-        for each in parts
-    )
+    return keyword, tuple(_shared_key(_followed(document, each)) for each in inner)
+
+
+def _shared_key(location: Location) -> Hashable:
+    content = content_key(location.schema) if isinstance(location.schema, dict) else None
+    return (location.draft, content) if content else (id(location.schema), location.base, location.scope)
 
 
 Key = tuple[str, Any]  # type and value of a string, number, boolean or null: equal if JSON Schema calls these equal

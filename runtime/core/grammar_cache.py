@@ -1,4 +1,4 @@
-"""Compiles constraints to grammars, in threads and by turns, and caches them by content."""
+"""Compiles constraints to grammars, in threads that take turns, and caches them by content."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class GrammarCache:
         self._max_bytes = max_bytes
         self._num_renewals = 0  # of grammars that have been dropped
         self._additional_properties = additional_properties
-        # Compilations and masks alike: they hold the interpreter most of the time, so two at once would not be faster,
-        # but one more that a step waits for. Those of one constraint are a line, because they share a lock.
+        # Compilations and masks take turns: they hold the interpreter most of the time, so two threads at once would
+        # not be faster, but steps would wait for one more. The jobs of one constraint are a line: they share a lock.
         self._turns = Turns("grammar")
         self._entries: OrderedDict[Constraint, _CacheEntry] = OrderedDict()
         self._lock = Lock()

@@ -66,8 +66,8 @@ LOOPS_POLL_MS = 50  # polling interval of an idle core while compiled loops are 
 # of times; with Python's 5 ms, a grammar that compiles for a second would delay every request by that second. Where
 # nobody waits, it costs nothing.
 SWITCH_INTERVAL = 1e-6
-# Collections of younger garbage from one of all objects to the next. With grammars of many states one takes a third of
-# a second, so it waits until the core has been idle for a while, and if it never is, for a hundred times as long.
+# Number of collections of younger garbage before a full one is due. With grammars of many states a full one takes a
+# third of a second, so it waits until the core is idle; if it never is, for a hundred times as many.
 IDLE_COLLECTION_INTERVAL = 100
 BUSY_COLLECTION_INTERVAL = 10_000
 COLLECTION_DELAY_MS = 100  # time without a request before a full collection
@@ -263,7 +263,8 @@ def _open_plan_log(path: str) -> IO[bytes]:
 
 
 def received(link: FrontendSocket, timeout_ms: int | None) -> list[tuple[bytes, ToCore]]:
-    """Return the pending messages, as `FrontendSocket.receive`. Collects garbage if none comes and it is time."""
+    """Receive messages as `FrontendSocket.receive` does. If a full garbage collection is due, wait only
+    COLLECTION_DELAY_MS, and collect if none came."""
     if timeout_ms is not None or gc.get_count()[2] < IDLE_COLLECTION_INTERVAL:
         return list(link.receive(timeout_ms))
     messages = list(link.receive(COLLECTION_DELAY_MS))
@@ -314,7 +315,7 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
 
 
 def start_collections() -> None:
-    """Let Python collect garbage from now on, but not walk the objects that exist, which stay."""
+    """Enable garbage collection, except of the objects that exist now, which are permanent."""
     gc.freeze()
     gc.enable()
     gc.set_threshold(*gc.get_threshold()[:2], BUSY_COLLECTION_INTERVAL)

@@ -1,11 +1,11 @@
-"""Runs jobs in threads, one at a time, by turns of counted work, so that short jobs pass long ones.
+"""Cooperative scheduler of jobs in threads: one runs at a time, by turns of counted work; short jobs pass long ones.
 
-Jobs belong to lines. Of one line, one job takes place after the other; of several lines, that one goes on whose jobs
-have had the least work, which is least attained service. Work is what the jobs count with `constrained.budget`, not
-time. Every second turn is the oldest job's, so that none waits for ever.
+Each job belongs to a line, a queue whose jobs run one after the other. The next turn is that of the line whose jobs
+have had the least work so far (least attained service). Work is the steps that jobs report to `constrained.budget`, not
+time. Every second turn is the oldest job's, so that none starves.
 
-A job that gives way keeps the locks that it holds. So jobs that may want the same lock belong to one line, and nobody
-else may wait for such a lock.
+A job yields inside `constrained.budget.count`, and keeps the locks that it holds then. So jobs that may want the same
+lock belong to one line, and no other thread may wait for such a lock.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MAX_LINES = 1024  # whose work is remembered
 
 @dataclass(eq=False)
 class _Line:
-    """Jobs of which one takes place after the other, and the steps that they have had."""
+    """Queue of jobs that run one after the other, and the steps that they have had."""
 
     jobs: deque[_Job] = field(default_factory=deque)
     steps: int = 0
 
     @property
     def level(self) -> int:
-        """Logarithm of the work: lines of about as much work finish one after the other, and not all at the end."""
+        """Logarithm of the work. On one level the oldest job runs first, so lines of like work do not all end last."""
         return 0 if self.steps < FIRST_STEPS else 1 + (self.steps // TURN_STEPS).bit_length() // 2
 
 
@@ -57,20 +57,21 @@ class _Job:
 
 
 class Turns:
-    """Lines of jobs, of which at most one is at work."""
+    """Runs the jobs of lines by turns, at most one at a time. Thread-safe."""
 
     def __init__(self, name: str) -> None:
-        """`name` is that of the threads."""
+        """`name` is the prefix of the threads' names."""
         self._threads = ThreadPoolExecutor(MAX_BEGUN, thread_name_prefix=name)
         self._lock = Lock()
-        self._lines: OrderedDict[Hashable, _Line] = OrderedDict()
+        self._lines: OrderedDict[Hashable, _Line] = OrderedDict()  # the least recently used first
+        self._busy: dict[_Line, None] = {}  # lines that have jobs
         self._running: _Job | None = None
-        self._turn_steps = self._left = 0  # of its turn
+        self._turn_steps = self._left = 0  # of the running job's turn: all steps, and those that are left
         self._num_jobs = self._num_begun = self._num_turns = self._num_steps = 0
         self._closed = False
 
     def submit(self, line: Hashable, work: Callable[[], T]) -> Future[T]:
-        """Run `work` in a thread, after the jobs of its line that came before."""
+        """Run `work` in a thread, after the jobs that were submitted to its line before."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("no job can begin any more")
@@ -81,6 +82,7 @@ class Turns:
             self._num_jobs += 1
             job = _Job(self._lines[line], self._num_jobs, work)
             job.line.jobs.append(job)
+            self._busy[job.line] = None
             if self._running is None:
                 self._resume(self._next())
             return job.future
@@ -99,8 +101,10 @@ class Turns:
         self._threads.shutdown(wait=False)
 
     def _close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
-        for job in [job for line in self._lines.values() for job in line.jobs]:
+        for job in [job for line in self._busy for job in line.jobs]:
             if not job.has_begun:
                 job.future.cancel()
             elif job is not self._running:
@@ -113,8 +117,8 @@ class Turns:
                 del self._lines[name]
 
     def _next(self) -> _Job | None:
-        """Choose whose turn it is, and begin the turn. Call under the lock."""
-        waiting = [line.jobs[0] for line in self._lines.values() if line.jobs and not self._closed]
+        """Choose the job whose turn is next, and begin the turn. Call under the lock."""
+        waiting = [] if self._closed else [line.jobs[0] for line in self._busy]
         if self._num_begun >= MAX_BEGUN:
             waiting = [job for job in waiting if job.has_begun]
         self._num_turns += 1
@@ -129,7 +133,7 @@ class Turns:
         return job
 
     def _resume(self, job: _Job | None) -> None:
-        """Let a job go on in its thread, or begin in one. Call under the lock."""
+        """Wake up a job's thread, or begin the job in one. Call under the lock."""
         if job is None:
             return
         if job.has_begun:
@@ -160,10 +164,12 @@ class Turns:
             job = self._after(job)
 
     def _after(self, job: _Job) -> _Job | None:
-        """End a job; return the next one, if it begins, and wake it up otherwise."""
+        """End a job. Return the next one if it has not begun, for this thread to run; else wake up its thread."""
         with self._lock:
             self._end_turn(job)
             job.line.jobs.popleft()
+            if not job.line.jobs:
+                del self._busy[job.line]
             self._num_begun -= 1
             following = self._next()
             if following is not None and not following.has_begun:
@@ -173,7 +179,7 @@ class Turns:
             return None
 
     def _count(self, job: _Job, steps: int) -> None:
-        """Count steps of the running job, and give way to others after its turn."""
+        """Count steps of the running job, and yield to others at the end of its turn."""
         self._left -= steps
         if self._left > 0:
             return
@@ -188,6 +194,7 @@ class Turns:
         self._check(job)
 
     def _check(self, job: _Job) -> None:
+        """Raise CancelledError in a job that must end."""
         if self._closed or job.is_stopped:
             raise CancelledError
 

@@ -59,13 +59,13 @@ def apply_result(
             try:
                 finish = _append_token(request, token, vocabulary)
                 is_last = index + 1 == len(result.tokens)
-                goes_on = follow(request, None if token in vocabulary.eos_ids else token, finish is None, is_last)
+                is_followed = follow(request, None if token in vocabulary.eos_ids else token, finish is None, is_last)
                 _keep_logprob(request, result, index)
             except RequestError as failure:
                 error = failure
                 break
             num_done = position + 1 - request.num_prompt
-            if not goes_on:
+            if not is_followed:
                 break
         position += 1
         # The KV of accepted tokens is computed; that of the last sampled token is not.

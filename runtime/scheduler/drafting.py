@@ -31,7 +31,7 @@ class Drafting:
     `draft_spec`."""
 
     def __init__(self, config: CoreConfig, vocab_size: int, *, at_once: bool) -> None:
-        """`at_once`: no step waits for what a grammar has to work out for a draft."""
+        """With `at_once`, tokens are dropped from drafts for which a grammar would have to compute new states."""
         self._source = config.speculative or "off"
         self._in_engine = self._source in ("eagle", "draft")  # which then drafts for the next step
         self._steps = config.speculative_num_steps

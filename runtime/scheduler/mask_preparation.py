@@ -20,7 +20,7 @@ from .request import Request
 from .sampling_inputs import grammar_too_complex
 
 MAX_WAIT = 0.002  # seconds that a step waits for masks that were begun after the step before
-WAIT_DIVISOR = 4  # and at most this part of the time since the last wait: other requests wait, too
+WAIT_DIVISOR = 4  # and at most 1/4 of the time since its last wait, because requests without grammars wait with it
 IDLE_WAIT = 0.001  # seconds, where no request can be computed before its mask is there
 
 Submit = Callable[[Constraint, Callable[[], None]], Future[None]]  # run what a constraint's grammar does, in a thread
@@ -48,8 +48,8 @@ class MaskPreparation:
         self._continue(request)
 
     def follow_at_once(self, request: Request, token: int) -> bool:
-        """Follow a token that has been sampled together with later ones. Returns False if that takes long: then it is
-        followed as by `follow`, and the later ones have to be sampled again."""
+        """Follow a token that was sampled together with later ones. Returns False if that takes long: then it is
+        followed as by `follow`, and the later ones must be sampled again."""
         self._follow(request, token)
         self._continue(request, needs_mask=False)
         return not request.awaits_mask
@@ -132,6 +132,7 @@ class MaskPreparation:
                 num_tokens = len(request.tokens)
                 self._jump(request)
                 if len(request.tokens) > num_tokens:
+                    needs_mask = True  # perhaps none of the sampled tokens comes after the forced ones
                     request.draft = None  # of another text
                     if (scored := request.next_scored) is not None:
                         request.num_computed = min(request.num_computed, scored - 1)

@@ -29,7 +29,7 @@ def prepare_draft(
     """Prepare at most `num_tokens` nodes of `tree`, the likeliest ones. Returns None if none are left.
 
     Dropped are tokens that the grammar rejects, that would end the output, or that come after its limit, and what
-    follows them; and with `at_once` those for which the grammar would have to work out new states.
+    follows them; with `at_once` also those for which the grammar would have to compute new states.
     """
     max_depth = request.end - len(request.tokens) - 1  # the token after the deepest node must be within the limit
     allowed = [
@@ -39,7 +39,7 @@ def prepare_draft(
     ]
     tree = tree.only(allowed).best(num_tokens)
     try:
-        request_mask(request, vocab_size)  # while the matcher knows it
+        request_mask(request, vocab_size)  # cached now: the matcher forgets it when it follows the draft
     except RequestError:
         return None  # it fails when its row is built
     masks = _node_masks(request, tree, vocab_size, at_once=at_once)

@@ -109,7 +109,7 @@ class Request:
     awaits_grammar: bool = False  # until it is compiled, all but the last token may be computed
     awaits_mask: bool = False  # likewise, until the grammar has said what may follow
     unaccepted: int | None = None  # token that the grammar has still to accept
-    mask: tuple[int, bytes | None] | None = None  # of the next token, and the number of tokens before it
+    mask: tuple[int, bytes | None] | None = None  # number of tokens, and the mask of the one after them
     jump_due: bool = False  # the text that is forced after `tokens` has still to be appended
     lease: Lease | None = None
     num_computed: int = 0

@@ -62,7 +62,7 @@ def token_mask(matcher: OutputMatcher | None, suppressed: Collection[int], vocab
 
 
 def request_mask(request: Request, vocab_size: int) -> bytes | None:
-    """Mask of the token after the request's, made once: drafts make its matcher forget it. Raises as `token_mask`."""
+    """Mask of the next token, cached with the request. Raises what `token_mask` raises."""
     num_tokens = len(request.tokens)
     if request.mask is None or request.mask[0] != num_tokens:
         suppressed = request.stops.suppressed(request.num_output)

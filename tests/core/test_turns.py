@@ -149,6 +149,18 @@ def test_closing_ends_all_jobs(turns: Turns) -> None:
             job.result(PATIENCE)
 
 
+def test_closing_again_does_nothing(turns: Turns) -> None:
+    begun = [threading.Event() for _ in range(3)]
+    jobs = [turns.submit(number, lambda event=event: (event.set(), endless())) for number, event in enumerate(begun)]
+    assert all(event.wait(PATIENCE) for event in begun)
+    with turns._lock:  # so that no job ends in between
+        turns._close()
+        turns._close()
+    for job in jobs:
+        with pytest.raises(CancelledError):
+            job.result(PATIENCE)
+
+
 def hostile(number: int) -> Constraint:
     """Return one of several kinds of expensive constraints, which use the same kinds of states."""
     match number % 5:

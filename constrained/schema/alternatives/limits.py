@@ -1,6 +1,6 @@
 """Checks before the first token: whether alternatives and conditions that apply together are too many to work out.
 
-Goals are worked out when a text reaches them, and a combination that is too complex would only then be left out. So
+Goals are worked out when a text reaches them, and a combination that is too complex would end the output only then. So
 schemas of which many apply to one value are worked out here, with all their alternatives at once.
 """
 
@@ -308,8 +308,8 @@ class LimitCheck:
         except GrammarError as error:
             raise GrammarError(error.reason, pointer=error.pointer or location.pointer) from None
         if len(compiler.refused) > num_before:
-            left_out = compiler.refused[num_before]
-            raise GrammarError(left_out.reason, pointer=left_out.pointer or location.pointer)
+            first = compiler.refused[num_before]
+            raise GrammarError(first.reason, pointer=first.pointer or location.pointer)
         for goals, need in inner:
             if self._weight_of(goals).is_large:
                 self._check(need(), location)

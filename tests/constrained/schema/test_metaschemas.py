@@ -115,6 +115,26 @@ DRAFT_7, DRAFT_2020 = "http://json-schema.org/draft-07/schema#", "https://json-s
             ['{"a": 4}', '{"a": 7}'],
             ['{"a": 3}'],
         ),
+        # An integer of draft 4 has no point, though equal schemas of one draft share a node.
+        (
+            {
+                "$schema": DRAFT_2020,
+                "properties": {
+                    "a": {"type": "integer"},
+                    "b": {"anyOf": [{"type": "null"}, {"type": "integer"}]},
+                    "four": {
+                        "$id": "urn:four",
+                        "$schema": "http://json-schema.org/draft-04/schema#",
+                        "properties": {
+                            "a": {"type": "integer"},
+                            "b": {"anyOf": [{"type": "null"}, {"type": "integer"}]},
+                        },
+                    },
+                },
+            },
+            ['{"a": 1.0, "b": 1.0, "four": {"a": 1, "b": 1}}', '{"four": {"a": 1}, "a": 1.0}'],
+            ['{"a": 1, "four": {"a": 1.0}}', '{"b": 1, "four": {"b": 1.0}}', '{"four": {"b": 1.0}}'],
+        ),
         # Without an id of the draft around it, a schema is part of that draft's schema, whatever it declares.
         (
             {
