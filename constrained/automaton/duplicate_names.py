@@ -112,9 +112,15 @@ class QuotedTokens:
         quotes, self._ending = _holding(ord('"'), text, starts)
         self._escaped = np.intersect1d(self._ending, _holding(ord("\\"), text, starts)[1], assume_unique=True)
         self._whole: dict[bytes, list[int]] = {}  # by the text between two quotes of a token
+        self.doubled: list[int] = []  # tokens that hold a name, and the same text in quotes after it
         for number in self._ending[quotes > 1].tolist():
-            for part in (tokens[number] or b"").split(b'"')[1:-1]:
-                self._whole.setdefault(_unescaped(part), []).append(number)
+            parts = (tokens[number] or b"").split(b'"')
+            quoted = list(map(_unescaped, parts[1:-1]))
+            for part in quoted:
+                self._whole.setdefault(part, []).append(number)
+            follows = (part.lstrip(b" \t\r\n").startswith(b":") for part in parts[2:])
+            if any(is_name and quoted[at] in quoted[at + 1 :] for at, is_name in enumerate(follows)):
+                self.doubled.append(number)
         self._longest = int(np.diff(starts)[self._ending].max(initial=0))
         longest = max(map(len, self._whole), default=0)
         longest_spelling = 6 * longest  # each byte may be escaped, as \\u0061
@@ -173,7 +179,7 @@ class QuotedTokens:
             if not used.have_one_spelling:  # all other spellings have a backslash
                 others = self._ending if b"\\" in name else self._escaped
                 found += [token for token in _among(mask, others) if not may_come(token)]
-        for token in names.tokens | names.pending if names.pending else names.tokens:
+        for token in (*self.doubled, *names.tokens, *names.pending):
             if mask[token >> 5] >> (token & 31) & 1 and not may_come(token):
                 found.append(token)
         return found

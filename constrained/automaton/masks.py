@@ -88,22 +88,22 @@ class TokenWalker:
         names: NamesInTokens,
     ) -> NDArray[np.int32]:
         """Return a mask without the tokens that repeat a name. Brings `names` up to date with `history`."""
-        automaton, top = self.automaton, at.top
-        if not automaton.has_once or not history:
+        automaton, top, quoted = self.automaton, at.top, self.vocabulary.quoted
+        if not automaton.has_once or not (history or quoted.doubled):
             return mask
-        self.vocabulary.quoted.read(history, names)
+        quoted.read(history, names)
         name, used = b"", NO_NAMES
         if automaton.is_once(cells.item(top, FRAME)):
             began = cells.item(top, layout.BEGIN)
             used = names.used_before(history, cells.item(cells.item(top, BELOW), layout.BEGIN), began)
             name = bytes(history[began:])
-        if not used.endings and not names.tokens and not names.pending:
+        if not used.endings and not names.tokens and not names.pending and not quoted.doubled:
             return mask
 
         def may_come(token: int) -> bool:
             return self.advance_token(at, cells, cells_address, history, token) is not None
 
-        repeating = self.vocabulary.quoted.repeating(mask, name, used, names, may_come)
+        repeating = quoted.repeating(mask, name, used, names, may_come)
         return without(mask, repeating) if repeating else mask
 
     def key(self, at: Configuration) -> tuple[int, ...]:

@@ -7,13 +7,15 @@ import tracemalloc
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.constrained import Vocabulary
+from ramiform.constrained import JsonSchema, Vocabulary, compile_constraint
 from ramiform.constrained.automaton.duplicate_names import NamesInTokens
 from ramiform.constrained.automaton.token_trie import TokenTrie
 from ramiform.constrained.regex.dfa import KIND
+from ramiform.tests.constrained.walks import allowed
 
 # Words, quotes, escapes, control characters, NUL, whole and incomplete characters, bytes that are no UTF-8.
 PIECES = [
@@ -109,6 +111,21 @@ def test_tokens_that_hold_a_name_in_quotes_are_found_in_an_output() -> None:
     names = NamesInTokens()
     quoted.read(bytearray(b'{"a":1,"b":2,"":3,'), names)
     assert names.tokens == {1, 2, 5, 6}
+
+
+@pytest.mark.parametrize("before", [b"", b'{"b":1', b'{"b":[{}'])
+def test_a_token_that_repeats_a_name_within_itself_is_not_allowed(before: bytes) -> None:
+    repeating = [b'{"a":1,"a":1', b'{"a":1,"a"', b',"a":1, "\\u0061"']
+    others = [b',"a" :"a"', b'{"a":1,"b":1', b'{"a":1},{"a":1', b',"a":"a","c']
+    words = [*(bytes([byte]) for byte in range(256)), *repeating, *others]
+    vocabulary = Vocabulary.from_tokens([*words, None], [len(words)])
+    matcher = compile_constraint(JsonSchema({}), vocabulary, whitespace="any").matcher()
+    assert all(matcher.accept(byte) for byte in before)
+    may_come = allowed(matcher, vocabulary)
+    for token in range(len(words)):
+        accepted = matcher.accept(token)
+        matcher.rollback(int(accepted))
+        assert accepted == (token in may_come), words[token]
 
 
 def test_a_vocabulary_is_held_in_arrays_and_not_in_objects() -> None:

@@ -16,7 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.constrained import CompiledGrammar, GrammarError, JsonSchema, Vocabulary, compile_constraint
+from ramiform.constrained import (
+    CompiledGrammar,
+    GrammarError,
+    JsonSchema,
+    PropertyOrder,
+    Vocabulary,
+    compile_constraint,
+)
 from ramiform.constrained.schema import structure_parts
 from ramiform.tests.constrained.strategies import SEEDS, combined, many, some
 from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, compiled_or_none, shared_vocabulary
@@ -279,3 +286,42 @@ def test_large_counts_of_contained_items_are_refused_with_their_pointer(keyword:
     assert caught.value.pointer == f"/items/{keyword}"
     assert accepts(compiled({"contains": {"const": 1}, "maxContains": 5000, "maxItems": 5000}), b"[1,1]")
     assert not accepts(compiled({"contains": {"const": 1}, "minContains": 3}), b"[1,1]")
+
+
+INTEGER_A: Any = {"properties": {"a": {"type": "integer"}}}
+INTEGERS: Any = {"items": {"type": "integer"}}
+
+
+@pytest.mark.parametrize("order", ["any", "schema"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"maxProperties": 2, "anyOf": [{"minProperties": 3}, INTEGER_A]},
+        {"allOf": [{"maxProperties": 1}, {"anyOf": [{"minProperties": 2}, INTEGER_A]}]},
+        {
+            "anyOf": [
+                {"required": ["b"], "maxProperties": 2, "dependentSchemas": {"b": {"minProperties": 3}}},
+                INTEGER_A,
+            ]
+        },
+        {"allOf": [{"maxItems": 2}, {"anyOf": [{"minItems": 3}, INTEGERS]}]},
+        {"anyOf": [{"minItems": 3, "prefixItems": [True, True, False]}, INTEGERS]},
+        {"anyOf": [{"minItems": 3, "prefixItems": [True, True], "items": False}, INTEGERS]},
+    ],
+)
+def test_an_alternative_that_no_number_of_members_satisfies_is_not_begun(schema: Any, order: PropertyOrder) -> None:
+    kind = "array" if "Items" in json.dumps(schema) else "object"
+    vocabulary = shared_vocabulary()
+    grammar = compile_constraint(JsonSchema({"type": kind, **schema}), vocabulary, whitespace="compact", order=order)
+    for text, valid in (
+        ('{"a":1}', kind == "object"),
+        ('{"a":true}', False),
+        ("[1]", kind == "array"),
+        ("[[]]", False),
+    ):
+        assert accepts(grammar, text.encode()) == (text == valid)
+    matcher = grammar.matcher()
+    for byte in b'{"a":' if kind == "object" else b"[":
+        assert allowed(matcher, vocabulary)
+        assert matcher.accept(TOKENS.index(bytes([byte])))
+    assert not matcher.accept(TOKENS.index(b"t"))
