@@ -118,6 +118,8 @@ class Document:
         if self.keywords.isdisjoint(_REFERENCES):
             return
         for location in self.with_keywords:  # which grows
+            if "$ref" not in location.schema and "$dynamicRef" not in location.schema:
+                continue
             for keyword in _REFERENCES:
                 ref = location.schema.get(keyword)
                 if not isinstance(ref, str) or (ref, location.base) in self._resolved:

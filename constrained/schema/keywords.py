@@ -78,10 +78,11 @@ def check_keywords(schema: Any, pointer: str) -> None:
         return
     if not isinstance(schema, dict):
         raise GrammarError(f"a schema is an object or a boolean, not {_shown(schema)}", pointer=pointer)
-    for name, value in schema.items():
-        check = _CHECKS.get(name)
-        if check is not None and not check[0](value):
-            raise GrammarError(f"{name!r} must be {check[1]}, not {_shown(value)}", pointer=child(pointer, name))
+    if not _CHECKED.isdisjoint(schema):
+        for name, value in schema.items():
+            check = _CHECKS.get(name)
+            if check is not None and not check[0](value):
+                raise GrammarError(f"{name!r} must be {check[1]}, not {_shown(value)}", pointer=child(pointer, name))
     if "type" in schema:
         _check_types(schema["type"], pointer)
 
@@ -122,9 +123,12 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 _CHECKS = {name: _KINDS[keyword.kind] for name, keyword in KEYWORDS.items() if keyword.kind in _KINDS}
+_CHECKED = frozenset(_CHECKS)
 
 
 def _check_types(value: Any, pointer: str) -> None:
+    if isinstance(value, str) and value in TYPES:
+        return
     types = value if isinstance(value, list) else [value]
     if unknown := [name for name in types if name not in TYPES]:
         raise GrammarError(f"{unknown[0]!r} is not a type", pointer=child(pointer, "type"))

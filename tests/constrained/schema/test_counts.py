@@ -313,12 +313,8 @@ def test_an_alternative_that_no_number_of_members_satisfies_is_not_begun(schema:
     kind = "array" if "Items" in json.dumps(schema) else "object"
     vocabulary = shared_vocabulary()
     grammar = compile_constraint(JsonSchema({"type": kind, **schema}), vocabulary, whitespace="compact", order=order)
-    for text, valid in (
-        ('{"a":1}', kind == "object"),
-        ('{"a":true}', False),
-        ("[1]", kind == "array"),
-        ("[[]]", False),
-    ):
+    valid = {"object": '{"a":1}', "array": "[1]"}[kind]
+    for text in ('{"a":1}', '{"a":true}', "[1]", "[[]]"):
         assert accepts(grammar, text.encode()) == (text == valid)
     matcher = grammar.matcher()
     for byte in b'{"a":' if kind == "object" else b"[":
