@@ -178,6 +178,8 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
     def _way(self, state: ObjectMembers) -> int | None:
         if self._is_complete(state):
             return 0
+        if isinstance(self.formula, ExactlyOne):  # which is false if all goals hold
+            return None
         context, alive, seen = self.context, state.alive, state.seen
         first = 0  # of the names that may still come
         if context.in_order:
