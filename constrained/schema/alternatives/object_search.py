@@ -349,11 +349,12 @@ class ObjectEndSearch(EndSearch[ObjectMembers]):
         """Return True if the object can end after a member with this name."""
         if self._exceeds_limit():
             return False
-        if self._is_easy:  # the truths that its goals can have together do not matter
+        if not isinstance(self.formula, ExactlyOne):  # all goals may hold
             bit = self.context.names.bit(name)
             alive = self._left_by_one(name, state.alive_after(name, bit))
-            if alive & self.parts and not self.must_fail(alive, state.seen | bit):
-                return True
+            fits = alive & self.parts and not self.must_fail(alive, state.seen | bit)
+            if fits and (self._is_easy or self._way(state.with_member(name, alive)) is not None):
+                return True  # without the truths that its goals can have together, nor a search
         return any(self.can_end_after(state, step) for step in self.steps(state, name))
 
     def _exceeds_limit(self) -> bool:
