@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
@@ -101,9 +100,8 @@ def test_a_schema_that_is_refused_as_a_whole_is_a_refusal() -> None:
 
 @pytest.mark.slow
 def test_constraints_on_one_string_that_are_too_complex_together_are_refused() -> None:
-    several = enumerate(itertools.combinations("abcd", 3), 3)
-    patterns = [{"not": {"pattern": f"(?:{'|'.join(letters)}).{{{number}}}x"}} for number, letters in several]
+    patterns = [{"pattern": letter} for letter in "abcdefghijklmnop"]  # each in any order: 2^16 states
     schema = {"properties": {"a": {"anyOf": [{"type": "integer"}, {"type": "string", "allOf": patterns}]}}}
     found = explain("s.json", json.dumps(schema), "schema", None, b'{"a": ""}')
     assert [remark.pointer for remark in found.refused] == ["/properties/a"]
-    assert "too complex in combination" in found.text()
+    assert "the constraint is too complex" in found.text()
