@@ -127,7 +127,11 @@ def count(steps: int) -> None:
 
 
 def charge(steps: int) -> None:
-    """Charge steps to the constraint that this thread compiles, if any. Raises GrammarError if they are used up."""
+    """Report steps, and charge them to the constraint that this thread compiles, if any.
+
+    Raises GrammarError if they are used up.
+    """
+    count(steps)
     if _open.pieces:
         _open.pieces[-1].steps += steps
     if _open.compilation is not None:
@@ -150,7 +154,6 @@ class CompileBudget:
 
     def check(self, num_states: int, steps: int) -> None:
         """Charge steps. Raises GrammarError if an automaton has too many states, or the steps are used up."""
-        count(steps)
         if num_states > self._max_states:
             raise GrammarError(f"the constraint is too complex: it needs more than {self._max_states} states")
         self._spent += steps

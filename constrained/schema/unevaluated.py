@@ -116,7 +116,7 @@ def _combinations(conditions: dict[str, Formula]) -> Iterator[tuple[frozenset[st
 
 
 class _Evaluations:
-    """What the subschemas of one value evaluate. `contained` are the `contains` keywords among them, by pointer."""
+    """Finds what the subschemas of a value evaluate, and when. `contained`: the `contains` among them, by pointer."""
 
     def __init__(self, compiler: SchemaCompiler) -> None:
         self._compiler = compiler

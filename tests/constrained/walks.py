@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from ramiform.constrained import (
     CompiledGrammar,
     Constraint,
     GrammarError,
+    JsonSchema,
     Matcher,
     PropertyOrder,
     Vocabulary,
@@ -53,6 +56,16 @@ def compiled_or_none(
         if "no text at all" not in str(error):
             raise
         return None
+
+
+def compiled(schema: Any, order: PropertyOrder = "any") -> CompiledGrammar:
+    """Compile a JSON schema for compact texts over the shared vocabulary."""
+    return compile_constraint(JsonSchema(schema), shared_vocabulary(), whitespace="compact", order=order)
+
+
+def text_of(value: Any) -> bytes:
+    """Write a value as compact JSON."""
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def allowed(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:

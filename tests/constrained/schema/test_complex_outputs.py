@@ -1,4 +1,4 @@
-"""What is too complex beyond the states that compilation looks at: the output that gets there fails, others go on."""
+"""Tests that an output fails which reaches what is too complex beyond the compiled states, and that others go on."""
 
 from __future__ import annotations
 

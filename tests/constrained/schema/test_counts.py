@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramiform.constrained import (
-    CompiledGrammar,
     GrammarError,
     JsonSchema,
     PropertyOrder,
@@ -26,7 +25,7 @@ from ramiform.constrained import (
 )
 from ramiform.constrained.schema import structure_parts
 from ramiform.tests.constrained.strategies import SEEDS, combined, many, some
-from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, compiled_or_none, shared_vocabulary
+from ramiform.tests.constrained.walks import TOKENS, accepts, allowed, compiled, compiled_or_none, shared_vocabulary
 
 from .oracle_jsonschema import is_valid, judge
 
@@ -41,10 +40,6 @@ def long_ranges_from(length: int) -> Iterator[None]:
         yield
     finally:
         structure_parts.LEAST_LONG = before
-
-
-def compiled(schema: Any) -> CompiledGrammar:
-    return compile_constraint(JsonSchema(schema), shared_vocabulary(), whitespace="compact")
 
 
 def spelled(value: Any) -> bytes:
