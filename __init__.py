@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     )
     from .lang.program import Program, function
     from .lang.state import ForkGroup, ProgramState
-    from .lang.tools import tool_schemas
-    from .lang.trace import Trace
+    from .lang.tools.tool_set import tool_schemas
+    from .lang.tracing.trace import Trace
     from .runtime.processes.launch import Runtime
     from .runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
     from .runtime.protocol.version import __version__
@@ -119,7 +119,7 @@ _MODULES = {
     "RuntimeEndpoint": ".lang.backend",
     "RuntimeFailed": ".runtime.protocol.errors",
     "Scripted": ".lang.backends.scripted",
-    "Trace": ".lang.trace",
+    "Trace": ".lang.tracing.trace",
     "__version__": ".runtime.protocol.version",
     "assistant": ".lang.primitives",
     "assistant_begin": ".lang.primitives",
@@ -143,7 +143,7 @@ _MODULES = {
     "system_begin": ".lang.primitives",
     "system_end": ".lang.primitives",
     "token_length_normalized": ".lang.choices",
-    "tool_schemas": ".lang.tools",
+    "tool_schemas": ".lang.tools.tool_set",
     "unconditional_likelihood_normalized": ".lang.choices",
     "user": ".lang.primitives",
     "user_begin": ".lang.primitives",

@@ -151,8 +151,8 @@ def trace(
     **settings: Any,
 ) -> None:
     """Run a script as `run` does, then show the trace of each of its programs; or show a saved trace."""
-    from .lang import trace as traces
-    from .lang.recording import record_all
+    from .lang.tracing import trace as traces
+    from .lang.tracing.recording import record_all
 
     if file.suffix == ".json":
         shown = traces.load(file)

@@ -11,8 +11,8 @@ from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..runtime.protocol.session import Append, Budget, Close, Open, Play, Supply
 from .backend import Channel
 from .operation_log import OperationLog
-from .recording import Recording
 from .source_location import program_location, with_location
+from .tracing.recording import Recording
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task

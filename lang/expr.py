@@ -9,8 +9,8 @@ from typing import Any
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
 from .choices import Method
-from .result_types import ReasoningFormat
-from .tools import OnError, ToolSet
+from .tools.tool_set import OnError, ToolSet
+from .types.result_types import ReasoningFormat
 
 StringOrMany = str | Sequence[str]
 # Arguments of `gen` that are sampling parameters: the parameter's name -> the argument's.

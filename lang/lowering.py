@@ -14,8 +14,8 @@ from ..runtime.protocol.sampling import PARAMETERS, Constraint, LogprobParams, P
 from .callbacks import Callback
 from .choices import BuiltInMethod, ChoiceCallback
 from .expr import GEN_NAMES, RUN_ARGUMENTS, Constant, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr
-from .result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema, separated
-from .tools import ToolCallback, ToolOutcome
+from .tools.tool_set import ToolCallback, ToolOutcome
+from .types.result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema, separated
 
 T = TypeVar("T")
 

@@ -24,8 +24,8 @@ from .expr import (
     StringOrMany,
     parts_of,
 )
-from .result_types import reasoning_format
-from .tools import OnError, Tool, tool_set
+from .tools.tool_set import OnError, Tool, tool_set
+from .types.result_types import reasoning_format
 
 
 def gen(

@@ -15,10 +15,10 @@ from .backend import Channel
 from .execution import Execution, ValueNeeded
 from .lowering import Defaults
 from .planning import check_recorded
-from .recording import Recording, is_recording_all
 from .source_location import traceback_location
 from .state import ProgramState
 from .state_handle import StateHandle
+from .tracing.recording import Recording, is_recording_all
 
 MAX_THREADS = 128  # for sync programs that event loops run
 

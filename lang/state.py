@@ -18,11 +18,11 @@ from .primitives import gen, questions_of, role
 from .reader import BackgroundRun, StateReader, async_pieces, blocking_pieces
 from .source_location import program_location
 from .state_handle import StateHandle
-from .tools import OnError, Tool
+from .tools.tool_set import OnError, Tool
 from .variables import AssignedVariable, DecisionVariable, GatheredVariable, ScopeVariable, Variable, variable_of
 
 if TYPE_CHECKING:
-    from .trace import Trace
+    from .tracing.trace import Trace
 
 
 class ForkGroup:
@@ -285,7 +285,7 @@ class ProgramState:
         recording = self._handle.execution.recording
         if recording is None:
             raise RequestError("this program was not traced: run it with trace=True", param="trace")
-        from .trace import trace_of
+        from .tracing.trace import trace_of
 
         self._reader.wait_for_end()
         return trace_of(recording)

@@ -17,10 +17,10 @@ from ..runtime.protocol.errors import ErrorInfo, RequestError
 from .lowering import Binding
 from .meta_info import meta_of_choice, meta_of_sequence
 from .operation_log import OperationLog
-from .result_types import ResultType
 from .source_location import with_location
 from .state_handle import StateHandle
-from .tools import ToolOutcome
+from .tools.tool_set import ToolOutcome
+from .types.result_types import ResultType
 
 
 class Variable(Protocol):

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..runtime.protocol.core import Timings
-from ..runtime.protocol.errors import RequestError
-from ..runtime.protocol.session import Done
-from .operation_log import OperationLog
-from .plan import PlannedStep, StepKind, states_of
+from ...runtime.protocol.core import Timings
+from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.session import Done
+from ..operation_log import OperationLog
+from ..plan import PlannedStep, StepKind, states_of
 from .recording import OperationTimes, Recording
 
 if TYPE_CHECKING:

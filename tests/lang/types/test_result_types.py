@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from ramiform import RequestError, gen
 from ramiform.lang.lowering import gen_operation
-from ramiform.lang.result_types import json_schema_text, of_dtype, of_schema
-from ramiform.lang.tools import ToolSet
+from ramiform.lang.tools.tool_set import ToolSet
+from ramiform.lang.types.result_types import json_schema_text, of_dtype, of_schema
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.protocol.sampling import Constraint
 

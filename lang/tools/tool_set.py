@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import msgspec
 
-from ..runtime.protocol import session
-from ..runtime.protocol.errors import RequestError
-from ..runtime.protocol.sampling import Constraint
-from .result_types import closed
+from ...runtime.protocol import session
+from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.sampling import Constraint
+from ..types.result_types import closed
 
 Tool = Callable[..., Any]
 OnError = Literal["text", "raise"]

@@ -13,8 +13,8 @@ from typing import Any, get_origin
 
 import msgspec
 
-from ..runtime.protocol.errors import RequestError
-from ..runtime.protocol.sampling import Constraint
+from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.sampling import Constraint
 
 _OPENAPI_KEYWORDS = ("discriminator",)  # redundant beside the alternatives
 _APPLICATORS = ("anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas", "dependencies")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .operation_log import OperationLog
+from ..operation_log import OperationLog
 
 _all: list[Recording] | None = None
 

@@ -12,7 +12,7 @@ import pytest
 
 import ramiform
 from ramiform import ChoicesDecision, ChoicesSamplingMethod, ProgramState, RequestError, gen, select, tool_schemas
-from ramiform.lang.tools import ToolSet
+from ramiform.lang.tools.tool_set import ToolSet
 from ramiform.runtime.protocol import choices as methods
 from ramiform.runtime.protocol import session
 

@@ -1,0 +1,1 @@
+"""Tools: Python functions and described functions that a model may call."""

@@ -1,0 +1,1 @@
+"""Traces of runs: what each operation did, when, and at which line."""

@@ -1,0 +1,1 @@
+"""Result types: from Python types to constraints on text and back to values."""
