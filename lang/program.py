@@ -60,6 +60,15 @@ class Program:
             return self.function(*args, **{**self._bound, **kwargs})
         return self.run(*args, **kwargs)
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Return the names of the arguments that a call must give."""
+        rest = list(self._signature.parameters.values())[1:]
+        named = [
+            one for one in rest if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        ]
+        return tuple(one.name for one in named if one.name not in self._bound)
+
     def bind(self, **kwargs: Any) -> Program:
         """Return the program with these arguments given."""
         self._signature.bind_partial(None, **kwargs)
