@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         unconditional_likelihood_normalized,
     )
     from .lang.evaluation.evaluate import aevaluate, evaluate
+    from .lang.evaluation.optimise import aoptimise, optimise
     from .lang.evaluation.report import Comparison, Report
     from .lang.plan import Plan
     from .lang.primitives import (
@@ -76,6 +77,7 @@ __all__ = [
     "Trace",
     "__version__",
     "aevaluate",
+    "aoptimise",
     "assistant",
     "assistant_begin",
     "assistant_end",
@@ -88,6 +90,7 @@ __all__ = [
     "get_server_info",
     "greedy_token_selection",
     "image",
+    "optimise",
     "pick",
     "predicate",
     "rate",
@@ -130,6 +133,7 @@ _MODULES = {
     "Trace": ".lang.tracing.trace",
     "__version__": ".runtime.protocol.version",
     "aevaluate": ".lang.evaluation.evaluate",
+    "aoptimise": ".lang.evaluation.optimise",
     "assistant": ".lang.primitives",
     "assistant_begin": ".lang.primitives",
     "assistant_end": ".lang.primitives",
@@ -142,6 +146,7 @@ _MODULES = {
     "get_server_info": ".lang.backend",
     "greedy_token_selection": ".lang.choices",
     "image": ".lang.primitives",
+    "optimise": ".lang.evaluation.optimise",
     "pick": ".lang.primitives",
     "predicate": ".lang.primitives",
     "rate": ".lang.primitives",

@@ -18,9 +18,10 @@ from ..planning import run_coroutine
 from ..program import Program
 from ..state import ProgramState
 from ..tracing.trace import TokenCounts, Trace
+from ..variables import AssignedVariable
 from .dataset import Dataset, Example, digest, inputs_of, read_dataset
-from .report import ExampleResult, Report
-from .result_file import ResultFile
+from .report import Report
+from .result_file import ExampleResult, ResultFile
 
 Score = bool | int | float | Mapping[str, bool | int | float]
 Metric = Callable[[Example, ProgramState], Score | Awaitable[Score]]
@@ -43,7 +44,8 @@ def evaluate(
     `dataset`: a sequence of mappings, or the path of a .jsonl, .json or .csv file. The program's arguments are taken
     from the example by name; its other values are for the metric. `metric(example, state)`, sync or async, returns a
     number, a bool, or a mapping of several by name, the first of which is the report's score. The function's return
-    value is `state.ret_value`. A program or metric that raises scores 0 and is one of the report's `failures`, with its trace.
+    value is `state.ret_value`. A program or metric that raises scores 0 and is one of the report's `failures`, with its
+    trace.
 
     At most `concurrency` programs run at once. With `resume`, each result is appended to this file, and a later call
     takes the results that it holds. `progress_bar`: by default where stderr is a terminal. `options` are arguments of
@@ -149,11 +151,22 @@ async def _evaluate_one(
         example=_shown(example),
         scores=scores,
         error=None if error is None else f"{type(error).__name__}: {error}",
+        outputs={} if state is None else _outputs(state),
         text="" if state is None else state._handle.text_so_far(),
         seconds=seconds,
         tokens=TokenCounts(0, 0, 0) if trace is None else trace.tokens,
         trace=trace if is_kept else None,
     )
+
+
+def _outputs(state: ProgramState) -> dict[str, Any]:
+    """Return the values of the variables that the program generated, as far as there are any."""
+    outputs = {}
+    for name, variable in state._reader.snapshot().items():
+        if not isinstance(variable, AssignedVariable):
+            with contextlib.suppress(Exception):  # a value that failed has none
+                outputs[name] = variable.get()
+    return _shown(outputs)
 
 
 def _scores(score: Any) -> dict[str, float]:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...runtime.protocol.errors import RequestError
-from ..tracing.trace import TokenCounts, Trace
+from ..tracing.trace import TokenCounts
+from .report_html import ScoreSummary, fragment, page
+from .result_file import ExampleResult
 from .statistics import confidence_interval, paired_interval, paired_p_value
 
 if TYPE_CHECKING:
@@ -21,20 +23,6 @@ if TYPE_CHECKING:
 
 WIDTH = 120  # columns, where there is no terminal
 MAX_FAILURES = 5  # shown in the terminal
-
-
-class ExampleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one example. `trace` is kept where the program failed or the first score is 0."""
-
-    index: int
-    digest: str  # of the example
-    example: dict[str, Any]
-    scores: dict[str, float]  # empty if the program or the metric raised
-    error: str | None
-    text: str  # of the state, as far as it was generated
-    seconds: float
-    tokens: TokenCounts
-    trace: Trace | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,15 +116,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return out.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
-        from .report_html import fragment
-
-        return fragment(self)
+        return fragment(self.program, _summary(self), self._score_summaries(), self.results)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page with a plot of each score, the examples and their traces. It needs no other files."""
-        from .report_html import page
+        Path(path).write_text(
+            page(self.program, _summary(self), self._score_summaries(), self.results), encoding="utf-8"
+        )
 
-        Path(path).write_text(page(self), encoding="utf-8")
+    def _score_summaries(self) -> list[ScoreSummary]:
+        return [ScoreSummary(name, self.scores(name), self.interval(name)) for name in self.score_names]
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write one row an example: its values, scores, error, text, seconds and tokens."""

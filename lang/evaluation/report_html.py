@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from statistics import fmean
+from typing import NamedTuple
 
-from .report import ExampleResult, Report
+from .result_file import ExampleResult
 
 NUM_BINS = 10
 STYLE = """
@@ -19,37 +20,40 @@ STYLE = """
 """
 
 
-def page(report: Report) -> str:
+class ScoreSummary(NamedTuple):
+    """A score of all examples and the 95 % interval of its mean."""
+
+    name: str
+    values: Sequence[float]
+    interval: tuple[float, float]
+
+
+def page(title: str, summary: str, scores: Sequence[ScoreSummary], results: Sequence[ExampleResult]) -> str:
     """Return a whole HTML page that follows the reader's light or dark theme."""
-    title = escape(f"{report.program}: {len(report.results)} examples")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
-        f"<title>{title}</title></head><body>{fragment(report)}</body></html>\n"
+        f"<title>{escape(title)}</title></head><body>{fragment(title, summary, scores, results)}</body></html>\n"
     )
 
 
-def fragment(report: Report) -> str:
+def fragment(title: str, summary: str, scores: Sequence[ScoreSummary], results: Sequence[ExampleResult]) -> str:
     """Return the report as an element that a notebook or page may hold."""
-    parts = [f'<div class="rf-eval"><style>{STYLE}</style><h2>{escape(report.program)}</h2>', _scores(report)]
-    parts += [_histogram(name, report.scores(name)) for name in report.score_names]
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("", "example", *report.score_names, "text, trace"))
-    rows = "".join(_row(report, result) for result in report.results)
+    names = [score.name for score in scores]
+    parts = [f'<div class="rf-eval"><style>{STYLE}</style><h2>{escape(title)}</h2>', _scores(scores)]
+    parts.append(f"<p>{len(results)} examples, {escape(summary)}</p>")
+    parts += [_histogram(score.name, score.values) for score in scores]
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("", "example", *names, "text, trace"))
+    rows = "".join(_row(names, result) for result in results)
     parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>")
     return "".join(parts)
 
 
-def _scores(report: Report) -> str:
+def _scores(scores: Sequence[ScoreSummary]) -> str:
     rows = ""
-    for name in report.score_names:
-        low, high = report.interval(name)
-        mean = fmean(report.scores(name) or [0.0])
+    for name, values, (low, high) in scores:
+        mean = fmean(values or [0.0])
         rows += f"<tr><td>{escape(name)}</td><td>{mean:.3f}</td><td>{low:.3f} to {high:.3f}</td></tr>"
-    tokens = report.tokens
-    counts = f"{tokens.prompt} prompt tokens, {tokens.cached} of them cached, {tokens.completion} generated"
-    return (
-        f"<table><tr><th>score</th><th>mean</th><th>95 % interval</th></tr>{rows}</table>"
-        f"<p>{len(report.results)} examples, {len(report.failures)} failed; {counts}; {report.seconds:.1f} s</p>"
-    )
+    return f"<table><tr><th>score</th><th>mean</th><th>95 % interval</th></tr>{rows}</table>"
 
 
 def _histogram(name: str, scores: Sequence[float]) -> str:
@@ -72,8 +76,8 @@ def _histogram(name: str, scores: Sequence[float]) -> str:
     )
 
 
-def _row(report: Report, result: ExampleResult) -> str:
-    scores = "".join(f"<td>{result.scores.get(name, 0.0):g}</td>" for name in report.score_names)
+def _row(names: Sequence[str], result: ExampleResult) -> str:
+    scores = "".join(f"<td>{result.scores.get(name, 0.0):g}</td>" for name in names)
     example = "<br>".join(f"{escape(name)}: {escape(str(value))}" for name, value in result.example.items())
     error = "" if result.error is None else f'<div class="bad">{escape(result.error)}</div>'
     trace = "" if result.trace is None else f"<pre>{escape(str(result.trace))}</pre>"

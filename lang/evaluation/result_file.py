@@ -1,4 +1,4 @@
-"""A file of results that an evaluation appends to, so that a later one goes on where it ended."""
+"""Results of single examples, and the file that an evaluation appends them to, so that a later one goes on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,23 @@ from typing import IO, Any
 import msgspec
 
 from ...runtime.protocol.errors import RequestError
+from ..tracing.trace import TokenCounts, Trace
 from .dataset import Example, digest
-from .report import ExampleResult
+
+
+class ExampleResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one example. `trace` is kept where the program failed or the first score is 0."""
+
+    index: int
+    digest: str  # of the example
+    example: dict[str, Any]
+    scores: dict[str, float]  # empty if the program or the metric raised
+    error: str | None
+    outputs: dict[str, Any]  # the generated variables
+    text: str  # of the state, as far as it was generated
+    seconds: float
+    tokens: TokenCounts
+    trace: Trace | None = None
 
 
 class _Header(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +76,7 @@ class ResultFile:
 
     def known(self, examples: Sequence[Example]) -> dict[int, ExampleResult]:
         """Return the results of these examples by index. Raises RequestError for one of another example."""
-        for result in self._results:
+        for result in sorted(self._results, key=lambda one: one.index):
             if result.index >= len(examples) or result.digest != digest(examples[result.index]):
                 raise RequestError(
                     f"{str(self._path)!r} holds a result of another example {result.index}: the dataset has changed",
