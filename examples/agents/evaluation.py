@@ -17,7 +17,7 @@ CAPITALS = {
 PROMPTS = ("Question: What is the capital of {country}?\nAnswer:", "{country}, capital:")
 
 dataset = [{"country": country, "city": city} for country, city in CAPITALS.items()]
-options = {"temperature": 0}
+options: dict[str, Any] = {"temperature": 0}
 
 
 @ramiform.function
