@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_origin
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import Constraint
 from .adapter import adapter_of
+from .members import type_name
 
 _OPENAPI_KEYWORDS = ("discriminator",)  # redundant beside the alternatives
 _APPLICATORS = ("anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas", "dependencies")
@@ -68,7 +69,10 @@ def of_dtype(dtype: type | str) -> ResultType:
     try:
         return _DTYPES[dtype]
     except (KeyError, TypeError):
-        raise RequestError(f"dtype must be int, float, bool or str, got {dtype!r}", param="dtype") from None
+        name = type_name(dtype)
+        is_type = isinstance(dtype, type) or get_origin(dtype) is not None
+        instead = f"; write schema={name}" if is_type else ""
+        raise RequestError(f"dtype must be int, float, bool or str, got {name}{instead}", param="dtype") from None
 
 
 def of_schema(schema: Any) -> ResultType:
