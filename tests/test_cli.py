@@ -85,7 +85,7 @@ LOG_FLAGS = {"--log-level", "--log-format"}
 FLAGS = {
     "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--bind", "--keys"} | LOG_FLAGS | HTTP_FLAGS,
     "run": MODEL_FLAGS | {"--model", "--address", "--keys"} | LOG_FLAGS,
-    "trace": MODEL_FLAGS | {"--model", "--address", "--keys", "--save"} | LOG_FLAGS,
+    "trace": MODEL_FLAGS | {"--model", "--address", "--keys", "--save", "--summary"} | LOG_FLAGS,
     "chat": MODEL_FLAGS | {"--url", "--name", "--api-key", "--system"} | LOG_FLAGS,
     "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
     "keys": {"--name"},
