@@ -150,6 +150,7 @@ def trace(
     save: Annotated[
         Path | None, typer.Option(help="Also write the traces to this file, as JSON for Perfetto and chrome://tracing.")
     ] = None,
+    summary: Annotated[bool, typer.Option("--summary", help="Also show totals by source line.")] = False,
     **settings: Any,
 ) -> None:
     """Run a script as `run` does, then show the trace of each of its programs; or show a saved trace."""
@@ -165,6 +166,8 @@ def trace(
     console = Console(highlight=False, width=None if sys.stdout.isatty() else traces.WIDTH)
     for one in shown:
         console.print(one.tree())
+        if summary:
+            console.print(one.summary().table())
     if save is not None:
         traces.save(shown, save)
 

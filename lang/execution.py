@@ -113,6 +113,8 @@ class Execution:
                 for message, log in self._deferred:  # one by one, to find the message at fault
                     self._send_alone(message, log)
             self._deferred = None
+            if self.recording is not None:
+                self.recording.note_sent()
         self.attached.clear()
         self._forget_detached()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,6 +26,7 @@ class OperationLog:
 
     def __init__(self, about_to_wait: Callable[[bool], None] | None = None) -> None:
         self.about_to_wait = about_to_wait or _allow_wait
+        self.on_waited: Callable[[float], None] | None = None  # called after a wait with its `perf_counter()` begin
         self.changed = threading.Condition()
         self.version = 0
         self.operations: list[Operation] = []
@@ -65,8 +67,7 @@ class OperationLog:
             while len(self.done) <= operation:
                 if self.error is not None:
                     raise self.error.to_exception()
-                self.about_to_wait(True)
-                self.changed.wait()
+                self._wait()
             return self.done[operation]
 
     def settle(self, end: int) -> RamiformError | None:
@@ -75,8 +76,7 @@ class OperationLog:
             while len(self.done) < end:
                 if self.error is not None:
                     return self.error.to_exception()
-                self.about_to_wait(True)
-                self.changed.wait()
+                self._wait()
             return None
 
     def when(self, end: int, callback: Callable[[], None]) -> None:
@@ -94,8 +94,7 @@ class OperationLog:
         """Wait for a change after `version`."""
         with self.changed:
             while self.version == version:
-                self.about_to_wait(True)
-                self.changed.wait()
+                self._wait()
 
     async def wait_answered_async(self, end: int) -> None:
         """Wait, in an event loop, until the first `end` operations are answered or have failed."""
@@ -117,7 +116,9 @@ class OperationLog:
                 return
             self.about_to_wait(False)
             self.when(end, on_answer)
+        began = time.perf_counter()
         await answered
+        self._note_wait(began)
 
     async def wait_for_change_async(self, version: int) -> None:
         """Wait, in an event loop, for a change after `version`."""
@@ -132,9 +133,11 @@ class OperationLog:
 
         self.about_to_wait(False)
         self.watch(on_change)
+        began = time.perf_counter()
         try:
             if self.version == version:
                 await changed.wait()
+                self._note_wait(began)
         finally:
             self.unwatch(on_change)
 
@@ -182,6 +185,17 @@ class OperationLog:
         while orphans:  # a loop, since forks of forks may be deep
             if (child := orphans.pop()) is not None:
                 orphans += child._inherit_failure(error)
+
+    def _wait(self) -> None:
+        """Wait for the next change. Call with `changed` held."""
+        self.about_to_wait(True)
+        began = time.perf_counter()
+        self.changed.wait()
+        self._note_wait(began)
+
+    def _note_wait(self, began: float) -> None:
+        if self.on_waited is not None:
+            self.on_waited(began)
 
     def _inherit_failure(self, error: ErrorInfo) -> list[OperationLog | None]:
         """Fail because the parent failed before its fork; return the logs of the states to fork from this one.

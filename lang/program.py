@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -267,7 +269,7 @@ class Program:
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], traced: bool) -> ProgramCall:
         defaults, own = self._split(kwargs)
         budget = _budget(own, self.parameters)
-        return self._make_call(args, own, defaults, budget, traced)
+        return replace(self._make_call(args, own, defaults, budget, traced), called_at=time.perf_counter())
 
     def _make_call(
         self,

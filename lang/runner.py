@@ -39,6 +39,7 @@ class ProgramCall:
     compiled: bool = False
     is_whole: bool = False
     traced: bool = False
+    called_at: float | None = None  # `time.perf_counter()` of the call; None: when its state is opened
 
     def apply(self, state: ProgramState) -> Any:
         """Call the program's function."""
@@ -47,7 +48,7 @@ class ProgramCall:
 
 def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> ProgramState:
     """Open the state of a run; with `stream` its messages are sent at once."""
-    recording = Recording(call.function.__name__) if call.traced or is_recording_all() else None
+    recording = Recording(call.function.__name__, call.called_at) if call.traced or is_recording_all() else None
     execution = Execution(channel, budget=call.budget, deferred=call.compiled and not stream, recording=recording)
     return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
 
@@ -64,6 +65,7 @@ def run_body(state: ProgramState, call: ProgramCall) -> None:
         _run_coroutine(run_body_async(state, call))
         return
     state.ret_value = call.apply(state)
+    _note_body_end(state._handle.execution)
     _send(state._handle.execution)
     state._finish()
 
@@ -77,6 +79,7 @@ async def run_body_async(state: ProgramState, call: ProgramCall) -> None:
     try:
         async with asyncio.timeout(seconds) as limit:
             state.ret_value = await call.apply(state)
+            _note_body_end(state._handle.execution)
             _send(state._handle.execution)
             await state._finish_async()
     except TimeoutError as error:
@@ -158,6 +161,11 @@ def _send(execution: Execution) -> None:
     if execution.sent_nothing:
         check_recorded([log for _, log in execution.attached])
         execution.flush(complete=True)
+
+
+def _note_body_end(execution: Execution) -> None:
+    if execution.recording is not None:
+        execution.recording.note_body_end()
 
 
 def _finish(state: ProgramState) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.protocol import session
@@ -69,6 +69,12 @@ class ForkGroup:
             branch += expr
         return self
 
+    def _repr_html_(self) -> str:
+        """Show the branches so far side by side in a notebook. Never waits and never raises."""
+        from .tracing.notebook import group_html
+
+        return group_html([branch._handle for branch in self._branches])
+
     def join(self, mode: Literal["gather_variable", "concate_and_append"] = "gather_variable") -> None:
         """Bring the branches' results into the source state, without waiting.
 
@@ -127,6 +133,12 @@ class ProgramState:
     def __repr__(self) -> str:
         """Show the text so far. Never waits and never raises, since notebooks and debuggers call it at any time."""
         return f"ProgramState({self._handle.text_so_far()})"
+
+    def _repr_html_(self) -> str:
+        """Show the text so far in a notebook, as `__repr__` does."""
+        from .tracing.notebook import state_html
+
+        return state_html(self._handle, self.variables)
 
     # Appending
 
@@ -223,6 +235,19 @@ class ProgramState:
     def set_var(self, name: str, value: Any) -> None:
         """Set a variable to a value of the program's own."""
         self._reader.define(name, AssignedVariable(value))
+
+    def variables(self) -> dict[str, Any]:
+        """Return the variables whose values are there, by name. Never waits; failed ones are left out."""
+        values = {}
+        for name, variable in self._reader.snapshot().items():
+            if all(len(log.done) >= end for log, end in variable.needs()):
+                with suppress(Exception):  # reading it raises
+                    values[name] = variable.get()
+        return values
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Complete `s["..."]` in a notebook."""
+        return list(self._reader.snapshot())
 
     def get_meta_info(self, name: str) -> Any:
         """Return the meta info: a dict; a list of dicts for n > 1 or a joined variable; None for an assigned one."""

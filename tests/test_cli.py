@@ -89,7 +89,7 @@ FLAGS = {
     | {"--model", "--address", "--keys", "--data", "--limit", "--concurrency", "--resume", "--against"}
     | {"--save", "--html", "--csv"}
     | LOG_FLAGS,
-    "trace": MODEL_FLAGS | {"--model", "--address", "--keys", "--save"} | LOG_FLAGS,
+    "trace": MODEL_FLAGS | {"--model", "--address", "--keys", "--save", "--summary"} | LOG_FLAGS,
     "chat": MODEL_FLAGS | {"--url", "--name", "--api-key", "--system"} | LOG_FLAGS,
     "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
     "keys": {"--name"},

@@ -14,6 +14,7 @@ import pytest
 import ramiform
 from ramiform import ProgramState, RequestError, Scripted, gen, select
 from ramiform.lang.tracing import trace as traces
+from ramiform.lang.tracing.events import TokenCounts
 from ramiform.lang.tracing.recording import record_all
 
 
@@ -51,7 +52,7 @@ def test_a_trace_agrees_with_the_state(traced: ProgramState) -> None:
     assert len(trace.variables["more"]) == 4
     [answer] = [event for event in own.events if event.name == "answer"]
     meta = traced.get_meta_info("answer")
-    assert answer.tokens == traces.TokenCounts(meta["prompt_tokens"], meta["cached_tokens"], 6)
+    assert answer.tokens == TokenCounts(meta["prompt_tokens"], meta["cached_tokens"], 6)
     assert answer.seconds == meta["e2e_latency"] > 0
     assert answer.timings is not None
     assert [answer.timings.queue, answer.timings.prefill, answer.timings.decode] == [

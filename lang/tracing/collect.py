@@ -1,0 +1,138 @@
+"""Collects the events of recorded states from their logs and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ...runtime.protocol import session
+from ..operation_log import OperationLog
+from ..plan import PlannedStep, states_of
+from .events import Event, ProgramWait, RunRecord, TokenCounts, TracedState
+from .recording import OperationTimes, Recording, ThreadWait
+
+Waits = Callable[[int, float, float], tuple[ProgramWait, ...]]  # of a thread, between two times
+
+
+def record_of(recording: Recording) -> RunRecord:
+    """Return what a recording holds so far; the run may still go on."""
+    waits = {thread: list(found) for thread, found in list(recording.waits.items())}
+
+    def waits_between(thread: int, start: float, end: float) -> tuple[ProgramWait, ...]:
+        return tuple(_between(waits.get(thread, []), start, end))
+
+    states = traced_states(list(recording.logs), recording.times, recording.sent, waits_between)
+    ended, thread = recording.body_ended, recording.body_thread
+    last = states[0].events[-1].end if states[0].events else recording.body_began
+    return RunRecord(
+        title=recording.title,
+        began_at=recording.began_at,
+        states=states,
+        body_began=recording.body_began,
+        body_ended=ended,
+        last_waits=() if None in (ended, thread, last) else waits_between(thread, last, ended),  # type: ignore[arg-type]
+    )
+
+
+def traced_states(
+    logs: Sequence[tuple[int, OperationLog]],
+    all_times: Sequence[OperationTimes],
+    sent: float | None = None,
+    waits_between: Waits = lambda thread, start, end: (),
+) -> list[TracedState]:
+    """Return the states of recorded logs. Operations recorded before `sent` were sent at that time."""
+    states = []
+    forked_at: dict[int, float] = {}
+    for planned, (_, log), times in zip(states_of(logs), logs, all_times, strict=False):
+        begin = forked_at.get(planned.number, 0.0)
+        with log.changed:
+            events = list(_events(planned.steps, log, times, begin, sent or 0.0, waits_between))
+        for event in events:
+            if event.kind == "fork":
+                forked_at.update(dict.fromkeys(event.states, event.start if event.end is None else event.end))
+        states.append(TracedState(number=planned.number, parent=planned.parent, events=events, begin=begin))
+    return states
+
+
+def _events(
+    steps: tuple[PlannedStep, ...],
+    log: OperationLog,
+    times: OperationTimes,
+    begin: float,
+    sent: float,
+    waits_between: Waits,
+) -> Iterator[Event]:
+    op = 0
+    for step in steps:
+        if step.operation is None:  # variables gathered: no operation was sent
+            yield Event(kind=step.kind, label=step.label, place=step.place, states=step.states, start=begin, end=begin)
+            continue
+        done = log.done[op] if op < len(log.done) else None
+        recorded = times.recorded[op] if op < len(times.recorded) else begin
+        end = times.answered[op] if op < len(times.answered) else None
+        start = max(begin, recorded, sent if recorded < sent else 0.0)
+        start = start if end is None else max(begin, min(start, end))
+        failed = log.error.message if op == len(log.done) and log.error is not None else None
+        yield Event(
+            kind=step.kind,
+            label=step.label,
+            place=step.place,
+            name=step.name,
+            states=step.states,
+            start=start,
+            first_text=times.first_text.get(op),
+            end=end,
+            error=failed,
+            waits=waits_between(times.threads[op], begin, start) if op < len(times.threads) and start > begin else (),
+            **({} if done is None else _answer_fields(done)),
+        )
+        begin = start if end is None else end
+        op += 1
+
+
+def _between(waits: list[ThreadWait], start: float, end: float) -> Iterator[ProgramWait]:
+    """Yield the parts of a thread's waits, which are in order, that lie between two times."""
+    low, high = 0, len(waits)
+    while low < high:  # the first wait that ends after `start`
+        middle = (low + high) // 2
+        if waits[middle].end <= start:
+            low = middle + 1
+        else:
+            high = middle
+    for wait in waits[low:]:
+        if wait.start >= end:
+            return
+        yield ProgramWait(max(wait.start, start), min(wait.end, end), wait.place)
+
+
+def _answer_fields(done: session.Done) -> dict[str, Any]:
+    """Return the fields of an Event that come with the answer."""
+    fields: dict[str, Any] = {"text": done.text}
+    if done.sequences:
+        parts = done.sequences
+        fields["tokens"] = TokenCounts(
+            sum(part.prompt_tokens for part in parts),
+            sum(part.cached_tokens for part in parts),
+            sum(part.completion_tokens for part in parts),
+            sum(_num_forced(part) for part in parts),
+        )
+        fields["seconds"] = max(part.seconds for part in parts) or None
+        fields["timings"] = max(parts, key=lambda part: part.seconds).timings
+        fields["finish"] = parts[0].finish.type
+        if len(parts) > 1:
+            fields["samples"] = [part.text for part in parts]
+    elif done.choice is not None:
+        fields["tokens"] = TokenCounts(done.choice.prompt_tokens, done.choice.cached_tokens, 0)
+    elif done.answers is not None:
+        fields["text"] = ", ".join(msgspec.json.encode(answer).decode() for answer in done.answers)
+    return fields
+
+
+def _num_forced(sequence: session.Sequence) -> int:
+    """Return the number of tokens that neither a forward pass of their own gave nor a draft."""
+    if not sequence.num_passes:
+        return 0
+    drafted = sum(length * count for length, count in enumerate(sequence.accepted_lengths))
+    return max(0, sequence.completion_tokens - sequence.num_passes - drafted)

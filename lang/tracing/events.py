@@ -1,0 +1,110 @@
+"""Values of a traced run: its states, their operations with texts, tokens and times.
+
+Times are seconds since the program was called, as the client measured them. `timings` and `seconds` are the runtime's
+measurements of a generation, from its submission to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ...runtime.protocol.core import Timings
+from ..plan import StepKind
+
+
+class TokenCounts(msgspec.Struct, frozen=True):
+    """Token counts of an operation, all samples and choices together.
+
+    `cached` of the `prompt` ones were cached. `forced` of the `completion` ones were appended without a forward pass of
+    their own, because the constraint left no choice.
+    """
+
+    prompt: int
+    cached: int
+    completion: int
+    forced: int = 0
+
+
+class ProgramWait(msgspec.Struct, frozen=True):
+    """A time in which the program waited for a value, and the line that read it."""
+
+    start: float
+    end: float
+    place: str  # file:line of the program; "": the line of the operation after it
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation of a state. `states` are the numbers of the states that it forks or joins."""
+
+    kind: StepKind
+    label: str
+    place: str  # file:line of the program
+    name: str | None = None  # name of the variable that it makes
+    states: tuple[int, ...] = ()
+    text: str | None = None  # the text that it appended; None: it has not been answered
+    samples: list[str] | None = None  # with n > 1
+    tokens: TokenCounts | None = None
+    seconds: float | None = None
+    timings: Timings | None = None  # of the slowest sample
+    finish: str | None = None
+    start: float = 0.0  # when it was recorded and the operation before it was answered
+    first_text: float | None = None  # of a streamed one, about where prefill ends and decode begins
+    end: float | None = None
+    error: str | None = None
+    waits: tuple[ProgramWait, ...] = ()  # of the program, between the operation before it and this one
+
+
+class TracedState(msgspec.Struct, frozen=True, kw_only=True):
+    """A state of a traced run, from `begin` on. A branch begins with its fork, the program's own state at 0."""
+
+    number: int
+    parent: int | None
+    events: list[Event]
+    begin: float = 0.0
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A traced run. `body_began` and `body_ended` are the times of the function itself."""
+
+    title: str
+    began_at: float  # seconds since the epoch
+    states: list[TracedState]  # the program's own first
+    body_began: float = 0.0
+    body_ended: float | None = None  # None: it still runs, or raised
+    last_waits: tuple[ProgramWait, ...] = ()  # of the program, after the last operation of its own state
+
+    @property
+    def events(self) -> list[Event]:
+        """Return the events of all states."""
+        return [event for state in self.states for event in state.events]
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of the last answer."""
+        return max((event.end or 0.0 for event in self.events), default=0.0)
+
+    @property
+    def tokens(self) -> TokenCounts:
+        """Return the token counts of all generations together."""
+        return total_of([event.tokens for event in self.events if event.tokens is not None])
+
+    @property
+    def variables(self) -> dict[str, list[str]]:
+        """Return the generated texts by variable, in the order of the states."""
+        found: dict[str, list[str]] = {}
+        for event in self.events:
+            if event.name is not None and event.text is not None:
+                found.setdefault(event.name, []).extend(event.samples or [event.text])
+        return found
+
+
+def total_of(parts: Sequence[TokenCounts]) -> TokenCounts:
+    """Return the sum of token counts."""
+    return TokenCounts(
+        sum(part.prompt for part in parts),
+        sum(part.cached for part in parts),
+        sum(part.completion for part in parts),
+        sum(part.forced for part in parts),
+    )
