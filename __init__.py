@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .lang.backend import Backend, RuntimeEndpoint, flush_cache, get_server_info, set_default_backend
+    from .lang.backends.anthropic import Anthropic
     from .lang.backends.http_runtime import HttpRuntime
     from .lang.backends.openai import OpenAI
     from .lang.backends.scripted import Scripted
+    from .lang.backends.vertex import VertexAI
     from .lang.choices import (
         ChoicesDecision,
         ChoicesSamplingMethod,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from .runtime.protocol.version import __version__
 
 __all__ = [
+    "Anthropic",
     "Backend",
     "BusyError",
     "ChoicesDecision",
@@ -75,6 +78,7 @@ __all__ = [
     "RuntimeFailed",
     "Scripted",
     "Trace",
+    "VertexAI",
     "__version__",
     "aevaluate",
     "aoptimise",
@@ -112,6 +116,7 @@ __all__ = [
 
 
 _MODULES = {
+    "Anthropic": ".lang.backends.anthropic",
     "Backend": ".lang.backend",
     "BusyError": ".runtime.protocol.errors",
     "ChoicesDecision": ".lang.choices",
@@ -131,6 +136,7 @@ _MODULES = {
     "RuntimeFailed": ".runtime.protocol.errors",
     "Scripted": ".lang.backends.scripted",
     "Trace": ".lang.tracing.trace",
+    "VertexAI": ".lang.backends.vertex",
     "__version__": ".runtime.protocol.version",
     "aevaluate": ".lang.evaluation.evaluate",
     "aoptimise": ".lang.evaluation.optimise",

@@ -148,7 +148,11 @@ def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[sessi
         raise RequestError(f"n must be a positive integer, got {n!r}", param="n")
     logprobs = _logprobs(pick("return_logprob"), pick("top_logprobs_num"), pick("logprob_start_len"))
     texts = logprobs is not None and bool(pick("return_text_in_logprobs"))
-    return session.Gen(sampling=sampling, logprobs=logprobs, n=n, stream=stream, token_texts=texts), result
+    ahead = defaults.get("num_api_spec_tokens")  # of the program, see `function`
+    operation = session.Gen(
+        sampling=sampling, logprobs=logprobs, n=n, stream=stream, token_texts=texts, num_api_spec_tokens=ahead
+    )
+    return operation, result
 
 
 def select_operation(select: SelectExpr, defaults: Defaults) -> session.Select:

@@ -48,8 +48,16 @@ class Program:
     """
 
     def __init__(
-        self, function: Callable[..., Any], bound: Mapping[str, Any] | None = None, compiled: Plan | None = None
+        self,
+        function: Callable[..., Any],
+        bound: Mapping[str, Any] | None = None,
+        compiled: Plan | None = None,
+        num_api_spec_tokens: int | None = None,
     ) -> None:
+        if num_api_spec_tokens is not None and (type(num_api_spec_tokens) is not int or num_api_spec_tokens < 1):
+            raise RequestError(
+                f"num_api_spec_tokens must be a positive int, got {num_api_spec_tokens!r}", param="num_api_spec_tokens"
+            )
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters or parameters[0].kind not in (
             inspect.Parameter.POSITIONAL_ONLY,
@@ -60,6 +68,7 @@ class Program:
         self.parameters = tuple(parameter.name for parameter in parameters[1:])
         self.is_async = inspect.iscoroutinefunction(function)
         self.compiled = compiled  # the plan that `compile` made
+        self.num_api_spec_tokens = num_api_spec_tokens
         self._bound = dict(bound or {})
         self._signature = inspect.signature(function)
         self.trials: list[Any] = []  # prompts that `optimise` has tried
@@ -110,7 +119,7 @@ class Program:
     def bind(self, **kwargs: Any) -> Program:
         """Return the program with these arguments given."""
         self._signature.bind_partial(None, **kwargs)
-        return Program(self.function, {**self._bound, **kwargs}, self.compiled)
+        return Program(self.function, {**self._bound, **kwargs}, self.compiled, self.num_api_spec_tokens)
 
     # Before it runs
 
@@ -290,7 +299,10 @@ class Program:
     def _split(self, kwargs: Mapping[str, Any]) -> tuple[Defaults, dict[str, Any]]:
         """Split keyword arguments into sampling arguments and the function's own."""
         sampling = {n: v for n, v in kwargs.items() if n in RUN_ARGUMENTS and n not in self.parameters}
-        return defaults_of(sampling), {name: value for name, value in kwargs.items() if name not in sampling}
+        defaults = defaults_of(sampling)
+        if self.num_api_spec_tokens is not None:
+            defaults = {**defaults, "num_api_spec_tokens": self.num_api_spec_tokens}
+        return defaults, {name: value for name, value in kwargs.items() if name not in sampling}
 
 
 @overload
@@ -298,12 +310,22 @@ def function(func: Callable[..., Any]) -> Program: ...
 
 
 @overload
-def function(func: None = None) -> Callable[[Callable[..., Any]], Program]: ...
+def function(
+    func: None = None, *, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], Program]: ...
 
 
-def function(func: Callable[..., Any] | None = None) -> Program | Callable[[Callable[..., Any]], Program]:
-    """Make a Program of a function whose first argument is the state: `@function` or `@function()`."""
-    return Program if func is None else Program(func)
+def function(
+    func: Callable[..., Any] | None = None, *, num_api_spec_tokens: int | None = None
+) -> Program | Callable[[Callable[..., Any]], Program]:
+    """Make a Program of a function whose first argument is the state: `@function` or `@function()`.
+
+    `num_api_spec_tokens` is for the backend `OpenAI`, where every call computes its prompt again: one call may
+    generate so many tokens, which serve later gens too. Backends that keep a state need no such calls and ignore it.
+    """
+    if func is None:
+        return functools.partial(Program, num_api_spec_tokens=num_api_spec_tokens)
+    return Program(func, num_api_spec_tokens=num_api_spec_tokens)
 
 
 def _budget(kwargs: dict[str, Any], parameters: Sequence[str]) -> session.Budget | None:

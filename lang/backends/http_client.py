@@ -1,6 +1,6 @@
 """An HTTP client for JSON and server-sent events, with keep-alive connections and calls that can be aborted.
 
-It uses the standard library and reads errors in OpenAI's format.
+It uses the standard library, and makes each call once; `endpoint_client` repeats those that may succeed later.
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from ...runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
+from ...runtime.protocol.errors import RequestError, RuntimeFailed
+from .http_errors import HttpFailure, failure_of_answer, failure_of_connection, failure_of_event
 from .model import ModelCall
 
-_Use = Callable[[http.client.HTTPResponse], Any]
+MAX_ANSWER_BYTES = 256 << 20
+MAX_LINE_BYTES = 64 << 20  # of a stream of events
+CONNECT_SECONDS = 60.0  # at most; a call's timeout may be shorter
+
+# Takes the JSON of an event. "end": it is the last one. "leave": what follows is not wanted.
+OnEvent = Callable[[Any], Literal["end", "leave"] | None]
+Exchange = Callable[[http.client.HTTPResponse], Any]  # reads the answer of a call
 _CONNECTION_ERRORS = (http.client.HTTPException, OSError)
 
 
@@ -25,7 +32,7 @@ class HttpClient:
     """A client of the server at `url`, to which paths are appended. Any thread may use it.
 
     Raises RequestError for an invalid url. Calls raise RequestError for statuses 400 to 499, BusyError for 429, and
-    RuntimeFailed when the server fails or is gone.
+    RuntimeFailed when the server fails or is gone. `timeout` seconds may pass between two pieces of an answer.
     """
 
     def __init__(self, url: str, api_key: str | None, timeout: float) -> None:
@@ -44,15 +51,15 @@ class HttpClient:
         self._lock = threading.Lock()
 
     def get(self, path: str) -> Any:
-        return self._request("GET", path, None, ModelCall(), _read_json)
+        return self._request("GET", path, None, ModelCall(), read_json)
 
     def post(self, path: str, body: Any, call: ModelCall) -> Any:
         """Post `body` as JSON and return the answer's JSON, or None if the answer has none."""
-        return self._request("POST", path, body, call, _read_json)
+        return self._request("POST", path, body, call, read_json)
 
-    def stream(self, path: str, body: Any, call: ModelCall, on_event: Callable[[Any], None]) -> None:
-        """Call `on_event` with the JSON of each event until [DONE]. Raises the error that an event reports."""
-        self._request("POST", path, body, call, lambda response: _read_events(response, on_event))
+    def stream(self, path: str, body: Any, call: ModelCall, on_event: OnEvent) -> None:
+        """Call `on_event` with the JSON of each event until the last. Raises the error that an event reports."""
+        self._request("POST", path, body, call, events_to(on_event))
 
     def close(self) -> None:
         with self._lock:
@@ -60,16 +67,40 @@ class HttpClient:
                 connection.close()
             self._idle.clear()
 
-    def _request(self, method: str, path: str, body: Any, call: ModelCall, use: _Use) -> Any:
+    def _request(self, method: str, path: str, body: Any, call: ModelCall, use: Exchange) -> Any:
+        try:
+            return self.exchange(method, path, body, call, use)
+        except HttpFailure as failure:
+            message = f"{self.url}{path}: {failure}" if failure.status is None else None
+            raise failure.to_error(message) from failure.__cause__
+
+    def exchange(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        call: ModelCall,
+        use: Exchange,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Make one call, with further headers and a timeout of its own.
+
+        Raises HttpFailure, or RuntimeFailed if it was cancelled or the answer is malformed.
+        """
         data = None if body is None else json.dumps(body).encode()
+        seconds = self._timeout if timeout is None else timeout
         while True:
-            connection, is_fresh = self._connection()
+            connection = self._connection()
             try:
-                if is_fresh:
+                if is_fresh := connection.sock is None:
+                    connection.timeout = min(seconds, CONNECT_SECONDS)
                     connection.connect()
+                connection.sock.settimeout(seconds)
                 with call.aborted_by(lambda connection=connection: _abort(connection)):  # type: ignore[misc]
                     try:
-                        connection.request(method, self._base + path, data, self._headers)
+                        connection.request(method, self._base + path, data, {**self._headers, **(headers or {})})
                         response = connection.getresponse()
                     except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
                         if is_fresh:
@@ -79,20 +110,58 @@ class HttpClient:
                     result = _answer(response, use)
             except _CONNECTION_ERRORS as error:
                 connection.close()
-                raise RuntimeFailed(f"{self.url}{path}: {_describe(error)}") from error
+                raise failure_of_connection(error) from error
             except BaseException:
                 connection.close()
                 raise
-            with self._lock:
-                self._idle.append(connection)
+            if response.isclosed():
+                with self._lock:
+                    self._idle.append(connection)
+            else:
+                connection.close()  # the rest of the answer is on its way
             return result
 
-    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+    def _connection(self) -> http.client.HTTPConnection:
         with self._lock:
             if self._idle:
-                return self._idle.pop(), False
+                return self._idle.pop()
         host, port = self._where
-        return self._make(host, port, timeout=self._timeout), True
+        return self._make(host, port)
+
+
+def read_json(response: http.client.HTTPResponse) -> Any:
+    """Return the JSON of an answer, None for a plain word of a route that has nothing to say."""
+    data = _read(response)
+    try:
+        return json.loads(data) if data else None
+    except ValueError:
+        if response.headers.get_content_type() == "application/json":
+            raise RuntimeFailed(f"the answer is no JSON: {data[:200]!r}") from None
+        return None
+
+
+def events_to(on_event: OnEvent) -> Exchange:
+    """Return a reader of server-sent events that calls `on_event` with the JSON of each, until the last or [DONE]."""
+
+    def read(response: http.client.HTTPResponse) -> None:
+        for data in _events(response):
+            if data == b"[DONE]":
+                break
+            try:
+                event = json.loads(data)
+            except ValueError:
+                raise RuntimeFailed(f"an event is no JSON: {data[:200]!r}") from None
+            if isinstance(event, dict) and event.get("error"):
+                raise failure_of_event(data)
+            if (wish := on_event(event)) == "leave":
+                return
+            if wish == "end":
+                break
+        else:
+            raise failure_of_connection(ConnectionError("the stream ended without [DONE]"))
+        _read(response)  # to the end of the body, so that the connection can be used again
+
+    return read
 
 
 def _abort(connection: http.client.HTTPConnection) -> None:
@@ -102,64 +171,23 @@ def _abort(connection: http.client.HTTPConnection) -> None:
             connection.sock.shutdown(socket.SHUT_RDWR)
 
 
-def _answer(response: http.client.HTTPResponse, use: _Use) -> Any:
+def _answer(response: http.client.HTTPResponse, use: Exchange) -> Any:
     if response.status < 300:
         return use(response)
-    data = response.read()
-    raise _error(response.status, data)
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    raise failure_of_answer(response.status, headers, _read(response))
 
 
-def _read_json(response: http.client.HTTPResponse) -> Any:
-    data = response.read()
-    try:
-        return json.loads(data) if data else None
-    except ValueError:
-        if response.headers.get_content_type() == "application/json":
-            raise RuntimeFailed(f"the answer is no JSON: {data[:200]!r}") from None
-        return None  # a plain word, of a route that has nothing to say
-
-
-def _read_events(response: http.client.HTTPResponse, on_event: Callable[[Any], None]) -> None:
-    for data in _events(response):
-        if data == b"[DONE]":
-            response.read()  # to the end of the body, so that the connection can be used again
-            return
-        try:
-            event = json.loads(data)
-        except ValueError:
-            raise RuntimeFailed(f"an event is no JSON: {data[:200]!r}") from None
-        if isinstance(event, dict) and event.get("error"):
-            raise _error(500, data)
-        on_event(event)
-    raise RuntimeFailed("the stream ended without [DONE]")
+def _read(response: http.client.HTTPResponse) -> bytes:
+    data = response.read(MAX_ANSWER_BYTES + 1)
+    if len(data) > MAX_ANSWER_BYTES:
+        raise RuntimeFailed(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+    return data
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    while line := response.readline():
+    while line := response.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise RuntimeFailed(f"an event is longer than {MAX_LINE_BYTES} bytes")
         if line.startswith(b"data:"):
             yield line[5:].strip()
-
-
-def _error(status: int, data: bytes) -> RamiformError:
-    """Return the error of an answer. Its format is that of OpenAI's API."""
-    message, param, code = data[:500].decode("utf-8", "replace"), None, None
-    with contextlib.suppress(ValueError):
-        body = json.loads(data)
-        found = body.get("error", body) if isinstance(body, dict) else None
-        if isinstance(found, dict):
-            message = str(found.get("message") or message)
-            param = found.get("param")
-            code = found.get("code")
-            if isinstance(found.get("type"), str) and found["type"] == "invalid_request_error":
-                status = min(status, 400)
-    if status == 429:
-        return BusyError(message)
-    if status < 500:
-        return RequestError(message, param=param, code=str(code or f"http_{status}"))
-    return RuntimeFailed(message)
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "nothing listens there"
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
+import re
+from typing import Any, Unpack
 
 import msgspec
 
@@ -14,58 +14,100 @@ from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import Dialect, SamplingParams, TokenLogprob
 from . import chatml as roles
 from .channel import LazyChannel, LocalChannel
-from .http_client import HttpClient
+from .endpoint_client import EndpointClient, EndpointOptions, estimated_tokens, settings_of
 from .model import Method, ModelCall, ModelOutput, OnText
-from .openai_format import DIALECTS, sampling_body, scores_of, sequence_of, sequences_of
+from .openai_address import EndpointAddress, azure_address, openai_address
+from .openai_format import DIALECTS, CompletionEvents, counts_of, sampling_body, scores_of, sequences_of
 from .speculation import can_take, sampling_without_stop, take
 from .transcript import SpeculatedText, Transcript, TranscriptPart
+from .usage import TokenUsage
 
 UNKNOWN_ID = -1  # of every token: the API returns texts only
+SPECULATION_ATTEMPTS = 3
+_REASONERS = re.compile(r"(o\d|gpt-[5-9])\b")  # OpenAI's models that take max_completion_tokens only
 
 
 class OpenAI:
-    """Runs programs on `model` of the endpoint at `base_url`; `api_key` is by default that of OPENAI_API_KEY.
+    """Runs programs on `model` of the endpoint at `base_url`; `model_name` is SGLang's name of `model`.
+
+    The address is that of OPENAI_BASE_URL, or OpenAI's own; `api_key` is by default that of OPENAI_API_KEY. With
+    `is_azure` the model is the deployment at `azure_endpoint` (or AZURE_OPENAI_ENDPOINT), called with `api_version`
+    (or OPENAI_API_VERSION) and the key of AZURE_OPENAI_API_KEY. `options` are those of `EndpointOptions`: timeout,
+    retries, rate limits. `usage` counts tokens and requests.
 
     `dialect` names the endpoint's parameters beside OpenAI's own: those of vLLM or of SGLang. A parameter that it does
     not have is refused with RequestError, never dropped; so are log-probabilities of a gen and `decide`. `select`
     scores its choices by completions with `echo` and needs an endpoint that returns log-probabilities for them.
 
-    In a chat a gen stands at the beginning of the assistant's message. After other text there it needs
-    `continues_messages` (the endpoint knows `continue_final_message`: vLLM and SGLang do) or speculation.
+    Text without roles is completed. `is_chat_model=True`: the endpoint has no completions, and such text is sent as
+    one user message; `False`: it has no chat, and roles are refused. In a chat a gen stands at the beginning of the
+    assistant's message. After other text there it needs `continues_messages` (the endpoint knows
+    `continue_final_message`: vLLM and SGLang do) or speculation.
 
-    `num_speculative_tokens`: a gen with `stop` asks for that many tokens at least and for no stop, and the program's
-    later constants and gens are taken from that text as long as they agree with it; at the first difference a new call
-    is made. A gen that is taken from that text counts no tokens.
+    `num_speculative_tokens`, for one program `@function(num_api_spec_tokens=...)`: a gen with `stop` asks for that many
+    tokens at least and for no stop, and the program's later constants and gens are taken from that text as long as they
+    agree with it; at the first difference a new call is made. A gen that is taken from that text counts no tokens.
     """
 
     def __init__(
         self,
-        model: str,
+        model: str | None = None,
         *,
-        base_url: str = "https://api.openai.com/v1",
+        model_name: str | None = None,
+        base_url: str | None = None,
         api_key: str | None = None,
         dialect: Dialect = "openai",
+        is_chat_model: bool | None = None,
         num_speculative_tokens: int | None = None,
         continues_messages: bool = False,
-        max_tokens_field: str = "max_tokens",
-        num_threads: int = 64,
-        timeout: float = 600.0,
+        max_tokens_field: str | None = None,
+        is_azure: bool = False,
+        azure_endpoint: str | None = None,
+        api_version: str | None = None,
+        organization: str | None = None,
+        project: str | None = None,
+        num_threads: int | None = None,
+        **options: Unpack[EndpointOptions],
     ) -> None:
+        if (model is None) == (model_name is None):
+            raise RequestError("give the model as model or as model_name, one of the two", param="model")
         if dialect not in DIALECTS:
             raise RequestError(f"dialect is one of {', '.join(DIALECTS)}, got {dialect!r}", param="dialect")
         if num_speculative_tokens is not None and num_speculative_tokens < 1:
             raise RequestError(
                 f"num_speculative_tokens must be positive, got {num_speculative_tokens}", param="num_speculative_tokens"
             )
-        if num_threads < 1:
-            raise RequestError(f"num_threads must be positive, got {num_threads}", param="num_threads")
-        self.model = model
-        self._http = HttpClient(base_url, os.environ.get("OPENAI_API_KEY") if api_key is None else api_key, timeout)
+        if num_threads is not None:  # an earlier name
+            options = {"max_concurrency": num_threads, **options}
+        account = {"OpenAI-Organization": organization, "OpenAI-Project": project}
+        headers = {name: value for name, value in account.items() if value is not None}
+        options["default_headers"] = headers | dict(options.get("default_headers", {}))
+        settings = settings_of(type(self).__name__, options)
+        self.model = str(model or model_name)
+        if is_azure:
+            address = azure_address(self.model, base_url, azure_endpoint, api_version, api_key)
+        elif azure_endpoint is not None or api_version is not None:
+            raise RequestError("azure_endpoint and api_version need is_azure=True", param="is_azure")
+        else:
+            address = self._address(base_url, api_key)
+        self._client = EndpointClient(address.url, settings, address.credentials, counts_of, query=address.query)
         self._dialect = dialect
+        self._is_chat_model = is_chat_model
         self._num_speculative = num_speculative_tokens
         self._continues = continues_messages
-        self._max_tokens_field = max_tokens_field
-        self._channel = LazyChannel(self, num_threads)
+        is_reasoner = dialect == "openai" and _REASONERS.match(self.model) is not None
+        self._max_tokens_field = max_tokens_field or ("max_completion_tokens" if is_reasoner else "max_tokens")
+        self._channel = LazyChannel(self, settings.max_concurrency)
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Return the counts of tokens, requests and retries so far."""
+        return self._client.usage
+
+    @property
+    def token_usage(self) -> TokenUsage:
+        """Return `usage`, by SGLang's name."""
+        return self._client.usage
 
     def connection(self) -> LocalChannel:
         return self._channel.get()
@@ -73,7 +115,7 @@ class OpenAI:
     def close(self) -> None:
         """End every program that runs on it."""
         self._channel.close()
-        self._http.close()
+        self._client.close()
 
     # Methods of `Model`
 
@@ -90,21 +132,25 @@ class OpenAI:
                 param="return_logprob",
                 code="unsupported",
             )
-        if self._num_speculative is not None and can_take(gen):
+        num_ahead = gen.num_api_spec_tokens or self._num_speculative
+        if num_ahead is not None and can_take(gen):
             if transcript.speculated is not None and (taken := take(transcript.speculated, gen)) is not None:
                 return _taken(*taken, None, on_text)
-            if (generated := self._speculate(transcript, gen, on_text, call)) is not None:
+            if (generated := self._speculate(transcript, gen, num_ahead, on_text, call)) is not None:
                 return generated
         path, prompt = self._prompt(transcript)
         body = self._body(prompt, gen.sampling, gen.n)
         if gen.stream and gen.n == 1:
-            sequences = [self._streamed(path, body, on_text, call)]
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            num_tokens = _num_tokens(prompt, gen.sampling.max_new_tokens)
+            events = CompletionEvents(on_text)
+            sequences = sequences_of(self._client.stream(path, body | options, call, events, num_tokens=num_tokens), 1)
         else:
-            sequences = sequences_of(self._http.post(path, body, call), gen.n)
+            sequences = self._post(path, body, gen.n, call)
         return ModelOutput(sequences, (TranscriptPart("generated", sequences[0].text),))
 
     def select(self, transcript: Transcript, select: session.Select, call: ModelCall) -> session.Choice:
-        if transcript.has_roles:
+        if transcript.has_roles or self._is_chat_model:
             raise RequestError(
                 "a chat endpoint gives no log-probabilities of given text, so no select inside messages",
                 param="choices",
@@ -125,7 +171,8 @@ class OpenAI:
             "logprobs": 1,
             "echo": True,
         }
-        answer = self._http.post("/completions", body, call)
+        num_tokens = _num_tokens(body, len(select.choices))
+        answer = self._client.post("/completions", body, call, num_tokens=num_tokens)
         found = sorted(answer.get("choices", ()), key=lambda one: int(one.get("index", 0)))
         if len(found) != len(select.choices):
             raise RuntimeFailed(f"{len(found)} answers for {len(select.choices)} choices")
@@ -149,25 +196,47 @@ class OpenAI:
 
     # Requests
 
+    def _address(self, base_url: str | None, api_key: str | None) -> EndpointAddress:
+        """Return the address, unless it is on Azure."""
+        return openai_address(base_url, api_key)
+
     def _speculate(
-        self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall
+        self, transcript: Transcript, gen: session.Gen, num_ahead: int, on_text: OnText, call: ModelCall
     ) -> ModelOutput | None:
-        """Make one over-long call. Return None if its text does not show where `gen` ends."""
-        assert self._num_speculative is not None
-        length = max(self._num_speculative, gen.sampling.max_new_tokens)
+        """Make one over-long call. Return None if its text does not show where `gen` ends.
+
+        In a chat the call writes the whole message, which must begin as the open message does. If it does not, a draw
+        is repeated; after SPECULATION_ATTEMPTS, or where each would be the same, RequestError is raised.
+        """
+        length = max(num_ahead, gen.sampling.max_new_tokens)
         sampling = msgspec.structs.replace(gen.sampling, stop=(), max_new_tokens=length)
         written, path, prompt = "", *self._prompt(transcript, fresh_message=True)
-        if "messages" in prompt and not self._continues:
+        if "messages" in prompt and transcript.has_roles and not self._continues:
             written = _open_message(transcript)
-        [sequence] = sequences_of(self._http.post(path, self._body(prompt, sampling, 1), call), 1)
-        if not sequence.text.startswith(written):
-            return None
-        text = sequence.text[len(written) :]
-        ahead = SpeculatedText(text, sampling_without_stop(gen.sampling), ended=sequence.finish.type == "stop")
-        if (taken := take(ahead, gen)) is not None:
-            return _taken(*taken, sequence, on_text)
-        is_all = length == gen.sampling.max_new_tokens and not any(stop in text for stop in gen.sampling.stop)
-        return _taken(text, sequence.finish, None, sequence, on_text) if is_all and not written else None
+        is_drawn = not sampling.greedy and sampling.seed is None
+        num_spent = 0
+        for _ in range(SPECULATION_ATTEMPTS if written and is_drawn else 1):
+            [sequence] = self._post(path, self._body(prompt, sampling, 1), 1, call)
+            num_spent += sequence.completion_tokens
+            sequence = msgspec.structs.replace(sequence, completion_tokens=num_spent)
+            if not sequence.text.startswith(written):
+                continue
+            text = sequence.text[len(written) :]
+            ahead = SpeculatedText(text, sampling_without_stop(gen.sampling), ended=sequence.finish.type == "stop")
+            if (taken := take(ahead, gen)) is not None:
+                return _taken(*taken, sequence, on_text)
+            is_all = length == gen.sampling.max_new_tokens and not any(stop in text for stop in gen.sampling.stop)
+            if is_all and not written:
+                return _taken(text, sequence.finish, None, sequence, on_text)
+        if written:
+            raise RequestError(
+                f"the endpoint wrote a message that begins with {sequence.text[:80]!r}, not as the program's, "
+                f"{written[-80:]!r}, with a stop within {gen.sampling.max_new_tokens} tokens after it: show it the "
+                "format, or set continues_messages",
+                param="num_api_spec_tokens",
+                code="speculation_failed",
+            )
+        return None
 
     def _prompt(self, transcript: Transcript, *, fresh_message: bool = False) -> tuple[str, dict[str, Any]]:
         """Return the route, and the fields of the body that hold the transcript.
@@ -175,7 +244,15 @@ class OpenAI:
         Raises RequestError for a chat whose open message the endpoint cannot continue; `fresh_message` leaves it out.
         """
         if not transcript.has_roles:
+            if self._is_chat_model:
+                return "/chat/completions", {"messages": [{"role": "user", "content": transcript.text}]}
             return "/completions", {"prompt": transcript.text}
+        if self._is_chat_model is False:
+            raise RequestError(
+                "the endpoint has no chat (is_chat_model=False), so a program must do without roles",
+                param="role",
+                code="unsupported",
+            )
         messages = transcript.messages()
         if transcript.open_role != "assistant":
             raise RequestError(
@@ -203,24 +280,13 @@ class OpenAI:
         body[self._max_tokens_field if in_chat else "max_tokens"] = sampling.max_new_tokens
         return body | ({"n": n} if n > 1 else {})
 
-    def _streamed(self, path: str, body: dict[str, Any], on_text: OnText, call: ModelCall) -> session.Sequence:
-        pieces: list[str] = []
-        usage: dict[str, Any] = {}
-        last: dict[str, Any] = {}
+    def _post(self, path: str, body: dict[str, Any], n: int, call: ModelCall) -> list[session.Sequence]:
+        num_tokens = _num_tokens(body, n * int(body.get("max_tokens") or body.get(self._max_tokens_field) or 0))
+        return sequences_of(self._client.post(path, body, call, num_tokens=num_tokens), n)
 
-        def on_event(event: dict[str, Any]) -> None:
-            usage.update(event.get("usage") or {})
-            for choice in event.get("choices", ())[:1]:
-                piece = (choice.get("delta") or {}).get("content") if "delta" in choice else choice.get("text")
-                if piece:
-                    pieces.append(piece)
-                    on_text(piece)
-                if choice.get("finish_reason"):
-                    last.update(choice)
 
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        self._http.stream(path, body | options, call, on_event)
-        return sequence_of({**last, "text": "".join(pieces)}, usage)
+def _num_tokens(body: dict[str, Any], num_completion: int) -> int:
+    return estimated_tokens(body.get("messages") or body.get("prompt"), num_completion)
 
 
 def _taken(

@@ -16,6 +16,8 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, Constraint, Dialect, SamplingParams
 from ..types.result_types import closed
+from .model import OnText
+from .usage import CountedTokens
 
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 _FINISHES: dict[str, Literal["length", "abort"]] = {"length": "length", "content_filter": "abort"}
@@ -78,26 +80,65 @@ def sequences_of(answer: Any, n: int) -> list[session.Sequence]:
     found = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(found, list) or len(found) != n:
         raise RuntimeFailed(f"the endpoint answered {str(answer)[:200]} where {n} choices were asked for")
-    usage = answer.get("usage") or {}
+    counts = counts_of(answer) or CountedTokens()
     texts = [{**one, "text": _text(one)} for one in sorted(found, key=lambda one: int(one.get("index", 0)))]
     # The API gives the sum of all samples' tokens: the first sequence gets it.
-    return [sequence_of(one, {} if place else usage) for place, one in enumerate(texts)]
+    return [_sequence(one, CountedTokens() if place else counts) for place, one in enumerate(texts)]
 
 
 def _text(choice: dict[str, Any]) -> str:
     return str((choice.get("message") or {}).get("content") or choice.get("text") or "")
 
 
-def sequence_of(choice: dict[str, Any], usage: dict[str, Any]) -> session.Sequence:
-    """Return the sequence of one choice, which has its text in `text`."""
+def _sequence(choice: dict[str, Any], counts: CountedTokens) -> session.Sequence:
     stop = choice.get("matched_stop", choice.get("stop_reason"))  # SGLang's and vLLM's name
     return session.Sequence(
         text=choice["text"],
         ids=[],
-        prompt_tokens=usage.get("prompt_tokens") or 0,
-        completion_tokens=usage.get("completion_tokens") or 0,
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        prompt_tokens=counts.prompt,
+        completion_tokens=counts.completion,
+        cached_tokens=counts.cached,
         finish=Finish(_FINISHES.get(str(choice.get("finish_reason")), "stop"), stop),
+    )
+
+
+class CompletionEvents:
+    """Collects the events of one streamed choice; `on_text` gets each piece of its text."""
+
+    def __init__(self, on_text: OnText) -> None:
+        self.has_text = False
+        self._on_text = on_text
+        self._pieces: list[str] = []
+        self._usage: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
+
+    def take(self, event: Any) -> None:
+        if not isinstance(event, dict):
+            raise RuntimeFailed(f"the endpoint sent {str(event)[:200]} as an event")
+        self._usage.update(event.get("usage") or {})
+        for choice in (event.get("choices") or ())[:1]:
+            piece = (choice.get("delta") or {}).get("content") if "delta" in choice else choice.get("text")
+            if piece:
+                self.has_text = True
+                self._pieces.append(piece)
+                self._on_text(piece)
+            if choice.get("finish_reason"):
+                self._last.update(choice)
+
+    def answer(self) -> dict[str, Any]:
+        """Return the answer as it is without streaming, with the text in `text`."""
+        return {"choices": [{**self._last, "text": "".join(self._pieces)}], "usage": self._usage}
+
+
+def counts_of(answer: Any) -> CountedTokens | None:
+    """Return the tokens of an answer, None if it does not say them."""
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    if not isinstance(usage, dict) or not usage:
+        return None
+    return CountedTokens(
+        prompt=usage.get("prompt_tokens") or 0,
+        cached=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        completion=usage.get("completion_tokens") or 0,
     )
 
 

@@ -46,6 +46,7 @@ class Gen(msgspec.Struct, frozen=True, kw_only=True, tag="gen"):
     n: int = 1
     stream: bool = False
     token_texts: bool = False  # with log-probabilities: return the text of each token that they name
+    num_api_spec_tokens: int | None = None  # one call of an API may generate so many, for later gens too
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True, tag="generated"):

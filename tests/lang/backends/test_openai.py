@@ -419,7 +419,7 @@ def test_errors_of_the_endpoint_are_raised_with_the_programs_line(
         s += "Hi" + gen("x")
 
     with pytest.raises(kind, match=rf"test_openai\.py:.*{message}"):
-        run(connect(), body)
+        run(connect(max_retries=0), body)
 
 
 def test_a_program_that_ends_leaves_the_endpoint_at_once(endpoint: Endpoint, connect: Any) -> None:

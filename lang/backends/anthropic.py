@@ -1,0 +1,109 @@
+"""A backend for Anthropic's messages API."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Unpack
+
+from ...runtime.protocol import session
+from ...runtime.protocol.decisions import DecisionAnswer, Question
+from ...runtime.protocol.errors import RequestError
+from . import chatml as roles
+from .anthropic_format import MessageEvents, counts_of, messages_body, own_stops, sampling_body, sequence_of
+from .channel import LazyChannel, LocalChannel
+from .endpoint_client import EndpointClient, EndpointOptions, estimated_tokens, settings_of
+from .model import Method, ModelCall, ModelOutput, OnText
+from .openai_address import key_of
+from .stop_cutter import StopCutter
+from .transcript import Transcript, TranscriptPart
+from .usage import TokenUsage
+
+ANTHROPIC_URL = "https://api.anthropic.com"
+API_VERSION = "2023-06-01"
+
+
+class Anthropic:
+    """Runs programs on `model_name` of Anthropic's messages API.
+
+    The address is `base_url`, that of ANTHROPIC_BASE_URL, or Anthropic's own; `api_key` is by default that of
+    ANTHROPIC_API_KEY. `options` are those of `EndpointOptions`: timeout, retries, rate limits. `usage` counts tokens
+    and requests.
+
+    The system messages at the beginning are the request's `system`. Text before a gen in the assistant's message is
+    sent as its beginning, where the model allows this. Text without roles is sent as one user message. Stop strings of
+    white space only are looked for here, which ends the request there. Samples of n > 1 are drawn one after the other.
+    JSON schemas, `schema` and `tools` use the API's structured output. Other constraints, `select`, `decide`,
+    log-probabilities, `seed` and the parameters that the API lacks are refused with RequestError.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        **options: Unpack[EndpointOptions],
+    ) -> None:
+        if not isinstance(model_name, str) or not model_name:
+            raise RequestError(f"model_name must be a non-empty string, got {model_name!r}", param="model_name")
+        options["default_headers"] = {"anthropic-version": API_VERSION, **options.get("default_headers", {})}
+        settings = settings_of("Anthropic", options)
+        self.model = model_name
+        url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
+        credentials = key_of("ANTHROPIC_API_KEY", api_key, header="x-api-key", required=url == ANTHROPIC_URL)
+        self._client = EndpointClient(url, settings, credentials, counts_of)
+        self._channel = LazyChannel(self, settings.max_concurrency)
+
+    @property
+    def usage(self) -> TokenUsage:
+        """Return the counts of tokens, requests and retries so far."""
+        return self._client.usage
+
+    def connection(self) -> LocalChannel:
+        return self._channel.get()
+
+    def close(self) -> None:
+        """End every program that runs on it."""
+        self._channel.close()
+        self._client.close()
+
+    # Methods of `Model`
+
+    def begin_role(self, role: str) -> str:
+        return roles.begin(role)
+
+    def end_role(self, role: str) -> str:
+        return roles.end(role)
+
+    def generate(self, transcript: Transcript, gen: session.Gen, on_text: OnText, call: ModelCall) -> ModelOutput:
+        if gen.logprobs is not None:
+            raise _unsupported("returns no log-probabilities", "return_logprob")
+        prompt, space = messages_body(transcript)
+        body = {"model": self.model, **prompt, **sampling_body(gen.sampling)}
+        num_tokens = estimated_tokens(prompt, gen.sampling.max_new_tokens)
+        sequences = []
+        for _ in range(gen.n):
+            cutter = StopCutter(own_stops(gen.sampling), skips_space=bool(space))
+            events = MessageEvents(on_text if gen.n == 1 else _ignore, cutter)
+            answer = self._client.stream("/v1/messages", {**body, "stream": True}, call, events, num_tokens=num_tokens)
+            sequences.append(sequence_of(answer, cutter))
+        return ModelOutput(sequences, (TranscriptPart("generated", sequences[0].text),))
+
+    def select(self, transcript: Transcript, select: session.Select, call: ModelCall) -> session.Choice:
+        raise _unsupported("returns no log-probabilities, so no select; use gen with schema=Literal[...]", "choices")
+
+    def decide(self, transcript: Transcript, questions: tuple[Question, ...], call: ModelCall) -> list[DecisionAnswer]:
+        raise _unsupported("answers no decisions; use gen", "questions")
+
+    def answer_call(self, method: Method, number: int) -> session.Reply:
+        if method == "flush_cache":
+            raise RequestError("Anthropic's API has no cache to flush", code="unsupported")
+        return session.Reply(number)
+
+
+def _ignore(text: str) -> Any:
+    """Give out no text: samples are not streamed."""
+
+
+def _unsupported(what: str, param: str) -> RequestError:
+    return RequestError(f"Anthropic's API {what}", param=param, code="unsupported")

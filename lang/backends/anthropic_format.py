@@ -1,0 +1,163 @@
+"""Converts transcripts and sampling parameters to bodies of Anthropic's messages API, and its answers to sequences.
+
+A parameter that the API does not have is refused, never dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from ...runtime.protocol import session
+from ...runtime.protocol.core import Finish
+from ...runtime.protocol.errors import RequestError, RuntimeFailed
+from ...runtime.protocol.sampling import PARAMETERS, SamplingParams
+from ..types.result_types import closed
+from .model import OnText
+from .stop_cutter import StopCutter
+from .transcript import Transcript
+from .usage import CountedTokens
+
+MAX_TEMPERATURE = 1.0
+ROLES = ("system", "user", "assistant")
+_TAKEN = ("max_new_tokens", "temperature", "top_k", "top_p", "stop")
+_FINISHES: dict[str, Literal["length", "abort"]] = {
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "abort",
+}
+
+
+def messages_body(transcript: Transcript) -> tuple[dict[str, Any], str]:
+    """Return the fields of the transcript, and the white space at its end, which the API does not take.
+
+    Leading system messages become `system`. Text without roles is one user message. Raises RequestError for a role
+    that the API does not have, and where no message of the assistant is open.
+    """
+    if not transcript.has_roles:
+        return {"messages": [{"role": "user", "content": transcript.text}]}, ""
+    if transcript.open_role != "assistant":
+        raise RequestError(
+            "in a chat only the assistant's messages can be generated, and "
+            f"{'none' if transcript.open_role is None else repr(transcript.open_role)} is open",
+            param="role",
+        )
+    *messages, opened = transcript.messages()
+    for message in messages:
+        if message["role"] not in ROLES:
+            raise RequestError(f"Anthropic's API has no role {message['role']!r}", param="role", code="unsupported")
+    num_system = next((index for index, each in enumerate(messages) if each["role"] != "system"), len(messages))
+    system = "\n\n".join(message["content"] for message in messages[:num_system])
+    prefill = opened["content"].rstrip()
+    messages = messages[num_system:] + ([{"role": "assistant", "content": prefill}] if prefill else [])
+    return {"messages": messages} | ({"system": system} if system else {}), opened["content"][len(prefill) :]
+
+
+def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the fields of the sampling parameters. Defaults are left out, since some models take no others.
+
+    Raises RequestError naming a parameter that the API does not have, or a temperature beyond its range.
+    """
+    for row in PARAMETERS.values():
+        value = getattr(sampling, row.name)
+        if row.name not in _TAKEN and value != row.default:
+            raise RequestError(
+                f"{row.name} = {value!r}: Anthropic's API has no such parameter", param=row.name, code="unsupported"
+            )
+    if sampling.temperature > MAX_TEMPERATURE:
+        raise RequestError(
+            f"temperature = {sampling.temperature}: Anthropic's API takes 0 to {MAX_TEMPERATURE}", param="temperature"
+        )
+    body: dict[str, Any] = {"max_tokens": sampling.max_new_tokens}
+    if sampling.temperature != PARAMETERS["temperature"].default:
+        body["temperature"] = sampling.temperature
+    if sampling.top_p != PARAMETERS["top_p"].default:
+        body["top_p"] = sampling.top_p
+    if sampling.top_k is not None:
+        body["top_k"] = sampling.top_k
+    if sent := [stop for stop in sampling.stop if stop.strip()]:
+        body["stop_sequences"] = sent
+    if (constraint := sampling.constraint) is not None:
+        if constraint.kind != "json_schema":
+            raise RequestError(
+                f"Anthropic's API cannot constrain text to a {constraint.kind}: {constraint.source[:80]!r}",
+                param=constraint.kind,
+                code="unsupported",
+            )
+        schema = json.loads(constraint.source)
+        schema = schema if constraint.additional_properties == "schema" else closed(schema)
+        body["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
+    return body
+
+
+def own_stops(sampling: SamplingParams) -> tuple[str, ...]:
+    """Return the stop strings of white space only, which the API refuses and the client looks for by itself."""
+    return tuple(stop for stop in sampling.stop if not stop.strip())
+
+
+class MessageEvents:
+    """Collects the events of a streamed message; `on_text` gets its text up to a stop string of `cutter`."""
+
+    def __init__(self, on_text: OnText, cutter: StopCutter) -> None:
+        self.has_text = False
+        self._on_text = on_text
+        self._cutter = cutter
+        self._pieces: list[str] = []
+        self._message: dict[str, Any] = {}
+
+    def take(self, event: Any) -> Literal["end", "leave"] | None:
+        kind = event.get("type") if isinstance(event, dict) else None
+        match kind:
+            case "message_start":
+                self._message = dict(event.get("message") or {})
+            case "content_block_delta" if (event.get("delta") or {}).get("type") == "text_delta":
+                text = str(event["delta"].get("text") or "")
+                self.has_text |= bool(text)  # also when the cutter holds it back
+                self._give(self._cutter.take(text))
+                return None if self._cutter.found is None else "leave"
+            case "message_delta":
+                self._message |= event.get("delta") or {}
+                self._message["usage"] = {**(self._message.get("usage") or {}), **(event.get("usage") or {})}
+            case "message_stop":
+                self._give(self._cutter.end())
+                return "end"
+        return None
+
+    def answer(self) -> dict[str, Any]:
+        """Return the message as it is without streaming."""
+        return {**self._message, "content": [{"type": "text", "text": "".join(self._pieces)}]}
+
+    def _give(self, text: str) -> None:
+        if text:
+            self._pieces.append(text)
+            self._on_text(text)
+
+
+def sequence_of(answer: Any, cutter: StopCutter) -> session.Sequence:
+    """Return the sequence of a message. Raises RuntimeFailed for an answer of another shape."""
+    blocks = answer.get("content") if isinstance(answer, dict) else None
+    if not isinstance(blocks, list):
+        raise RuntimeFailed(f"the endpoint answered {str(answer)[:200]} where a message was asked for")
+    text = "".join(str(block.get("text") or "") for block in blocks if block.get("type") == "text")
+    counts = counts_of(answer) or CountedTokens()
+    reason, matched = answer.get("stop_reason"), answer.get("stop_sequence")
+    return session.Sequence(
+        text=text,
+        ids=[],
+        prompt_tokens=counts.prompt,
+        completion_tokens=counts.completion,
+        cached_tokens=counts.cached,
+        finish=Finish("stop", cutter.found)
+        if cutter.found is not None
+        else Finish(_FINISHES.get(str(reason), "stop"), matched),
+    )
+
+
+def counts_of(answer: Any) -> CountedTokens | None:
+    """Return the tokens of a message, None if it does not say them. Prompt tokens include those of the cache."""
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    if not isinstance(usage, dict) or not usage:
+        return None
+    cached = usage.get("cache_read_input_tokens") or 0
+    written = usage.get("cache_creation_input_tokens") or 0
+    return CountedTokens((usage.get("input_tokens") or 0) + cached + written, cached, usage.get("output_tokens") or 0)
