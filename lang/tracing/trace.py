@@ -178,7 +178,8 @@ def _events(steps: tuple[PlannedStep, ...], log: OperationLog, times: OperationT
         done = log.done[op] if op < len(log.done) else None
         start = max(begin, times.recorded[op] if op < len(times.recorded) else begin)
         end = times.answered[op] if op < len(times.answered) else None
-        failed = log.error.message if op == len(log.done) and log.error is not None else None
+        error = log.error if op == len(log.done) else log.failed.get(op)  # the latter was removed by a rollback
+        failed = None if error is None else error.message
         begin = start if end is None else end
         yield Event(
             kind=step.kind,
