@@ -8,6 +8,7 @@ from typing import Any
 
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
+from .checks import GenCheck
 from .choices import Method
 from .tools.tool_set import OnError, ToolSet
 from .types.result_types import ReasoningFormat
@@ -73,6 +74,7 @@ class GenExpr(Expr):
     tool_errors: OnError = "text"
     tool_result: str = RESULT
     additional_properties: AdditionalProperties | None = None
+    check: GenCheck | None = None
     reasoning: ReasoningFormat | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import PARAMETERS, Constraint, LogprobParams, Parameter, SamplingParams
 from .callbacks import Callback
+from .checks import CheckedAttempts
 from .choices import BuiltInMethod, ChoiceCallback
 from .expr import GEN_NAMES, RUN_ARGUMENTS, Constant, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr
 from .tools.tool_set import ToolCallback, ToolOutcome
@@ -41,6 +43,7 @@ class Binding:
     num_samples: int = 1
     outcome: ToolOutcome | None = None
     meta: dict[str, Any] | None = None
+    attempts: CheckedAttempts | None = None
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class LoweredOperations:
     operations: list[session.Operation] = field(default_factory=list)
     bindings: list[Binding] = field(default_factory=list)
     callbacks: list[tuple[int, Callback]] = field(default_factory=list)  # by the operation whose answer they take
+    checks: list[tuple[int, CheckedAttempts]] = field(default_factory=list)  # by the checked Gen
     open_role: str | None = None  # role of the chat message that is open at the end
 
 
@@ -92,6 +96,13 @@ def lower(parts: Sequence[Expr], defaults: Defaults, stream: bool, open_role: st
 def _lower_gen(gen: GenExpr, defaults: Defaults, stream: bool, into: LoweredOperations) -> None:
     operation, result = gen_operation(gen, defaults, stream)
     index = len(into.operations)
+    attempts: CheckedAttempts | None = None
+    if gen.check is not None:
+        gen.check.check_operation(operation)
+        operation = msgspec.structs.replace(operation, stream=False, checked=True)
+        valid = result if gen.reasoning is None else separated(result, gen.reasoning)[1]
+        attempts = CheckedAttempts(gen.check, operation, _checked_type(gen, valid), gen.name, into.open_role)
+        into.checks.append((index, attempts))
     into.operations.append(operation)
     if gen.reasoning is not None and operation.sampling.constraint is not None:
         raise RequestError("separate_reasoning needs a gen without a constraint", param="separate_reasoning")
@@ -107,7 +118,19 @@ def _lower_gen(gen: GenExpr, defaults: Defaults, stream: bool, into: LoweredOper
         if gen.reasoning is not None:
             thought, result = separated(result, gen.reasoning)
             into.bindings.append(Binding(f"{gen.name}_reasoning_content", index, thought, operation.n))
-        into.bindings.append(Binding(gen.name, index, result, operation.n))
+        into.bindings.append(Binding(gen.name, index, result, operation.n, attempts=attempts))
+
+
+def _checked_type(gen: GenExpr, result: ResultType) -> ResultType:
+    """Return the type as which a checked gen's text is parsed: its own; with `json_schema` complete JSON, as text."""
+    if gen.json_schema is None:
+        return result
+
+    def parse(text: str) -> str:
+        json.loads(text, strict=False)
+        return text
+
+    return ResultType("json_schema", parse)
 
 
 def _lower_select(select: SelectExpr, defaults: Defaults, into: LoweredOperations) -> None:

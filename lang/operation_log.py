@@ -5,6 +5,7 @@ The connection holds the log for as long as the state lives, so the log must not
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import threading
 import time
@@ -12,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from ..runtime.protocol.errors import ErrorInfo, RamiformError
-from ..runtime.protocol.session import Delta, Done, Failed, Operation
+from ..runtime.protocol.session import Answer, Attempted, Delta, Done, Failed, Operation, Rollback
 from .source_location import with_location
 
 
@@ -22,6 +23,9 @@ class OperationLog:
     `Done` messages come in order within a state. `changed` guards every field. `version` grows with every change, so
     that a reader that looks and then waits misses nothing. Answers stay readable; waiting for an operation without an
     answer raises once there is an error. `about_to_wait(blocking)` is called before every wait, and may raise.
+
+    A Rollback removes the operations since its mark from the state, not from the log. Those that were not done have an
+    empty answer in `done`, and in `failed` the error that waiting for them raises.
     """
 
     def __init__(self, about_to_wait: Callable[[bool], None] | None = None) -> None:
@@ -33,6 +37,7 @@ class OperationLog:
         self.done: list[Done] = []
         self.partial = ""  # text streamed so far of the operation after `done`
         self.error: ErrorInfo | None = None  # with the program's line if an operation was waiting
+        self.failed: dict[int, ErrorInfo] = {}  # removed operations without an answer, by index
         self.locations: list[str] = []  # file:line of each operation in the program
         self.names: dict[int, str] = {}  # variable that an operation makes, by operation
         # Gathered variables: before which operation, from which states, and the program's file:line.
@@ -40,6 +45,9 @@ class OperationLog:
         self._branches: list[tuple[int, weakref.ref[OperationLog]]] = []  # the forking operation, and the child's log
         self._watchers: list[Callable[[], None]] = []
         self._callbacks: list[tuple[int, Callable[[], None]]] = []  # each with the number of answers it waits for
+        self._failed_at: int | None = None  # the operation whose failure is `error`; None if the state itself failed
+        self._removed: list[tuple[int, int]] = []  # disjoint, in order: a mark, and the last rollback to it
+        self._on_attempts: dict[int, Callable[[Attempted], None]] = {}  # by the checked Gen
 
     # Called by the program
 
@@ -53,6 +61,48 @@ class OperationLog:
     def add_branch(self, operation: int, child: OperationLog) -> None:
         """Note that `operation` forks `child`: if it fails, the child fails too. Call with `changed` held."""
         self._branches.append((operation, weakref.ref(child)))
+
+    def roll_back(self, mark: int) -> None:
+        """Note that the operation recorded last is a Rollback to operation `mark`. Call with `changed` held.
+
+        An error of an operation since the mark is the state's no longer; those operations keep it.
+        """
+        rollback = len(self.operations) - 1
+        while self._removed and self._removed[-1][0] >= mark:
+            self._removed.pop()
+        self._removed.append((mark, rollback))
+        if self.error is not None:
+            while len(self.done) < rollback:
+                self._skip(self.error)
+            self.error = self._failed_at = None
+        self.touch()
+        self._call_back(len(self.done))
+
+    def can_recover(self, mark: int) -> bool:
+        """Return whether the log has no error, or a rollback to operation `mark` would remove it."""
+        return self.error is None or (self._failed_at is not None and self._failed_at > mark)
+
+    def is_removed(self, operation: int) -> bool:
+        """Return whether a rollback has removed the operation."""
+        index = bisect.bisect_left(self._removed, (operation,)) - 1
+        return index >= 0 and operation <= self._removed[index][1]
+
+    def visible(self, first: int, end: int) -> list[int]:
+        """Return the operations from `first` to before `end` that the rollbacks before `end` have not removed."""
+        found = []
+        index = end - 1
+        while index >= first:
+            operation = self.operations[index]
+            if isinstance(operation, Rollback):
+                index = operation.mark
+            else:
+                found.append(index)
+                index -= 1
+        return found[::-1]
+
+    def on_attempt(self, operation: int, callback: Callable[[Attempted], None]) -> None:
+        """Call back with each attempt of a checked Gen. `callback` must neither block nor raise."""
+        self._on_attempts[operation] = callback
 
     def touch(self) -> None:
         """Wake every waiter. Call with `changed` held."""
@@ -68,6 +118,8 @@ class OperationLog:
                 if self.error is not None:
                     raise self.error.to_exception()
                 self._wait()
+            if operation in self.failed:
+                raise self.failed[operation].to_exception()
             return self.done[operation]
 
     def settle(self, end: int) -> RamiformError | None:
@@ -152,10 +204,10 @@ class OperationLog:
 
     # Called by the connection: see `Listener`
 
-    def receive(self, message: Delta | Done | Failed) -> None:
+    def receive(self, message: Answer) -> None:
         """Record an answer of the runtime."""
         with self.changed:
-            if self.error is not None:
+            if self.error is not None or message.op in self.failed:
                 return  # the runtime fails the operations after the first failed one too
             assert message.op == len(self.done), f"answer to operation {message.op} instead of {len(self.done)}"
             match message:
@@ -166,14 +218,26 @@ class OperationLog:
                     self.done.append(message)
                     self.partial = ""
                     self.touch()
+                    self._on_attempts.pop(message.op, None)
                     self._call_back(len(self.done))
+                case Attempted():
+                    if (on_attempt := self._on_attempts.get(message.op)) is not None:
+                        on_attempt(message)
+                case Failed() if self.is_removed(message.op):
+                    self._skip(message.error)
+                    self.touch()
+                    self._call_back(len(self.done))
+                    branches = [branch() for operation, branch in self._branches if operation == message.op]
+                    _fail_branches(branches, self.failed[message.op])
                 case Failed():
                     self.fail(message.error)
+                    self._failed_at = message.op
 
     def fail(self, error: ErrorInfo) -> None:
         """Fail every operation without an answer, with the program's line of the first one. The first error stays."""
         with self.changed:
             if self.error is not None:
+                self._failed_at = None  # now the state is lost as well
                 return
             failed = len(self.done)
             if failed < len(self.operations):
@@ -182,9 +246,16 @@ class OperationLog:
             self.touch()
             self._call_back(None)
             orphans = [branch() for operation, branch in self._branches if operation >= failed]
-        while orphans:  # a loop, since forks of forks may be deep
-            if (child := orphans.pop()) is not None:
-                orphans += child._inherit_failure(error)
+        _fail_branches(orphans, error)
+
+    def _skip(self, error: ErrorInfo) -> None:
+        """Note that the next operation, which is removed, has no answer but this error."""
+        operation = len(self.done)
+        if error.code == "rolled_back":
+            error = with_location(error, self.locations[operation])
+        self.failed[operation] = error
+        self.done.append(Done(0, operation, ""))
+        self.partial = ""
 
     def _wait(self) -> None:
         """Wait for the next change. Call with `changed` held."""
@@ -216,6 +287,12 @@ class OperationLog:
             self._callbacks = [one for one in self._callbacks if one not in due]
             for _, callback in due:
                 callback()
+
+
+def _fail_branches(branches: list[OperationLog | None], error: ErrorInfo) -> None:
+    while branches:  # a loop, since forks of forks may be deep
+        if (child := branches.pop()) is not None:
+            branches += child._inherit_failure(error)
 
 
 def _allow_wait(blocking: bool) -> None:

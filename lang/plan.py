@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import msgspec
 from ..runtime.protocol import session
 from .operation_log import OperationLog
 
-StepKind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather"]
+StepKind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather", "mark", "rollback"]
 _GENERATIONS = ("gen", "select", "decide")
 _SYMBOL = re.compile("\ue000([^\ue000\ue001]*)\ue001")  # private-use characters, which texts do not contain
 
@@ -171,6 +171,8 @@ def states_of(recorded: Sequence[tuple[int, OperationLog]]) -> tuple[PlannedStat
         for op, operation in enumerate(log.operations):
             steps += _gathered(joins, op, of_log)
             step = _step(operation, log.locations[op], log.names.get(op), index)
+            if isinstance(operation, session.Rollback):
+                step = replace(step, label=f"rollback to {log.locations[operation.mark].rpartition('/')[2]}")
             if step.kind == "fork":
                 parents.update(dict.fromkeys(step.states, position))
             steps.append(step)
@@ -231,7 +233,7 @@ def _step(operation: session.Operation, place: str, name: str | None, index: dic
             return PlannedStep("role", "end", place, operation)
         case session.Gen(sampling=sampling, n=n):
             options = [f"max_tokens={sampling.max_new_tokens}", f"temperature={sampling.temperature:g}"]
-            options += [f"n={n}"] * (n > 1)
+            options += [f"n={n}"] * (n > 1) + ["checked"] * operation.checked
             if sampling.constraint is not None:
                 options.append(f"{sampling.constraint.kind}={_short(shown(sampling.constraint.source))}")
             return PlannedStep("gen", f"gen{called} ({', '.join(options)})", place, operation, name)
@@ -249,6 +251,10 @@ def _step(operation: session.Operation, place: str, name: str | None, index: dic
         case session.Concatenate(children=children):
             states = tuple(index[child] for child in children)
             return PlannedStep("join", f"join x{len(children)}, appended", place, operation, states=states)
+        case session.Mark():
+            return PlannedStep("mark", "mark", place, operation)
+        case session.Rollback(mark=mark):
+            return PlannedStep("rollback", f"rollback to operation {mark}", place, operation)
         case session.Sync():
             return PlannedStep("ask", "sync", place, operation)
 

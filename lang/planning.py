@@ -45,7 +45,10 @@ def check_recorded(logs: Sequence[OperationLog], *, is_whole: bool = True) -> No
 
 def _check_names(log: OperationLog) -> None:
     first: dict[str, int] = {}
+    visible = set(log.visible(0, len(log.operations)))
     for op, name in log.names.items():
+        if op not in visible:
+            continue  # rolled back
         if name in first and log.locations[first[name]] == log.locations[op]:
             raise _wrong(log.locations[op], f"the variable {name!r} is generated again by the same line", name)
         if name in first:
@@ -56,7 +59,8 @@ def _check_names(log: OperationLog) -> None:
 
 def _check_roles(log: OperationLog) -> None:
     open_at: int | None = None
-    for op, operation in enumerate(log.operations):
+    for op in log.visible(0, len(log.operations)):
+        operation = log.operations[op]
         if isinstance(operation, session.RoleBegin):
             open_at = op
         elif isinstance(operation, session.RoleEnd):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, NoReturn, get_args
@@ -11,6 +11,7 @@ from typing import Any, NoReturn, get_args
 from ..runtime.protocol.decisions import Level, Option, Pick, Predicate, Question, Rate, check
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
+from .checks import OnInvalid, check_of
 from .choices import BuiltInMethod, Method, method_of, token_length_normalized
 from .expr import (
     GEN_NAMES,
@@ -63,6 +64,9 @@ def gen(
     tool_errors: OnError = "text",
     tool_result: str = RESULT,
     additional_properties: AdditionalProperties | None = None,
+    check: Callable[[Any], Any] | None = None,
+    retries: int | None = None,
+    on_invalid: OnInvalid | None = None,
 ) -> GenExpr | SelectExpr:
     """Generate text; with `name`, keep it as a variable.
 
@@ -79,6 +83,12 @@ def gen(
     properties no others, "schema" allows any others, as JSON Schema does. None is the runtime's default for
     `json_schema`, "closed" for the other two.
 
+    `check` is called with the value, in a thread or, if it is async, in the program's event loop. An exception or a
+    false result, other than None, makes the value invalid, as does a text that is not of the gen's type. Up to
+    `retries` times the text is then removed and generated anew: with on_invalid="again" from the same text, with "tell"
+    after the invalid text and a message with the error, or with what a function of both returns. Only the valid text
+    stays. If there is none, the gen fails with code "invalid_result".
+
     Raises RequestError for arguments that exclude one another. Values out of range raise it once the gen is appended.
     """
     # The signature is written out for editors and type checkers; a test compares it with the table of parameters.
@@ -94,6 +104,12 @@ def gen(
     }
     _exclusive(**constraints)
     _check_additional_properties(additional_properties, json_schema, schema, tools)
+    checked = check_of(
+        check, retries, on_invalid, is_typed=any(one is not None for one in (dtype, schema, json_schema))
+    )
+    if checked is not None and (choices is not None or tools is not None):
+        kind = "choices" if tools is None else "tools"
+        raise RequestError(f"check, retries and on_invalid exclude {kind}", param="check")
     if choices is not None:
         method = token_length_normalized if choices_method is None else choices_method
         selected = select(name, choices, 0.0 if temperature is None else temperature, method)
@@ -112,6 +128,7 @@ def gen(
         tool_errors=tool_errors,
         tool_result=tool_result,
         additional_properties=additional_properties,
+        check=checked,
     )
 
 

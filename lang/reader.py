@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..runtime.protocol.errors import RamiformError, RequestError
 from .operation_log import OperationLog
@@ -16,8 +16,17 @@ from .variables import Variable
 if TYPE_CHECKING:
     from asyncio import Task
 
-# The log, the index of the first operation, and a function that gives the end index; None while the end is unknown.
-Span = tuple[OperationLog, int, Callable[[], int | None]]
+
+class TextSpan(NamedTuple):
+    """Operations whose text is read: from `first` to the index that `end_of` returns; None while it is unknown.
+
+    `skips_removed`: without those that a rollback has removed when the reader gets there.
+    """
+
+    log: OperationLog
+    first: int
+    end_of: Callable[[], int | None]
+    skips_removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +37,23 @@ class WaitForChange:
     version: int
 
 
-def text_pieces(spans: Iterable[Span]) -> Iterator[str | WaitForChange]:
+def text_pieces(spans: Iterable[TextSpan]) -> Iterator[str | WaitForChange]:
     """Yield the text of the spans in order, and a WaitForChange where more is to come.
 
     Raises the state's error after the text that came before it.
     """
-    for log, index, end_of in spans:
+    for log, index, end_of, skips_removed in spans:
         num_yielded = 0  # characters of operation `index`
         while True:
             with log.changed:
                 end = end_of()
                 if end is not None and index >= end:
                     break
+                if skips_removed and log.is_removed(index):
+                    index, num_yielded = index + 1, 0
+                    continue
+                if index in log.failed:
+                    raise log.failed[index].to_exception()
                 answered = index < len(log.done)
                 text = log.done[index].text if answered else log.partial if index == len(log.done) else ""
                 error, version = log.error, log.version
@@ -164,6 +178,12 @@ class StateReader:
             self.variables[name] = variable
             self._log.touch()
 
+    def restore(self, variables: dict[str, Variable]) -> None:
+        """Return to the variables of a snapshot."""
+        with self._log.changed:
+            self.variables = dict(variables)
+            self._log.touch()
+
     def snapshot(self) -> dict[str, Variable]:
         """Return a copy of the variables by name."""
         with self._log.changed:
@@ -249,7 +269,7 @@ class StateReader:
             yield found
         spans = found.spans()
         if spans:
-            yield from text_pieces((log, first, _fixed(end)) for log, first, end in spans)
+            yield from text_pieces(TextSpan(log, first, _fixed(end)) for log, first, end in spans)
             return
         value = found.get()
         if not isinstance(value, str):
@@ -267,16 +287,15 @@ class StateReader:
                 raise self._log.error.to_exception()
             raise UndefinedVariable(name, tuple(self.variables))
 
-    def _all_spans(self) -> list[Span]:
+    def _all_spans(self) -> list[TextSpan]:
         *older, (own, recorded) = self._handle.segments()
         followed = self._is_followed()
 
         def end_of_followed() -> int | None:
             return None if self._is_followed() else len(own.operations)
 
-        return [(log, 0, _fixed(end)) for log, end in older] + [
-            (own, 0, end_of_followed if followed else _fixed(recorded))
-        ]
+        visible = [TextSpan(log, index, _fixed(index + 1)) for log, end in older for index in log.visible(0, end)]
+        return [*visible, TextSpan(own, 0, end_of_followed if followed else _fixed(recorded), skips_removed=True)]
 
     def _is_followed(self) -> bool:
         return self.background is not None and self.background.is_followed

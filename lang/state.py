@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
-from .callbacks import ask_when_answered
+from .callbacks import ask_when_answered, check_attempts
 from .expr import Expr, RoleBeginExpr, RoleEndExpr, parts_of
 from .lowering import Defaults, lower
 from .meta_info import Segment, segment_of
+from .operation_log import OperationLog
 from .primitives import gen, questions_of, role
 from .reader import BackgroundRun, StateReader, async_pieces, blocking_pieces
 from .source_location import program_location
@@ -104,6 +106,16 @@ class ForkGroup:
         return added
 
 
+@dataclass(frozen=True)
+class StateMark:
+    """A point of a state to which `rollback` returns: its text, variables and open message."""
+
+    log: OperationLog
+    operation: int
+    variables: dict[str, Variable]
+    open_role: str | None
+
+
 class ProgramState:
     """A growing text with variables, held by the runtime as tokens.
 
@@ -127,6 +139,7 @@ class ProgramState:
         self._defaults = defaults
         self._stream = stream
         self._open_role = open_role
+        self._inherited = self._reader.snapshot()
         self._concatenated: list[StateHandle] = []  # joined states, held until they are appended
         self._error_seen = False
 
@@ -212,6 +225,46 @@ class ProgramState:
         group = self.fork(1)
         yield group[0]
         group.join()
+
+    def adopt(self, branch: ProgramState) -> None:
+        """Append the text that a branch of this state has appended, and take its new variables; without waiting.
+
+        Raises RequestError for a state that is no branch of this one.
+        """
+        if branch._handle.parent is not self._handle:
+            raise RequestError("only a branch that this state has forked can be adopted", param="branch")
+        with self._log.changed:
+            self._concatenate([branch])
+            for name, variable in branch._reader.snapshot().items():
+                if branch._inherited.get(name) is not variable:
+                    self._reader.define(name, variable)
+
+    # Going back
+
+    def mark(self) -> StateMark:
+        """Return a mark of this point, to which `rollback` returns; without waiting."""
+        with self._log.changed:
+            operation = self._handle.append([session.Mark()])
+            return StateMark(self._log, operation, self._reader.snapshot(), self._open_role)
+
+    def rollback(self, mark: StateMark) -> None:
+        """Return to the text, variables and open message at the mark, without waiting.
+
+        What has been appended since is aborted unless it is done, or branches need it. The error of a failed operation
+        since then is removed. The mark can be used again; later ones cannot. Raises RequestError for a mark of another
+        state, and for one that a rollback has removed.
+        """
+        if not isinstance(mark, StateMark):
+            raise RequestError(f"rollback takes what s.mark() returned, got {mark!r}", param="mark")
+        with self._log.changed:
+            if mark.log is not self._log:
+                raise RequestError("a state can return to marks of its own, not of another state", param="mark")
+            if self._log.is_removed(mark.operation):
+                place = self._log.locations[mark.operation]
+                raise RequestError(f"the mark made at {place} has been removed by a rollback", param="mark")
+            self._handle.roll_back(mark.operation)
+            self._open_role = mark.open_role
+            self._reader.restore(mark.variables)
 
     # Variables
 
@@ -392,6 +445,11 @@ class ProgramState:
                 lowered.operations, {binding.index: binding.name for binding in lowered.bindings}
             )
             self._open_role = lowered.open_role
+            for index, attempts in lowered.checks:
+                *older, (own, _) = self._handle.segments()
+                attempts.before = [*older, (own, first + index)]
+                execution = self._handle.execution
+                check_attempts(execution, self._handle.number, self._log, first + index, attempts)
             for binding in lowered.bindings:
                 self._reader.define(binding.name, variable_of(binding, self._handle, first, program_location()))
         for index, callback in lowered.callbacks:

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
-from ..runtime.protocol.session import Append, Concatenate, Done, Fork, Operation
+from ..runtime.protocol.session import Append, Concatenate, Done, Fork, Operation, Rollback
 from .execution import Execution
 from .operation_log import OperationLog
 from .source_location import program_location, with_location
@@ -34,10 +34,27 @@ class StateHandle:
         execution.open(handle.number, handle.log)
         return handle
 
+    @property
+    def parent(self) -> StateHandle | None:
+        """Return the state that this one is a fork of."""
+        return self._parent
+
     def append(self, operations: Sequence[Operation], names: Mapping[int, str] | None = None) -> int:
         """Record and send operations; return the index of the first. Raises the state's error if it has failed."""
         with self.log.changed:
             return self._append(list(operations), names)
+
+    def roll_back(self, mark: int) -> None:
+        """Return to the content at the Mark with number `mark`, without waiting.
+
+        An error of an operation since then is removed. Raises the state's error if it is another one.
+        """
+        with self.log.changed:
+            location = program_location()
+            if not self.log.can_recover(mark):
+                self._raise_if_failed(location)
+            self._record([Rollback(mark)], location, {})
+            self.log.roll_back(mark)
 
     def fork(self, size: int) -> list[StateHandle]:
         """Return `size` states that begin with this one's operations so far."""
@@ -74,7 +91,7 @@ class StateHandle:
     def history(self) -> Iterator[tuple[Operation, Done]]:
         """Yield every operation so far with its answer, waiting for each. Raises the state's error if one fails."""
         for log, end in self.segments():
-            for index in range(end):
+            for index in log.visible(0, end):
                 done = log.wait_for(index)
                 yield log.operations[index], done
 
@@ -83,9 +100,10 @@ class StateHandle:
         pieces = []
         for log, end in self.segments():
             with log.changed:
-                pieces += [done.text for done in log.done[:end]]
+                visible = log.visible(0, end)
+                pieces += [log.done[index].text for index in visible if index < len(log.done)]
                 if len(log.done) < end:
-                    return "".join([*pieces, log.partial])
+                    return "".join([*pieces, log.partial * (len(log.done) in visible)])
         return "".join(pieces)
 
     def settle(self) -> RamiformError | None:
@@ -98,12 +116,15 @@ class StateHandle:
     def _append(self, operations: list[Operation], names: Mapping[int, str] | None = None) -> int:
         location = program_location()
         self._raise_if_failed(location)
+        return self._record(operations, location, names or {})
+
+    def _record(self, operations: list[Operation], location: str, names: Mapping[int, str]) -> int:
         first = len(self.log.operations)
         try:
             self.execution.append(Append(self.number, first, operations), self.log)
         except RamiformError as error:
             raise with_location(ErrorInfo.of(error), location).to_exception() from None
-        self.log.record(operations, location, names or {})
+        self.log.record(operations, location, names)
         return first
 
     def _raise_if_failed(self, location: str) -> None:

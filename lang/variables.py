@@ -14,6 +14,7 @@ import msgspec
 from ..runtime.protocol import session
 from ..runtime.protocol.decisions import DecisionAnswer
 from ..runtime.protocol.errors import ErrorInfo, RequestError
+from .checks import CheckedAttempts
 from .lowering import Binding
 from .meta_info import meta_of_choice, meta_of_sequence
 from .operation_log import OperationLog
@@ -85,6 +86,7 @@ class GeneratedVariable(_TextVariable):
     result: ResultType
     location: str
     num_samples: int
+    attempts: CheckedAttempts | None = None
     _values: list[Any] | None = field(default=None, init=False)
 
     def get(self) -> Any:
@@ -94,6 +96,8 @@ class GeneratedVariable(_TextVariable):
 
     def meta(self) -> Any:
         metas = [meta_of_sequence(sequence) for sequence in self._sequences()]
+        if self.attempts is not None:
+            metas[0]["attempts"] = list(self.attempts.attempts)
         return metas if self.num_samples > 1 else metas[0]
 
     def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
@@ -216,7 +220,8 @@ class ScopeVariable(_TextVariable):
     end: int
 
     def get(self) -> str:
-        return "".join(self.handle.log.wait_for(index).text for index in range(self.first, self.end))
+        log = self.handle.log
+        return "".join(log.wait_for(index).text for index in log.visible(self.first, self.end))
 
     def meta(self) -> None:
         return None
@@ -253,4 +258,6 @@ def variable_of(binding: Binding, handle: StateHandle, first: int, location: str
         return CustomSelectedVariable(handle, operation, binding.meta)
     if binding.result is None:
         return SelectedVariable(handle, operation)
-    return GeneratedVariable(handle, operation, binding.name, binding.result, location, binding.num_samples)
+    return GeneratedVariable(
+        handle, operation, binding.name, binding.result, location, binding.num_samples, binding.attempts
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...runtime.programs.interpreter import ProgramInterpreter
 from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol.errors import ErrorInfo, RuntimeFailed
-from ...runtime.protocol.session import Append, Close, Delta, Done, Failed, Lost, Open, Play, Reply, Supply, ToFrontend
+from ...runtime.protocol.session import Answer, Append, Close, Lost, Open, Play, Reply, Supply, ToFrontend
 from .calls import ModelCalls
 from .executor import TranscriptExecutor
 from .model import Method, Model
@@ -111,7 +111,7 @@ class LocalChannel:
         timer.start()
         return timer
 
-    def _deliver(self, answer: Done | Failed | Delta | Lost) -> None:
+    def _deliver(self, answer: Answer | Lost) -> None:
         if isinstance(answer, Lost):
             for number in answer.states:
                 if (listener := self._listeners.pop(number, None)) is not None:

@@ -84,6 +84,12 @@ class TranscriptExecutor:
     def fork(self, children: Sequence[StateProgress]) -> list[TranscriptExecutor]:
         return [TranscriptExecutor(self._model, self._calls, child, self._transcript.fork()) for child in children]
 
+    def snapshot(self) -> Transcript:
+        return self._transcript
+
+    def restore(self, snapshot: Transcript) -> None:
+        self._transcript = snapshot.fork()  # without speculated text, which would be generated once more
+
     def since_fork(self) -> tuple[TranscriptPart, ...]:
         return self._transcript.since(self._start)
 

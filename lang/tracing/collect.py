@@ -74,7 +74,8 @@ def _events(
         end = times.answered[op] if op < len(times.answered) else None
         start = max(begin, recorded, sent if recorded < sent else 0.0)
         start = start if end is None else max(begin, min(start, end))
-        failed = log.error.message if op == len(log.done) and log.error is not None else None
+        error = log.error if op == len(log.done) else log.failed.get(op)  # the latter was removed by a rollback
+        failed = None if error is None else error.message
         yield Event(
             kind=step.kind,
             label=step.label,

@@ -84,6 +84,14 @@ class StateExecutor(Protocol):
         """Return an executor for each of `children`, with this state's content."""
         ...
 
+    def snapshot(self) -> Any:
+        """Return the content as `restore` takes it. Nothing is played meanwhile."""
+        ...
+
+    def restore(self, snapshot: Any) -> None:
+        """Return to the content at `snapshot`, which may be restored again; later snapshots are invalid from now on."""
+        ...
+
     def since_fork(self) -> Any:
         """Return what was appended since the fork, as `join` of the parent's executor takes it."""
         ...

@@ -9,12 +9,11 @@ from collections.abc import Callable
 
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from ..protocol.session import (
+    Answer,
     Append,
     Budget,
     Close,
     Concatenate,
-    Delta,
-    Done,
     Failed,
     Fork,
     Lost,
@@ -38,7 +37,7 @@ class ProgramInterpreter:
 
     def __init__(
         self,
-        send: Callable[[Done | Failed | Delta | Lost], None],
+        send: Callable[[Answer | Lost], None],
         open_executor: Callable[[StateProgress], StateExecutor],
         call_later: CallLater,
         *,
@@ -78,9 +77,9 @@ class ProgramInterpreter:
                 if (state := self._states.get(number)) is not None:
                     state.program.complete = False  # it was said to be, and goes on
                 self._append(message)
-            case Supply(state=number, op=op, text=text, error=error):
+            case Supply(state=number, op=op, text=text, error=error, retry=retry):
                 if (state := self._states.get(number)) is not None:
-                    state.supply(op, text if error is None else error)
+                    state.supply(op, error or retry or text)
             case Close():
                 self._close(message)
 

@@ -11,7 +11,27 @@ from typing import Any
 
 from ..protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..protocol.sampling import TokenLogprob
-from ..protocol.session import Ask, Decide, Delta, Done, Failed, Gen, Generated, RoleBegin, RoleEnd, Select, Sync, Text
+from ..protocol.session import (
+    Answer,
+    Ask,
+    Attempted,
+    Decide,
+    Delta,
+    Done,
+    Failed,
+    Gen,
+    Generated,
+    Mark,
+    Retry,
+    RoleBegin,
+    RoleEnd,
+    Rollback,
+    Select,
+    Sequence,
+    Sync,
+    Text,
+)
+from .checked_generation import CheckedGeneration
 from .executor import OperationResult, PendingResult, StateExecutor
 from .running_program import RunningProgram, StateProgress
 
@@ -63,6 +83,8 @@ Step = (
     | Select
     | Ask
     | Decide
+    | Mark
+    | Rollback
     | Sync
     | ForkStep
     | JoinStep
@@ -114,7 +136,7 @@ class StateInterpreter:
         program: RunningProgram,
         parent: StateInterpreter | None,
         queue: RunQueue,
-        send: Callable[[Done | Failed | Delta], None],
+        send: Callable[[Answer], None],
     ) -> None:
         self.number = number
         self.program = program
@@ -125,6 +147,9 @@ class StateInterpreter:
         self._send = send
         self._executor: StateExecutor | None = None  # None until the fork that it comes from is played
         self._failure: ErrorInfo | None = None
+        self._failed_at: int | None = None  # the operation that failed; None if the state itself did
+        self._known_marks: list[int] = []  # Marks that were added and no Rollback removes
+        self._marks: dict[int, Any] = {}  # those that were played, with the executor's snapshots
         self._steps: deque[tuple[int, Step]] = deque()
         self._playing: tuple[int, Step, PendingResult] | None = None
         self._supplies: dict[int, str | ErrorInfo | None] = {}  # of every Ask that is not played; None: not there yet
@@ -144,11 +169,21 @@ class StateInterpreter:
 
     def fail(self, error: ErrorInfo) -> None:
         """Answer every step, and those to come, with `error`."""
-        self._failure = error
+        self._failure, self._failed_at = error, None
         self.wake()
 
     def add(self, step: Step) -> None:
-        """Add the next operation."""
+        """Add the next operation. A Rollback stops those before it that nothing else waits for."""
+        if isinstance(step, Mark):
+            self._known_marks.append(self.next_op)
+        elif isinstance(step, Rollback) and step.mark not in self._known_marks:
+            step = ErrorInfo.of(
+                RequestError(f"operation {step.mark} is no mark of this state", param="mark", code="bad_mark")
+            )
+        elif isinstance(step, Rollback):
+            self._known_marks = [mark for mark in self._known_marks if mark <= step.mark]
+            if self._failure is None:
+                self._stop_after(step.mark)
         self._add(self.next_op, step)
         self.next_op += 1
 
@@ -156,11 +191,18 @@ class StateInterpreter:
         """Report to `join` once all steps added so far are played."""
         self._add(-1, ReportStep(join, index))
 
-    def supply(self, op: int, supplied: str | ErrorInfo) -> None:
-        """Give an Ask what it waits for. The first supply counts; one for an operation that is no Ask is dropped."""
-        if op in self._supplies and self._supplies[op] is None:
+    def supply(self, op: int, supplied: str | ErrorInfo | Retry) -> None:
+        """Give an Ask, or the attempt of a checked Gen, what it waits for.
+
+        The first supply counts; one for an operation that waits for none is dropped.
+        """
+        if op in self._supplies and self._supplies[op] is None and not isinstance(supplied, Retry):
             self._supplies[op] = supplied
             self.wake()
+        elif self._playing is not None and self._playing[0] == op:
+            _, _, pending = self._playing
+            if isinstance(pending, CheckedGeneration):
+                pending.take_verdict(supplied)
 
     def close(self) -> None:
         """Answer no more. Play only what other states still wait for: this state's forks, and reports to joins."""
@@ -173,6 +215,9 @@ class StateInterpreter:
             self._generation_ended(step)
         for op in self._supplies:
             self.supply(op, self._closed_error())  # nobody else will
+        if self._playing is not None and isinstance(self._playing[2], CheckedGeneration):
+            self._stop_playing(self._closed_error())  # nobody will check its attempts
+            self.wake()
         if not self._steps:
             self.abort()
 
@@ -180,7 +225,8 @@ class StateInterpreter:
         """Answer no more and play no more. States that wait for this one fail."""
         self._send = _discard
         self.progress.closed = True
-        self._failure = error = self._closed_error()
+        self._failure, self._failed_at = self._closed_error(), None
+        error = self._failure
         if self._playing is not None:
             _, step, pending = self._playing
             self._playing = None
@@ -195,14 +241,16 @@ class StateInterpreter:
         """Play the next step if it can be played; return True if it was."""
         if self._playing is not None or not self._steps:
             return False
+        op, step = self._steps[0]
+        if self._failure is not None and self._recovers(step):
+            self._failure = None
         if self._failure is not None:
-            op, step = self._next()
+            self._next()
             self._refuse(op, step, self._failure)
             self._generation_ended(step)
             return True
         if self._executor is None:
             return False
-        op, step = self._steps[0]
         if isinstance(step, _WAITING) and not self._is_ready(op, step):
             return False
         self._next()
@@ -252,6 +300,10 @@ class StateInterpreter:
                 return OperationResult(executor.begin_role(role))
             case RoleEnd():
                 return OperationResult(executor.end_role())
+            case Gen(checked=True):
+                if self.progress.closed:
+                    raise self._closed_error().to_exception()  # nobody would check its attempts
+                return CheckedGeneration(executor, self.program, step, partial(self._send_attempt, op))
             case Gen():
                 self._limited = self.program.limit(step)
                 return executor.generate(self._limited, partial(self._send_delta, op))
@@ -267,6 +319,13 @@ class StateInterpreter:
                     raise supplied.to_exception()
                 assert supplied is not None
                 return executor.supply(supplied, chosen=chosen)
+            case Mark():
+                self._marks[op] = executor.snapshot()
+                return OperationResult("")
+            case Rollback(mark=mark):
+                executor.restore(self._marks[mark])
+                self._marks = {number: kept for number, kept in self._marks.items() if number <= mark}
+                return OperationResult("")
             case Sync():
                 return OperationResult("")
             case ForkStep(children=children):
@@ -291,7 +350,7 @@ class StateInterpreter:
         assert self._playing is not None
         op, step, _ = self._playing
         self._playing = None
-        if isinstance(step, Gen) and isinstance(result, OperationResult):
+        if isinstance(step, Gen) and not step.checked and isinstance(result, OperationResult):
             try:
                 self.program.check_uncut(step, self._limited, result.sequences or [])
             except RequestError as error:
@@ -302,7 +361,7 @@ class StateInterpreter:
 
     def _finish(self, op: int, step: Step, result: OperationResult | ErrorInfo | None) -> None:
         if isinstance(result, ErrorInfo):
-            self._failure = result
+            self._failure, self._failed_at = result, op
             self._refuse(op, step, result)
         elif result is not None:
             self._send(Done(self.number, op, *result))
@@ -321,9 +380,48 @@ class StateInterpreter:
     def _send_delta(self, op: int, text: str, ids: list[int], logprobs: list[TokenLogprob] | None) -> None:
         self._send(Delta(self.number, op, text, ids, logprobs))
 
+    def _send_attempt(self, op: int, sequence: Sequence) -> None:
+        self._send(Attempted(self.number, op, sequence))
+
+    def _recovers(self, step: Step) -> bool:
+        """Return whether the step rolls back to a mark before the operation that failed."""
+        return isinstance(step, Rollback) and self._failed_at is not None and step.mark < self._failed_at
+
+    def _stop_playing(self, error: ErrorInfo) -> None:
+        """Fail the operation that is being played."""
+        assert self._playing is not None
+        op, step, pending = self._playing
+        self._playing = None
+        pending.cancel()
+        self._finish(op, step, error)
+
+    def _stop_after(self, mark: int) -> None:
+        """Fail the first operation after `mark` that no fork and no join waits for, and thereby those that follow."""
+        needed = max((n for n, (op, step) in enumerate(self._steps) if op <= mark or _is_shared(step)), default=-1)
+        error = ErrorInfo.of(RequestError("the state was rolled back to before this operation", code="rolled_back"))
+        if needed == -1 and self._playing is not None and self._playing[0] > mark:
+            self._stop_playing(error)
+        elif needed + 1 < len(self._steps):
+            op, step = self._steps[needed + 1]
+            if isinstance(step, _GENERATION):
+                self.progress.num_generations -= 1
+            self._generation_ended(step)
+            self._supplies.pop(op, None)
+            if isinstance(step, ForkStep):
+                for child in step.children:
+                    child.fail(error)
+            self._steps[needed + 1] = op, error
+
     def _closed_error(self) -> ErrorInfo:
         return ErrorInfo.of(RequestError(f"state {self.number} was closed", code="state_closed"))
 
 
-def _discard(answer: Done | Failed | Delta) -> None:
+def _is_shared(step: Step) -> bool:
+    """Return whether other states wait for the step."""
+    if isinstance(step, ForkStep):
+        return not all(child.progress.closed and child.idle for child in step.children)
+    return isinstance(step, ReportStep)
+
+
+def _discard(answer: Answer) -> None:
     """Send nothing: the state is closed."""

@@ -21,7 +21,9 @@ from .errors import ErrorInfo, RequestError, RuntimeFailed
 from .keys import ProgramKeys
 from .link import FrontendLink, LinkDown
 from .session import (
+    Answer,
     AnswerBatch,
+    Attempted,
     Call,
     Close,
     Delta,
@@ -42,7 +44,7 @@ from .version import __version__
 class Listener(Protocol):
     """Receives the answers of one state. Called on the connection's thread, so it must neither block nor raise."""
 
-    def receive(self, message: Delta | Done | Failed) -> None: ...
+    def receive(self, message: Answer) -> None: ...
 
     def fail(self, error: ErrorInfo) -> None:
         """The state is lost; nothing more will come."""
@@ -154,7 +156,7 @@ class Connection:
         except RequestError as error:
             raise LinkDown(f"the runtime sent a message that cannot be read: {error}") from None
         match message:
-            case Delta() | Done() | Failed():
+            case Delta() | Attempted() | Done() | Failed():
                 self._deliver(message)
             case AnswerBatch(answers=answers):
                 for answer in answers:
@@ -178,7 +180,7 @@ class Connection:
                 # Some operation was not understood and will not be answered; which one is unknown.
                 raise LinkDown(f"the runtime could not read a message: {message.error.message}")
 
-    def _deliver(self, answer: Delta | Done | Failed) -> None:
+    def _deliver(self, answer: Answer) -> None:
         if (listener := self._listeners.get(answer.state)) is not None:
             listener.receive(answer)
 

@@ -3,7 +3,8 @@
 A *state* is a growing sequence of token ids that the frontend holds. The client numbers its states and each state's
 operations itself, so nothing waits for a round trip: opening, appending and forking are one-way messages, and a whole
 program may come as one message. Each operation is answered once, by `Done` or `Failed`, in order within its state; a
-streamed Gen also by `Delta`s before. After `Failed` every later operation of that state fails with the same error.
+streamed Gen also by `Delta`s before, a checked one by `Attempted`s. After `Failed` every later operation of that state
+fails with the same error, up to a `Rollback`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Gen(msgspec.Struct, frozen=True, kw_only=True, tag="gen"):
     stream: bool = False
     token_texts: bool = False  # with log-probabilities: return the text of each token that they name
     num_api_spec_tokens: int | None = None  # one call of an API may generate so many, for later gens too
+    checked: bool = False  # answer each attempt by `Attempted`, and wait for a `Supply` that accepts it; with n = 1
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True, tag="generated"):
@@ -98,11 +100,27 @@ class Concatenate(msgspec.Struct, frozen=True, tag="concatenate"):
     children: tuple[int, ...]
 
 
+class Mark(msgspec.Struct, frozen=True, tag="mark"):
+    """Append nothing; remember the content, for `Rollback`."""
+
+
+class Rollback(msgspec.Struct, frozen=True, tag="rollback"):
+    """Return the state to its content at the `Mark` with number `mark`, also after an operation since then has failed.
+
+    Operations after the mark that are not done yet are aborted as soon as this one arrives, and answered by `Failed`
+    with code "rolled_back", except those that forks of this state or joins wait for. Later marks are forgotten.
+    """
+
+    mark: int
+
+
 class Sync(msgspec.Struct, frozen=True, tag="sync"):
     """Do nothing; its `Done` shows that every operation before it is done."""
 
 
-Operation = Text | RoleBegin | RoleEnd | Gen | Generated | Select | Ask | Decide | Fork | Concatenate | Sync
+Operation = (
+    Text | RoleBegin | RoleEnd | Gen | Generated | Select | Ask | Decide | Fork | Concatenate | Mark | Rollback | Sync
+)
 
 # Client -> frontend
 
@@ -164,13 +182,27 @@ class Play(msgspec.Struct, frozen=True, tag="play"):
     complete: bool = False
 
 
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """Generate again: return to the content before the checked Gen, append `operations`, and generate by `gen`.
+
+    Once an attempt is accepted, the state holds its text without these operations.
+    """
+
+    gen: Gen
+    operations: list[Text | RoleBegin | RoleEnd] = []
+
+
 class Supply(msgspec.Struct, frozen=True, kw_only=True, tag="supply"):
-    """The text that the `Ask` with number `op` of `state` waits for, or the error that prevents it."""
+    """The text that the `Ask` with number `op` of `state` waits for, or the error that prevents it.
+
+    For a checked Gen: it accepts the latest attempt, rejects it for good (`error`), or asks for another (`retry`).
+    """
 
     state: int
     op: int
     text: str = ""
     error: ErrorInfo | None = None
+    retry: Retry | None = None
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -258,18 +290,29 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     answers: list[DecisionAnswer] | None = None
 
 
+class Attempted(msgspec.Struct, frozen=True, tag="attempted"):
+    """The checked Gen with number `op` has generated `sequence`, and waits for a `Supply`."""
+
+    state: int
+    op: int
+    sequence: Sequence
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """Operation `op` failed, and with it the state."""
+    """Operation `op` failed, and with it the state, until a `Rollback` to before it."""
 
     state: int
     op: int
     error: ErrorInfo
 
 
+Answer = Delta | Attempted | Done | Failed
+
+
 class AnswerBatch(msgspec.Struct, frozen=True, tag="answers"):
     """Several answers as one message, in order."""
 
-    answers: list[Delta | Done | Failed]
+    answers: list[Answer]
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
@@ -294,4 +337,4 @@ class Malformed(msgspec.Struct, frozen=True, tag="malformed"):
     error: ErrorInfo
 
 
-FromFrontend = Welcome | Fatal | Delta | Done | Failed | AnswerBatch | Lost | Reply | Malformed
+FromFrontend = Welcome | Fatal | Delta | Attempted | Done | Failed | AnswerBatch | Lost | Reply | Malformed

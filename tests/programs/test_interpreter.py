@@ -71,6 +71,15 @@ class Executor:
     def end_role(self) -> str:
         raise RequestError("no role to end: none is open", param="role")
 
+    def append_generated(self, generated: session.Generated) -> OperationResult:
+        return OperationResult(self.append_text(generated.text))
+
+    def snapshot(self) -> str:
+        return self.text
+
+    def restore(self, snapshot: str) -> None:
+        self.text = snapshot
+
     def supply(self, text: str, *, chosen: bool) -> OperationResult:
         return OperationResult(self.append_text(text))
 

@@ -26,6 +26,16 @@ class AppendedContent:
     tail: str
 
 
+@dataclass(frozen=True)
+class ContentSnapshot:
+    """Content at one point: it began with the first `num_ids` ids and `num_logged` entries of the log."""
+
+    num_ids: int
+    pending: tuple[PromptSegment, ...]
+    chat: ChatState
+    num_logged: int
+
+
 class TokenContent:
     """Ids, which are fixed, and the `pending` text after them, which `flush` tokenises."""
 
@@ -37,11 +47,25 @@ class TokenContent:
         self.chat = ChatState()
         self._log: list[PromptSegment | tuple[int, ...]] | None = None  # since the fork; None without one
         self._roles_at_fork = self.chat
+        self._num_restored = 0
 
     @property
-    def mark(self) -> tuple[int, int]:
-        """A value that changes whenever something is appended or tokenised."""
-        return len(self.ids), len(self.pending)
+    def mark(self) -> tuple[int, ...]:
+        """A value that changes whenever something is appended, tokenised or restored."""
+        return self._num_restored, len(self.ids), len(self.pending)
+
+    def snapshot(self) -> ContentSnapshot:
+        """Return what `restore` needs to return to this content."""
+        return ContentSnapshot(len(self.ids), tuple(self.pending), self.chat, len(self._log or ()))
+
+    def restore(self, snapshot: ContentSnapshot) -> None:
+        """Return to the content at `snapshot`. What was tokenised since then is pending text again."""
+        self.ids = self.ids[: snapshot.num_ids]  # a new list: a request may still hold the old one
+        self.pending = list(snapshot.pending)
+        self.chat = snapshot.chat
+        if self._log is not None:
+            del self._log[snapshot.num_logged :]
+        self._num_restored += 1
 
     def fork(self) -> TokenContent:
         child = TokenContent(self._tokenizer, self._encoder)

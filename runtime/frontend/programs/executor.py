@@ -18,7 +18,7 @@ from ...protocol.decisions import Question
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..text.generation import FinishedSample, Generator, Prompt, SampleStream
 from ..text.scoring import RequestContext
-from .content import AppendedContent, TokenContent
+from .content import AppendedContent, ContentSnapshot, TokenContent
 from .decisions import decide
 from .select import select
 from .soft_pins import Ancestor
@@ -81,6 +81,12 @@ class TokenExecutor:
             TokenExecutor(self._generator, child, self._program, self._content.fork(), ancestors) for child in children
         ]
 
+    def snapshot(self) -> ContentSnapshot:
+        return self._content.snapshot()
+
+    def restore(self, snapshot: ContentSnapshot) -> None:
+        self._content.restore(snapshot)
+
     def since_fork(self) -> AppendedContent:
         return self._content.since_fork()
 
@@ -102,8 +108,10 @@ class TokenExecutor:
         return pending
 
     def _cancel(self) -> None:
+        """Cancel the work. Later work begins in a task of its own."""
         if self._task is not None:
             self._task.cancel()
+        self._task = self._work = None
 
     async def _run(self) -> None:
         while self._work is not None:
@@ -116,6 +124,8 @@ class TokenExecutor:
                     logger.exception("an operation failed on an internal error")
                 result = ErrorInfo.of(error)
             pending.resolve(result)
+            if self._task is not asyncio.current_task():
+                return  # cancelled meanwhile: later work has a task of its own
         self._task = None
 
     async def _append_chosen(self, text: str) -> OperationResult:

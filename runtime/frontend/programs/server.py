@@ -24,7 +24,9 @@ from ...protocol import wire
 from ...protocol.errors import BusyError, ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ...protocol.keys import ServerKeys, server_keys
 from ...protocol.session import (
+    Answer,
     AnswerBatch,
+    Attempted,
     Bye,
     Call,
     Delta,
@@ -52,13 +54,13 @@ MAX_STATES = 100_000  # per client
 DISCONNECT_SETTLE_SECONDS = 0.05  # from the event of a disconnection until sending to that client fails
 CLIENT_SILENCE_SECONDS = 15.0  # a client that sends nothing for so long loses its states
 
-_BATCHED_ANSWERS = (Done, Delta, Failed)  # those of one turn of the event loop are sent as one message
+_BATCHED_ANSWERS = (Done, Delta, Attempted, Failed)  # those of one turn of the event loop are sent as one message
 
 
 class _Client:
     """A connected program: its interpreter, which runs once per turn of the event loop."""
 
-    def __init__(self, name: str, generator: Generator, send: Callable[[Done | Failed | Delta | Lost], None]) -> None:
+    def __init__(self, name: str, generator: Generator, send: Callable[[Answer | Lost], None]) -> None:
         self.last_received = time.monotonic()
         self._name = name
         self._generator = generator
@@ -118,7 +120,7 @@ class ProgramServer:
         self._core = generator.core
         self._decoder = msgspec.msgpack.Decoder(ToFrontend)
         self._clients: dict[bytes, _Client] = {}
-        self._outgoing: dict[bytes, list[Done | Delta | Failed]] = {}  # sent at the end of this turn of the loop
+        self._outgoing: dict[bytes, list[Answer]] = {}  # sent at the end of this turn of the loop
         self._tasks: list[asyncio.Task[None]] = []
         self._others = others
         self._sharing = asyncio.Event()
@@ -300,7 +302,7 @@ class ProgramServer:
         for identity, answers in outgoing.items():
             self._send_answers(identity, answers)
 
-    def _send_answers(self, identity: bytes, answers: list[Done | Delta | Failed]) -> None:
+    def _send_answers(self, identity: bytes, answers: list[Answer]) -> None:
         try:
             self._send_bytes(identity, wire.encode(answers[0] if len(answers) == 1 else AnswerBatch(answers)))
             return

@@ -20,7 +20,7 @@ class Ancestor:
 
     state: StateProgress
     content: TokenContent
-    mark: tuple[int, int]
+    mark: tuple[int, ...]
     num_ids: int
     num_bytes: int
 
