@@ -47,7 +47,7 @@ class HttpClient:
         return self._request("GET", path, None, ModelCall(), _read_json)
 
     def post(self, path: str, body: Any, call: ModelCall) -> Any:
-        """Post `body` as JSON and return the answer's JSON, or None if the answer has none."""
+        """Post `body` as JSON (bytes: it is JSON) and return the answer's JSON, or None if the answer has none."""
         return self._request("POST", path, body, call, _read_json)
 
     def stream(self, path: str, body: Any, call: ModelCall, on_event: Callable[[Any], None]) -> None:
@@ -61,7 +61,7 @@ class HttpClient:
             self._idle.clear()
 
     def _request(self, method: str, path: str, body: Any, call: ModelCall, use: _Use) -> Any:
-        data = None if body is None else json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         while True:
             connection, is_fresh = self._connection()
             try:
