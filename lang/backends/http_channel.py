@@ -22,14 +22,12 @@ from ...runtime.programs.running_program import RunningProgram
 from ...runtime.protocol import wire
 from ...runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
 from ...runtime.protocol.session import (
-    AnswerBatch,
     Append,
     Ask,
     Close,
     Delta,
     Done,
     Failed,
-    Gen,
     Lost,
     Open,
     Play,
@@ -52,6 +50,12 @@ SETTLE_SECONDS = 0.002  # operations that a program appends within this time of 
 MAX_WAIT_SECONDS = 0.02  # for a request that is due, while messages keep coming
 
 _CLOSED = ErrorInfo.of(RuntimeFailed("the backend was closed"))
+
+
+class _Event(msgspec.Struct):
+    """An event of the route's stream."""
+
+    answers: list[Delta | Done | Failed | Lost]
 
 
 class _Program:
@@ -198,10 +202,11 @@ class HttpChannel:
                 self._end(closing)
             else:
                 self._hurry(closing)
-                for request in [one for one in closing.requests if all(state.ended for state in one.targets)]:
-                    closing.requests.pop(request).cancel()
-                    for state in request.targets:
-                        state.num_sent = state.num_answered
+                for request in list(closing.requests):
+                    if (waiting := request.unanswered) and all(state.ended for state in waiting):
+                        closing.requests.pop(request).cancel()
+                        for state in waiting:
+                            state.num_sent = state.num_answered
 
     def _end(self, program: _Program) -> None:
         """Forget a program and abort its requests."""
@@ -248,7 +253,7 @@ class HttpChannel:
 
     def _start(self, program: _Program, request: ProgramRequest) -> None:
         tokens = program.budget.tokens_left
-        if tokens == 0 and any(isinstance(operation, Gen) for operation in request.operations):
+        if tokens == 0 and request.generates:
             program.budget.exhaust()
             return
         body: dict[str, Any] = {
@@ -296,11 +301,10 @@ class HttpChannel:
         del program.requests[request]
         if program.history.number not in self._programs:
             return
-        left = [state for state in request.targets if state.is_running and state.failure is None]
-        error = result if isinstance(result, ErrorInfo) else None
-        for state in left:
-            state_error = error or ErrorInfo.of(RuntimeFailed(f"{self._http.url}{PATH} left an operation unanswered"))
-            self._fail(program, state, state_error)
+        if not isinstance(result, ErrorInfo):
+            result = ErrorInfo.of(RuntimeFailed(f"{self._http.url}{PATH} left an operation unanswered"))
+        for state in request.unanswered:
+            self._fail(program, state, result)
         self._hurry(program)
 
     def _receive(self, program: _Program, event: Any) -> None:
@@ -308,18 +312,18 @@ class HttpChannel:
         if self._programs.get(program.history.number) is not program:
             return
         try:
-            message = msgspec.convert(event, AnswerBatch | Lost, str_keys=True)
+            answers = msgspec.convert(event, _Event, str_keys=True).answers
         except msgspec.ValidationError as error:
             reason = ErrorInfo.of(RuntimeFailed(f"{self._http.url}{PATH} sent what cannot be read: {error}"))
             self._lose_program(program, reason)
             return
-        if isinstance(message, Lost):
-            if message.error.param == "max_total_tokens":
-                program.budget.exhaust()  # with the whole budget in its error: the request was given what is left
-            else:
-                self._lose_program(program, message.error)
-            return
-        for answer in message.answers:
+        for answer in answers:
+            if isinstance(answer, Lost):
+                if answer.error.param == "max_total_tokens":
+                    program.budget.exhaust()  # with the whole budget in its error: the request was given what is left
+                else:
+                    self._lose_program(program, answer.error)
+                return
             state = program.history.states.get(answer.state)
             if state is None or state.failure is not None:
                 continue

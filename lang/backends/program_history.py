@@ -78,17 +78,26 @@ class StateHistory:
 
 @dataclass(frozen=True, eq=False)
 class ProgramRequest:
-    """Messages that play what can be played of a program, and the states that get answers from it."""
+    """Messages that play what can be played of a program. `ends` has how far it answers each state's operations."""
 
     messages: list[dict[str, Any]]
     known: dict[int, int]  # by state: operations whose answers are there
-    targets: tuple[StateHistory, ...]
+    ends: dict[StateHistory, int]
     is_last: bool  # nothing of the program is left out
 
     @property
-    def operations(self) -> list[Operation]:
-        """The operations that will be answered."""
-        return [one for state in self.targets for one in state.operations[state.num_answered : state.num_sent]]
+    def unanswered(self) -> list[StateHistory]:
+        """The states that still wait for answers of this request."""
+        return [state for state, end in self.ends.items() if state.num_answered < end and state.failure is None]
+
+    @property
+    def generates(self) -> bool:
+        """True if an operation without an answer is a Gen."""
+        return any(
+            isinstance(operation, Gen)
+            for state, end in self.ends.items()
+            for operation in state.operations[state.num_answered : end]
+        )
 
 
 class ProgramHistory:
@@ -156,19 +165,18 @@ class ProgramHistory:
     def next_request(self) -> ProgramRequest | None:
         """Return a request for everything that can be played now, or None. Its targets run from then on."""
         ends = self._playable()
-        targets = tuple(state for state, end in ends.items() if end > state.num_answered)
+        targets = {state: end for state, end in ends.items() if end > state.num_answered}
         if not targets:
             return None
-        limits = _needed(ends, targets)
-        # Before the operations of the targets become those that are played: `known` counts the answered ones.
+        limits = _needed(targets)
         request = ProgramRequest(
             messages=list(self._said(limits)),
             known={state.number: min(state.num_answered, limit) for state, limit in limits.items()},
-            targets=targets,
+            ends=targets,
             is_last=all(state.ended or ends.get(state) == state.num_wanted for state in self.states.values()),
         )
-        for state in targets:
-            state.num_sent = ends[state]
+        for state, end in targets.items():
+            state.num_sent = end
         return request
 
     def _playable(self) -> dict[StateHistory, int]:
@@ -250,10 +258,10 @@ def _reduced(state: StateHistory, end: int, ends: dict[StateHistory, int]) -> in
     return end
 
 
-def _needed(ends: dict[StateHistory, int], targets: Iterable[StateHistory]) -> dict[StateHistory, int]:
+def _needed(targets: dict[StateHistory, int]) -> dict[StateHistory, int]:
     """Return how many operations of which states a request for `targets` has to hold."""
     limits: dict[StateHistory, int] = {}
-    rest = [(state, ends[state]) for state in targets]
+    rest = list(targets.items())
     while rest:
         state, limit = rest.pop()
         before = limits.get(state, -1)

@@ -19,7 +19,6 @@ from ....programs.running_program import StateProgress
 from ....protocol import wire
 from ....protocol.errors import RequestError
 from ....protocol.session import (
-    AnswerBatch,
     Append,
     Ask,
     Delta,
@@ -156,7 +155,7 @@ class ProgramsApi:
         values = self._play(body)
         return EventStream(await cancel_on_disconnect(request, anext(values)), values)
 
-    async def _play(self, body: ProgramBody) -> AsyncGenerator[AnswerBatch | Lost]:
+    async def _play(self, body: ProgramBody) -> AsyncGenerator[dict[str, list[_Answer]]]:
         """Yield the answers. Raises RequestError for messages that contradict each other."""
         name = f"http:{uuid.uuid4().hex}"
         core = self._generator.core
@@ -180,13 +179,10 @@ class ProgramsApi:
             while True:
                 answers = await queue.take(KEEP_ALIVE_SECONDS) if num_left else []
                 num_left -= sum(isinstance(answer, Done | Failed) for answer in answers)
-                lost = [answer for answer in answers if isinstance(answer, Lost)]
-                new = [one for one in answers if not isinstance(one, Lost) and not _is_known(one, body.known)]
+                new = [answer for answer in answers if not _is_known(answer, body.known)]
                 if new or not answers:
-                    yield AnswerBatch(new)
-                for answer in lost:
-                    yield answer
-                if num_left <= 0 or (lost and not interpreter.num_programs):
+                    yield {"answers": new}
+                if num_left <= 0 or not interpreter.num_programs:  # a spent budget ends the program
                     return
         finally:
             interpreter.close_all()
@@ -250,7 +246,7 @@ def _check(body: ProgramBody, context_length: int) -> None:
         )
 
 
-def _is_known(answer: Done | Failed | Delta, known: dict[int, int]) -> bool:
+def _is_known(answer: _Answer, known: dict[int, int]) -> bool:
     return isinstance(answer, Done) and answer.op < known.get(answer.state, 0)
 
 
