@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from email.message import Message
+from functools import partial
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -24,21 +28,28 @@ from ....protocol.session import (
     Delta,
     Done,
     Failed,
+    Fork,
     Generated,
     Lost,
     Open,
     Play,
     RoleBegin,
+    RoleEnd,
 )
+from ....tokenizer.chat_template import ChatTemplate
 from ...programs.content import TokenContent
 from ...programs.executor import TokenExecutor
+from ...programs.roles import ChatState
 from ...text.generation import Generator
+from ...text.offload import CancellationToken, offload
 from ..transport.streaming import ClientDisconnectedError, EventStream, cancel_on_disconnect
 
 PATH = "/programs"
+MAX_BODY_BYTES = 8 << 20  # reading more would keep the event loop from its other tasks
 MAX_STATES = 1024  # of one request; each holds its token ids
-MAX_OPERATIONS = 1 << 16  # of one request
-MAX_ROLES = 1024  # messages begun in one request: the template renders all earlier ones for each
+MAX_OPERATIONS = 1 << 14  # of one request
+MAX_ROLES = 512  # messages begun in one request: the template renders all earlier ones for each
+FEW_ROLES = 32  # so many are rendered in the event loop
 KEEP_ALIVE_SECONDS = 15.0  # a stream without answers sends an empty event: proxies close silent connections
 
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")  # where msgspec says that a body is wrong
@@ -151,7 +162,9 @@ class ProgramsApi:
         """Play the operations of a program's states; stream an answer to each, in order within its state."""
         info = self._generator.core.require_info()
         body = await _read(request)
-        _check(body, info.context_length)
+        num_roles = _check(body, info.context_length)
+        if num_roles > FEW_ROLES and (template := self._generator.tokenizer.chat) is not None:
+            await cancel_on_disconnect(request, offload(partial(_render_roles, template, body)))
         values = self._play(body)
         return EventStream(await cancel_on_disconnect(request, anext(values)), values)
 
@@ -196,6 +209,8 @@ async def _read(request: Request) -> ProgramBody:
         data = await request.body()
     except ClientDisconnect:
         raise ClientDisconnectedError from None
+    if len(data) > MAX_BODY_BYTES:
+        raise HTTPException(413, f"the body has {len(data)} bytes; of a program the most is {MAX_BODY_BYTES}")
     try:
         body: ProgramBody = wire.decode(msgspec.json.Decoder(ProgramBody), data)
     except RequestError as error:
@@ -215,8 +230,8 @@ def _is_json(content_type: str) -> bool:
     return message.get_content_maintype() == "application" and (kind == "json" or kind.endswith("+json"))
 
 
-def _check(body: ProgramBody, context_length: int) -> None:
-    """Raise RequestError for what the request may not hold."""
+def _check(body: ProgramBody, context_length: int) -> int:
+    """Return the number of chat messages. Raises RequestError for what the request may not hold."""
     if body.num_operations > MAX_OPERATIONS:
         raise RequestError(
             f"messages hold {body.num_operations} operations; a request may have {MAX_OPERATIONS}", param="messages"
@@ -244,6 +259,23 @@ def _check(body: ProgramBody, context_length: int) -> None:
         raise RequestError(
             f"messages begin {num_roles} chat messages; a request may have {MAX_ROLES}", param="messages"
         )
+    return num_roles
+
+
+def _render_roles(template: ChatTemplate, body: ProgramBody, cancellation: CancellationToken) -> None:
+    """Render the texts around chat messages. They are cached, so that playing the program does not wait for them."""
+    chats: dict[int, ChatState] = defaultdict(ChatState)
+    for message in body.messages:
+        for operation in message.operations if isinstance(message, Append) else ():
+            cancellation.check()
+            with suppress(RequestError):  # which the operation raises again when it is played
+                match operation:
+                    case RoleBegin(role=role):
+                        chats[message.state], _ = chats[message.state].begin(template, role)
+                    case RoleEnd():
+                        chats[message.state], _ = chats[message.state].end(template)
+                    case Fork(children=children):
+                        chats.update(dict.fromkeys(children, chats[message.state]))
 
 
 def _is_known(answer: _Answer, known: dict[int, int]) -> bool:
