@@ -18,7 +18,7 @@ from ..runtime.protocol.session import Reply, ToFrontend
 
 if TYPE_CHECKING:
     from ..runtime.protocol.client import Connection, Listener
-    from .backends.channel import LocalChannel
+    from .backends.http_channel import HttpChannel
 
 ADDRESS_VARIABLE = "RAMIFORM_ADDRESS"  # set by `ramiform run --address`
 API_KEY_VARIABLE = "RAMIFORM_API_KEY"
@@ -69,9 +69,9 @@ class RuntimeEndpoint:
         self.keys = os.environ.get(KEYS_VARIABLE) if keys is None else keys
         self.api_key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
         self._lock = threading.Lock()
-        self._connection: tuple[Connection | LocalChannel, Callable[[], None]] | None = None
+        self._connection: tuple[Connection | HttpChannel, Callable[[], None]] | None = None
 
-    def connection(self) -> Connection | LocalChannel:
+    def connection(self) -> Connection | HttpChannel:
         with self._lock:
             if self._connection is None:
                 if self.address.startswith("http"):

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.version import __version__
 from ..connect import connect
-from .channel import LocalChannel
+from .http_channel import HttpChannel
 from .http_runtime import HttpRuntime
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _SCHEME = "ipc://"
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def connect_url(url: str, api_key: str | None) -> tuple[Connection | LocalChannel, Callable[[], None]]:
+def connect_url(url: str, api_key: str | None) -> tuple[Connection | HttpChannel, Callable[[], None]]:
     """Return a channel, and the function that closes it.
 
     Raises RequestError for an invalid `url` or a wrong key, RuntimeFailed when nothing answers there.

@@ -54,7 +54,7 @@ class HttpClient:
         return self._request("GET", path, None, ModelCall(), read_json)
 
     def post(self, path: str, body: Any, call: ModelCall) -> Any:
-        """Post `body` as JSON and return the answer's JSON, or None if the answer has none."""
+        """Post `body` as JSON (bytes: it is JSON) and return the answer's JSON, or None if the answer has none."""
         return self._request("POST", path, body, call, read_json)
 
     def stream(self, path: str, body: Any, call: ModelCall, on_event: OnEvent) -> None:
@@ -89,7 +89,7 @@ class HttpClient:
 
         Raises HttpFailure, or RuntimeFailed if it was cancelled or the answer is malformed.
         """
-        data = None if body is None else json.dumps(body).encode()
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         seconds = self._timeout if timeout is None else timeout
         while True:
             connection = self._connection()

@@ -47,6 +47,10 @@ class RunningProgram:
     def has_token_budget(self) -> bool:
         return self._tokens_left is not None
 
+    @property
+    def tokens_left(self) -> int | None:
+        return self._tokens_left
+
     def end(self) -> None:
         """Stop the timer: the program has no states any more."""
         if self._timer is not None:
@@ -61,7 +65,7 @@ class RunningProgram:
             return gen
         most = self._tokens_left // gen.n
         if most <= 0:
-            raise self._exhaust()
+            raise self.exhaust()
         least = min(gen.sampling.min_new_tokens, most)
         sampling: SamplingParams = msgspec.structs.replace(gen.sampling, max_new_tokens=most, min_new_tokens=least)
         return msgspec.structs.replace(gen, sampling=sampling)
@@ -72,7 +76,7 @@ class RunningProgram:
             return
         self._tokens_left -= num_tokens
         if self._tokens_left < 0:
-            raise self._exhaust()
+            raise self.exhaust()
 
     def check_uncut(self, gen: Gen, limited: Gen, sequences: list[Sequence]) -> None:
         """Abort the program and raise RequestError when the budget, and not `gen` itself, ended one of `sequences`."""
@@ -80,9 +84,10 @@ class RunningProgram:
         if most < gen.sampling.max_new_tokens and any(
             sequence.finish.type == "length" and sequence.completion_tokens >= most for sequence in sequences
         ):
-            raise self._exhaust()
+            raise self.exhaust()
 
-    def _exhaust(self) -> RequestError:
+    def exhaust(self) -> RequestError:
+        """Abort the program because its tokens are spent; return the error."""
         error = RequestError(
             f"the program has spent its budget of {self._budget.tokens} generated tokens (max_total_tokens)",
             param="max_total_tokens",

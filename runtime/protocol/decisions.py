@@ -18,28 +18,28 @@ MAX_QUESTIONS = 400
 MAX_LABELS = 1024  # of one question
 
 
-class Option(msgspec.Struct, frozen=True):
+class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One choice of a `Pick`."""
 
     value: str | bool
     description: str | None = None
 
 
-class Level(msgspec.Struct, frozen=True):
+class Level(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One level of a `Rate` scale."""
 
     label: str
     description: str | None = None
 
 
-class Predicate(msgspec.Struct, frozen=True, kw_only=True, tag="predicate"):
+class Predicate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="predicate"):
     """A yes/no question."""
 
     instructions: str
     name: str | None = None
 
 
-class Pick(msgspec.Struct, frozen=True, kw_only=True, tag="choice"):
+class Pick(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="choice"):
     """A question with a choice of answers."""
 
     instructions: str
@@ -47,7 +47,7 @@ class Pick(msgspec.Struct, frozen=True, kw_only=True, tag="choice"):
     name: str | None = None
 
 
-class Rate(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
+class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="score"):
     """A question for a level on a scale. Levels count from 0, in their order."""
 
     instructions: str

@@ -92,7 +92,7 @@ class Parameter(ParameterSpec):
             check_range(self.name, value, self.minimum, self.maximum)
 
 
-class Constraint(msgspec.Struct, frozen=True):
+class Constraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Constraint on the output.
 
     `source` is the user's text: a pattern, a JSON schema as JSON text (key order kept), a JSON list of choices, a
@@ -107,7 +107,7 @@ class Constraint(msgspec.Struct, frozen=True):
     additional_properties: AdditionalProperties | None = None
 
 
-class DrawParams(msgspec.Struct, frozen=True, kw_only=True):
+class DrawParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of the draw of a token from its logits. Temperature 0 is greedy."""
 
     temperature: Annotated[float, ParameterSpec("draw", "divides the logits; 0 is greedy", 0.0, 100.0)] = 1.0
@@ -137,7 +137,7 @@ class DrawParams(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.0
 
 
-class SamplingParams(DrawParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(DrawParams, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sampling parameters of a request. `None` switches a filter off.
 
     Raises RequestError naming the first parameter that is out of range.
@@ -236,7 +236,7 @@ class SamplingParams(DrawParams, frozen=True, kw_only=True, forbid_unknown_field
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
 
 
-class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
+class LogprobParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Log-probabilities to return: of the model's own distribution, before temperature, penalties and masks.
 
     `num_top` is the number of alternatives to list at each position. `prompt_from` is the first prompt position to

@@ -23,23 +23,23 @@ ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "un
 # Operations
 
 
-class Text(msgspec.Struct, frozen=True, tag="text"):
+class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="text"):
     """Append text. It is tokenised together with adjacent text when the next Gen or Select needs it."""
 
     text: str
 
 
-class RoleBegin(msgspec.Struct, frozen=True, tag="role_begin"):
+class RoleBegin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="role_begin"):
     """Open a chat message: append what the model's chat template puts before its content."""
 
     role: str
 
 
-class RoleEnd(msgspec.Struct, frozen=True, tag="role_end"):
+class RoleEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="role_end"):
     """Close the open chat message: append what the template puts after its content."""
 
 
-class Gen(msgspec.Struct, frozen=True, kw_only=True, tag="gen"):
+class Gen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="gen"):
     """Generate and append. With n > 1 the samples are forks; the state goes on with the first."""
 
     sampling: SamplingParams
@@ -51,7 +51,7 @@ class Gen(msgspec.Struct, frozen=True, kw_only=True, tag="gen"):
     checked: bool = False  # answer each attempt by `Attempted`, and wait for a `Supply` that accepts it; with n = 1
 
 
-class Generated(msgspec.Struct, frozen=True, kw_only=True, tag="generated"):
+class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="generated"):
     """Append text that was generated before, as its token ids, or a choice that was made before. Generates nothing.
 
     `ids` may end before `text` does, as in `Sequence`; the rest is tokenised as text. `chosen`: `text` is a choice of a
@@ -63,7 +63,7 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True, tag="generated"):
     chosen: bool = False
 
 
-class Select(msgspec.Struct, frozen=True, kw_only=True, tag="select"):
+class Select(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="select"):
     """Score each choice as a continuation and append the best (temperature 0) or a draw among them.
 
     Without `append` the choices are only scored: the client decides, and the `Ask` that follows appends.
@@ -76,35 +76,35 @@ class Select(msgspec.Struct, frozen=True, kw_only=True, tag="select"):
     append: bool = True
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="ask"):
     """Wait for a text that the client supplies, and append it. `chosen`: one of the choices scored just before."""
 
     chosen: bool = False
 
 
-class Decide(msgspec.Struct, frozen=True, tag="decide"):
+class Decide(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="decide"):
     """Answer questions about the state's content; append nothing."""
 
     questions: tuple[Question, ...]
 
 
-class Fork(msgspec.Struct, frozen=True, tag="fork"):
+class Fork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="fork"):
     """Open `children` as copies of this state at this point."""
 
     children: tuple[int, ...]
 
 
-class Concatenate(msgspec.Struct, frozen=True, tag="concatenate"):
+class Concatenate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="concatenate"):
     """Append what each child appended since its fork, in order; waits for the children."""
 
     children: tuple[int, ...]
 
 
-class Mark(msgspec.Struct, frozen=True, tag="mark"):
+class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="mark"):
     """Append nothing; remember the content, for `Rollback`."""
 
 
-class Rollback(msgspec.Struct, frozen=True, tag="rollback"):
+class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rollback"):
     """Return the state to its content at the `Mark` with number `mark`, also after an operation since then has failed.
 
     Operations after the mark that are not done yet are aborted as soon as this one arrives, and answered by `Failed`
@@ -114,7 +114,7 @@ class Rollback(msgspec.Struct, frozen=True, tag="rollback"):
     mark: int
 
 
-class Sync(msgspec.Struct, frozen=True, tag="sync"):
+class Sync(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sync"):
     """Do nothing; its `Done` shows that every operation before it is done."""
 
 
@@ -139,7 +139,7 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
     """The last message: closes the client's states and aborts its running requests."""
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Limits of a program, for all its states together. When one is exceeded the states are lost, with an error that
     names it."""
 
@@ -147,7 +147,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Annotated[int, msgspec.Meta(gt=0)] | None = None  # generated tokens
 
 
-class Open(msgspec.Struct, frozen=True, tag="open"):
+class Open(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="open"):
     """Open an empty state of program `program` (numbered by the client). A program's first Open has its budget."""
 
     state: int
@@ -155,7 +155,7 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     budget: Budget | None = None
 
 
-class Append(msgspec.Struct, frozen=True, tag="append"):
+class Append(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="append"):
     """Play `operations`, numbered `first`, `first + 1`, ..., on `state`."""
 
     state: int

@@ -29,7 +29,7 @@ def encode(message: msgspec.Struct) -> bytes:
     return data
 
 
-def decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
+def decode(decoder: msgspec.msgpack.Decoder[Any] | msgspec.json.Decoder[Any], data: bytes) -> Any:
     """Decode a message. Raises RequestError if it is not one of the decoder's types."""
     try:
         return decoder.decode(data)

@@ -19,6 +19,7 @@ from .middleware.request_limits import RequestLimitsMiddleware
 from .native.admin import AdminApi
 from .native.generate import NativeApi
 from .native.metrics import MetricsApi
+from .native.programs import ProgramsApi, program_schemas
 from .openai.chat import ChatApi
 from .openai.chat_service import ChatService
 from .openai.completions import CompletionsApi
@@ -41,11 +42,12 @@ def create_app(
     app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.core = generator.core  # body limits depend on the model's context
     errors.install_error_handlers(app)
-    openapi.install_openapi(app, has_keys=bool(keys))
+    openapi.install_openapi(app, has_keys=bool(keys), schemas=program_schemas())
     app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
     chat_service = ChatService(generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     for api in (
         NativeApi(generator, siblings),
+        ProgramsApi(generator),
         AdminApi(generator, config.client_address),
         TokenizationApi(generator),
         ModelsApi(generator),

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import FastAPI
 
 
-def install_openapi(app: FastAPI, *, has_keys: bool) -> None:
-    """Remove FastAPI's own 422 responses, and add the API key."""
+def install_openapi(app: FastAPI, *, has_keys: bool, schemas: dict[str, Any]) -> None:
+    """Remove FastAPI's own 422 responses; add the API key, and `schemas` of bodies that FastAPI does not read."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -19,6 +19,9 @@ def install_openapi(app: FastAPI, *, has_keys: bool) -> None:
                     operation["responses"].pop("422", None)
             for name in ("HTTPValidationError", "ValidationError"):
                 described.get("components", {}).get("schemas", {}).pop(name, None)
+            known = described.setdefault("components", {}).setdefault("schemas", {})
+            assert not known.keys() & schemas.keys(), "two schemas with one name"
+            known.update(schemas)
             if has_keys:
                 described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 described["security"] = [{"key": []}]

@@ -29,7 +29,8 @@ logger = logging.getLogger("ramiform.frontend")
 class TokenExecutor:
     """A `StateExecutor` on a state's `TokenContent`. Operations that ask the core run as tasks of the event loop.
 
-    `program` is the program's name for the core; `ancestors` are the states whose soft pins ride on the first request.
+    `program` is the program's name for the core; `ancestors` are the states whose soft pins ride on the first request;
+    `namespace` separates cached prefixes.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class TokenExecutor:
         program: str,
         content: TokenContent,
         ancestors: tuple[Ancestor, ...] = (),
+        namespace: str = "",
     ) -> None:
         self._generator = generator
         self._state = state
         self._program = program
         self._content = content
         self._ancestors = ancestors
+        self._namespace = namespace
         self._is_pinned = False
         self._task: asyncio.Task[None] | None = None
         self._work: tuple[Callable[[], Coroutine[Any, Any, OperationResult]], PendingResult] | None = None
@@ -78,7 +81,8 @@ class TokenExecutor:
     def fork(self, children: Sequence[StateProgress]) -> list[TokenExecutor]:
         ancestors = (*self._ancestors, Ancestor.of(self._state, self._content))
         return [
-            TokenExecutor(self._generator, child, self._program, self._content.fork(), ancestors) for child in children
+            TokenExecutor(self._generator, child, self._program, self._content.fork(), ancestors, self._namespace)
+            for child in children
         ]
 
     def snapshot(self) -> ContentSnapshot:
@@ -140,6 +144,7 @@ class TokenExecutor:
             tokens=tokens,
             sampling=gen.sampling,
             logprobs=gen.logprobs,
+            namespace=context.namespace,
             program=context.program,
             claims=context.claims,
             outlook=context.outlook,
@@ -211,6 +216,7 @@ class TokenExecutor:
         program = self._state.program
         return RequestContext(
             program=self._program,
+            namespace=self._namespace,
             claims=self._soft_pins(tokens, num_kept),
             outlook=ProgramProgress(program.num_generations - 1, self._state.width, program.complete),
         )

@@ -7,13 +7,17 @@ model wrote, so it cannot trim that, and nothing is rendered twice.
 from __future__ import annotations
 
 import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ...programs.common_prefix import common_prefix_length
 from ...protocol.errors import RequestError
 from ...tokenizer.chat_template import ChatTemplate
+
+CACHED_TEXTS = 4096  # rendering a chat takes as long as it is, and a program over HTTP repeats its chat
 
 _COMPLETE_ROLES = frozenset({"system", "user", "assistant"})  # the end of their messages does not depend on the next
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -44,15 +48,7 @@ class ChatState:
             raise RequestError(f"role {role!r} needs a chat template, and this model has none", param="role")
         if not _ROLE.fullmatch(role):
             raise RequestError(f"a role is a word, got {role!r}", param="role")
-        text = before_content = self._before_content(template, role)
-        lead = ""
-        if role == "assistant" and (prompt := self._generation_prompt(template)) is not None:
-            text = prompt
-            lead = before_content.removeprefix(prompt) if before_content.startswith(prompt) else ""
-        elif role == "assistant":
-            # A template without generation prompts: the model generates the space before the content.
-            text = before_content.rstrip(" ")
-            lead = before_content[len(text) :]
+        text, lead = _texts_before(template, self.roles, role, _minute())
         known = common_prefix_length(self.tail, text)
         return ChatState((*self.roles, role), is_open=True, lead=lead), text[known:]
 
@@ -65,51 +61,79 @@ class ChatState:
         if not self.is_open:
             raise RequestError("no role to end: none is open", param="role")
         assert template is not None
-        try:
-            rendered = template.render(_marked(self.roles))
-            tail = _after(rendered, len(self.roles) - 1) or ""
-        except RequestError:
-            tail = ""  # known only with the next message, whose `begin` appends it
-        if self.roles[-1] not in _COMPLETE_ROLES:
-            with suppress(RequestError):  # a template that refuses two such messages in a row
-                tail = tail[: common_prefix_length(tail, self._before_content(template, self.roles[-1]))]
+        tail = _text_after(template, self.roles, _minute())
         return ChatState(self.roles, tail=tail), tail
 
     def without_lead(self) -> ChatState:
         return replace(self, lead="")
 
-    def _before_content(self, template: ChatTemplate, role: str) -> str:
-        """Return the text between the content of the last message and that of a new one of `role`."""
-        roles = (*self.roles, role)
-        refusal: RequestError | None = None
-        # Some templates fold a system message into what follows it, and render nothing for it alone.
-        for probe in ((), ("user",), ("assistant",)):
-            try:
-                rendered = template.render(_marked((*roles, *probe)))
-            except RequestError as error:
-                refusal = refusal or error
-                continue
-            after = _after(rendered, len(self.roles) - 1)
-            mark = _mark(len(self.roles))
-            if after is not None and mark in after:
-                return after[: after.index(mark)]
-        reason = "it leaves the message out" if refusal is None else str(refusal)
-        raise RequestError(
-            f"the model's chat template takes no message of role {role!r} here: {reason}",
-            param="role",
-            code="invalid_role",
-        )
 
-    def _generation_prompt(self, template: ChatTemplate) -> str | None:
-        """Return the template's generation prompt after the messages so far, or None if it has none."""
-        messages = _marked(self.roles)
+def _minute() -> int:
+    """Part of the keys of cached texts: a template may print the date."""
+    return int(time.time() // 60)
+
+
+@lru_cache(maxsize=CACHED_TEXTS)
+def _texts_before(template: ChatTemplate, roles: tuple[str, ...], role: str, minute: int) -> tuple[str, str]:
+    """Return the text between the last message's content and that of a new one, and the lead of a given content."""
+    text = before_content = _before_content(template, roles, role)
+    lead = ""
+    if role == "assistant" and (prompt := _generation_prompt(template, roles)) is not None:
+        text = prompt
+        lead = before_content.removeprefix(prompt) if before_content.startswith(prompt) else ""
+    elif role == "assistant":
+        # A template without generation prompts: the model generates the space before the content.
+        text = before_content.rstrip(" ")
+        lead = before_content[len(text) :]
+    return text, lead
+
+
+@lru_cache(maxsize=CACHED_TEXTS)
+def _text_after(template: ChatTemplate, roles: tuple[str, ...], minute: int) -> str:
+    """Return the text after the last message's content, as far as it is known without the next message."""
+    try:
+        tail = _after(template.render(_marked(roles)), len(roles) - 1) or ""
+    except RequestError:
+        tail = ""  # known only with the next message, whose `begin` appends it
+    if roles[-1] not in _COMPLETE_ROLES:
+        with suppress(RequestError):  # a template that refuses two such messages in a row
+            tail = tail[: common_prefix_length(tail, _before_content(template, roles, roles[-1]))]
+    return tail
+
+
+def _before_content(template: ChatTemplate, roles: tuple[str, ...], role: str) -> str:
+    """Return the text between the content of the last message and that of a new one of `role`."""
+    asked = (*roles, role)
+    refusal: RequestError | None = None
+    # Some templates fold a system message into what follows it, and render nothing for it alone.
+    for probe in ((), ("user",), ("assistant",)):
         try:
-            prompted = template.render(messages, add_generation_prompt=True)
-            if prompted == template.render(messages):
-                return None
-        except RequestError:
+            rendered = template.render(_marked((*asked, *probe)))
+        except RequestError as error:
+            refusal = refusal or error
+            continue
+        after = _after(rendered, len(roles) - 1)
+        mark = _mark(len(roles))
+        if after is not None and mark in after:
+            return after[: after.index(mark)]
+    reason = "it leaves the message out" if refusal is None else str(refusal)
+    raise RequestError(
+        f"the model's chat template takes no message of role {role!r} here: {reason}",
+        param="role",
+        code="invalid_role",
+    )
+
+
+def _generation_prompt(template: ChatTemplate, roles: tuple[str, ...]) -> str | None:
+    """Return the template's generation prompt after the messages so far, or None if it has none."""
+    messages = _marked(roles)
+    try:
+        prompted = template.render(messages, add_generation_prompt=True)
+        if prompted == template.render(messages):
             return None
-        return _after(prompted, len(self.roles) - 1)
+    except RequestError:
+        return None
+    return _after(prompted, len(roles) - 1)
 
 
 def _mark(index: int) -> str:

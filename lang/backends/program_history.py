@@ -1,0 +1,291 @@
+"""What a program asked for and was answered, as a request that keeps no state has to say it again.
+
+Knows operations, answers and which of them need which; knows nothing of HTTP, threads or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...runtime.protocol.errors import ErrorInfo, RequestError
+from ...runtime.protocol.session import (
+    Ask,
+    Concatenate,
+    Decide,
+    Done,
+    Fork,
+    Gen,
+    Generated,
+    Operation,
+    Select,
+    Sync,
+    Text,
+)
+
+
+@dataclass(eq=False)
+class StateHistory:
+    """A state: its operations, and how many of them were answered. Answered ones are kept as they are played again.
+
+    `num_sent` is how many a request that runs will answer; else it is `num_answered`.
+    """
+
+    number: int
+    parent: StateHistory | None = None
+    forked_at: int = 0  # the parent's operation that opened it
+    operations: list[Operation] = field(default_factory=list)
+    num_answered: int = 0
+    num_sent: int = 0
+    failure: ErrorInfo | None = None
+    closed: bool = False
+    num_needed: int = 0  # operations that are played although the state is closed: other states need them
+    joins: dict[int, list[tuple[StateHistory, int]]] = field(default_factory=dict)  # by operation: child, its length
+    supplied: dict[int, str | ErrorInfo | None] = field(default_factory=dict)  # of each Ask; None: not yet
+
+    @property
+    def is_running(self) -> bool:
+        return self.num_sent > self.num_answered
+
+    @property
+    def num_wanted(self) -> int:
+        """How many operations are to be played."""
+        return self.num_needed if self.closed else len(self.operations)
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing more of it is to be played."""
+        return self.failure is not None or self.num_wanted <= self.num_answered
+
+    def played(self, first: int, end: int) -> Iterator[Operation]:
+        """Yield operations as a request has them: an Ask as what its text appends."""
+        for index in range(first, end):
+            operation = self.operations[index]
+            if isinstance(operation, Ask):
+                text = self.supplied[index]
+                assert isinstance(text, str)
+                operation = Generated(text=text, chosen=True) if operation.chosen else Text(text)
+            yield operation
+
+    def answer(self, done: Done) -> None:
+        """Note the answer to the first operation without one."""
+        operation = next(self.played(self.num_answered, self.num_answered + 1))
+        self.operations[self.num_answered] = _replayed(operation, done)
+        self.num_answered += 1
+        self.num_sent = max(self.num_sent, self.num_answered)
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramRequest:
+    """Messages that play what can be played of a program. `ends` has how far it answers each state's operations."""
+
+    messages: list[dict[str, Any]]
+    known: dict[int, int]  # by state: operations whose answers are there
+    ends: dict[StateHistory, int]
+    is_last: bool  # nothing of the program is left out
+
+    @property
+    def unanswered(self) -> list[StateHistory]:
+        """The states that still wait for answers of this request."""
+        return [state for state, end in self.ends.items() if state.num_answered < end and state.failure is None]
+
+    @property
+    def generates(self) -> bool:
+        """True if an operation without an answer is a Gen."""
+        return any(
+            isinstance(operation, Gen)
+            for state, end in self.ends.items()
+            for operation in state.operations[state.num_answered : end]
+        )
+
+
+class ProgramHistory:
+    """The states of one program, and every message of it in the order in which it came."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.states: dict[int, StateHistory] = {}  # those that are open, or that others need
+        self._messages: list[tuple[StateHistory, int, int]] = []  # operations [first, end) of a state
+
+    @property
+    def is_over(self) -> bool:
+        """True when all states are closed: nobody waits for an answer."""
+        return all(state.closed for state in self.states.values())
+
+    def open(self, number: int) -> None:
+        self.states[number] = StateHistory(number)
+
+    def append(self, number: int, operations: list[Operation]) -> None:
+        """Add operations. Raises RequestError for a fork into a state that exists, or a join of what is no fork."""
+        state = self.states[number]
+        first = len(state.operations)
+        for index, operation in enumerate(operations, start=first):
+            match operation:
+                case Fork(children=children):
+                    for child in children:
+                        if child in self.states:
+                            raise RequestError(f"state {child} exists; a state must be new", param="state")
+                        self.states[child] = StateHistory(child, state, index)
+                    state.num_needed = index + 1
+                case Concatenate(children=children):
+                    state.joins[index] = [(child, len(child.operations)) for child in self._forks(state, children)]
+                    for joined, needed in state.joins[index]:
+                        joined.num_needed = max(joined.num_needed, needed)
+                case Ask():
+                    state.supplied[index] = None
+            state.operations.append(operation)
+        if self._messages and self._messages[-1][0] is state:
+            _, first, _ = self._messages.pop()
+        self._messages.append((state, first, len(state.operations)))
+
+    def supply(self, number: int, operation: int, given: str | ErrorInfo) -> None:
+        """Give an Ask its text, or the error that prevents it. The first one counts."""
+        state = self.states.get(number)
+        if state is not None and operation in state.supplied and state.supplied[operation] is None:
+            state.supplied[operation] = given
+
+    def close(self, numbers: Iterable[int]) -> None:
+        """Note that nobody waits for answers of these states."""
+        closed = ErrorInfo.of(RequestError("the state was closed", code="state_closed"))
+        for number in numbers:
+            if (state := self.states.get(number)) is not None:
+                state.closed = True
+                for operation in state.supplied:
+                    self.supply(number, operation, closed)  # nobody else will
+
+    def new_failures(self) -> list[tuple[StateHistory, ErrorInfo]]:
+        """Return states that fail without being played: forks and joins of failed states, and refused Asks."""
+        return [
+            (state, error)
+            for state in self.states.values()
+            if state.failure is None and not state.is_running and (error := _cannot_go_on(state)) is not None
+        ]
+
+    def next_request(self) -> ProgramRequest | None:
+        """Return a request for everything that can be played now, or None. Its targets run from then on."""
+        ends = self._playable()
+        targets = {state: end for state, end in ends.items() if end > state.num_answered}
+        if not targets:
+            return None
+        limits = _needed(targets)
+        request = ProgramRequest(
+            messages=list(self._said(limits)),
+            known={state.number: min(state.num_answered, limit) for state, limit in limits.items()},
+            ends=targets,
+            is_last=all(state.ended or ends.get(state) == state.num_wanted for state in self.states.values()),
+        )
+        for state, end in targets.items():
+            state.num_sent = end
+        return request
+
+    def _playable(self) -> dict[StateHistory, int]:
+        """Return, for states that do not run, how many operations can be answered by one request."""
+        ends = {
+            state: _before_ask(state)
+            for state in self.states.values()
+            if state.failure is None and not state.is_running
+        }
+        changed = True
+        while changed:  # until no state is left that waits for one which is not in the request
+            changed = False
+            for state, end in ends.items():
+                if (reduced := _reduced(state, end, ends)) < end:
+                    ends[state] = reduced
+                    changed = True
+        return ends
+
+    def _said(self, limits: dict[StateHistory, int]) -> Iterator[dict[str, Any]]:
+        """Yield the messages again, as far as they are needed: answered operations as they are played again."""
+        for state in limits:
+            if state.parent is None:
+                yield {"type": "open", "state": state.number, "program": self.number}
+        for state, first, end in self._messages:
+            end = min(end, limits.get(state, 0))
+            if first < end:
+                operations = [_with_needed_forks(one, limits) for one in state.played(first, end)]
+                yield {"type": "append", "state": state.number, "first": first, "operations": operations}
+
+    def _forks(self, state: StateHistory, numbers: tuple[int, ...]) -> list[StateHistory]:
+        children = [self.states.get(number) for number in numbers]
+        for number, child in zip(numbers, children, strict=True):
+            if child is None or child.parent is not state:
+                raise RequestError(f"state {number} is not a fork of this one", param="children", code="bad_state")
+        return [child for child in children if child is not None]
+
+
+def _replayed(operation: Operation, done: Done) -> Operation:
+    """Return the operation that appends, without asking the model, what `operation` appended."""
+    match operation:
+        case Gen():
+            assert done.sequences is not None
+            return Generated(text=done.sequences[0].text, ids=done.sequences[0].ids)
+        case Select(append=True):
+            assert done.choice is not None
+            return Generated(text=done.choice.text, chosen=True)
+        case Select() | Decide():
+            return Sync()
+        case _:
+            return operation
+
+
+def _with_needed_forks(operation: Operation, limits: dict[StateHistory, int]) -> Operation:
+    if not isinstance(operation, Fork):
+        return operation
+    needed = {state.number for state in limits}
+    return Fork(tuple(child for child in operation.children if child in needed))
+
+
+def _before_ask(state: StateHistory) -> int:
+    """Return how many operations there are before the first Ask that has no text."""
+    waiting = (op for op, given in state.supplied.items() if op >= state.num_answered and not isinstance(given, str))
+    return max(state.num_answered, min([state.num_wanted, *waiting]))
+
+
+def _reduced(state: StateHistory, end: int, ends: dict[StateHistory, int]) -> int:
+    """Return `end` without what other states do not allow yet. `ends` has what they will have played."""
+
+    def is_played(other: StateHistory, count: int) -> bool:
+        return count <= max(other.num_answered, ends.get(other, 0))
+
+    if end <= state.num_answered:
+        return end
+    if state.parent is not None and not is_played(state.parent, state.forked_at + 1):
+        return state.num_answered
+    for operation, children in state.joins.items():
+        if state.num_answered <= operation < end and not all(is_played(child, count) for child, count in children):
+            return operation
+    return end
+
+
+def _needed(targets: dict[StateHistory, int]) -> dict[StateHistory, int]:
+    """Return how many operations of which states a request for `targets` has to hold."""
+    limits: dict[StateHistory, int] = {}
+    rest = list(targets.items())
+    while rest:
+        state, limit = rest.pop()
+        before = limits.get(state, -1)
+        if limit <= before:
+            continue
+        limits[state] = limit
+        if state.parent is not None:
+            rest.append((state.parent, state.forked_at + 1))
+        for operation, children in state.joins.items():
+            if before <= operation < limit:
+                rest += children
+    return limits
+
+
+def _cannot_go_on(state: StateHistory) -> ErrorInfo | None:
+    """Return the error of the state's next operation, if that can never be played."""
+    if state.parent is not None and state.parent.failure is not None and state.forked_at >= state.parent.num_answered:
+        return state.parent.failure
+    if state.ended:
+        return None
+    given = state.supplied.get(state.num_answered)
+    if isinstance(given, ErrorInfo):
+        return given
+    for child, count in state.joins.get(state.num_answered, ()):
+        if child.failure is not None and count > child.num_answered:
+            return child.failure
+    return None
