@@ -17,7 +17,8 @@ from ..expr import RUN_ARGUMENTS
 from ..planning import run_coroutine
 from ..program import Program
 from ..state import ProgramState
-from ..tracing.trace import TokenCounts, Trace
+from ..tracing.events import TokenCounts
+from ..tracing.trace import Trace
 from ..variables import AssignedVariable
 from .dataset import Dataset, Example, digest, inputs_of, read_dataset
 from .report import Report

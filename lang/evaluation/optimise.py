@@ -13,7 +13,7 @@ from ...runtime.protocol.errors import RequestError
 from ..backend import Backend
 from ..planning import run_coroutine
 from ..program import Program
-from ..tracing.trace import TokenCounts
+from ..tracing.events import TokenCounts
 from .dataset import Dataset, read_dataset
 from .evaluate import Metric, aevaluate
 from .report import Report

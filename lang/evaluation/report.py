@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...runtime.protocol.errors import RequestError
-from ..tracing.trace import TokenCounts
+from ..tracing.events import TokenCounts
 from .report_html import ScoreSummary, fragment, page
 from .result_file import ExampleResult
 from .statistics import confidence_interval, paired_interval, paired_p_value

@@ -11,7 +11,8 @@ from typing import IO, Any
 import msgspec
 
 from ...runtime.protocol.errors import RequestError
-from ..tracing.trace import TokenCounts, Trace
+from ..tracing.events import TokenCounts
+from ..tracing.trace import Trace
 from .dataset import Example, digest
 
 
