@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
+    from .lang.constraints.builders import one_or_more, optional, repeat, rx, seq, zero_or_more
     from .lang.plan import Plan
     from .lang.primitives import (
         assistant,
@@ -82,12 +83,17 @@ __all__ = [
     "get_server_info",
     "greedy_token_selection",
     "image",
+    "one_or_more",
+    "optional",
     "pick",
     "predicate",
     "rate",
+    "repeat",
     "role",
+    "rx",
     "select",
     "separate_reasoning",
+    "seq",
     "set_default_backend",
     "system",
     "system_begin",
@@ -99,6 +105,7 @@ __all__ = [
     "user_begin",
     "user_end",
     "video",
+    "zero_or_more",
 ]
 
 
@@ -132,12 +139,17 @@ _MODULES = {
     "get_server_info": ".lang.backend",
     "greedy_token_selection": ".lang.choices",
     "image": ".lang.primitives",
+    "one_or_more": ".lang.constraints.builders",
+    "optional": ".lang.constraints.builders",
     "pick": ".lang.primitives",
     "predicate": ".lang.primitives",
     "rate": ".lang.primitives",
+    "repeat": ".lang.constraints.builders",
     "role": ".lang.primitives",
+    "rx": ".lang.constraints.builders",
     "select": ".lang.primitives",
     "separate_reasoning": ".lang.primitives",
+    "seq": ".lang.constraints.builders",
     "set_default_backend": ".lang.backend",
     "system": ".lang.primitives",
     "system_begin": ".lang.primitives",
@@ -149,6 +161,7 @@ _MODULES = {
     "user_begin": ".lang.primitives",
     "user_end": ".lang.primitives",
     "video": ".lang.primitives",
+    "zero_or_more": ".lang.constraints.builders",
 }
 
 
