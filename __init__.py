@@ -22,6 +22,9 @@ if TYPE_CHECKING:
         unconditional_likelihood_normalized,
     )
     from .lang.constraints.builders import one_or_more, optional, repeat, rx, seq, zero_or_more
+    from .lang.evaluation.evaluate import aevaluate, evaluate
+    from .lang.evaluation.optimise import aoptimise, optimise
+    from .lang.evaluation.report import Comparison, Report
     from .lang.plan import Plan
     from .lang.primitives import (
         assistant,
@@ -58,6 +61,7 @@ __all__ = [
     "BusyError",
     "ChoicesDecision",
     "ChoicesSamplingMethod",
+    "Comparison",
     "ForkGroup",
     "HttpRuntime",
     "OpenAI",
@@ -65,6 +69,7 @@ __all__ = [
     "Program",
     "ProgramState",
     "RamiformError",
+    "Report",
     "RequestError",
     "Runtime",
     "RuntimeEndpoint",
@@ -72,9 +77,12 @@ __all__ = [
     "Scripted",
     "Trace",
     "__version__",
+    "aevaluate",
+    "aoptimise",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "evaluate",
     "flush_cache",
     "function",
     "gen",
@@ -84,6 +92,7 @@ __all__ = [
     "greedy_token_selection",
     "image",
     "one_or_more",
+    "optimise",
     "optional",
     "pick",
     "predicate",
@@ -114,6 +123,7 @@ _MODULES = {
     "BusyError": ".runtime.protocol.errors",
     "ChoicesDecision": ".lang.choices",
     "ChoicesSamplingMethod": ".lang.choices",
+    "Comparison": ".lang.evaluation.report",
     "ForkGroup": ".lang.state",
     "HttpRuntime": ".lang.backends.http_runtime",
     "OpenAI": ".lang.backends.openai",
@@ -121,6 +131,7 @@ _MODULES = {
     "Program": ".lang.program",
     "ProgramState": ".lang.state",
     "RamiformError": ".runtime.protocol.errors",
+    "Report": ".lang.evaluation.report",
     "RequestError": ".runtime.protocol.errors",
     "Runtime": ".runtime.processes.launch",
     "RuntimeEndpoint": ".lang.backend",
@@ -128,9 +139,12 @@ _MODULES = {
     "Scripted": ".lang.backends.scripted",
     "Trace": ".lang.tracing.trace",
     "__version__": ".runtime.protocol.version",
+    "aevaluate": ".lang.evaluation.evaluate",
+    "aoptimise": ".lang.evaluation.optimise",
     "assistant": ".lang.primitives",
     "assistant_begin": ".lang.primitives",
     "assistant_end": ".lang.primitives",
+    "evaluate": ".lang.evaluation.evaluate",
     "flush_cache": ".lang.backend",
     "function": ".lang.program",
     "gen": ".lang.primitives",
@@ -140,6 +154,7 @@ _MODULES = {
     "greedy_token_selection": ".lang.choices",
     "image": ".lang.primitives",
     "one_or_more": ".lang.constraints.builders",
+    "optimise": ".lang.evaluation.optimise",
     "optional": ".lang.constraints.builders",
     "pick": ".lang.primitives",
     "predicate": ".lang.primitives",
