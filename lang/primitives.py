@@ -249,7 +249,7 @@ def assistant_end() -> RoleEndExpr:
 
 def predicate(instructions: str) -> Predicate:
     """Return a yes-or-no question. Its answer has a `probability`."""
-    return Predicate(instructions=instructions)
+    return Predicate(instructions=texts_of(instructions))
 
 
 def pick(instructions: str, choices: Sequence[str | bool] | Mapping[str, str]) -> Pick:
@@ -258,7 +258,8 @@ def pick(instructions: str, choices: Sequence[str | bool] | Mapping[str, str]) -
     Its answer has `choice`, `confidence` and `probabilities`.
     """
     return Pick(
-        instructions=instructions, choices=tuple(Option(value, text) for value, text in _described("choices", choices))
+        instructions=texts_of(instructions),
+        choices=tuple(Option(value, text) for value, text in _described("choices", choices)),
     )
 
 
@@ -268,7 +269,8 @@ def rate(instructions: str, levels: Sequence[str] | Mapping[str, str]) -> Rate:
     Its answer has `score` (the expected level), `confidence` and `probabilities`.
     """
     return Rate(
-        instructions=instructions, levels=tuple(Level(label, text) for label, text in _described("levels", levels))
+        instructions=texts_of(instructions),
+        levels=tuple(Level(label, text) for label, text in _described("levels", levels)),
     )
 
 
@@ -304,9 +306,10 @@ def _fields(question: Question) -> dict[str, Any]:
 
 
 def _described(param: str, given: Sequence[Any] | Mapping[str, str]) -> list[tuple[Any, str | None]]:
-    if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
+    if isinstance(known(given), str) or not isinstance(given, Mapping | Sequence):
         raise RequestError(f"{param} must be a sequence or a mapping, got {given!r}", param=param)
-    return list(given.items()) if isinstance(given, Mapping) else [(value, None) for value in given]
+    pairs = given.items() if isinstance(given, Mapping) else [(value, None) for value in given]
+    return [(texts_of(value), texts_of(description)) for value, description in pairs]
 
 
 def _refuse(kind: str, path: object) -> NoReturn:

@@ -18,22 +18,18 @@ from .gbnf_writer import grammar_text
 from .json_nodes import schema_node
 from .matcher import CaptureMatcher
 from .nodes import (
-    ANY_CHARACTER,
     MAX_REPEAT,
     CaptureNode,
-    CharNode,
     Constraints,
     LiteralNode,
     Node,
     captures,
-    characters,
-    complement,
     either,
     join,
     loop,
     maybe,
 )
-from .patterns import pattern_node
+from .patterns import pattern_node, text_before
 
 MAX_NESTING = 40  # constraints within constraints
 CUTTING_ARGUMENTS = ("stop", "stop_regex", "stop_token_ids")  # they would end the text before it is complete
@@ -88,10 +84,10 @@ class CapturedTexts:
 def seq(*parts: Expr | str, name: str | None = None, **sampling: Any) -> ConstraintExpr:
     """Generate the parts one after another, as one generation under one grammar.
 
-    A string stands for itself. A `gen` may have `regex`, `json_schema`, `schema`, `dtype`, `choices` or `stop`, whose
-    strings are single characters: its text has none of them. Its variable is its part of the text, as a value of its
-    type. `name` keeps the whole text. `sampling` are arguments of `gen` for the whole, such as `temperature` and
-    `max_tokens`. Raises RequestError for a part or argument that one grammar cannot hold.
+    A string stands for itself. A `gen` may have `regex`, `json_schema`, `schema`, `dtype`, `choices`, or `stop`, up to
+    which its text goes. Its variable is its part of the text, as a value of its type. `name` keeps the whole text.
+    `sampling` are arguments of `gen` for the whole, such as `temperature` and `max_tokens`. Raises RequestError for a
+    part or argument that one grammar cannot hold.
     """
     given = {}
     for argument, value in sampling.items():
@@ -255,16 +251,17 @@ def _gen_constraint(gen: GenExpr) -> ConstraintExpr:
             raise _refused(gen, argument)
     if gen.additional_properties == "schema":
         raise _refused(gen, "additional_properties")
-    if any(not isinstance(stop, str) or len(stop) != 1 for stop in stops):
-        raise RequestError(
-            f"stop = {list(stops)!r} of the gen {gen.name!r} inside a constraint must be single characters",
-            param="stop",
-        )
     rules: dict[str, Node] = {}
     constraint, result = _constraint_and_result(gen)
     if constraint is None:
-        allowed = complement(characters("".join(stops))) if stops else ANY_CHARACTER
-        return _named(gen.name, loop(CharNode(allowed), 0, None), TEXT)
+        node = text_before(stops) if all(isinstance(stop, str) for stop in stops) else None
+        if node is None:
+            raise RequestError(
+                f"stop = {list(stops)!r} of the gen {gen.name!r} inside a constraint: one may have several characters, "
+                "the first of them not again, unless all are the same",
+                param="stop",
+            )
+        return _named(gen.name, node, TEXT)
     if stops:
         raise RequestError(
             f"stop of the gen {gen.name!r}: its constraint says where it ends, so leave stop out", param="stop"

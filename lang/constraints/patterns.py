@@ -7,7 +7,7 @@ text they would look beyond their part.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from re import _constants as codes
 from re import _parser as parser
 from typing import Any
@@ -29,6 +29,7 @@ from .nodes import (
 
 MAX_PATTERN = 1 << 16  # characters
 MAX_CASED = 2_000  # characters of a set whose other cases are listed
+_UNICODE_FLAG = re.compile(r"(?<!\\)\(\?[aimsxL]*u")
 _DIGITS = ranges_of([(48, 57)])
 _WORD = ranges_of([(48, 57), (65, 90), (95, 95), (97, 122)])
 _SPACE = characters(" \t\n\r\f\v")
@@ -57,6 +58,8 @@ def pattern_node(pattern: Any, param: str = "regex") -> Node:
         raise RequestError(f"{param} must be a string, got {pattern!r}", param=param)
     if len(pattern) > MAX_PATTERN:
         raise RequestError(f"{param} is longer than {MAX_PATTERN} characters", param=param)
+    if _UNICODE_FLAG.search(pattern):
+        raise RequestError(f"{param} {pattern!r} has the flag u, which is not supported inside seq", param=param)
     try:
         re.compile(pattern)
         parsed = parser.parse(pattern)
@@ -65,6 +68,37 @@ def pattern_node(pattern: Any, param: str = "regex") -> Node:
         raise RequestError(f"{param} {pattern!r}: {error}", param=param) from None
     except RecursionError:
         raise RequestError(f"{param} {pattern[:80]!r}... is nested too deeply", param=param) from None
+
+
+def text_before(stops: Sequence[str]) -> Node | None:
+    """Return the node of the texts that go up to the first of the stops, which is not part of them.
+
+    None if there is no simple one: of several characters one stop may be, and its first character may not come in it
+    again, unless it has no other.
+    """
+    single = "".join(stop for stop in stops if len(stop) == 1)
+    longer = [stop for stop in stops if len(stop) > 1]
+    if "" in stops:
+        return None
+    if not longer:
+        return loop(CharNode(complement(characters(single))), 0, None)
+    stop, *others = longer
+    first = stop[0]
+    is_one_letter = set(stop) == {first}
+    if others or set(single) & set(stop) or (first in stop[1:] and not is_one_letter):
+        return None
+
+    def but(text: str) -> Node:
+        return CharNode(complement(characters(text + single)))
+
+    if is_one_letter:
+        begun = loop(LiteralNode(first), 0, len(stop) - 1)
+        return loop(join([begun, but(first)]), 0, None)
+    # The stop may begin and be given up for a new beginning any number of times, until another character follows.
+    beginnings = range(len(stop) - 1, 0, -1)
+    again = loop(either(LiteralNode(stop[:at]) for at in beginnings), 0, None)
+    given_up = either(join([LiteralNode(stop[:at]), but(first + stop[at])]) for at in beginnings)
+    return join([loop(either([but(first), join([again, given_up])]), 0, None), again])
 
 
 class _PatternReader:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ramiform
-from ramiform import ProgramState, Scripted, gen, select
+from ramiform import ProgramState, Scripted, gen, pick, rate, select
 
 LOOKS: dict[str, Callable[[Any], Any]] = {
     "iteration": lambda q: [word for word in q],  # noqa: C416
@@ -211,3 +211,13 @@ def test_a_variable_that_is_generated_again_is_the_latest_compiled_or_not(is_com
         assert program.compile().is_whole
     state = program.run("t", backend=Scripted(list("abcdef")))
     assert (state["topic"], state["user"], state.text()) == ("e", "f", "tabtcdtef")
+
+
+def test_questions_about_an_argument_are_planned_with_its_symbol() -> None:
+    def body(s: ProgramState, q: str) -> None:
+        s += q
+        s.decide(good=f"Is {q} good?", bad=q, team=pick(q, [q, "sales"]), mood=rate("How?", {"bad": q, "good": q}))
+
+    plan = ramiform.function(body).plan()
+    assert plan.is_whole
+    assert plan.num_generations == 1

@@ -171,3 +171,20 @@ def test_hostile_patterns_and_texts_are_read_in_bounded_time() -> None:
     expr = seq(gen("x", regex="(?:(?:a|aa)+)+"), gen("y", regex="(?:a*)*b"))
     assert captured(expr, "a" * 3000 + "b") == {"x": "a" * 3000, "y": "b"}
     assert captured(expr, "a" * 3000 + "c") is None
+
+
+@pytest.mark.parametrize(
+    "stops", [["a"], ["a", "b"], ["ab"], ["aa"], ["aaa"], ["abc"], ["abb"], ["ab", "c"], ["aa", "b"]]
+)
+def test_a_text_goes_up_to_its_first_stop(stops: list[str]) -> None:
+    expr = seq("^", gen("x", stop=stops), rx("(?s:.*)"), gen("end", choices=["$"]))
+    grammar = compile_constraint(Grammar(compiled(seq(gen("x", stop=stops), "$")).grammar, "gbnf"), VOCABULARY)
+    for length in range(7):
+        for letters in itertools.product("abcd", repeat=length):
+            text = "".join(letters)
+            ends = [(text + stop).find(stop) == len(text) for stop in stops]
+            matcher = grammar.matcher()
+            accepted = all(matcher.accept(byte) for byte in f"{text}$".encode()) and matcher.is_accepting()
+            expected = all(ends) if length else True
+            assert accepted == expected, (text, stops)
+    assert captured(expr, f"^d{stops[0]}d$") is not None

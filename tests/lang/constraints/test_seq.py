@@ -157,7 +157,11 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: seq(gen("x", max_tokens=5)), "max_tokens"),
     (lambda: seq(gen("x", temperature=0.5)), "temperature"),
     (lambda: seq(gen("x", n=2)), "n"),
-    (lambda: seq(gen("x", stop="\n\n")), "stop"),
+    (lambda: seq(gen("x", stop="aab")), "stop"),
+    (lambda: seq(gen("x", stop=["ab", "cd"])), "stop"),
+    (lambda: seq(gen("x", stop=["ab", "b"])), "stop"),
+    (lambda: seq(gen("x", stop="")), "stop"),
+    (lambda: seq(gen("x", stop=[3])), "stop"),  # type: ignore[list-item]
     (lambda: seq(gen("x", regex="a", stop="b")), "stop"),
     (lambda: seq(gen("x", stop_regex="a")), "stop_regex"),
     (lambda: seq(gen("x", grammar="start: 'a'")), "grammar"),
@@ -175,6 +179,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: rx("^a"), "pattern"),
     (lambda: rx(r"\ba"), "pattern"),
     (lambda: rx(r"(a)\1"), "pattern"),
+    (lambda: rx(r"(?iu)a"), "pattern"),
     (lambda: rx("a{5000}"), "repeat"),
     (lambda: rx(3), "pattern"),  # type: ignore[arg-type]
     (lambda: rx(f"a{gen('x')}"), "pattern"),
