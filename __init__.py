@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
+    from .lang.constraints.builders import one_or_more, optional, repeat, rx, seq, zero_or_more
     from .lang.evaluation.evaluate import aevaluate, evaluate
     from .lang.evaluation.optimise import aoptimise, optimise
     from .lang.evaluation.report import Comparison, Report
@@ -94,13 +95,18 @@ __all__ = [
     "get_server_info",
     "greedy_token_selection",
     "image",
+    "one_or_more",
     "optimise",
+    "optional",
     "pick",
     "predicate",
     "rate",
+    "repeat",
     "role",
+    "rx",
     "select",
     "separate_reasoning",
+    "seq",
     "set_default_backend",
     "system",
     "system_begin",
@@ -112,6 +118,7 @@ __all__ = [
     "user_begin",
     "user_end",
     "video",
+    "zero_or_more",
 ]
 
 
@@ -152,13 +159,18 @@ _MODULES = {
     "get_server_info": ".lang.backend",
     "greedy_token_selection": ".lang.choices",
     "image": ".lang.primitives",
+    "one_or_more": ".lang.constraints.builders",
     "optimise": ".lang.evaluation.optimise",
+    "optional": ".lang.constraints.builders",
     "pick": ".lang.primitives",
     "predicate": ".lang.primitives",
     "rate": ".lang.primitives",
+    "repeat": ".lang.constraints.builders",
     "role": ".lang.primitives",
+    "rx": ".lang.constraints.builders",
     "select": ".lang.primitives",
     "separate_reasoning": ".lang.primitives",
+    "seq": ".lang.constraints.builders",
     "set_default_backend": ".lang.backend",
     "system": ".lang.primitives",
     "system_begin": ".lang.primitives",
@@ -170,6 +182,7 @@ _MODULES = {
     "user_begin": ".lang.primitives",
     "user_end": ".lang.primitives",
     "video": ".lang.primitives",
+    "zero_or_more": ".lang.constraints.builders",
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..runtime.protocol.session import Attempted, Done, Retry, Supply
 from .execution import Execution
+from .format_marks import refuse_marks
 from .operation_log import OperationLog
 
 MAX_THREADS = 32  # functions that run at the same time in the whole process; more wait
@@ -62,6 +63,7 @@ def _call(execution: Execution, state: int, operation: int, call: Callable[[], A
             import asyncio
 
             text = asyncio.run(_awaited(text))
+        refuse_marks("result", text)
     except BaseException as error:
         _fail(execution, state, operation, error)
     else:
@@ -77,6 +79,7 @@ def _start(execution: Execution, state: int, operation: int, function: Callable[
             text = await asyncio.wrap_future(_threads().submit(function))
             if inspect.isawaitable(text):
                 text = await text
+            refuse_marks("result", text)
         except BaseException as error:
             _fail(execution, state, operation, error)
             if not isinstance(error, Exception):

@@ -63,6 +63,11 @@ class Execution:
         """Return whether all messages so far are still kept."""
         return self._deferred is not None
 
+    @property
+    def kept_messages(self) -> list[tuple[Open | Append, OperationLog]]:
+        """Return the messages that are still kept, in order, each with its state's log."""
+        return list(self._deferred or ())
+
     def attach(self, log: OperationLog) -> int:
         """Register a new state's log; return the state's number."""
         number = self._channel.attach(log)

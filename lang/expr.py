@@ -10,6 +10,7 @@ from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
 from .checks import GenCheck
 from .choices import Method
+from .format_marks import has_mark, mark_of, split_at_marks
 from .tools.tool_set import OnError, ToolSet
 from .types.result_types import ReasoningFormat
 
@@ -23,9 +24,23 @@ RESULT = "\nResult: {result}\n"  # appended after a tool's call
 
 
 class Expr:
-    """Base of the expressions that `state +=` takes besides strings. `+` chains expressions and strings."""
+    """Base of the expressions that `state +=` takes besides strings. `+` chains expressions and strings.
+
+    In an f-string, and as `str(expr)`, an expression is a mark that stands for it (see `format_marks`).
+    """
 
     __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise RequestError(
+                f"an expression takes no format: {spec!r} cannot be applied to {self!r}, whose text is not known yet",
+                param="format_spec",
+            )
+        return mark_of(self, sum(len(str(getattr(part, "text", ""))) for part in parts_of(self)))
+
+    def __str__(self) -> str:
+        return format(self)
 
     def __add__(self, other: Expr | str) -> Concat:
         if not isinstance(other, Expr | str):
@@ -100,14 +115,20 @@ class Concat(Expr):
 
 
 def parts_of(value: Expr | str) -> tuple[Expr, ...]:
-    """Return the flat sequence of expressions of a string or expression. Raises RequestError for other values."""
+    """Return the flat sequence of expressions of a string or expression, those in f-strings included.
+
+    Raises RequestError for other values, and for a string that was cut inside an expression.
+    """
     match value:
         case Concat(parts):
             return parts
         case Expr():
             return (value,)
         case str():
-            return (Constant(value),) if value else ()
+            text = str.__str__(value)  # of a subclass too: its plain text
+            if has_mark(text):
+                return tuple(part for piece in split_at_marks(text) for part in parts_of(piece))
+            return (Constant(text),) if text else ()
     raise RequestError(
         f"cannot append {value!r}: a state takes strings and expressions such as gen(...), not {type(value).__name__}"
     )

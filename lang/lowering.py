@@ -15,7 +15,9 @@ from ..runtime.protocol.sampling import PARAMETERS, Constraint, LogprobParams, P
 from .callbacks import Callback
 from .checks import CheckedAttempts
 from .choices import BuiltInMethod, ChoiceCallback
+from .constraints.builders import CUTTING_ARGUMENTS, CapturedTexts, ConstraintExpr, compiled
 from .expr import GEN_NAMES, RUN_ARGUMENTS, Constant, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr
+from .format_marks import refuse_marks
 from .tools.tool_set import ToolCallback, ToolOutcome
 from .types.result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema, separated
 
@@ -44,6 +46,7 @@ class Binding:
     outcome: ToolOutcome | None = None
     meta: dict[str, Any] | None = None
     attempts: CheckedAttempts | None = None
+    captured: bool = False  # it is a part of the text, beside others
 
 
 @dataclass(slots=True)
@@ -88,6 +91,8 @@ def lower(parts: Sequence[Expr], defaults: Defaults, stream: bool, open_role: st
                 _lower_gen(part, defaults, stream, lowered)
             case SelectExpr():
                 _lower_select(part, defaults, lowered)
+            case ConstraintExpr():
+                _lower_constraint(part, defaults, stream, lowered)
             case _:
                 raise AssertionError(f"unknown expression: {part!r}")
     return lowered
@@ -131,6 +136,19 @@ def _checked_type(gen: GenExpr, result: ResultType) -> ResultType:
         return text
 
     return ResultType("json_schema", parse)
+
+
+def _lower_constraint(expr: ConstraintExpr, defaults: Defaults, stream: bool, into: LoweredOperations) -> None:
+    made = compiled(expr)
+    gen = GenExpr(sampling=expr.sampling, grammar=made.grammar)
+    uncut = {name: value for name, value in defaults.items() if name not in CUTTING_ARGUMENTS}
+    operation, _ = gen_operation(gen, uncut, stream)
+    index = len(into.operations)
+    into.operations.append(operation)
+    texts = CapturedTexts(made.matcher)
+    for name, result in expr.results.items():
+        part = ResultType(f"seq with {name} ({result.name})", texts.parser(name, result))
+        into.bindings.append(Binding(name, index, part, operation.n, captured=True))
 
 
 def _lower_select(select: SelectExpr, defaults: Defaults, into: LoweredOperations) -> None:
@@ -246,6 +264,7 @@ def _field_value(parameter: Parameter, value: Any) -> Any:
     if isinstance(parameter.default, dict):
         return _with_int_keys(value)
     if isinstance(parameter.default, tuple):
+        refuse_marks(parameter.name, value)  # it may come from `run`
         return tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
     return value
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
@@ -12,10 +11,10 @@ import msgspec
 
 from ..runtime.protocol import session
 from .operation_log import OperationLog
+from .symbols import shown
 
 StepKind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather", "mark", "rollback"]
 _GENERATIONS = ("gen", "select", "decide")
-_SYMBOL = re.compile("\ue000([^\ue000\ue001]*)\ue001")  # private-use characters, which texts do not contain
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,10 @@ class Plan:
 
     title: str
     states: tuple[PlannedState, ...]  # the program's own first
-    stops_at: str | None  # file:line where the program reads a generated value; the rest is known only in a run
+    stops_at: str | None  # file:line where the program needs a value that it does not have; the rest is not known
     run: Callable[..., Any]  # returns a ProgramState
     run_batch: Callable[..., Any]
+    argument_needed: str | None = None  # the one that the program looks into at `stops_at`; None: a generated value
 
     @property
     def is_whole(self) -> bool:
@@ -101,7 +101,9 @@ class Plan:
         counts = f"{len(self.states)} states, {self.num_generations} generations, width {self.width}"
         lines = [f"{self.title}: {counts}", *self._tree(0, "")]
         if self.stops_at is not None:
-            lines.append(f"... and on from what is generated, at {self.stops_at}")
+            needed = self.argument_needed
+            why = "what is generated" if needed is None else f"the argument {needed!r}, which the program looks into"
+            lines.append(f"... and on from {why}, at {self.stops_at}")
         return "\n".join(lines)
 
     def print_graph(self) -> None:
@@ -181,23 +183,13 @@ def states_of(recorded: Sequence[tuple[int, OperationLog]]) -> tuple[PlannedStat
     return tuple(PlannedState(position, parents.get(position), tuple(steps)) for position, steps in planned)
 
 
-def symbol(name: str) -> str:
-    """Return the string that stands for an argument in a recorded call, so that f-strings and joins carry it."""
-    return f"\ue000{name}\ue001"
-
-
-def shown(text: str) -> str:
-    """Return the text with `{name}` for each symbol."""
-    return _SYMBOL.sub(r"{\1}", text)
-
-
-def substituted(operation: session.Operation, values: Mapping[str, str]) -> Any:
-    """Return the operation as builtins, with the values of its symbols where known."""
+def substituted(operation: session.Operation, rewrite: Callable[[str], str]) -> Any:
+    """Return the operation as builtins, its texts rewritten."""
 
     def walk(part: Any) -> Any:
         match part:
             case str():
-                return _SYMBOL.sub(lambda match: values.get(match.group(1), match.group()), part)
+                return rewrite(part)
             case dict():
                 return {walk(key): walk(value) for key, value in part.items()}
             case list() | tuple():
@@ -240,7 +232,9 @@ def _step(operation: session.Operation, place: str, name: str | None, index: dic
         case session.Generated(text=text):
             return PlannedStep("text", f"text {shown(text)!r}", place, operation)
         case session.Select(choices=choices):
-            return PlannedStep("select", f"select{called} {shown(_short(repr(list(choices))))}", place, operation, name)
+            return PlannedStep(
+                "select", f"select{called} {_short(repr([shown(one) for one in choices]))}", place, operation, name
+            )
         case session.Decide(questions=questions):
             return PlannedStep("decide", f"decide {name} ({len(questions)} questions)", place, operation, name)
         case session.Ask():

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -18,11 +18,12 @@ from ..runtime.protocol.session import ToFrontend
 from .execution import Execution, ValueNeeded
 from .lowering import Defaults
 from .operation_log import OperationLog
-from .plan import PlannedState, states_of, substituted, symbol
+from .plan import substituted
 from .reader import UndefinedVariable
 from .source_location import traceback_location
 from .state import ProgramState
 from .state_handle import StateHandle
+from .symbols import ArgumentNeeded, as_symbol, odd_symbol, symbol, with_values
 
 if TYPE_CHECKING:
     from ..runtime.protocol.client import Listener
@@ -31,30 +32,15 @@ if TYPE_CHECKING:
 def check_recorded(logs: Sequence[OperationLog], *, is_whole: bool = True) -> None:
     """Check the operations of a program before they are sent.
 
-    Raises RequestError, with the program's line, for a variable that a state makes twice, an invalid pattern, schema or
-    grammar, and, if the program `is_whole`, a chat message that is not ended.
+    Raises RequestError, with the program's line, for an invalid pattern, schema or grammar, and, if the program
+    `is_whole`, a chat message that is not ended.
     """
     for log in logs:
-        _check_names(log)
         for operation, location in zip(log.operations, log.locations, strict=True):
             if isinstance(operation, session.Gen) and operation.sampling.constraint is not None:
                 _check_constraint(operation.sampling.constraint, location)
         if is_whole:
             _check_roles(log)
-
-
-def _check_names(log: OperationLog) -> None:
-    first: dict[str, int] = {}
-    visible = set(log.visible(0, len(log.operations)))
-    for op, name in log.names.items():
-        if op not in visible:
-            continue  # rolled back
-        if name in first and log.locations[first[name]] == log.locations[op]:
-            raise _wrong(log.locations[op], f"the variable {name!r} is generated again by the same line", name)
-        if name in first:
-            earlier = log.locations[first[name]]
-            raise _wrong(log.locations[op], f"the variable {name!r} is generated again; first at {earlier}", name)
-        first[name] = op
 
 
 def _check_roles(log: OperationLog) -> None:
@@ -99,10 +85,16 @@ def _wrong(location: str, message: str, param: str) -> RequestError:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """The logs of a call. `stops_at` is the line where the function read a generated value; None: it ended."""
+    """The logs of a call, and its messages in order.
+
+    `stops_at` is the line where the function needed a value that is not known; None: it ended. `argument_needed` names
+    the argument whose value it needed; None: a generated one.
+    """
 
     logs: list[tuple[int, OperationLog]]
-    stops_at: str | None
+    messages: list[tuple[session.Open | session.Append, OperationLog]]
+    stops_at: str | None = None
+    argument_needed: str | None = None
 
 
 class NullChannel:
@@ -126,15 +118,23 @@ class NullChannel:
 
 def plan_call(
     function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: Defaults
-) -> tuple[tuple[PlannedState, ...], str | None]:
-    """Return the planned states of a call, and the line where it reads a generated value, if it does.
+) -> RecordedCall:
+    """Record a call up to the line where it reads a generated value or looks into an argument, if it does.
 
-    Arguments that are `missing` become symbols. String arguments become symbols too where that changes nothing else:
-    the function is called twice, with values and with symbols, and the operations are compared. Raises RequestError,
-    with the program's line, for mistakes that can be found before a run.
+    Arguments that are `missing` become symbols. The function is called again with other symbols: where the operations
+    differ, it has looked into a text that holds one. String arguments become symbols too where that changes nothing
+    else, which one more call tells. Raises RequestError, with the program's line, for mistakes that can be found before
+    a run.
     """
     symbols = {name: symbol(name) for name in missing}
     recorded = _record_call(function, {**arguments, **symbols}, missing, defaults)
+    if missing:
+        odd = {name: odd_symbol(name) for name in missing}
+        try:
+            other = _record_call(function, {**arguments, **odd}, missing, defaults)
+        except RequestError:  # only the odd symbol leads to it
+            other = RecordedCall([], [])
+        recorded = _up_to_difference(recorded, other, missing)
     check_recorded([log for _, log in recorded.logs], is_whole=recorded.stops_at is None)
     texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
     if texts:
@@ -143,10 +143,10 @@ def plan_call(
                 function, {**arguments, **symbols, **{n: symbol(n) for n in texts}}, missing, defaults
             )
         except Exception:
-            return states_of(recorded.logs), recorded.stops_at  # the function inspects a value, and fails on its symbol
+            return recorded  # the function inspects a value, and fails on its symbol
         if _agree(abstract, recorded, texts):
-            return states_of(abstract.logs), abstract.stops_at
-    return states_of(recorded.logs), recorded.stops_at
+            return abstract
+    return recorded
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -167,12 +167,14 @@ def _record_call(
     execution = Execution(NullChannel(), deferred=True, may_wait=False)
     state = ProgramState(StateHandle.open(execution), defaults=defaults)
     stops_at: str | None = None
+    argument_needed: str | None = None
     try:
         result = function(state, **arguments)
         if inspect.iscoroutine(result):
             run_coroutine(result)
     except ValueNeeded as needed:
         stops_at = needed.location
+        argument_needed = needed.name if isinstance(needed, ArgumentNeeded) else None
     except UndefinedVariable as error:
         raise RequestError(
             f"{traceback_location(error.__traceback__)}: {error.args[0]}", param=error.name, code="invalid_program"
@@ -187,15 +189,65 @@ def _record_call(
             f"argument: give an example of {', '.join(sorted(missing))}",
             code="invalid_program",
         ) from error
-    return RecordedCall(list(execution.attached), stops_at)
+    return RecordedCall(list(execution.attached), execution.kept_messages, stops_at, argument_needed)
 
 
 def _agree(abstract: RecordedCall, concrete: RecordedCall, values: Mapping[str, str]) -> bool:
     if abstract.stops_at != concrete.stops_at or len(abstract.logs) != len(concrete.logs):
         return False
     return all(
-        [substituted(operation, values) for operation in a.operations]
-        == [substituted(operation, {}) for operation in b.operations]
+        [substituted(operation, lambda text: with_values(text, values)) for operation in a.operations]
+        == [substituted(operation, str) for operation in b.operations]
         and (a.locations, a.names) == (b.locations, b.names)
         for (_, a), (_, b) in zip(abstract.logs, concrete.logs, strict=True)
     )
+
+
+def _up_to_difference(recorded: RecordedCall, other: RecordedCall, missing: frozenset[str]) -> RecordedCall:
+    """Cut a call at the first message that differs from that of the call with the odd symbols."""
+
+    def usual(text: str) -> str:
+        for name in missing:
+            text = as_symbol(text, name)
+        return text
+
+    def content(message: session.Open | session.Append, log: OperationLog, rewrite: Callable[[str], str]) -> Any:
+        if isinstance(message, session.Open):
+            return message.state
+        end = message.first + len(message.operations)
+        operations = [substituted(operation, rewrite) for operation in message.operations]
+        return message.state, operations, log.locations[message.first : end]
+
+    ours = [content(message, log, str) for message, log in recorded.messages]
+    theirs = [content(message, log, usual) for message, log in other.messages]
+    same = next((at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+    cut = min(len(ours), len(theirs)) if same is None else same
+    if cut == len(ours) == len(theirs) and recorded.stops_at == other.stops_at:
+        return recorded
+    at = recorded.stops_at
+    if cut < len(recorded.messages):
+        message, log = recorded.messages[cut]
+        at = log.locations[message.first] if isinstance(message, session.Append) else at
+    elif cut < len(other.messages):
+        message, log = other.messages[cut]
+        at = log.locations[message.first] if isinstance(message, session.Append) else at
+    return replace(_cut(recorded, cut), stops_at=at or other.stops_at, argument_needed=" or ".join(sorted(missing)))
+
+
+def _cut(call: RecordedCall, num_messages: int) -> RecordedCall:
+    """Return the call with its first messages only."""
+    kept = call.messages[:num_messages]
+    lengths: dict[int, int] = {}
+    states = {message.state for message, _ in kept if isinstance(message, session.Open)}
+    for message, log in kept:
+        if isinstance(message, session.Append):
+            lengths[id(log)] = message.first + len(message.operations)
+            forks = (operation for operation in message.operations if isinstance(operation, session.Fork))
+            states.update(child for fork in forks for child in fork.children)
+    for _, log in call.logs:
+        end = lengths.get(id(log), 0)
+        if end < len(log.operations):
+            del log.operations[end:], log.locations[end:]
+            log.names = {op: name for op, name in log.names.items() if op < end}
+            log.joins = [join for join in log.joins if join[0] < end]
+    return replace(call, logs=[(number, log) for number, log in call.logs if number in states], messages=kept)

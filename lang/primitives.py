@@ -8,11 +8,14 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, NoReturn, get_args
 
+import msgspec
+
 from ..runtime.protocol.decisions import Level, Option, Pick, Predicate, Question, Rate, check
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
 from .checks import OnInvalid, check_of
 from .choices import BuiltInMethod, Method, method_of, token_length_normalized
+from .constraints.builders import ConstraintExpr, choice_of
 from .expr import (
     GEN_NAMES,
     RESULT,
@@ -26,9 +29,14 @@ from .expr import (
     StringOrMany,
     parts_of,
 )
+from .format_marks import refuse_marks
+from .symbols import known, texts_of
 from .tools.tool_set import OnError, Tool, tool_set
 from .types.questions import TypedPick, choice_text, instructions_of, values_of_type
 from .types.result_types import reasoning_format
+
+# Arguments that are text, in which a plan's symbols may stand.
+_TEXT_ARGUMENTS = ("stop", "stop_regex", "regex", "grammar", "choices", "tool_result")
 
 
 def gen(
@@ -92,7 +100,7 @@ def gen(
     Raises RequestError for arguments that exclude one another. Values out of range raise it once the gen is appended.
     """
     # The signature is written out for editors and type checkers; a test compares it with the table of parameters.
-    given = {name: value for name, value in locals().items() if name in RUN_ARGUMENTS and value is not None}
+    given = _checked_arguments(locals())
     constraints = {
         "choices": choices,
         "dtype": dtype,
@@ -111,22 +119,29 @@ def gen(
         kind = "choices" if tools is None else "tools"
         raise RequestError(f"check, retries and on_invalid exclude {kind}", param="check")
     if choices is not None:
+        _refuse_sampling(given, tool_errors, tool_result)
         method = token_length_normalized if choices_method is None else choices_method
         selected = select(name, choices, 0.0 if temperature is None else temperature, method)
+        if isinstance(selected, ConstraintExpr):
+            raise RequestError("choices of gen must be strings; select takes expressions", param="choices")
         return replace(selected, seed=seed)
+    if choices_method is not None:
+        raise RequestError("choices_method says how choices are compared: give choices", param="choices_method")
     if tool_errors not in ("text", "raise"):
         raise RequestError(f"tool_errors must be 'text' or 'raise', got {tool_errors!r}", param="tool_errors")
+    if tools is None:
+        _refuse_tool_options(tool_errors, tool_result)
     return GenExpr(
         name=_checked_name(name),
         sampling=given,
         dtype=dtype,
-        regex=regex,
+        regex=texts_of(regex),
         json_schema=json_schema,
-        grammar=grammar,
+        grammar=texts_of(grammar),
         schema=schema,
         tools=None if tools is None else tool_set(tools),
         tool_errors=tool_errors,
-        tool_result=tool_result,
+        tool_result=texts_of(tool_result),
         additional_properties=additional_properties,
         check=checked,
     )
@@ -156,16 +171,29 @@ def select(
     choices: Sequence[str] | None = None,
     temperature: float = 0.0,
     choices_method: Method | str = token_length_normalized,
-) -> SelectExpr:
+) -> SelectExpr | ConstraintExpr:
     """Score every choice as a continuation, append one, and keep it as the variable `name`.
 
     `choices_method` is one of the three of the runtime, by object or name, or a callable as `ChoicesSamplingMethod`
     describes it. Raises RequestError for an argument out of range.
+
+    Choices may be expressions too, such as `gen("b", regex=...)`. Then one of them is generated under one grammar
+    instead of scored, and its captures are variables (see `seq`).
     """
+    choices = texts_of(known(choices))
+    refuse_marks("choices", choices)
+    if isinstance(choices, list | tuple) and any(isinstance(choice, Expr) for choice in choices):
+        if known(temperature) or choices_method is not token_length_normalized:
+            raise RequestError(
+                "choices that are expressions are generated, not scored: temperature and choices_method do not apply; "
+                "give a temperature to the seq around select, or to run",
+                param="temperature" if temperature else "choices_method",
+            )
+        return choice_of(name, choices)
     if isinstance(choices, str) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
         raise RequestError(f"choices must be a sequence of non-empty strings, got {choices!r}", param="choices")
-    method = method_of(choices_method)
-    if not 0.0 <= temperature <= 100.0:
+    method = method_of(known(choices_method))
+    if not 0.0 <= known(temperature) <= 100.0:
         raise RequestError(f"temperature must be between 0.0 and 100.0, got {temperature}", param="temperature")
     if temperature and not isinstance(method, BuiltInMethod):
         raise RequestError(
@@ -182,12 +210,15 @@ def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3"
     """
     reasoning = reasoning_format(model_type)
     parts = () if expr is None else parts_of(expr)
+    if any(isinstance(part, ConstraintExpr) for part in parts):
+        raise RequestError("separate_reasoning needs gens without a constraint, not seq", param="separate_reasoning")
     return Concat(tuple(replace(part, reasoning=reasoning) if isinstance(part, GenExpr) else part for part in parts))
 
 
 def role(name: str, expr: Expr | str | None) -> Concat:
     """Return a whole chat message, of any role that the model's chat template has, such as "tool"."""
-    return Concat((RoleBeginExpr(name), *(() if expr is None else parts_of(expr)), RoleEndExpr(name)))
+    refuse_marks("role", name)
+    return Concat((RoleBeginExpr(texts_of(name)), *(() if expr is None else parts_of(expr)), RoleEndExpr(name)))
 
 
 def system(expr: Expr | str | None = None) -> Concat:
@@ -237,7 +268,7 @@ def assistant_end() -> RoleEndExpr:
 
 def predicate(instructions: str) -> Predicate:
     """Return a yes-or-no question. Its answer has a `probability`."""
-    return Predicate(instructions=instructions)
+    return Predicate(instructions=texts_of(instructions))
 
 
 def pick(instructions: str, choices: Any) -> Pick | TypedPick:
@@ -247,7 +278,7 @@ def pick(instructions: str, choices: Any) -> Pick | TypedPick:
     """
     described = _described("choices", choices)
     options = tuple(Option(choice_text(value), text) for value, text in described)
-    question = Pick(instructions=instructions, choices=options)
+    question = Pick(instructions=texts_of(instructions), choices=options)
     values = [value for value, _ in described]
     if all(type(value) in (str, bool) for value in values):
         return question
@@ -261,7 +292,7 @@ def rate(instructions: str, levels: Any) -> Rate:
     Its answer has `score` (the expected level), `confidence` and `probabilities`.
     """
     return Rate(
-        instructions=instructions,
+        instructions=texts_of(instructions),
         levels=tuple(Level(str(choice_text(label)), text) for label, text in _described("levels", levels)),
     )
 
@@ -274,6 +305,7 @@ def questions_of(given: Mapping[str, Any]) -> tuple[tuple[Question, Mapping[str 
     asked: list[Question] = []
     stand_for: list[Mapping[str | bool, Any] | None] = []
     for name, question in given.items():
+        refuse_marks(name, msgspec.to_builtins(question) if isinstance(question, msgspec.Struct) else question)
         question = predicate(question) if isinstance(question, str) else question
         if values_of_type(question) is not None:
             question = pick(instructions_of(question, name), question)
@@ -308,7 +340,7 @@ def _fields(question: Question) -> dict[str, Any]:
 
 
 def _described(param: str, given: Any) -> list[tuple[Any, str | None]]:
-    if (values := values_of_type(given)) is not None:
+    if (values := values_of_type(known(given))) is not None:
         given = values
     if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
         raise RequestError(
@@ -317,7 +349,8 @@ def _described(param: str, given: Any) -> list[tuple[Any, str | None]]:
     for value in given:
         if not isinstance(value, str | bool | int | float | Enum | None):
             raise RequestError(f"{param} must be strings, numbers or members of an Enum, got {value!r}", param=param)
-    return list(given.items()) if isinstance(given, Mapping) else [(value, None) for value in given]
+    pairs = given.items() if isinstance(given, Mapping) else [(value, None) for value in given]
+    return [(texts_of(value), texts_of(description)) for value, description in pairs]
 
 
 def _refuse(kind: str, path: object) -> NoReturn:
@@ -325,9 +358,43 @@ def _refuse(kind: str, path: object) -> NoReturn:
 
 
 def _checked_name(name: str | None) -> str | None:
+    known(name)
+    refuse_marks("name", name)
     if name is not None and not (isinstance(name, str) and name):
         raise RequestError(f"name must be a non-empty string, got {name!r}", param="name")
     return name
+
+
+def _checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of gen's arguments that `run` takes too.
+
+    Raises RequestError for one that holds an expression. A symbol may stand only where text does.
+    """
+    for name, value in arguments.items():
+        if name not in ("schema", "tools"):
+            refuse_marks(name, value)
+        if name not in _TEXT_ARGUMENTS:
+            known(value)
+    return {n: texts_of(value) for n, value in arguments.items() if n in RUN_ARGUMENTS and value is not None}
+
+
+def _refuse_sampling(given: Mapping[str, Any], tool_errors: str, tool_result: str) -> None:
+    """Raise RequestError for an argument of gen that a choice cannot honour; one sample is what it makes."""
+    _refuse_tool_options(tool_errors, tool_result)
+    for name, value in given.items():
+        if name in ("temperature", "seed", "return_logprob") or (name == "n" and value == 1):
+            continue  # a choice has log-probabilities in any case
+        raise RequestError(
+            f"{name} = {value!r} does not apply to choices: all are scored, nothing else is generated, and one is "
+            "appended",
+            param=name,
+        )
+
+
+def _refuse_tool_options(tool_errors: str, tool_result: str) -> None:
+    for name, value, default in (("tool_errors", tool_errors, "text"), ("tool_result", tool_result, RESULT)):
+        if value != default:
+            raise RequestError(f"{name} says what becomes of a tool's call: give tools", param=name)
 
 
 def _check_additional_properties(value: Any, *schemas: Any) -> None:

@@ -21,7 +21,7 @@ from .batch import run_in_loop, run_in_threads, run_recorded
 from .execution import Execution
 from .expr import RUN_ARGUMENTS
 from .lowering import Defaults, defaults_of
-from .plan import Plan
+from .plan import Plan, states_of
 from .planning import plan_call
 from .runner import ProgramCall, begin, begin_recorded, new_state, run, run_async, run_body, run_body_async
 from .state import ProgramState
@@ -126,10 +126,10 @@ class Program:
     def plan(self, **example: Any) -> Plan:
         """Record a call with these arguments without running it; return its plan.
 
-        Arguments that are not given are symbols, which the function may put into texts but not inspect. The plan ends
-        where the function reads a generated value. The function is called once or twice, with all its side effects.
-        Raises RequestError, with the program's line, for variables that are undefined or generated twice, invalid
-        patterns and schemas, and messages that are not ended.
+        Arguments that are not given are symbols, which the function may put into texts. The plan ends where the
+        function looks into one, or reads a generated value. The function is called up to three times, with all its
+        side effects. Raises RequestError, with the program's line, for variables that are undefined, invalid patterns
+        and schemas, and messages that are not ended.
         """
         defaults, arguments = self._split(example)
         given = {**self._bound, **arguments}
@@ -137,9 +137,9 @@ class Program:
         required = [p for p in list(self._signature.parameters.values())[1:] if p.default is p.empty]
         named = [p for p in required if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         missing = frozenset(p.name for p in named if p.name not in given)
-        states, stops_at = plan_call(self.function, given, missing, defaults)
+        call = plan_call(self.function, given, missing, defaults)
         title = f"{self.function.__name__}({', '.join(self.parameters)})"
-        return Plan(title, states, stops_at, self.run, self.run_batch)
+        return Plan(title, states_of(call.logs), call.stops_at, self.run, self.run_batch, call.argument_needed)
 
     def compile(self, **example: Any) -> Plan:
         """Plan a call, and from now on run the program compiled.

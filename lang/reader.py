@@ -271,6 +271,9 @@ class StateReader:
         if spans:
             yield from text_pieces(TextSpan(log, first, _fixed(end)) for log, first, end in spans)
             return
+        for log, end in found.needs():
+            while len(log.done) < end and log.error is None:
+                yield WaitForChange(log, log.version)
         value = found.get()
         if not isinstance(value, str):
             raise RequestError(f"the variable {var!r} is not one piece of text: {value!r}", param="var")

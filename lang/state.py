@@ -12,6 +12,7 @@ from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
 from .callbacks import ask_when_answered, check_attempts
 from .expr import Expr, RoleBeginExpr, RoleEndExpr, parts_of
+from .format_marks import refuse_marks
 from .lowering import Defaults, lower
 from .meta_info import Segment, segment_of
 from .operation_log import OperationLog
@@ -19,6 +20,7 @@ from .primitives import gen, questions_of, role
 from .reader import BackgroundRun, StateReader, async_pieces, blocking_pieces
 from .source_location import program_location
 from .state_handle import StateHandle
+from .symbols import known
 from .tools.tool_set import OnError, Tool
 from .variables import AssignedVariable, DecisionVariable, GatheredVariable, ScopeVariable, Variable, variable_of
 
@@ -204,7 +206,7 @@ class ProgramState:
 
     def fork(self, size: int = 1) -> ForkGroup:
         """Return `size` states that begin with this one's text and variables, and run at the same time."""
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(known(size), int) or size < 1:
             raise RequestError(f"fork needs a positive number of branches, got {size!r}", param="size")
         with self._log.changed:
             children = [
@@ -286,7 +288,8 @@ class ProgramState:
         return await self._reader.get_async(name)
 
     def set_var(self, name: str, value: Any) -> None:
-        """Set a variable to a value of the program's own."""
+        """Set a variable to a value of the program's own. Raises RequestError for a string with an expression in it."""
+        refuse_marks(name, value, depth=0)
         self._reader.define(name, AssignedVariable(value))
 
     def variables(self) -> dict[str, Any]:
@@ -441,9 +444,11 @@ class ProgramState:
             return
         with self._log.changed:
             lowered = lower(parts, self._defaults, self._stream, self._open_role)
-            first = self._handle.append(
-                lowered.operations, {binding.index: binding.name for binding in lowered.bindings}
-            )
+            names: dict[int, str] = {}
+            for one in lowered.bindings:
+                beside = f"{names[one.index]}, " if one.captured and one.index in names else ""
+                names[one.index] = beside + one.name
+            first = self._handle.append(lowered.operations, names)
             self._open_role = lowered.open_role
             for index, attempts in lowered.checks:
                 *older, (own, _) = self._handle.segments()

@@ -118,6 +118,17 @@ class GeneratedVariable(_TextVariable):
             raise with_location(info, self.location, f"gen {self.name!r}").to_exception() from error
 
 
+@dataclass(slots=True)
+class CapturedVariable(GeneratedVariable):
+    """A part of a Gen's text, known once the whole is."""
+
+    def spans(self) -> Sequence[tuple[OperationLog, int, int]]:
+        return ()
+
+    def needs(self) -> Sequence[tuple[OperationLog, int]]:
+        return ((self.handle.log, self.operation + 1),)
+
+
 @dataclass(frozen=True, slots=True)
 class SelectedVariable(_TextVariable):
     """The choice that the runtime selected."""
@@ -258,6 +269,5 @@ def variable_of(binding: Binding, handle: StateHandle, first: int, location: str
         return CustomSelectedVariable(handle, operation, binding.meta)
     if binding.result is None:
         return SelectedVariable(handle, operation)
-    return GeneratedVariable(
-        handle, operation, binding.name, binding.result, location, binding.num_samples, binding.attempts
-    )
+    kind = CapturedVariable if binding.captured else GeneratedVariable
+    return kind(handle, operation, binding.name, binding.result, location, binding.num_samples, binding.attempts)

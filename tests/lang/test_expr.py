@@ -96,3 +96,42 @@ def test_only_strings_and_expressions_chain(other: Any) -> None:
 def test_gen_int_and_gen_string_are_typed_gens() -> None:
     assert ramiform.gen_int("x", 8, stop="!") == gen("x", 8, dtype=int, stop="!")
     assert ramiform.gen_string("x") == gen("x", dtype=str)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"max_tokens": 5},
+        {"min_tokens": 1},
+        {"n": 2},
+        {"stop": "\n"},
+        {"stop_token_ids": [1]},
+        {"stop_regex": "a"},
+        {"top_p": 0.5},
+        {"top_k": 3},
+        {"min_p": 0.1},
+        {"frequency_penalty": 0.1},
+        {"logit_bias": {1: 1.0}},
+        {"ignore_eos": True},
+        {"top_logprobs_num": 2},
+        {"return_text_in_logprobs": True},
+        {"tool_errors": "raise"},
+        {"tool_result": "{result}"},
+        {"additional_properties": "closed"},
+    ],
+)
+def test_what_a_choice_cannot_honour_is_refused_by_name(extra: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        gen("x", choices=["a", "b"], **extra)
+    assert caught.value.param == next(iter(extra))
+
+
+def test_what_a_choice_honours_is_taken() -> None:
+    assert gen("x", choices=["a"], n=1, return_logprob=True, seed=1) == gen("x", choices=["a"], seed=1)
+
+
+@pytest.mark.parametrize("extra", [{"choices_method": "greedy_token_selection"}, {"tool_errors": "raise"}])
+def test_an_option_of_something_that_is_not_there_is_refused(extra: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        gen("x", **extra)
+    assert caught.value.param == next(iter(extra))

@@ -1,0 +1,1 @@
+"""Composable constraints: parts that make one grammar together, and the variables captured in its text."""
