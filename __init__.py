@@ -46,19 +46,28 @@ if TYPE_CHECKING:
     )
     from .lang.program import Program, function
     from .lang.state import ForkGroup, ProgramState
-    from .lang.tools.tool_set import tool_schemas
+    from .lang.tools.agent import AgentCall, AgentResult
+    from .lang.tools.call_format import CallFormat
+    from .lang.tools.declaration import DeclaredTool, tool
+    from .lang.tools.mcp_server import McpTools, mcp
+    from .lang.tools.tool_set import UnansweredCall, tool_schemas
     from .lang.tracing.trace import Trace
     from .runtime.processes.launch import Runtime
     from .runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
     from .runtime.protocol.version import __version__
 
 __all__ = [
+    "AgentCall",
+    "AgentResult",
     "Backend",
     "BusyError",
+    "CallFormat",
     "ChoicesDecision",
     "ChoicesSamplingMethod",
+    "DeclaredTool",
     "ForkGroup",
     "HttpRuntime",
+    "McpTools",
     "OpenAI",
     "Plan",
     "Program",
@@ -70,6 +79,7 @@ __all__ = [
     "RuntimeFailed",
     "Scripted",
     "Trace",
+    "UnansweredCall",
     "__version__",
     "assistant",
     "assistant_begin",
@@ -82,6 +92,7 @@ __all__ = [
     "get_server_info",
     "greedy_token_selection",
     "image",
+    "mcp",
     "pick",
     "predicate",
     "rate",
@@ -93,6 +104,7 @@ __all__ = [
     "system_begin",
     "system_end",
     "token_length_normalized",
+    "tool",
     "tool_schemas",
     "unconditional_likelihood_normalized",
     "user",
@@ -103,12 +115,17 @@ __all__ = [
 
 
 _MODULES = {
+    "AgentCall": ".lang.tools.agent",
+    "AgentResult": ".lang.tools.agent",
     "Backend": ".lang.backend",
     "BusyError": ".runtime.protocol.errors",
+    "CallFormat": ".lang.tools.call_format",
     "ChoicesDecision": ".lang.choices",
     "ChoicesSamplingMethod": ".lang.choices",
+    "DeclaredTool": ".lang.tools.declaration",
     "ForkGroup": ".lang.state",
     "HttpRuntime": ".lang.backends.http_runtime",
+    "McpTools": ".lang.tools.mcp_server",
     "OpenAI": ".lang.backends.openai",
     "Plan": ".lang.plan",
     "Program": ".lang.program",
@@ -120,6 +137,7 @@ _MODULES = {
     "RuntimeFailed": ".runtime.protocol.errors",
     "Scripted": ".lang.backends.scripted",
     "Trace": ".lang.tracing.trace",
+    "UnansweredCall": ".lang.tools.tool_set",
     "__version__": ".runtime.protocol.version",
     "assistant": ".lang.primitives",
     "assistant_begin": ".lang.primitives",
@@ -132,6 +150,7 @@ _MODULES = {
     "get_server_info": ".lang.backend",
     "greedy_token_selection": ".lang.choices",
     "image": ".lang.primitives",
+    "mcp": ".lang.tools.mcp_server",
     "pick": ".lang.primitives",
     "predicate": ".lang.primitives",
     "rate": ".lang.primitives",
@@ -143,6 +162,7 @@ _MODULES = {
     "system_begin": ".lang.primitives",
     "system_end": ".lang.primitives",
     "token_length_normalized": ".lang.choices",
+    "tool": ".lang.tools.declaration",
     "tool_schemas": ".lang.tools.tool_set",
     "unconditional_likelihood_normalized": ".lang.choices",
     "user": ".lang.primitives",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
@@ -171,6 +171,8 @@ def states_of(recorded: Sequence[tuple[int, OperationLog]]) -> tuple[PlannedStat
         for op, operation in enumerate(log.operations):
             steps += _gathered(joins, op, of_log)
             step = _step(operation, log.locations[op], log.names.get(op), index)
+            if (label := log.labels.get(op)) is not None:
+                step = replace(step, label=label())
             if step.kind == "fork":
                 parents.update(dict.fromkeys(step.states, position))
             steps.append(step)

@@ -7,6 +7,7 @@ model wrote, so it cannot trim that, and nothing is rendered twice.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ from ...protocol.errors import RequestError
 from ...tokenizer.chat_template import ChatTemplate
 
 _COMPLETE_ROLES = frozenset({"system", "user", "assistant"})  # the end of their messages does not depend on the next
+ROLE_MARK = "\ue000"  # begins the marks; a private-use character: no template has it, and `trim` keeps it
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
@@ -25,16 +27,20 @@ class ChatState:
 
     `tail` is the text that the last `end` appended. `lead` is the template's text between its generation prompt and a
     given content, e.g. a space or an empty thinking block: a program's text comes after it, a generated text begins
-    with it.
+    with it. `tools` are those that the template describes; None: it describes none.
     """
 
     roles: tuple[str, ...] = ()
     is_open: bool = False
     tail: str = ""
     lead: str = ""
+    tools: Sequence[Any] | None = None
 
-    def begin(self, template: ChatTemplate | None, role: str) -> tuple[ChatState, str]:
-        """Open a message; return the chat after it, and the text before its content.
+    def begin(
+        self, template: ChatTemplate | None, role: str, tools: Sequence[Any] | None = None
+    ) -> tuple[ChatState, str]:
+        """Open a message; return the chat after it, and the text before its content. The chat has no `tools` if the
+        template ignores them.
 
         Raises RequestError when a message is open, or naming a role that the template refuses here.
         """
@@ -44,6 +50,11 @@ class ChatState:
             raise RequestError(f"role {role!r} needs a chat template, and this model has none", param="role")
         if not _ROLE.fullmatch(role):
             raise RequestError(f"a role is a word, got {role!r}", param="role")
+        if tools is not None:
+            if self.roles:
+                raise RequestError("only the first message of a chat can offer tools", param="tools")
+            if _takes_tools(template, role, tools):
+                return replace(self, tools=tools).begin(template, role)
         text = before_content = self._before_content(template, role)
         lead = ""
         if role == "assistant" and (prompt := self._generation_prompt(template)) is not None:
@@ -54,7 +65,7 @@ class ChatState:
             text = before_content.rstrip(" ")
             lead = before_content[len(text) :]
         known = common_prefix_length(self.tail, text)
-        return ChatState((*self.roles, role), is_open=True, lead=lead), text[known:]
+        return ChatState((*self.roles, role), is_open=True, lead=lead, tools=self.tools), text[known:]
 
     def end(self, template: ChatTemplate | None) -> tuple[ChatState, str]:
         """Close the open message; return the chat after it, and the text after its content as if it were the last.
@@ -66,14 +77,14 @@ class ChatState:
             raise RequestError("no role to end: none is open", param="role")
         assert template is not None
         try:
-            rendered = template.render(_marked(self.roles))
+            rendered = template.render(_marked(self.roles), tools=self.tools)
             tail = _after(rendered, len(self.roles) - 1) or ""
         except RequestError:
             tail = ""  # known only with the next message, whose `begin` appends it
         if self.roles[-1] not in _COMPLETE_ROLES:
             with suppress(RequestError):  # a template that refuses two such messages in a row
                 tail = tail[: common_prefix_length(tail, self._before_content(template, self.roles[-1]))]
-        return ChatState(self.roles, tail=tail), tail
+        return ChatState(self.roles, tail=tail, tools=self.tools), tail
 
     def without_lead(self) -> ChatState:
         return replace(self, lead="")
@@ -85,7 +96,7 @@ class ChatState:
         # Some templates fold a system message into what follows it, and render nothing for it alone.
         for probe in ((), ("user",), ("assistant",)):
             try:
-                rendered = template.render(_marked((*roles, *probe)))
+                rendered = template.render(_marked((*roles, *probe)), tools=self.tools)
             except RequestError as error:
                 refusal = refusal or error
                 continue
@@ -104,16 +115,25 @@ class ChatState:
         """Return the template's generation prompt after the messages so far, or None if it has none."""
         messages = _marked(self.roles)
         try:
-            prompted = template.render(messages, add_generation_prompt=True)
-            if prompted == template.render(messages):
+            prompted = template.render(messages, tools=self.tools, add_generation_prompt=True)
+            if prompted == template.render(messages, tools=self.tools):
                 return None
         except RequestError:
             return None
         return _after(prompted, len(self.roles) - 1)
 
 
+def _takes_tools(template: ChatTemplate, role: str, tools: Sequence[Any]) -> bool:
+    """Return whether the template describes tools in a chat that begins with a message of `role`."""
+    for probe in (("user",), ()):
+        messages = _marked((role, *probe))
+        with suppress(RequestError):  # it refuses these messages
+            return template.render(messages, tools=tools) != template.render(messages)
+    return False
+
+
 def _mark(index: int) -> str:
-    return f"\ue000content {index}\ue001"  # private-use characters: no template has them, and `trim` keeps them
+    return f"{ROLE_MARK}content {index}\ue001"
 
 
 def _marked(roles: tuple[str, ...]) -> list[dict[str, Any]]:
