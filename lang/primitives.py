@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import Any, NoReturn, get_args
 
 from ..runtime.protocol.decisions import Level, Option, Pick, Predicate, Question, Rate, check
@@ -26,6 +27,7 @@ from .expr import (
 )
 from .tools.declaration import AnyTool
 from .tools.tool_set import OnError, tool_set
+from .types.questions import TypedPick, choice_text, instructions_of, values_of_type
 from .types.result_types import reasoning_format
 
 
@@ -231,40 +233,57 @@ def predicate(instructions: str) -> Predicate:
     return Predicate(instructions=instructions)
 
 
-def pick(instructions: str, choices: Sequence[str | bool] | Mapping[str, str]) -> Pick:
-    """Return a question for one of the choices; a mapping describes its keys.
+def pick(instructions: str, choices: Any) -> Pick | TypedPick:
+    """Return a question for one of the choices: a sequence, a mapping that describes its keys, or a type.
 
-    Its answer has `choice`, `confidence` and `probabilities`.
+    The values of an Enum, a Literal or bool are choices. The answer has `choice`, `confidence` and `probabilities`.
     """
-    return Pick(
-        instructions=instructions, choices=tuple(Option(value, text) for value, text in _described("choices", choices))
-    )
+    described = _described("choices", choices)
+    options = tuple(Option(choice_text(value), text) for value, text in described)
+    question = Pick(instructions=instructions, choices=options)
+    values = [value for value, _ in described]
+    if all(type(value) in (str, bool) for value in values):
+        return question
+    return TypedPick(question, {option.value: value for option, value in zip(options, values, strict=True)})
 
 
-def rate(instructions: str, levels: Sequence[str] | Mapping[str, str]) -> Rate:
-    """Return a question for a level of a scale that counts from 0; a mapping describes its keys.
+def rate(instructions: str, levels: Any) -> Rate:
+    """Return a question for a level of a scale that counts from 0: a sequence, a mapping that describes its keys, or an
+    Enum or Literal.
 
     Its answer has `score` (the expected level), `confidence` and `probabilities`.
     """
     return Rate(
-        instructions=instructions, levels=tuple(Level(label, text) for label, text in _described("levels", levels))
+        instructions=instructions,
+        levels=tuple(Level(str(choice_text(label)), text) for label, text in _described("levels", levels)),
     )
 
 
-def questions_of(given: Mapping[str, Any]) -> tuple[Question, ...]:
-    """Return the named questions of `s.decide`; a string is a predicate. Raises RequestError naming an invalid one."""
-    asked = []
+def questions_of(given: Mapping[str, Any]) -> tuple[tuple[Question, Mapping[str | bool, Any] | None], ...]:
+    """Return the named questions of `s.decide`, each with the values that its choices stand for, or None.
+
+    A string is a predicate, a type a pick of its values. Raises RequestError naming an invalid question.
+    """
+    asked: list[Question] = []
+    stand_for: list[Mapping[str | bool, Any] | None] = []
     for name, question in given.items():
         question = predicate(question) if isinstance(question, str) else question
+        if values_of_type(question) is not None:
+            question = pick(instructions_of(question, name), question)
+        stand_for.append(question.values if isinstance(question, TypedPick) else None)
+        question = question.question if isinstance(question, TypedPick) else question
         if not isinstance(question, Predicate | Pick | Rate):
-            raise RequestError(f"{name} must be a string, predicate, pick or rate, got {question!r}", param=name)
+            raise RequestError(
+                f"{name} must be a string, predicate, pick or rate, or an Enum, Literal or bool, got {question!r}",
+                param=name,
+            )
         try:
             check([question])
         except RequestError as error:
             raise RequestError(f"{name}: {error}", param=name) from None
         asked.append(type(question)(**{**_fields(question), "name": name}))
     check(asked)
-    return tuple(asked)
+    return tuple(zip(asked, stand_for, strict=True))
 
 
 def image(path: object) -> NoReturn:
@@ -281,9 +300,16 @@ def _fields(question: Question) -> dict[str, Any]:
     return {field: getattr(question, field) for field in question.__struct_fields__}
 
 
-def _described(param: str, given: Sequence[Any] | Mapping[str, str]) -> list[tuple[Any, str | None]]:
+def _described(param: str, given: Any) -> list[tuple[Any, str | None]]:
+    if (values := values_of_type(given)) is not None:
+        given = values
     if isinstance(given, str) or not isinstance(given, Mapping | Sequence):
-        raise RequestError(f"{param} must be a sequence or a mapping, got {given!r}", param=param)
+        raise RequestError(
+            f"{param} must be a sequence, a mapping or an Enum, Literal or bool, got {given!r}", param=param
+        )
+    for value in given:
+        if not isinstance(value, str | bool | int | float | Enum | None):
+            raise RequestError(f"{param} must be strings, numbers or members of an Enum, got {value!r}", param=param)
     return list(given.items()) if isinstance(given, Mapping) else [(value, None) for value in given]
 
 

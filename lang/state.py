@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.protocol import session
-from ..runtime.protocol.decisions import Question
 from ..runtime.protocol.errors import RequestError
 from .callbacks import ask_when_answered
 from .expr import Expr, RoleBeginExpr, RoleEndExpr, parts_of
@@ -211,18 +210,21 @@ class ProgramState:
         options = AgentOptions.of(tools, prompt, max_steps, until, tool_errors, call_format, result_role, sampling)
         return await run_agent_async(self, options)
 
-    def decide(self, **questions: Question | str) -> None:
+    def decide(self, **questions: Any) -> None:
         """Ask questions about the state's text and append nothing.
 
         `s.decide(urgent="Is it urgent?", team=pick(...), anger=rate(...))` makes each name a variable, whose value is
-        the answer with its probabilities. Answers depend neither on each other nor on their order. Raises RequestError
-        naming an invalid question.
+        the answer with its probabilities. A type stands for a pick of its values: `team=Team` with an Enum, a Literal
+        or bool, whose question is in `Annotated[Team, "Which team?"]` or its docstring. Answers depend neither on each
+        other nor on their order. Raises RequestError naming an invalid question.
         """
         asked = questions_of(questions)
         with self._log.changed:
-            operation = self._handle.append([session.Decide(asked)], {0: ", ".join(questions)})
-            for index, name in enumerate(questions):
-                self._reader.define(name, DecisionVariable(self._handle, operation, index))
+            operation = self._handle.append(
+                [session.Decide(tuple(question for question, _ in asked))], {0: ", ".join(questions)}
+            )
+            for index, (name, (_, values)) in enumerate(zip(questions, asked, strict=True)):
+                self._reader.define(name, DecisionVariable(self._handle, operation, index, values))
 
     # Branching
 

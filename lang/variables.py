@@ -5,7 +5,7 @@ Reading a variable waits for its own operation only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from .operation_log import OperationLog
 from .source_location import with_location
 from .state_handle import StateHandle
 from .tools.tool_set import ToolOutcome
+from .types.questions import with_values
 from .types.result_types import ResultType
 
 
@@ -188,11 +189,13 @@ class DecisionVariable:
     handle: StateHandle
     operation: int
     index: int
+    values: Mapping[str | bool, Any] | None = None  # what the choices stand for
 
     def get(self) -> DecisionAnswer:
         answers = self.handle.log.wait_for(self.operation).answers
         assert answers is not None
-        return answers[self.index]
+        answer = answers[self.index]
+        return answer if self.values is None else with_values(answer, self.values)
 
     def meta(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self.get())

@@ -66,7 +66,7 @@ class DeclaredTool(Generic[P, R]):
         return {"type": "function", "function": function}
 
     def kept(self, key: str) -> tuple[Any, ...]:
-        """Return the kept result for arguments with this JSON text, as a tuple of one; an empty one if there is none."""
+        """Return the kept result for arguments with this JSON text, as a tuple of one, or nothing."""
         result = self._kept.get(key) if self.pure else _MISSING
         return () if result is _MISSING else (result,)
 

@@ -121,8 +121,8 @@ class McpTools(Sequence[DeclaredTool[..., Any]]):
     def _connected(self) -> list[DeclaredTool[..., Any]]:
         if self._tools is None:
             raise RequestError(
-                f"the tools of the MCP server {self._name!r} are known once it is connected: write `with`, `async with` "
-                "or `await` before it",
+                f"the tools of the MCP server {self._name!r} are known once it is connected: write `with`, "
+                "`async with` or `await` before it",
                 param="tools",
             )
         return self._tools

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, get_origin
-
-import msgspec
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import Constraint
+from .adapter import adapter_of
+from .members import type_name
 
 _OPENAPI_KEYWORDS = ("discriminator",)  # redundant beside the alternatives
 _APPLICATORS = ("anyOf", "oneOf", "$ref", "if", "not", "dependentSchemas", "dependencies")
@@ -70,7 +69,10 @@ def of_dtype(dtype: type | str) -> ResultType:
     try:
         return _DTYPES[dtype]
     except (KeyError, TypeError):
-        raise RequestError(f"dtype must be int, float, bool or str, got {dtype!r}", param="dtype") from None
+        name = type_name(dtype)
+        is_type = isinstance(dtype, type) or get_origin(dtype) is not None
+        instead = f"; write schema={name}" if is_type else ""
+        raise RequestError(f"dtype must be int, float, bool or str, got {name}{instead}", param="dtype") from None
 
 
 def of_schema(schema: Any) -> ResultType:
@@ -78,18 +80,8 @@ def of_schema(schema: Any) -> ResultType:
 
     Raises RequestError for a type without a JSON Schema.
     """
-    try:
-        return _of_schema(schema)
-    except TypeError:  # unhashable
-        return _of_schema.__wrapped__(schema)
-
-
-@lru_cache(256)
-def _of_schema(schema: Any) -> ResultType:
-    source, parse = schema_and_parser(schema)
-    return ResultType(
-        getattr(schema, "__name__", str(schema)), parse, Constraint("json_schema", source, "any", "closed")
-    )
+    adapter = adapter_of(schema)
+    return ResultType(adapter.name, adapter.parse, Constraint("json_schema", adapter.schema_text, "any", "closed"))
 
 
 def json_schema_text(schema: str | Mapping[str, Any]) -> str:
@@ -137,43 +129,10 @@ def _closed(schema: Any) -> Any:
     return [_closed(part) for part in schema] if isinstance(schema, list) else schema
 
 
-def schema_and_parser(kind: Any) -> tuple[str, Callable[[str], Any]]:
-    """Return the JSON Schema of a type as text, and a parser of JSON text that validates.
-
-    The parser raises ValueError. Raises RequestError for a type without a schema.
-    """
-    if hasattr(kind, "model_json_schema"):
-        return json.dumps(kind.model_json_schema()), kind.model_validate_json
-    try:
-        return json.dumps(msgspec.json.schema(kind)), msgspec.json.Decoder(kind).decode
-    except (TypeError, ValueError, RuntimeError) as error:
-        refusal = error
-    if (adapter := _pydantic_adapter(kind)) is not None:
-        return json.dumps(adapter.json_schema()), adapter.validate_json
-    raise RequestError(
-        f"schema must be a Pydantic model, dataclass, TypedDict, Literal, Enum or another type with a JSON Schema; "
-        f"got {kind!r}: {refusal}",
-        param="schema",
-    )
-
-
 def _closed_at(key: str, value: Any) -> Any:
     if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
         return {name: _closed(part) for name, part in value.items()}  # names, not keywords
     return value if key in ("const", "enum", "default", "examples") else _closed(value)
-
-
-def _pydantic_adapter(kind: Any) -> Any:
-    """Return Pydantic's adapter of a type that contains Pydantic models, such as `list[Model]`, else None."""
-    import sys
-
-    pydantic = sys.modules.get("pydantic")  # not loaded: no such type exists
-    if pydantic is None or not (isinstance(kind, type) or get_origin(kind)):
-        return None
-    try:
-        return pydantic.TypeAdapter(kind)
-    except pydantic.errors.PydanticUserError:  # Pydantic has no schema for it either
-        return None
 
 
 @dataclass(frozen=True)
