@@ -52,21 +52,30 @@ if TYPE_CHECKING:
     )
     from .lang.program import Program, function
     from .lang.state import ForkGroup, ProgramState
-    from .lang.tools.tool_set import tool_schemas
+    from .lang.tools.agent import AgentCall, AgentResult
+    from .lang.tools.call_format import CallFormat
+    from .lang.tools.declaration import DeclaredTool, tool
+    from .lang.tools.mcp_server import McpTools, mcp
+    from .lang.tools.tool_set import UnansweredCall, tool_schemas
     from .lang.tracing.trace import Trace
     from .runtime.processes.launch import Runtime
     from .runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
     from .runtime.protocol.version import __version__
 
 __all__ = [
+    "AgentCall",
+    "AgentResult",
     "Anthropic",
     "Backend",
     "BusyError",
+    "CallFormat",
     "ChoicesDecision",
     "ChoicesSamplingMethod",
     "Comparison",
+    "DeclaredTool",
     "ForkGroup",
     "HttpRuntime",
+    "McpTools",
     "OpenAI",
     "Plan",
     "Program",
@@ -79,6 +88,7 @@ __all__ = [
     "RuntimeFailed",
     "Scripted",
     "Trace",
+    "UnansweredCall",
     "VertexAI",
     "__version__",
     "aevaluate",
@@ -95,6 +105,7 @@ __all__ = [
     "get_server_info",
     "greedy_token_selection",
     "image",
+    "mcp",
     "one_or_more",
     "optimise",
     "optional",
@@ -112,6 +123,7 @@ __all__ = [
     "system_begin",
     "system_end",
     "token_length_normalized",
+    "tool",
     "tool_schemas",
     "unconditional_likelihood_normalized",
     "user",
@@ -124,13 +136,18 @@ __all__ = [
 
 _MODULES = {
     "Anthropic": ".lang.backends.anthropic",
+    "AgentCall": ".lang.tools.agent",
+    "AgentResult": ".lang.tools.agent",
     "Backend": ".lang.backend",
     "BusyError": ".runtime.protocol.errors",
+    "CallFormat": ".lang.tools.call_format",
     "ChoicesDecision": ".lang.choices",
     "ChoicesSamplingMethod": ".lang.choices",
     "Comparison": ".lang.evaluation.report",
+    "DeclaredTool": ".lang.tools.declaration",
     "ForkGroup": ".lang.state",
     "HttpRuntime": ".lang.backends.http_runtime",
+    "McpTools": ".lang.tools.mcp_server",
     "OpenAI": ".lang.backends.openai",
     "Plan": ".lang.plan",
     "Program": ".lang.program",
@@ -144,6 +161,7 @@ _MODULES = {
     "Scripted": ".lang.backends.scripted",
     "Trace": ".lang.tracing.trace",
     "VertexAI": ".lang.backends.vertex",
+    "UnansweredCall": ".lang.tools.tool_set",
     "__version__": ".runtime.protocol.version",
     "aevaluate": ".lang.evaluation.evaluate",
     "aoptimise": ".lang.evaluation.optimise",
@@ -160,6 +178,7 @@ _MODULES = {
     "greedy_token_selection": ".lang.choices",
     "image": ".lang.primitives",
     "one_or_more": ".lang.constraints.builders",
+    "mcp": ".lang.tools.mcp_server",
     "optimise": ".lang.evaluation.optimise",
     "optional": ".lang.constraints.builders",
     "pick": ".lang.primitives",
@@ -176,6 +195,7 @@ _MODULES = {
     "system_begin": ".lang.primitives",
     "system_end": ".lang.primitives",
     "token_length_normalized": ".lang.choices",
+    "tool": ".lang.tools.declaration",
     "tool_schemas": ".lang.tools.tool_set",
     "unconditional_likelihood_normalized": ".lang.choices",
     "user": ".lang.primitives",

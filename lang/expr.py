@@ -62,9 +62,10 @@ class Constant(Expr):
 
 @dataclass(frozen=True, slots=True)
 class RoleBeginExpr(Expr):
-    """Begins a chat message."""
+    """Begins a chat message; the first one of a chat may offer tools."""
 
     role: str
+    tools: ToolSet | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class GenExpr(Expr):
     grammar: str | None = None
     schema: Any = None
     tools: ToolSet | None = None
+    structural_tag: str | None = None  # of an agent's turn
     tool_errors: OnError = "text"
     tool_result: str = RESULT
     additional_properties: AdditionalProperties | None = None

@@ -18,6 +18,7 @@ from .choices import BuiltInMethod, ChoiceCallback
 from .constraints.builders import CUTTING_ARGUMENTS, CapturedTexts, ConstraintExpr, compiled
 from .expr import GEN_NAMES, RUN_ARGUMENTS, Constant, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr
 from .format_marks import refuse_marks
+from .tools.call_format import offer
 from .tools.tool_set import ToolCallback, ToolOutcome
 from .types.result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema, separated
 
@@ -70,13 +71,13 @@ def lower(parts: Sequence[Expr], defaults: Defaults, stream: bool, open_role: st
         match part:
             case Constant(text):
                 lowered.operations.append(session.Text(text))
-            case RoleBeginExpr(role):
+            case RoleBeginExpr(role, tools):
                 if lowered.open_role is not None:
                     raise RequestError(
                         f"the {role} message begins inside the {lowered.open_role} message", param="role"
                     )
                 lowered.open_role = role
-                lowered.operations.append(session.RoleBegin(role))
+                lowered.operations.append(session.RoleBegin(role, None if tools is None else offer(tools)))
             case RoleEndExpr(role):
                 if lowered.open_role != role:
                     where = (
@@ -230,6 +231,8 @@ def _constraint_of(gen: GenExpr) -> tuple[Constraint | None, ResultType]:
         return Constraint("grammar", gen.grammar), TEXT
     if gen.tools is not None:
         return gen.tools.constraint, TEXT
+    if gen.structural_tag is not None:
+        return Constraint("structural_tag", gen.structural_tag, additional_properties="closed"), TEXT
     return None, TEXT
 
 

@@ -40,6 +40,7 @@ class OperationLog:
         self.failed: dict[int, ErrorInfo] = {}  # removed operations without an answer, by index
         self.locations: list[str] = []  # file:line of each operation in the program
         self.names: dict[int, str] = {}  # variable that an operation makes, by operation
+        self.labels: dict[int, Callable[[], str]] = {}  # give what traces show of an Ask, by operation
         # Gathered variables: before which operation, from which states, and the program's file:line.
         self.joins: list[tuple[int, tuple[OperationLog, ...], str]] = []
         self._branches: list[tuple[int, weakref.ref[OperationLog]]] = []  # the forking operation, and the child's log

@@ -175,6 +175,8 @@ def states_of(recorded: Sequence[tuple[int, OperationLog]]) -> tuple[PlannedStat
             step = _step(operation, log.locations[op], log.names.get(op), index)
             if isinstance(operation, session.Rollback):
                 step = replace(step, label=f"rollback to {log.locations[operation.mark].rpartition('/')[2]}")
+            if (label := log.labels.get(op)) is not None:
+                step = replace(step, label=label())
             if step.kind == "fork":
                 parents.update(dict.fromkeys(step.states, position))
             steps.append(step)

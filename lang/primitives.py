@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any, NoReturn, get_args
@@ -31,7 +31,8 @@ from .expr import (
 )
 from .format_marks import refuse_marks
 from .symbols import known, texts_of
-from .tools.tool_set import OnError, Tool, tool_set
+from .tools.declaration import AnyTool
+from .tools.tool_set import OnError, tool_set
 from .types.questions import TypedPick, choice_text, instructions_of, values_of_type
 from .types.result_types import reasoning_format
 
@@ -68,7 +69,7 @@ def gen(
     json_schema: str | Mapping[str, Any] | None = None,
     grammar: str | None = None,
     schema: Any = None,
-    tools: Sequence[Tool] | None = None,
+    tools: Sequence[AnyTool] | None = None,
     tool_errors: OnError = "text",
     tool_result: str = RESULT,
     additional_properties: AdditionalProperties | None = None,
@@ -83,9 +84,9 @@ def gen(
     variable a value of that type. With `n` > 1 the variable is a list of the samples' values, and the first sample is
     appended to the state.
 
-    `tools` are functions, sync or async, with type hints. A call of one of them is generated as JSON and made;
-    `tool_result`, with the returned value filled in, is appended. The returned value is the variable. An exception is
-    appended as the result, or raised with `tool_errors="raise"`.
+    `tools` are functions, sync or async, with type hints, or what `tool` declares. A call of one of them is generated
+    as JSON and made; `tool_result`, with the returned value filled in, is appended. The returned value is the variable.
+    An exception, or a call that was cut off, is appended as the result, or raised with `tool_errors="raise"`.
 
     `additional_properties` applies to `json_schema`, `schema` and `tools`. "closed" allows an object that lists
     properties no others, "schema" allows any others, as JSON Schema does. None is the runtime's default for
@@ -215,20 +216,29 @@ def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3"
     return Concat(tuple(replace(part, reasoning=reasoning) if isinstance(part, GenExpr) else part for part in parts))
 
 
-def role(name: str, expr: Expr | str | None) -> Concat:
-    """Return a whole chat message, of any role that the model's chat template has, such as "tool"."""
+def role(name: str, expr: Expr | str | None, *, tools: Iterable[AnyTool] | None = None) -> Concat:
+    """Return a whole chat message, of any role that the model's chat template has, such as "tool".
+
+    The first message of a chat may offer `tools`, which the chat template describes to the model.
+    """
     refuse_marks("role", name)
-    return Concat((RoleBeginExpr(texts_of(name)), *(() if expr is None else parts_of(expr)), RoleEndExpr(name)))
+    return Concat(
+        (
+            RoleBeginExpr(texts_of(name), None if tools is None else tool_set(tools)),
+            *(() if expr is None else parts_of(expr)),
+            RoleEndExpr(name),
+        )
+    )
 
 
-def system(expr: Expr | str | None = None) -> Concat:
-    """Return a whole system message."""
-    return role("system", expr)
+def system(expr: Expr | str | None = None, *, tools: Iterable[AnyTool] | None = None) -> Concat:
+    """Return a whole system message. As the first message of a chat it may offer `tools`."""
+    return role("system", expr, tools=tools)
 
 
-def user(expr: Expr | str | None = None) -> Concat:
-    """Return a whole user message."""
-    return role("user", expr)
+def user(expr: Expr | str | None = None, *, tools: Iterable[AnyTool] | None = None) -> Concat:
+    """Return a whole user message. As the first message of a chat it may offer `tools`."""
+    return role("user", expr, tools=tools)
 
 
 def assistant(expr: Expr | str | None = None) -> Concat:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,10 +21,13 @@ from .reader import BackgroundRun, StateReader, async_pieces, blocking_pieces
 from .source_location import program_location
 from .state_handle import StateHandle
 from .symbols import known
-from .tools.tool_set import OnError, Tool
+from .tools.declaration import AnyTool
+from .tools.tool_set import OnError, ToolCallback, ToolSet, tool_set
 from .variables import AssignedVariable, DecisionVariable, GatheredVariable, ScopeVariable, Variable, variable_of
 
 if TYPE_CHECKING:
+    from .tools.agent import AgentResult
+    from .tools.call_format import CallFormat
     from .tracing.trace import Trace
 
 
@@ -161,13 +164,20 @@ class ProgramState:
         self._append(parts_of(other))
         return self
 
-    def system(self, expr: Expr | str | None = None) -> AbstractContextManager[None]:
-        """Append a system message: `s.system(x)`, or `with s.system(): ...` for one in parts."""
-        return self._message("system", expr)
+    def system(
+        self, expr: Expr | str | None = None, *, tools: Iterable[AnyTool] | None = None
+    ) -> AbstractContextManager[None]:
+        """Append a system message: `s.system(x)`, or `with s.system(): ...` for one in parts.
 
-    def user(self, expr: Expr | str | None = None) -> AbstractContextManager[None]:
+        As the first message of a chat it may offer `tools`.
+        """
+        return self._message("system", expr, tools)
+
+    def user(
+        self, expr: Expr | str | None = None, *, tools: Iterable[AnyTool] | None = None
+    ) -> AbstractContextManager[None]:
         """Append a user message, as `system` does."""
-        return self._message("user", expr)
+        return self._message("user", expr, tools)
 
     def assistant(self, expr: Expr | str | None = None) -> AbstractContextManager[None]:
         """Append an assistant message, as `system` does."""
@@ -181,10 +191,51 @@ class ProgramState:
         self._reader.define(name, ScopeVariable(self._handle, first, len(self._log.operations)))
 
     def tool(
-        self, name: str | None = None, tools: Sequence[Tool] = (), *, errors: OnError = "text", **options: Any
+        self, name: str | None = None, tools: Sequence[AnyTool] = (), *, errors: OnError = "text", **options: Any
     ) -> None:
         """Append `gen(name, tools=tools)`: the model calls one of the functions; its result is the variable."""
         self._append(parts_of(gen(name, tools=tools, tool_errors=errors, **options)))
+
+    def agent(
+        self,
+        tools: Sequence[AnyTool],
+        prompt: Expr | str | None = None,
+        *,
+        max_steps: int = 10,
+        until: Callable[[ProgramState], Any] | None = None,
+        tool_errors: OnError = "text",
+        call_format: str | CallFormat = "hermes",
+        result_role: str = "tool",
+        **sampling: Any,
+    ) -> AgentResult:
+        """Let the model answer in turns of text and tool calls, until it answers without a call; wait for the end.
+
+        `prompt` is a user's message, appended first. The calls of a turn run at the same time. Their results are
+        appended in order, as messages of `result_role`. `until(s)` is asked after each turn with calls. The result's
+        `finished` is False where `max_steps` turns or `max_tokens` ended it. Raises RequestError for invalid options.
+        """
+        from .tools.agent import AgentOptions, run_agent
+
+        options = AgentOptions.of(tools, prompt, max_steps, until, tool_errors, call_format, result_role, sampling)
+        return run_agent(self, options)
+
+    async def agent_async(
+        self,
+        tools: Sequence[AnyTool],
+        prompt: Expr | str | None = None,
+        *,
+        max_steps: int = 10,
+        until: Callable[[ProgramState], Any] | None = None,
+        tool_errors: OnError = "text",
+        call_format: str | CallFormat = "hermes",
+        result_role: str = "tool",
+        **sampling: Any,
+    ) -> AgentResult:
+        """Do as `agent` does, in an event loop. `until` may be async."""
+        from .tools.agent import AgentOptions, run_agent_async
+
+        options = AgentOptions.of(tools, prompt, max_steps, until, tool_errors, call_format, result_role, sampling)
+        return await run_agent_async(self, options)
 
     def decide(self, **questions: Any) -> None:
         """Ask questions about the state's text and append nothing.
@@ -459,16 +510,20 @@ class ProgramState:
                 self._reader.define(binding.name, variable_of(binding, self._handle, first, program_location()))
         for index, callback in lowered.callbacks:
             handle = self._handle
+            if isinstance(callback, ToolCallback):
+                self._log.labels[first + index + 1] = callback.outcome.label
             ask_when_answered(handle.execution, handle.number, self._log, first + index, callback)
 
-    def _message(self, name: str, expr: Expr | str | None) -> AbstractContextManager[None]:
+    def _message(
+        self, name: str, expr: Expr | str | None, tools: Iterable[AnyTool] | None = None
+    ) -> AbstractContextManager[None]:
         if expr is None:
-            return self._open_message(name)
-        self._append(role(name, expr).parts)
+            return self._open_message(name, None if tools is None else tool_set(tools))
+        self._append(role(name, expr, tools=tools).parts)
         return nullcontext()
 
     @contextmanager
-    def _open_message(self, name: str) -> Iterator[None]:
-        self._append([RoleBeginExpr(name)])
+    def _open_message(self, name: str, tools: ToolSet | None) -> Iterator[None]:
+        self._append([RoleBeginExpr(name, tools)])
         yield
         self._append([RoleEndExpr(name)])

@@ -8,6 +8,7 @@ from ...runtime.programs.executor import OnDelta, OperationResult, PendingResult
 from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol import session
 from ...runtime.protocol.decisions import DecisionAnswer, Question
+from ...runtime.protocol.errors import RequestError
 from .calls import ModelCalls
 from .model import Model, ModelCall, ModelOutput
 from .transcript import Transcript, TranscriptPart
@@ -26,10 +27,12 @@ class TranscriptExecutor:
         self._transcript = self._transcript.add_text(text)
         return text
 
-    def begin_role(self, role: str) -> str:
+    def begin_role(self, role: str, tools: session.OfferedTools | None = None) -> str:
+        if tools is not None and self._transcript.has_roles:
+            raise RequestError("only the first message of a chat can offer tools", param="tools")
         text = self._model.begin_role(role)
         self._transcript = self._transcript.begin(role, text)
-        return text
+        return text if tools is None else text + self.append_text(f"{tools.text}\n\n")
 
     def end_role(self) -> str:
         text = self._model.end_role(self._transcript.open_role or "")

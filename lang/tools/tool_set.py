@@ -1,27 +1,32 @@
-"""Python functions as tools: the JSON Schema of their calls, the call itself, and its result as text."""
+"""The tools of one generation: the JSON Schema of their calls, the call itself, and its result as text."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import json
-import operator
-import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import msgspec
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import Constraint
-from ..types.result_types import closed
+from ..types.adapter import json_text, nested
+from .declaration import AnyTool, DeclaredTool, declared, key_of
 
-Tool = Callable[..., Any]
 OnError = Literal["text", "raise"]
 
-_ARGUMENT = re.compile(r"^\s*(?::param\s+)?(\w+)\s*(?:\([^)]*\))?\s*:\s+(.+)$")
+
+@dataclass(frozen=True)
+class UnansweredCall:
+    """A call of a tool that has no function: the program answers it."""
+
+    name: str
+    arguments: dict[str, Any]
 
 
 @dataclass
@@ -33,45 +38,143 @@ class ToolOutcome:
     result: Any = None
     text: str = ""
     error: str | None = None
+    seconds: float = 0.0  # that the function took
+    cause: Exception | None = None  # of the error
 
     def meta(self) -> dict[str, Any]:
         """Return the `tool_call` of the variable's meta info."""
-        return {"name": self.name, "arguments": self.arguments, "result_text": self.text, "error": self.error}
+        return {
+            "name": self.name,
+            "arguments": self.arguments,
+            "result_text": self.text,
+            "error": self.error,
+            "seconds": self.seconds,
+        }
+
+    def label(self) -> str:
+        """Return what traces show of the call."""
+        return "tool call" if self.name is None else f"tool {self.name}"
+
+    def to_error(self) -> RequestError:
+        """Return the error for a program whose tools may not fail."""
+        if self.name is None:
+            return RequestError(str(self.error), param="tools", code="invalid_call")
+        given = ", ".join(f"{name}={value!r}" for name, value in (self.arguments or {}).items())
+        message = f"the tool {self.name}({given}) raised {self.error}"
+        return RequestError(message, param=self.name, code="tool_failed")
+
+
+@dataclass(frozen=True)
+class PreparedCall:
+    """A call whose arguments are valid. `key` is their JSON text."""
+
+    tool: DeclaredTool[..., Any]
+    arguments: dict[str, Any]
+    key: str
+
+
+class _CallText(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: msgspec.Raw
 
 
 class ToolSet:
-    """Functions that a model may call, by generating `{"name": ..., "arguments": {...}}`.
+    """Tools that a model may call, by generating `{"name": ..., "arguments": {...}}`.
 
-    Raises RequestError for functions without type hints, or with *args.
+    Raises RequestError for what is no tool, and for two tools of one name.
     """
 
-    def __init__(self, functions: Sequence[Tool]) -> None:
-        if callable(functions) or not functions or not all(callable(function) for function in functions):
-            raise RequestError(f"tools must be a sequence of functions, got {functions!r}", param="tools")
-        self.functions = {_name_of(function): function for function in functions}
-        if len(self.functions) < len(functions):
-            raise RequestError(f"tools must have different names, got {list(map(_name_of, functions))}", param="tools")
-        self._calls = [_call_type(name, function) for name, function in self.functions.items()]
-        union: Any = functools.reduce(operator.or_, self._calls)
-        self._decoder = msgspec.json.Decoder(union)
-        self.constraint = Constraint("json_schema", json.dumps(msgspec.json.schema(union)), "any", "closed")
+    def __init__(self, tools: Iterable[AnyTool]) -> None:
+        given = [] if callable(tools) or isinstance(tools, str | dict) or not isinstance(tools, Iterable) else [*tools]
+        if not given:
+            raise RequestError(f"tools must be a sequence of functions or definitions, got {tools!r}", param="tools")
+        self.tools = {one.name: one for one in map(declared, given)}
+        if len(self.tools) < len(given):
+            names = [declared(one).name for one in given]
+            raise RequestError(f"tools must have different names, got {names}", param="tools")
+        schemas, definitions = nested({name: dict(one.parameters) for name, one in self.tools.items()})
+        self.schemas = schemas  # of the arguments, by name; they refer to `definitions`
+        self.definitions = definitions
+        calls = [_call_schema(name, schema) for name, schema in schemas.items()]
+        union = (calls[0] if len(calls) == 1 else {"anyOf": calls}) | ({"$defs": definitions} if definitions else {})
+        self.constraint = Constraint("json_schema", json.dumps(union), "any", "closed")
 
-    def parse(self, text: str) -> tuple[str, dict[str, Any]]:
-        """Return the function's name and its arguments. Raises ValueError if the text is not a complete call."""
-        call = self._decoder.decode(text)
-        arguments = call.arguments
-        return call.__struct_config__.tag, {field: getattr(arguments, field) for field in arguments.__struct_fields__}
+    def prepare(self, text: str) -> PreparedCall:
+        """Return the call of a text `{"name": ..., "arguments": {...}}`. Raises ValueError if it is not valid."""
+        call = msgspec.json.decode(text, type=_CallText)
+        return self.prepare_arguments(call.name, bytes(call.arguments).decode())
+
+    def prepare_arguments(self, name: str, arguments: str) -> PreparedCall:
+        """Return the call of a tool with arguments as JSON text. Raises ValueError if it is not valid."""
+        if (tool := self.tools.get(name)) is None:
+            raise ValueError(f"there is no tool {name!r}, only {', '.join(self.tools)}")
+        return PreparedCall(tool, tool.read(arguments), key_of(arguments))
 
 
-def tool_set(functions: Sequence[Tool]) -> ToolSet:
-    """Return the ToolSet of the functions, cached. Raises as ToolSet does."""
+def tool_set(tools: Iterable[AnyTool]) -> ToolSet:
+    """Return the ToolSet of the tools, cached for functions. Raises as ToolSet does."""
+    if not isinstance(tools, Sequence):
+        return ToolSet(tools)
     try:
-        return _tool_set(tuple(functions))
-    except TypeError:  # not a sequence, or with unhashable members
-        return ToolSet(functions)
+        return _tool_set(tuple(tools))
+    except TypeError:  # unhashable members: definitions, and objects that compare by value
+        return ToolSet(tools)
 
 
 _tool_set = functools.lru_cache(256)(ToolSet)
+
+
+def begin_call(call: PreparedCall, outcome: ToolOutcome) -> Any:
+    """Call the function, and return None, or an awaitable that ends the call; the outcome has the result or error."""
+    outcome.name, outcome.arguments = call.tool.name, call.arguments
+    if call.tool.function is None:
+        outcome.result = UnansweredCall(call.tool.name, call.arguments)
+        return None
+    if kept := call.tool.kept(call.key):
+        _succeed(outcome, kept[0])
+        return None
+    began = time.perf_counter()
+    try:
+        result = call.tool.function(**call.arguments)
+        if inspect.isawaitable(result):
+            return _finish(call, outcome, result, began)
+        _succeed(outcome, result)
+        call.tool.keep(call.key, result)
+    except Exception as error:
+        fail(outcome, error)
+    outcome.seconds = time.perf_counter() - began
+    return None
+
+
+async def _finish(call: PreparedCall, outcome: ToolOutcome, result: Any, began: float) -> None:
+    try:
+        value = await result
+        _succeed(outcome, value)
+        call.tool.keep(call.key, value)
+    except Exception as error:
+        fail(outcome, error)
+    outcome.seconds = time.perf_counter() - began
+
+
+def _succeed(outcome: ToolOutcome, result: Any) -> None:
+    outcome.text = text_of(result)
+    outcome.result = result
+
+
+def fail(outcome: ToolOutcome, error: Exception) -> None:
+    """Make the error the result, as the model is told it."""
+    described = str(error)
+    outcome.cause = error
+    outcome.error = f"{type(error).__name__}: {described}" if described else type(error).__name__
+    outcome.result = outcome.text = f"Error: {outcome.error}"
+
+
+def refuse(outcome: ToolOutcome, text: str, error: Exception, *, cut_off: bool) -> None:
+    """Make the result the error of a text that is not a valid call."""
+    outcome.cause = error
+    cut = ", cut off at max_tokens," if cut_off else ""
+    outcome.error = f"the text {text!r}{cut} is not a call: {error}"
+    outcome.result = outcome.text = f"Error: {outcome.error}"
 
 
 @dataclass(frozen=True)
@@ -84,40 +187,30 @@ class ToolCallback:
     outcome: ToolOutcome
 
     def __call__(self, done: session.Done) -> Any:
-        outcome = self.outcome
         try:
-            outcome.name, outcome.arguments = self.tools.parse(done.text)
+            call = self.tools.prepare(done.text)
         except ValueError as error:  # msgspec's errors included
-            raise RequestError(f"the text {done.text!r} is not a call: {error}", param="tools") from None
-        try:
-            result = self.tools.functions[outcome.name](**outcome.arguments)
-        except Exception as error:
-            return self._failed(error)
-        return self._await_result(result) if inspect.isawaitable(result) else self._succeeded(result)
+            refuse(self.outcome, done.text, error, cut_off=was_cut_off(done))
+            return self._text()
+        pending = begin_call(call, self.outcome)
+        return self._text() if pending is None else self._after(pending)
 
-    async def _await_result(self, result: Any) -> str:
-        try:
-            result = await result
-        except Exception as error:
-            return self._failed(error)
-        return self._succeeded(result)
+    async def _after(self, pending: Any) -> str:
+        await pending
+        return self._text()
 
-    def _succeeded(self, result: Any) -> str:
-        self.outcome.result = result
-        self.outcome.text = text_of(result)
-        return self.template.replace("{result}", self.outcome.text)
-
-    def _failed(self, error: Exception) -> str:
+    def _text(self) -> str:
         outcome = self.outcome
-        outcome.error = f"{type(error).__name__}: {error}"
-        if self.on_error == "raise":
-            call = (
-                f"{outcome.name}({', '.join(f'{name}={value!r}' for name, value in (outcome.arguments or {}).items())})"
-            )
-            raise RequestError(
-                f"the tool {call} raised {outcome.error}", param=outcome.name, code="tool_failed"
-            ) from error
-        return self._succeeded(f"Error: {outcome.error}")
+        if outcome.error is not None and self.on_error == "raise":
+            raise outcome.to_error() from outcome.cause
+        if isinstance(outcome.result, UnansweredCall):
+            return ""
+        return self.template.replace("{result}", outcome.text)
+
+
+def was_cut_off(done: session.Done) -> bool:
+    """Return whether max_tokens ended the generation."""
+    return bool(done.sequences) and done.sequences is not None and done.sequences[0].finish.type == "length"
 
 
 def text_of(result: Any) -> str:
@@ -125,72 +218,20 @@ def text_of(result: Any) -> str:
     if isinstance(result, str):
         return result
     try:
-        return msgspec.json.encode(result).decode()
+        return json_text(result)
     except (TypeError, ValueError):
         return str(result)
 
 
-def tool_schemas(functions: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Describe functions in the form that chat templates and the OpenAI API take, for prompts."""
-    described = []
-    for name, function in ToolSet(functions).functions.items():
-        schema = closed(msgspec.json.schema(_arguments_type(name, function)))
-        definitions = schema.pop("$defs", {})
-        parameters = definitions.pop(schema["$ref"].rpartition("/")[2]) if "$ref" in schema else schema
-        parameters = {key: value for key, value in parameters.items() if key != "title"}
-        if definitions:
-            parameters["$defs"] = definitions
-        summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-        described.append(
-            {"type": "function", "function": {"name": name, "description": summary, "parameters": parameters}}
-        )
-    return described
+def tool_schemas(tools: Iterable[AnyTool]) -> list[dict[str, Any]]:
+    """Describe tools in the form that chat templates and the OpenAI API take, for prompts."""
+    return [one.schema() for one in ToolSet(tools).tools.values()]
 
 
-def _name_of(function: Tool) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def _call_type(name: str, function: Tool) -> type[msgspec.Struct]:
-    arguments = _arguments_type(name, function)
-    return msgspec.defstruct(
-        f"call_{name}", [("arguments", arguments)], tag_field="name", tag=name, forbid_unknown_fields=True
-    )
-
-
-def _arguments_type(name: str, function: Tool) -> type[msgspec.Struct]:
-    try:
-        signature = inspect.signature(function)
-        hints = get_type_hints(function, include_extras=True)
-    except (TypeError, ValueError, NameError) as error:
-        raise RequestError(f"the signature of the tool {name} cannot be read: {error}", param="tools") from None
-    descriptions = _argument_descriptions(inspect.getdoc(function) or "")
-    fields: list[Any] = []
-    for parameter in signature.parameters.values():
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise RequestError(f"the tool {name} takes {parameter}; each argument must have a name", param="tools")
-        if parameter.name not in hints:
-            raise RequestError(f"the argument {parameter.name!r} of the tool {name} has no type hint", param="tools")
-        kind = hints[parameter.name]
-        if parameter.name in descriptions:
-            kind = Annotated[kind, msgspec.Meta(description=descriptions[parameter.name])]
-        has_default = parameter.default is not parameter.empty
-        default = msgspec.field(default_factory=functools.partial(_same, parameter.default))
-        fields.append((parameter.name, kind, default) if has_default else (parameter.name, kind))
-    try:
-        made = msgspec.defstruct(f"arguments_{name}", fields, kw_only=True, forbid_unknown_fields=True)
-        msgspec.json.schema(made)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise RequestError(f"the tool {name} has an argument without a JSON Schema: {error}", param="tools") from None
-    return made
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _argument_descriptions(docstring: str) -> dict[str, str]:
-    """Return the descriptions of arguments in lines such as `city: where` or `:param city: where`."""
-    _, _, rest = docstring.partition("\n")
-    matches = filter(None, map(_ARGUMENT.match, rest.splitlines()))
-    return {match.group(1): match.group(2).strip() for match in matches}
+def _call_schema(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }

@@ -296,8 +296,8 @@ class StateInterpreter:
         match step:
             case Text(text=text):
                 return OperationResult(executor.append_text(text))
-            case RoleBegin(role=role):
-                return OperationResult(executor.begin_role(role))
+            case RoleBegin(role=role, tools=tools):
+                return OperationResult(executor.begin_role(role, tools))
             case RoleEnd():
                 return OperationResult(executor.end_role())
             case Gen(checked=True):

@@ -29,10 +29,20 @@ class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="text"):
     text: str
 
 
+class OfferedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tools that a chat offers. `schemas` is a JSON list in OpenAI's form, for the chat template. `text` describes them
+    to models whose chat template takes no tools."""
+
+    schemas: str
+    text: str
+
+
 class RoleBegin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="role_begin"):
-    """Open a chat message: append what the model's chat template puts before its content."""
+    """Open a chat message: append what the model's chat template puts before its content. The first message may offer
+    tools, for the whole chat."""
 
     role: str
+    tools: OfferedTools | None = None
 
 
 class RoleEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="role_end"):

@@ -5,12 +5,15 @@ Text is tokenised when a request needs ids, so that neighbouring pieces are toke
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...protocol.errors import RequestError
+from ...protocol.session import OfferedTools
 from ...tokenizer.interface import Tokenizer
 from ..text.encoding import Encoder, PromptSegment
-from .roles import ChatState
+from .roles import ROLE_MARK, ChatState
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class AppendedContent:
     log: list[PromptSegment | tuple[int, ...]]
     roles: tuple[str, ...]
     tail: str
+    tools: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,16 +79,20 @@ class TokenContent:
         child._log = []
         return child
 
-    def begin_role(self, role: str) -> str:
+    def begin_role(self, role: str, tools: OfferedTools | None = None) -> str:
         """Append the template's text before the content of a message, and return it.
 
-        Raises RequestError for a role that the template refuses here.
+        `tools` are offered by the template if it takes tools, else at the beginning of the content. Raises RequestError
+        for a role that the template refuses here.
         """
-        self.chat, text = self.chat.begin(self._tokenizer.chat, role)
+        schemas = None if tools is None else self._read_tools(tools.schemas)
+        self.chat, text = self.chat.begin(self._tokenizer.chat, role, schemas)
         if self.ids or self.pending:
             text = text.removeprefix(self._bos_text())  # the template renders a first message
         self._append(PromptSegment(text, trusted=True))
-        return text
+        if tools is None or self.chat.tools is not None:
+            return text
+        return text + self.append_text(f"{tools.text}\n\n")
 
     def end_role(self) -> str:
         """Append the template's text after the content, and return it. Raises RequestError when no role is open."""
@@ -97,6 +105,23 @@ class TokenContent:
         lead = self.take_lead() if text else ""
         self._append(PromptSegment(text, trusted=not self.chat.is_open))
         return lead + text
+
+    def _read_tools(self, schemas: str) -> list[Any]:
+        """Return the tools. Raises RequestError for text that is no JSON list, and where it has special tokens' names,
+        which the template would write as such.
+        """
+        try:
+            tools = json.loads(schemas)
+            text = json.dumps(tools, ensure_ascii=False)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"the tools are not JSON: {error}", param="tools") from None
+        if not isinstance(tools, list):
+            raise RequestError(f"the tools must be a list, got {schemas[:80]!r}", param="tools")
+        names = [name for name in self._tokenizer.special_ids if len(name) > 1]
+        for name in (*names, ROLE_MARK):
+            if name in text:
+                raise RequestError(f"a tool's description has the special token {name!r}", param="tools")
+        return tools
 
     def take_lead(self) -> str:
         """Append and return the lead of an assistant's given text, once. A generated text has none: `drop_lead`."""
@@ -144,7 +169,7 @@ class TokenContent:
                 f"a fork that ended role {self._roles_at_fork.roles[-1]!r}, opened before it, cannot be joined",
                 param="role",
             )
-        return AppendedContent(list(self._log), roles, self.chat.tail)
+        return AppendedContent(list(self._log), roles, self.chat.tail, self.chat.tools)
 
     async def join(self, appended: AppendedContent) -> str:
         """Append what a fork appended: the same text and the same generated ids. Return the text.
@@ -164,7 +189,8 @@ class TokenContent:
                 await self._append_ids(item)
                 texts.append(self._tokenizer.decode(list(item)))
         if appended.roles:
-            self.chat = replace(self.chat, roles=(*self.chat.roles, *appended.roles), tail=appended.tail)
+            roles = (*self.chat.roles, *appended.roles)
+            self.chat = replace(self.chat, roles=roles, tail=appended.tail, tools=appended.tools)
         return "".join(texts)
 
     def _append(self, segment: PromptSegment) -> None:

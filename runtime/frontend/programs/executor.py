@@ -55,8 +55,8 @@ class TokenExecutor:
     def append_text(self, text: str) -> str:
         return self._content.append_text(text)
 
-    def begin_role(self, role: str) -> str:
-        return self._content.begin_role(role)
+    def begin_role(self, role: str, tools: session.OfferedTools | None = None) -> str:
+        return self._content.begin_role(role, tools)
 
     def end_role(self) -> str:
         return self._content.end_role()

@@ -216,10 +216,31 @@ def test_a_tool_that_raises_is_a_result_or_an_error_by_choice(frontend: Any) -> 
     assert caught.value.code == "tool_failed"
 
 
-def test_a_call_that_was_cut_off_is_an_error_and_no_call(frontend: Any) -> None:
-    frontend.script = lambda text, operation: '{"name": "add", "argum'
-    with pytest.raises(RequestError, match="is not a call"):
-        run(lambda s: s.tool("x", [add]))
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"name": "add", "argum', "truncated"),
+        ('{"name": "add", "arguments": {"a": 1, "b": "x"}}', "b"),
+        ('{"name": "add", "arguments": {"a": 1}}', "b"),
+        ('{"name": "add", "arguments": {"a": 1, "b": 2}, "more": 3}', "more"),
+        ('{"name": "other", "arguments": {}}', "no tool 'other', only add"),
+        ("no call at all", "malformed"),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_a_text_that_is_no_valid_call_is_a_tool_error_like_any_other(frontend: Any, text: str, reason: str) -> None:
+    frontend.script = lambda before, operation: text
+    state = run(lambda s: s.tool("x", [add]))
+    assert state["x"].startswith(f"Error: the text {text!r} is not a call: ")
+    assert reason in state["x"]
+    assert state.text().endswith(f"\nResult: {state['x']}\n")
+    call = state.get_meta_info("x")["tool_call"]
+    assert (call["name"], call["arguments"]) == (None, None)
+    assert call["error"] in state["x"]
+    with pytest.raises(RequestError, match="is not a call") as caught:
+        run(lambda s: s.tool("x", [add], errors="raise"))
+    assert str(caught.value).startswith(__file__)
+    assert caught.value.code == "invalid_call"
 
 
 def test_tools_in_branches_work_at_the_same_time(frontend: Any) -> None:

@@ -1,0 +1,313 @@
+"""Agents: a model that answers in turns of text and tool calls, until it needs no tool."""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ...runtime.protocol import session
+from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
+from ..callbacks import MAX_THREADS
+from ..expr import RUN_ARGUMENTS, Expr, GenExpr, RoleBeginExpr, RoleEndExpr
+from ..primitives import gen, role
+from .call_format import CallFormat, InvalidCall, call_format, described, read_calls, structural_tag
+from .declaration import AnyTool
+from .tool_set import OnError, PreparedCall, ToolOutcome, ToolSet, begin_call, refuse, tool_set, was_cut_off
+
+if TYPE_CHECKING:
+    from ..state import ProgramState
+
+MAX_TOKENS = 512  # of a turn, where neither the agent nor `run` says it
+StoppedBy = Literal["answer", "until", "max_steps", "max_tokens"]
+
+
+@dataclass(frozen=True)
+class AgentCall:
+    """A tool call of an agent. `error` is None if it succeeded; `text` is what the model was told."""
+
+    step: int  # the turn, from 1
+    name: str | None  # None: the text was no valid call
+    arguments: dict[str, Any] | None
+    result: Any
+    text: str
+    error: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    """The end of an agent: the model's last words, and every call that it made."""
+
+    answer: str
+    steps: int
+    calls: tuple[AgentCall, ...]
+    stopped_by: StoppedBy
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the model answered, or `until` was true; False where a limit ended the agent."""
+        return self.stopped_by in ("answer", "until")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """The options of `s.agent`. Raises RequestError for an invalid one."""
+
+    tools: ToolSet
+    prompt: Expr | str | None
+    max_steps: int
+    until: Callable[[ProgramState], Any] | None
+    on_error: OnError
+    form: CallFormat
+    result_role: str
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tools: Sequence[AnyTool], prompt: Any, max_steps: Any, until: Any, errors: Any, form: Any, role: Any,
+           sampling: dict[str, Any]) -> AgentOptions:  # fmt: skip
+        """Return checked options."""
+        checked = tool_set(tools)
+        for one in checked.tools.values():
+            if one.function is None:
+                raise RequestError(
+                    f"the tool {one.name} has no function, so an agent cannot go on after its call: declare it with "
+                    "ramiform.tool(definition, handler)",
+                    param="tools",
+                )
+        if type(max_steps) is not int or max_steps < 1:
+            raise RequestError(f"max_steps must be a positive integer, got {max_steps!r}", param="max_steps")
+        if until is not None and not callable(until):
+            raise RequestError(f"until must be a function of the state, got {until!r}", param="until")
+        if errors not in ("text", "raise"):
+            raise RequestError(f"tool_errors must be 'text' or 'raise', got {errors!r}", param="tool_errors")
+        for name in sampling:
+            if name not in RUN_ARGUMENTS or name == "n":
+                raise RequestError(f"agent takes sampling arguments of gen, not {name}", param=name)
+        return cls(
+            tools=checked, prompt=prompt, max_steps=max_steps, until=until, on_error=errors, form=call_format(form),
+            result_role=role, sampling={RUN_ARGUMENTS[name]: value for name, value in sampling.items()},
+        )  # fmt: skip
+
+
+def run_agent(state: ProgramState, options: AgentOptions) -> AgentResult:
+    """Run an agent on the state, blocking."""
+    agent = _run(state, options, _BlockingCalls(state))
+    try:
+        agent.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise AssertionError("a blocking agent has nothing to await")
+
+
+async def run_agent_async(state: ProgramState, options: AgentOptions) -> AgentResult:
+    """Run an agent on the state in an event loop."""
+    return await _run(state, options, _AsyncCalls(state))
+
+
+class _Waiting(Protocol):
+    """How an agent waits: blocking, so that nothing is ever suspended, or in an event loop."""
+
+    async def answer(self, op: int) -> session.Done:
+        """Wait for the answer of an operation. Raises the state's error."""
+        ...
+
+    async def make(self, calls: Sequence[_MadeCall]) -> None:
+        """Make the calls at the same time, and supply each one's result as soon as it is there."""
+        ...
+
+    async def is_true(self, condition: Callable[[ProgramState], Any]) -> bool: ...
+
+
+async def _run(state: ProgramState, options: AgentOptions, waiting: _Waiting) -> AgentResult:
+    _begin(state, options)
+    turn = _turn(state, options)
+    made: list[AgentCall] = []
+    answer = ""
+    for step in range(1, options.max_steps + 1):
+        state._append([RoleBeginExpr("assistant"), turn, RoleEndExpr("assistant")])
+        done = await waiting.answer(len(state._log.operations) - 2)
+        answer, found = read_calls(done.text, options.tools, options.form)
+        if not found:
+            return AgentResult(answer, step, tuple(made), "max_tokens" if was_cut_off(done) else "answer")
+        calls = _append_results(state, options, found, cut_off=was_cut_off(done))
+        try:
+            await waiting.make(calls)
+        finally:
+            for call in calls:
+                call.give_up()
+        made += [call.to_result(step) for call in calls]
+        for call in calls:
+            if call.raises:
+                try:
+                    await waiting.answer(call.op)
+                except RamiformError as error:  # with the program's line
+                    raise error from call.outcome.cause
+        if options.until is not None and await waiting.is_true(options.until):
+            return AgentResult(answer, step, tuple(made), "until")
+    return AgentResult(answer, options.max_steps, tuple(made), "max_steps")
+
+
+@dataclass
+class _MadeCall:
+    """A call of a turn, and the Ask that its result answers."""
+
+    state: ProgramState
+    op: int
+    call: PreparedCall | None  # None: the text was no call, and the outcome is complete
+    outcome: ToolOutcome
+    on_error: OnError
+    is_supplied: bool = False
+
+    @property
+    def raises(self) -> bool:
+        return self.outcome.error is not None and self.on_error == "raise"
+
+    def begin(self) -> Any:
+        """Call the function; return None, or an awaitable that ends the call."""
+        return None if self.call is None else begin_call(self.call, self.outcome)
+
+    def supply(self) -> None:
+        """Append the result to the state."""
+        error = ErrorInfo.of(self.outcome.to_error()) if self.raises else None
+        self._supply("" if error is not None else self.outcome.text, error)
+
+    def give_up(self) -> None:
+        """Fail the state if the call has no result, because the program was interrupted."""
+        if not self.is_supplied:
+            stopped = RequestError(f"the tool {self.outcome.name or ''} was interrupted", code="tool_failed")
+            self._supply("", ErrorInfo.of(stopped))
+
+    def to_result(self, step: int) -> AgentCall:
+        outcome = self.outcome
+        return AgentCall(
+            step, outcome.name, outcome.arguments, outcome.result, outcome.text, outcome.error, outcome.seconds
+        )
+
+    def _supply(self, text: str, error: ErrorInfo | None) -> None:
+        self.is_supplied = True
+        handle = self.state._handle
+        handle.execution.supply(session.Supply(state=handle.number, op=self.op, text=text, error=error))
+
+
+class _BlockingCalls:
+    """Waits by blocking, and makes calls in threads."""
+
+    def __init__(self, state: ProgramState) -> None:
+        self._state = state
+
+    async def answer(self, op: int) -> session.Done:
+        return self._state._log.wait_for(op)
+
+    async def make(self, calls: Sequence[_MadeCall]) -> None:
+        # Threads of their own: in a shared pool, agents that tools run would wait for one another.
+        pool = ThreadPoolExecutor(min(len(calls), MAX_THREADS), thread_name_prefix="ramiform-tool")
+        try:
+            running = [pool.submit(contextvars.copy_context().run, _make, call) for call in calls]
+            for one in running:
+                one.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def is_true(self, condition: Callable[[ProgramState], Any]) -> bool:
+        answer = condition(self._state)
+        if inspect.iscoroutine(answer):
+            answer.close()
+            raise RequestError("an async until needs `await s.agent_async(...)`", param="until")
+        return bool(answer)
+
+
+class _AsyncCalls:
+    """Waits in an event loop; functions that are not async run in threads, since they may block."""
+
+    def __init__(self, state: ProgramState) -> None:
+        self._state = state
+
+    async def answer(self, op: int) -> session.Done:
+        await self._state._log.wait_answered_async(op + 1)
+        return self._state._log.wait_for(op)
+
+    async def make(self, calls: Sequence[_MadeCall]) -> None:
+        import asyncio
+
+        pool = ThreadPoolExecutor(min(len(calls), MAX_THREADS), thread_name_prefix="ramiform-tool")
+
+        async def make(call: _MadeCall) -> None:
+            loop = asyncio.get_running_loop()
+            pending = await loop.run_in_executor(pool, contextvars.copy_context().run, call.begin)
+            if pending is not None:
+                await pending
+            call.supply()
+
+        try:
+            await asyncio.gather(*map(make, calls))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def is_true(self, condition: Callable[[ProgramState], Any]) -> bool:
+        answer = condition(self._state)
+        return bool(await answer if inspect.isawaitable(answer) else answer)
+
+
+def _make(call: _MadeCall) -> None:
+    if (pending := call.begin()) is not None:
+        import asyncio
+
+        asyncio.run(pending)
+    call.supply()
+
+
+def _begin(state: ProgramState, options: AgentOptions) -> None:
+    """Offer the tools that the chat does not offer yet, and append the prompt."""
+    first = _first_message(state)
+    if first is None:
+        if options.prompt is None:
+            raise RequestError("the chat has no message yet: give the agent a prompt", param="prompt")
+        state._append(role("user", options.prompt, tools=options.tools.tools.values()).parts)
+        return
+    known = set() if first.tools is None else {one["function"]["name"] for one in json.loads(first.tools.schemas)}
+    if further := [one for name, one in options.tools.tools.items() if name not in known]:
+        state._append(role("system", described(ToolSet(further), options.form)).parts)
+    if options.prompt is not None:
+        state._append(role("user", options.prompt).parts)
+
+
+def _first_message(state: ProgramState) -> session.RoleBegin | None:
+    for log, end in state._handle.segments():
+        for operation in log.operations[:end]:
+            if isinstance(operation, session.RoleBegin):
+                return operation
+    return None
+
+
+def _turn(state: ProgramState, options: AgentOptions) -> GenExpr:
+    """Return the gen of a turn: free text, in which every call that is begun is valid."""
+    sampling = dict(options.sampling) | {"n": 1}
+    if sampling.get("max_tokens") is None and state._defaults.get("max_tokens") is None:
+        sampling["max_tokens"] = MAX_TOKENS
+    turn = gen(**sampling)
+    assert isinstance(turn, GenExpr)
+    return replace(turn, structural_tag=structural_tag(options.tools, options.form))
+
+
+def _append_results(
+    state: ProgramState, options: AgentOptions, found: Sequence[PreparedCall | InvalidCall], *, cut_off: bool
+) -> list[_MadeCall]:
+    """Append a message for the result of each call, which is still to come."""
+    calls = []
+    for index, call in enumerate(found):
+        outcome = ToolOutcome()
+        if isinstance(call, InvalidCall):
+            refuse(outcome, call.text, call.reason, cut_off=cut_off and index == len(found) - 1)
+        else:
+            outcome.name, outcome.arguments = call.tool.name, call.arguments
+        operations: list[session.Operation] = [session.RoleBegin(options.result_role), session.Ask(), session.RoleEnd()]
+        op = state._handle.append(operations) + 1
+        state._log.labels[op] = outcome.label
+        prepared = None if isinstance(call, InvalidCall) else call
+        calls.append(_MadeCall(state, op, prepared, outcome, options.on_error))
+    return calls
