@@ -18,6 +18,8 @@ from .rate_limits import RateLimiter
 from .retries import RetryPolicy
 from .usage import CountedTokens, TokenUsage
 
+SHORTEST_SECRET = 8  # a shorter key is a placeholder, and would be found in any message
+
 
 class EndpointOptions(TypedDict, total=False):
     """Keyword arguments that every backend on an endpoint takes; `EndpointSettings` says what they mean."""
@@ -192,7 +194,8 @@ class EndpointClient:
     def _error(
         self, path: str, failure: HttpFailure, num_failed: int, key: str | None, delay: float | None
     ) -> RamiformError:
-        said = failure.message if not key else failure.message.replace(key, "***")
+        is_secret = key is not None and len(key) >= SHORTEST_SECRET
+        said = failure.message.replace(str(key), "***") if is_secret else failure.message
         parts = [f"{self._http.url}{path}: " + (said if failure.status is None else f"{failure.status} {said}")]
         if failure.request_id is not None:
             parts.append(f"(request {failure.request_id})")
