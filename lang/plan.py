@@ -235,6 +235,8 @@ def _step(operation: session.Operation, place: str, name: str | None, index: dic
             if sampling.constraint is not None:
                 options.append(f"{sampling.constraint.kind}={_short(shown(sampling.constraint.source))}")
             return PlannedStep("gen", f"gen{called} ({', '.join(options)})", place, operation, name)
+        case session.Generated(text=text):
+            return PlannedStep("text", f"text {shown(text)!r}", place, operation)
         case session.Select(choices=choices):
             return PlannedStep("select", f"select{called} {shown(_short(repr(list(choices))))}", place, operation, name)
         case session.Decide(questions=questions):

@@ -56,6 +56,13 @@ class TranscriptExecutor:
 
         return self._calls.begin(call, finish)
 
+    def append_generated(self, generated: session.Generated) -> OperationResult:
+        if generated.chosen:
+            return OperationResult(self.append_text(generated.text))
+        part = TranscriptPart("generated", generated.text, tuple(generated.ids) or None)
+        self._transcript = self._transcript.add_generated((part,))
+        return OperationResult(generated.text)
+
     def select(self, select: session.Select) -> PendingResult:
         transcript = self._transcript
 

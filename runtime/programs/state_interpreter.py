@@ -11,7 +11,7 @@ from typing import Any
 
 from ..protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..protocol.sampling import TokenLogprob
-from ..protocol.session import Ask, Decide, Delta, Done, Failed, Gen, RoleBegin, RoleEnd, Select, Sync, Text
+from ..protocol.session import Ask, Decide, Delta, Done, Failed, Gen, Generated, RoleBegin, RoleEnd, Select, Sync, Text
 from .executor import OperationResult, PendingResult, StateExecutor
 from .running_program import RunningProgram, StateProgress
 
@@ -54,7 +54,21 @@ class ReportStep:
 
 
 # An ErrorInfo as a step is an operation that was wrong from the start.
-Step = Text | RoleBegin | RoleEnd | Gen | Select | Ask | Decide | Sync | ForkStep | JoinStep | ReportStep | ErrorInfo
+Step = (
+    Text
+    | RoleBegin
+    | RoleEnd
+    | Gen
+    | Generated
+    | Select
+    | Ask
+    | Decide
+    | Sync
+    | ForkStep
+    | JoinStep
+    | ReportStep
+    | ErrorInfo
+)
 _GENERATION = (Gen, Select, Decide)  # operations that ask the model; a tuple: isinstance of a union is slow
 _WAITING = (Ask, JoinStep)  # steps that wait for more than their turn
 
@@ -241,6 +255,8 @@ class StateInterpreter:
             case Gen():
                 self._limited = self.program.limit(step)
                 return executor.generate(self._limited, partial(self._send_delta, op))
+            case Generated():
+                return executor.append_generated(step)
             case Select():
                 return executor.select(step)
             case Decide(questions=questions):

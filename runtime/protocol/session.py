@@ -49,6 +49,18 @@ class Gen(msgspec.Struct, frozen=True, kw_only=True, tag="gen"):
     num_api_spec_tokens: int | None = None  # one call of an API may generate so many, for later gens too
 
 
+class Generated(msgspec.Struct, frozen=True, kw_only=True, tag="generated"):
+    """Append text that was generated before, as its token ids, or a choice that was made before. Generates nothing.
+
+    `ids` may end before `text` does, as in `Sequence`; the rest is tokenised as text. `chosen`: `text` is a choice of a
+    Select, without ids.
+    """
+
+    text: str
+    ids: list[int] = []
+    chosen: bool = False
+
+
 class Select(msgspec.Struct, frozen=True, kw_only=True, tag="select"):
     """Score each choice as a continuation and append the best (temperature 0) or a draw among them.
 
@@ -90,7 +102,7 @@ class Sync(msgspec.Struct, frozen=True, tag="sync"):
     """Do nothing; its `Done` shows that every operation before it is done."""
 
 
-Operation = Text | RoleBegin | RoleEnd | Gen | Select | Ask | Decide | Fork | Concatenate | Sync
+Operation = Text | RoleBegin | RoleEnd | Gen | Generated | Select | Ask | Decide | Fork | Concatenate | Sync
 
 # Client -> frontend
 

@@ -15,7 +15,7 @@ from ...programs.running_program import StateProgress
 from ...protocol import session
 from ...protocol.core import Finish, ProgramProgress, SoftPin
 from ...protocol.decisions import Question
-from ...protocol.errors import ErrorInfo, RamiformError
+from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..text.generation import FinishedSample, Generator, Prompt, SampleStream
 from ..text.scoring import RequestContext
 from .content import AppendedContent, TokenContent
@@ -65,6 +65,9 @@ class TokenExecutor:
 
     def generate(self, gen: session.Gen, on_delta: OnDelta) -> PendingResult:
         return self._start(partial(self._generate, gen, on_delta))
+
+    def append_generated(self, generated: session.Generated) -> PendingResult:
+        return self._start(partial(self._append_generated, generated))
 
     def select(self, select: session.Select) -> PendingResult:
         return self._start(partial(self._select, select))
@@ -148,6 +151,21 @@ class TokenExecutor:
         if gen.token_texts:
             sequences = [self._with_token_texts(sequence) for sequence in sequences]
         return OperationResult(first.sequence.text, sequences=sequences)
+
+    async def _append_generated(self, generated: session.Generated) -> OperationResult:
+        if generated.chosen:
+            lead = self._content.take_lead()
+            await self._content.append_chosen(generated.text)
+            return OperationResult(lead + generated.text)
+        self._content.drop_lead()
+        tokenizer = self._generator.tokenizer
+        if (wrong := next((id for id in generated.ids if not 0 <= id < tokenizer.vocab_size), None)) is not None:
+            raise RequestError(f"ids holds {wrong}, but the vocabulary ends at {tokenizer.vocab_size - 1}", param="ids")
+        text = tokenizer.decode(generated.ids)
+        await self._content.append_generated(
+            generated.ids, generated.text[len(text) :] if generated.text.startswith(text) else ""
+        )
+        return OperationResult(generated.text)
 
     async def _read(self, sample: SampleStream, on_delta: OnDelta | None) -> FinishedSample:
         num_counted = 0
