@@ -19,15 +19,17 @@ from .transcript import Transcript, TranscriptPart
 from .usage import TokenUsage
 
 ANTHROPIC_URL = "https://api.anthropic.com"
-API_VERSION = "2023-06-01"
+OLDER_VERSION = "2023-06-01"  # the last that takes temperature, top_p and top_k
 
 
 class Anthropic:
     """Runs programs on `model_name` of Anthropic's messages API.
 
     The address is `base_url`, that of ANTHROPIC_BASE_URL, or Anthropic's own; `api_key` is by default that of
-    ANTHROPIC_API_KEY. `options` are those of `EndpointOptions`: timeout, retries, rate limits. `usage` counts tokens
-    and requests.
+    ANTHROPIC_API_KEY. Versions of the API after 2023-06-01 take no `temperature`, `top_p` and `top_k`; with one of them
+    as `api_version` these are refused here. In that version some models refuse them themselves. `options` are those of
+    `EndpointOptions`: timeout, retries, rate limits, and `extra_body`, such as `{"thinking": {"type": "disabled"}}`.
+    `usage` counts tokens and requests.
 
     The system messages at the beginning are the request's `system`. Text before a gen in the assistant's message is
     sent as its beginning, where the model allows this. Text without roles is sent as one user message. Stop strings of
@@ -42,13 +44,15 @@ class Anthropic:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
+        api_version: str = OLDER_VERSION,
         **options: Unpack[EndpointOptions],
     ) -> None:
         if not isinstance(model_name, str) or not model_name:
             raise RequestError(f"model_name must be a non-empty string, got {model_name!r}", param="model_name")
-        options["default_headers"] = {"anthropic-version": API_VERSION, **options.get("default_headers", {})}
+        options["default_headers"] = {"anthropic-version": api_version, **options.get("default_headers", {})}
         settings = settings_of("Anthropic", options)
         self.model = model_name
+        self._api_version = api_version
         url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or ANTHROPIC_URL
         credentials = key_of("ANTHROPIC_API_KEY", api_key, header="x-api-key", required=url == ANTHROPIC_URL)
         self._client = EndpointClient(url, settings, credentials, counts_of)
@@ -79,7 +83,7 @@ class Anthropic:
         if gen.logprobs is not None:
             raise _unsupported("returns no log-probabilities", "return_logprob")
         prompt, space = messages_body(transcript)
-        body = {"model": self.model, **prompt, **sampling_body(gen.sampling)}
+        body = {"model": self.model, **prompt, **sampling_body(gen.sampling, draws=self._api_version == OLDER_VERSION)}
         num_tokens = estimated_tokens(prompt, gen.sampling.max_new_tokens)
         sequences = []
         for _ in range(gen.n):

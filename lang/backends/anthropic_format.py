@@ -20,7 +20,8 @@ from .usage import CountedTokens
 
 MAX_TEMPERATURE = 1.0
 ROLES = ("system", "user", "assistant")
-_TAKEN = ("max_new_tokens", "temperature", "top_k", "top_p", "stop")
+_TAKEN = ("max_new_tokens", "stop")
+_DRAW = ("temperature", "top_k", "top_p")
 _FINISHES: dict[str, Literal["length", "abort"]] = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
@@ -53,16 +54,21 @@ def messages_body(transcript: Transcript) -> tuple[dict[str, Any], str]:
     return {"messages": messages} | ({"system": system} if system else {}), opened["content"][len(prefill) :]
 
 
-def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
+def sampling_body(sampling: SamplingParams, *, draws: bool) -> dict[str, Any]:
     """Return the fields of the sampling parameters. Defaults are left out, since some models take no others.
 
-    Raises RequestError naming a parameter that the API does not have, or a temperature beyond its range.
+    `draws`: the API's version takes parameters of the draw. Raises RequestError naming a parameter that the API does
+    not have, or a temperature beyond its range.
     """
+    taken = (*_TAKEN, *(_DRAW if draws else ()))
     for row in PARAMETERS.values():
         value = getattr(sampling, row.name)
-        if row.name not in _TAKEN and value != row.default:
+        if row.name not in taken and value != row.default:
             raise RequestError(
-                f"{row.name} = {value!r}: Anthropic's API has no such parameter", param=row.name, code="unsupported"
+                f"{row.name} = {value!r}: Anthropic's API has no such parameter"
+                + (" in this version" if row.name in _DRAW else ""),
+                param=row.name,
+                code="unsupported",
             )
     if sampling.temperature > MAX_TEMPERATURE:
         raise RequestError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import threading
@@ -18,6 +19,8 @@ from .rate_limits import RateLimiter
 from .retries import RetryPolicy
 from .usage import CountedTokens, TokenUsage
 
+SHORTEST_SECRET = 8  # a shorter key is a placeholder, and would be found in any message
+
 
 class EndpointOptions(TypedDict, total=False):
     """Keyword arguments that every backend on an endpoint takes; `EndpointSettings` says what they mean."""
@@ -28,6 +31,7 @@ class EndpointOptions(TypedDict, total=False):
     requests_per_minute: int | None
     tokens_per_minute: int | None
     default_headers: Mapping[str, str]
+    extra_body: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +39,9 @@ class EndpointSettings:
     """`timeout`: seconds for a call with its retries; the wait for a rate limit does not count.
 
     `max_concurrency`: calls at once. `requests_per_minute` and `tokens_per_minute` are kept for this backend alone;
-    a request counts as its prompt and `max_tokens` until the answer says its tokens. Raises RequestError for a value
-    that is not positive.
+    a request counts as its prompt and `max_tokens` until the answer says its tokens. `extra_body` are further fields
+    of every request, in place of this backend's own. Raises RequestError for a value that is not positive, and for
+    fields that are no JSON.
     """
 
     timeout: float = 600.0
@@ -45,6 +50,7 @@ class EndpointSettings:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     default_headers: Mapping[str, str] = field(default_factory=dict)
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.timeout, int | float) and self.timeout > 0 and math.isfinite(self.timeout)):
@@ -57,6 +63,12 @@ class EndpointSettings:
                 value is not None and (not isinstance(value, int) or value < 1)
             ):
                 raise RequestError(f"{name} must be a positive int, got {value!r}", param=name)
+        try:
+            json.dumps(dict(self.extra_body))
+        except (TypeError, ValueError) as error:
+            raise RequestError(
+                f"extra_body must be a mapping of JSON, got {self.extra_body!r}: {error}", param="extra_body"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -138,6 +150,7 @@ class EndpointClient:
         may_repeat: Callable[[], bool],
         num_tokens: int,
     ) -> Any:
+        body = {**body, **self._settings.extra_body}
         left = self._settings.timeout
         num_failed, was_renewed = 0, False
         while True:
@@ -192,7 +205,8 @@ class EndpointClient:
     def _error(
         self, path: str, failure: HttpFailure, num_failed: int, key: str | None, delay: float | None
     ) -> RamiformError:
-        said = failure.message if not key else failure.message.replace(key, "***")
+        is_secret = key is not None and len(key) >= SHORTEST_SECRET
+        said = failure.message.replace(str(key), "***") if is_secret else failure.message
         parts = [f"{self._http.url}{path}: " + (said if failure.status is None else f"{failure.status} {said}")]
         if failure.request_id is not None:
             parts.append(f"(request {failure.request_id})")

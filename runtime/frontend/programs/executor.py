@@ -13,7 +13,7 @@ import msgspec
 from ...programs.executor import OnDelta, OperationResult, PendingResult
 from ...programs.running_program import StateProgress
 from ...protocol import session
-from ...protocol.core import ProgramProgress, SoftPin
+from ...protocol.core import Finish, ProgramProgress, SoftPin
 from ...protocol.decisions import Question
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..text.generation import FinishedSample, Generator, Prompt, SampleStream
@@ -140,9 +140,11 @@ class TokenExecutor:
         self._content.drop_lead()
         tokens = await self._content.flush()
         context = self._request_context(tokens, None)
+        # No token is asked for, but log-probabilities: of the tokens that could come next, so one is drawn and dropped.
+        only_scores = gen.logprobs is not None and gen.sampling.max_new_tokens == 0
         prompt = Prompt(
             tokens=tokens,
-            sampling=gen.sampling,
+            sampling=msgspec.structs.replace(gen.sampling, max_new_tokens=1) if only_scores else gen.sampling,
             logprobs=gen.logprobs,
             namespace=context.namespace,
             program=context.program,
@@ -151,10 +153,13 @@ class TokenExecutor:
             in_bulk=not gen.stream and not self._state.program.has_token_budget,  # which is spent token by token
         )
         with self._generator.start(prompt, gen.n) as samples:
-            finished = [
-                await self._read(sample, on_delta if gen.stream and index == 0 else None)
-                for index, sample in enumerate(samples)
-            ]
+            if only_scores:
+                finished = [_without_tokens(await sample.result()) for sample in samples]
+            else:
+                finished = [
+                    await self._read(sample, on_delta if gen.stream and index == 0 else None)
+                    for index, sample in enumerate(samples)
+                ]
         first = finished[0]
         await self._content.append_generated(first.sequence.ids, first.leftover)
         sequences = [sample.sequence for sample in finished]
@@ -231,3 +236,11 @@ class TokenExecutor:
             return pins  # its last request: nothing of it is needed again
         self._is_pinned = True
         return [*pins, SoftPin(self._state.number, num_kept)]
+
+
+def _without_tokens(sample: FinishedSample) -> FinishedSample:
+    """Return the sample with its log-probabilities, and none of its tokens."""
+    sequence = msgspec.structs.replace(
+        sample.sequence, text="", ids=[], completion_tokens=0, finish=Finish("length"), num_passes=0
+    )
+    return FinishedSample(sequence, [], "")

@@ -64,14 +64,18 @@ class Claude:
         return [request.body for request in self.server.requests]
 
     def _reply(self, request: Received) -> Answer:
-        if request.headers.get("x-api-key") != "k":
+        key = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+        version = request.headers.get("anthropic-version")
+        if key != "k":
             return self._error(401, "authentication_error", "invalid x-api-key")
-        if (request.path, request.headers.get("anthropic-version")) != ("/v1/messages", "2023-06-01"):
+        if request.path != "/v1/messages" or version not in ("2023-06-01", "2026-10-21"):
             return self._error(404, "not_found_error", "no such route")
         try:
             asked = msgspec.convert(request.body, Request)
         except msgspec.ValidationError as error:
             return self._error(400, "invalid_request_error", str(error))
+        if version == "2026-10-21" and {"temperature", "top_p", "top_k"} & set(request.body):
+            return self._error(400, "invalid_request_error", "Extra inputs are not permitted")
         if asked.messages[-1].role == "assistant" and asked.messages[-1].content != asked.messages[-1].content.rstrip():
             return self._error(400, "invalid_request_error", "final assistant content cannot end with whitespace")
         text, reason, stop = self.model(asked), self.reason or "end_turn", None
@@ -280,6 +284,21 @@ def test_what_the_api_lacks_is_refused_by_name(claude: Claude, backend: Anthropi
         run(backend, body)
     assert caught.value.param == param
     assert claude.bodies == []
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"top_p": 0.5}, {"top_k": 3}])
+def test_newer_versions_of_the_api_take_no_parameters_of_the_draw(claude: Claude, options: dict[str, Any]) -> None:
+    backend = Anthropic("claude-sonnet-5-5", base_url=claude.server.url, api_key="k", api_version="2026-10-21")
+
+    def body(s: ProgramState) -> None:
+        s += user("Hi") + assistant(gen("x"))
+
+    assert run(backend, body)["x"] == "Paris."
+    with pytest.raises(RequestError, match="no such parameter in this version") as caught:
+        run(backend, body, **options)
+    assert caught.value.param == next(iter(options))
+    assert len(claude.bodies) == 1
+    backend.close()
 
 
 def test_chats_that_cannot_be_sent_are_refused(claude: Claude, backend: Anthropic) -> None:

@@ -180,6 +180,13 @@ def test_a_stream_that_breaks_after_text_is_not_repeated(server: JsonServer, con
     assert len(server.requests) == 1
 
 
+def test_further_fields_are_a_part_of_every_request(server: JsonServer, connect: Any) -> None:
+    server.answers = [DONE]
+    program.run(backend=connect(extra_body={"service_tier": "flex", "max_tokens": 5}))
+    body = server.requests[0].body
+    assert (body["service_tier"], body["max_tokens"], body["prompt"]) == ("flex", 5, "Hi")
+
+
 def test_answers_without_counts_are_counted_as_such(server: JsonServer, connect: Any) -> None:
     server.answers = [Answer({"choices": [{"index": 0, "text": "well"}]})]
     backend = connect()
@@ -244,6 +251,7 @@ def test_a_request_that_no_limit_lets_through_is_refused(server: JsonServer, con
         ({"max_concurrency": 0}, "max_concurrency"),
         ({"requests_per_minute": 0}, "requests_per_minute"),
         ({"tokens_per_minute": 2.5}, "tokens_per_minute"),
+        ({"extra_body": {"x": object()}}, "extra_body"),
         ({"max_retires": 3}, "max_retires"),
     ],
 )
