@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.server
 import threading
 from collections.abc import Callable, Iterator
@@ -347,3 +348,45 @@ def test_closing_the_backend_fails_what_runs(backend: ramiform.Runtime, url: str
         state["x"]
     while get_server_info(backend)["num_running"]:
         pass  # the test's own timeout ends this
+
+
+def test_an_abandoned_branch_ends_in_the_runtime_while_the_others_go_on(
+    backend: ramiform.Runtime, over_http: HttpRuntime
+) -> None:
+    @ramiform.function
+    def first(s: ProgramState) -> None:
+        s += "Once"
+        kept, *others = s.fork(4)
+        kept += gen("x", max_tokens=3)
+        for other in others:
+            other += gen("x", max_tokens=1900, ignore_eos=True)
+        kept["x"]
+        while get_server_info(backend)["num_running"] < 3:
+            pass
+        del other, others
+        gc.collect()
+        while get_server_info(backend)["num_running"]:
+            pass  # the test's own timeout ends this
+        kept += gen("y", max_tokens=2)
+        s["z"] = kept["y"]
+
+    assert isinstance(first.run(backend=over_http)["z"], str)
+
+
+def test_one_branch_of_two_that_run_is_aborted_alone(backend: ramiform.Runtime, over_http: HttpRuntime) -> None:
+    @ramiform.function
+    def two(s: ProgramState) -> None:
+        s += "Once"
+        kept, other = s.fork(2)
+        for branch in (kept, other):
+            branch += gen("x", max_tokens=1900, ignore_eos=True)
+        del branch
+        while get_server_info(backend)["num_running"] < 2:
+            pass
+        del other
+        gc.collect()
+        while get_server_info(backend)["num_running"] != 1:
+            pass  # the test's own timeout ends this
+        s["ended"] = "x" in kept
+
+    two.run(backend=over_http)

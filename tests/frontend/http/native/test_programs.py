@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from ramiform.runtime.frontend.http.native import programs
-from ramiform.runtime.frontend.http.native.programs import EXAMPLE, AnswerQueue, ProgramBody
+from ramiform.runtime.frontend.http.native.programs import EXAMPLE, ProgramBody
+from ramiform.runtime.frontend.programs.play import AnswerQueue
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams, TokenLogprob
 from ramiform.runtime.protocol.session import (
@@ -279,7 +280,7 @@ def test_an_unread_queue_holds_one_delta_for_each_operation() -> None:
         assert (first.text, first.ids, len(first.logprobs or ())) == ("a" * 100, list(range(100)), 100)
         assert second == Delta(2, 0, "b" * 100, list(range(100)))
         assert (done, other) == (Done(1, 4, "a" * 100), Delta(1, 5, "c", [7]))
-        assert await queue.take(0.0) == []
+        assert await queue.take(0.0) is None
 
     run(main())
 
@@ -316,5 +317,47 @@ def test_questions_are_answered() -> None:
             [_, done] = answers(await client.post("/programs", json=body(Text("a"), asks)))
             [answer] = done.answers
             assert 0 <= answer.probability <= 1
+
+    run(main())
+
+
+def test_a_closed_state_is_aborted_and_the_others_go_on() -> None:
+    async def main() -> None:
+        async with served(lambda request: None) as (built, client):
+            told = {
+                "messages": [opened(1), opened(2), appended(1, Text("stay"), GEN), appended(2, Text("stay"), GEN)],
+                "rid": "mine",
+            }
+            posted = asyncio.create_task(client.post("/programs", json=told))
+            await built.core.until(lambda: len(built.core.requests) == 2)
+            check_error(await client.post("/programs", json=told), 400, "rid", "mine")
+            for states in ([2, 9], [2]):
+                closed = await client.post("/programs/close", json={"rid": "mine", "states": states})
+                assert closed.status_code == 200
+            await built.core.until(lambda: len(built.core.aborted) == 1)
+            assert not posted.done()
+            await client.post("/programs/close", json={"rid": "mine", "states": [1]})
+            await built.core.until(lambda: len(built.core.aborted) == 2)
+            assert [(one.state, one.op) for one in answers(await posted)] == [(1, 0), (2, 0)]
+            assert (await client.post("/programs/close", json={"rid": "mine", "states": [1]})).status_code == 200
+
+    run(main())
+
+
+def test_another_keys_program_cannot_be_closed() -> None:
+    async def main() -> None:
+        async with served(lambda request: None, api_key="mine,other") as (built, client):
+            mine, other = ({"authorization": f"Bearer {key}"} for key in ("mine", "other"))
+            assert (await client.post("/programs", json=body(GEN))).status_code == 401
+            told = body(Text("a"), GEN) | {"rid": "one"}
+            posted = asyncio.create_task(client.post("/programs", json=told, headers=mine))
+            await built.core.until(lambda: bool(built.core.requests))
+            close = {"rid": "one", "states": [1]}
+            await client.post("/programs/close", json=close, headers=other)
+            await client.get("/version", headers=other)
+            assert not built.core.aborted
+            await client.post("/programs/close", json=close, headers=mine)
+            await built.core.until(lambda: bool(built.core.aborted))
+            await posted
 
     run(main())
