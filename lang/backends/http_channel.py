@@ -66,6 +66,7 @@ class _Program:
         self.budget = RunningProgram(opened.program, opened.budget, abort, call_later)
         self.complete = False  # nothing more will be appended
         self.requests: dict[ProgramRequest, PendingResult] = {}
+        self.closed: list[StateHistory] = []  # since the last request
 
 
 class HttpChannel:
@@ -202,11 +203,7 @@ class HttpChannel:
                 self._end(closing)
             else:
                 self._hurry(closing)
-                for request in list(closing.requests):
-                    if (waiting := request.unanswered) and all(state.ended for state in waiting):
-                        closing.requests.pop(request).cancel()
-                        for state in waiting:
-                            state.num_sent = state.num_answered
+                closing.closed.append(closing.history.states[number])
 
     def _end(self, program: _Program) -> None:
         """Forget a program and abort its requests."""
@@ -245,11 +242,30 @@ class HttpChannel:
         now = time.monotonic()
         for program in [program for program, due in self._due.items() if due <= now]:
             del self._due[program]
+            self._stop_closed(program)
             while failures := program.history.new_failures():
                 for state, error in failures:
                     self._fail(program, state, error)
             if (request := program.history.next_request()) is not None:
                 self._start(program, request)
+
+    def _stop_closed(self, program: _Program) -> None:
+        """Abort what only closed states needed: a whole request, or some of its states."""
+        closed, program.closed = program.closed, []
+        for request, pending in list(program.requests.items()):
+            stopped = [state for state in closed if state.num_answered < request.ends.get(state, 0) and state.ended]
+            if stopped and not request.unanswered:
+                del program.requests[request]
+                pending.cancel()
+                for state, end in request.ends.items():
+                    if state.num_answered < end:
+                        state.num_sent = state.num_answered
+            elif stopped:
+                body = {"rid": request.rid, "states": [state.number for state in stopped]}
+                self._calls.begin(partial(self._post_close, body), lambda _: OperationResult("")).then(_ignore)
+
+    def _post_close(self, body: dict[str, Any], call: ModelCall) -> None:
+        self._http.post(f"{PATH}/close", body, call)
 
     def _start(self, program: _Program, request: ProgramRequest) -> None:
         tokens = program.budget.tokens_left
@@ -260,6 +276,7 @@ class HttpChannel:
             "messages": request.messages,
             "known": request.known,
             "complete": program.complete and request.is_last,
+            "rid": request.rid,
         }
         if tokens:
             opened = next(message for message in request.messages if message["type"] == "open")
@@ -368,3 +385,7 @@ class HttpChannel:
             return
         for op in range(first, len(state.operations)):
             listener.receive(Failed(state.number, op, state.failure))
+
+
+def _ignore(result: OperationResult | ErrorInfo) -> None:
+    """Do nothing: closed states that could not be stopped only cost time."""

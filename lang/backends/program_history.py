@@ -5,6 +5,7 @@ Knows operations, answers and which of them need which; knows nothing of HTTP, t
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,11 +85,12 @@ class ProgramRequest:
     known: dict[int, int]  # by state: operations whose answers are there
     ends: dict[StateHistory, int]
     is_last: bool  # nothing of the program is left out
+    rid: str = field(default_factory=lambda: uuid.uuid4().hex)  # by which the server finds it
 
     @property
     def unanswered(self) -> list[StateHistory]:
-        """The states that still wait for answers of this request."""
-        return [state for state, end in self.ends.items() if state.num_answered < end and state.failure is None]
+        """The states that still need answers of this request."""
+        return [state for state, end in self.ends.items() if state.num_answered < end and not state.ended]
 
     @property
     def generates(self) -> bool:

@@ -47,7 +47,7 @@ def create_app(
     chat_service = ChatService(generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
     for api in (
         NativeApi(generator, siblings),
-        ProgramsApi(generator),
+        ProgramsApi(generator, siblings),
         AdminApi(generator, config.client_address),
         TokenizationApi(generator),
         ModelsApi(generator),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from email.message import Message
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -18,30 +18,28 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from ....programs.interpreter import ProgramInterpreter
-from ....programs.running_program import StateProgress
 from ....protocol import wire
 from ....protocol.errors import RequestError
 from ....protocol.session import (
     Append,
     Ask,
-    Delta,
     Done,
-    Failed,
     Fork,
     Generated,
-    Lost,
     Open,
     Play,
     RoleBegin,
     RoleEnd,
 )
 from ....tokenizer.chat_template import ChatTemplate
-from ...programs.content import TokenContent
-from ...programs.executor import TokenExecutor
+from ...core.frontend_peers import FrontendPeers
+from ...programs.play import Answer, ProgramPlay
 from ...programs.roles import ChatState
 from ...text.generation import Generator
 from ...text.offload import CancellationToken, offload
+from ..bodies import Body, Many, Text, described, example
+from ..scope import SCOPE_API_KEY
+from ..transport.body_route import BodyRoute
 from ..transport.streaming import ClientDisconnectedError, EventStream, cancel_on_disconnect
 
 PATH = "/programs"
@@ -49,11 +47,11 @@ MAX_BODY_BYTES = 8 << 20  # reading more would keep the event loop from its othe
 MAX_STATES = 1024  # of one request; each holds its token ids
 MAX_OPERATIONS = 1 << 14  # of one request
 MAX_ROLES = 512  # messages begun in one request: the template renders all earlier ones for each
+MAX_RID = 200  # characters
 FEW_ROLES = 32  # so many are rendered in the event loop
 KEEP_ALIVE_SECONDS = 15.0  # a stream without answers sends an empty event: proxies close silent connections
 
 _PLACE = re.compile(r" - at `\$\.?(.*?)`$")  # where msgspec says that a body is wrong
-_Answer = Done | Failed | Delta | Lost
 
 EXAMPLE = {
     "messages": [
@@ -80,13 +78,15 @@ class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     What an earlier request answered is given again, a generated text by the operation `generated`. `known` has, by
     state, how many of its first operations were answered before: their answers are left out. `complete`: no later
-    request appends to these states. `extra_key` separates cached prefixes, as in `/generate`.
+    request appends to these states. `extra_key` separates cached prefixes, as in `/generate`. `/programs/close` finds
+    the request by `rid`, the client's name of it.
     """
 
     messages: list[Open | Append]
     complete: bool = False
     known: dict[int, int] = {}
     extra_key: str | None = None
+    rid: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_RID)] | None = None
 
     @property
     def num_operations(self) -> int:
@@ -100,47 +100,26 @@ def program_schemas() -> dict[str, Any]:
     return schemas
 
 
-class AnswerQueue:
-    """Answers that wait for their reader. The deltas of one operation are joined meanwhile, so that a slow reader's
-    queue holds no more than the answers' content."""
+class CloseBody(Body):
+    """Body of `/programs/close`."""
 
-    def __init__(self) -> None:
-        self._answers: list[_Answer] = []
-        self._deltas: dict[tuple[int, int], int] = {}  # the index of an operation's delta
-        self._arrived = asyncio.Event()
-
-    def add(self, answer: _Answer) -> None:
-        self._arrived.set()
-        if isinstance(answer, Delta):
-            key = answer.state, answer.op
-            index = self._deltas.setdefault(key, len(self._answers))
-            if index < len(self._answers):
-                self._answers[index] = _joined(self._answers[index], answer)
-                return
-        self._answers.append(answer)
-
-    async def take(self, seconds: float) -> list[_Answer]:
-        """Wait for answers and return them all; none after `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._arrived.wait()
-        except TimeoutError:
-            return []
-        answers, self._answers = self._answers, []
-        self._deltas.clear()
-        self._arrived.clear()
-        return answers
+    model_config = example({"rid": "my-program-7", "states": [2, 3]})
+    rid: Annotated[Text, described(maxLength=MAX_RID)]
+    states: Annotated[Many[int], described(maxItems=MAX_STATES)]
 
 
 class ProgramsApi:
-    """Route of programs."""
+    """Routes of programs. A running program is known by its API key and the client's `rid`."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, siblings: FrontendPeers) -> None:
         self._generator = generator
+        self._siblings = siblings
+        siblings.on("close_states", self._close_asked)
+        self._running: dict[tuple[str | None, str], ProgramPlay] = {}
 
     @property
     def router(self) -> APIRouter:
-        router = APIRouter(tags=["native"])
+        router = APIRouter(tags=["native"], route_class=BodyRoute)
         body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ProgramBody"}}}}
         router.add_api_route(
             PATH,
@@ -156,6 +135,9 @@ class ProgramsApi:
                 }
             },
         )
+        router.add_api_route(
+            f"{PATH}/close", self.close, methods=["POST"], response_model=None, response_class=Response
+        )
         return router
 
     async def play(self, request: Request) -> Response:
@@ -165,40 +147,53 @@ class ProgramsApi:
         num_roles = _check(body, info.context_length)
         if num_roles > FEW_ROLES and (template := self._generator.tokenizer.chat) is not None:
             await cancel_on_disconnect(request, offload(partial(_render_roles, template, body)))
-        values = self._play(body)
+        rid = uuid.uuid4().hex if body.rid is None else body.rid
+        key = request.scope[SCOPE_API_KEY], rid
+        values = self._answers(key, body)
         return EventStream(await cancel_on_disconnect(request, anext(values)), values)
 
-    async def _play(self, body: ProgramBody) -> AsyncGenerator[dict[str, list[_Answer]]]:
-        """Yield the answers. Raises RequestError for messages that contradict each other."""
+    async def close(self, body: CloseBody, request: Request) -> Response:
+        """Close states of a running program: abort what only they need, and answer no more of their operations."""
+        key = request.scope[SCOPE_API_KEY]
+        if not await self._close_here(key, body.rid, body.states):
+            about = json.dumps([key, body.rid, body.states])
+            await self._siblings.ask("close_states", about, bool)
+        return Response(status_code=200)
+
+    async def _close_asked(self, about: str | None) -> bool:
+        """Close states that another frontend was asked to close."""
+        return about is not None and await self._close_here(*json.loads(about))
+
+    async def _close_here(self, key: str | None, rid: str, states: list[int]) -> bool:
+        """Close states if the program runs in this process; return True then."""
+        play = self._running.get((key, rid))
+        if play is not None:
+            play.close(states)
+        return play is not None
+
+    async def _answers(self, key: tuple[str | None, str], body: ProgramBody) -> AsyncGenerator[dict[str, list[Answer]]]:
+        """Yield the events. Raises RequestError for messages that contradict each other, and for a `rid` in use."""
+        if key in self._running:
+            raise RequestError(f"a program with rid {key[1]!r} is running", param="rid")
         name = f"http:{uuid.uuid4().hex}"
-        core = self._generator.core
-        queue = AnswerQueue()
-
-        def open_executor(state: StateProgress) -> TokenExecutor:
-            content = TokenContent(self._generator.tokenizer, self._generator.encoder)
-            return TokenExecutor(self._generator, state, name, content, namespace=body.extra_key or "")
-
-        interpreter = ProgramInterpreter(
-            queue.add,
-            open_executor,
-            asyncio.get_running_loop().call_later,
-            states_ended=lambda program, states: core.end_states(name, states),
-            max_states=MAX_STATES,
+        messages = Play([*body.messages], body.complete)
+        namespace = body.extra_key or ""
+        play = self._running[key] = ProgramPlay(
+            self._generator, name, messages, max_states=MAX_STATES, namespace=namespace
         )
-        num_left = body.num_operations
+        values = play.answers(KEEP_ALIVE_SECONDS)
+        is_first = True
         try:
-            interpreter.receive(Play([*body.messages], body.complete))
-            interpreter.run()
-            while True:
-                answers = await queue.take(KEEP_ALIVE_SECONDS) if num_left else []
-                num_left -= sum(isinstance(answer, Done | Failed) for answer in answers)
-                new = [answer for answer in answers if not _is_known(answer, body.known)]
-                if new or not answers:
-                    yield {"answers": new}
-                if num_left <= 0 or not interpreter.num_programs:  # a spent budget ends the program
-                    return
+            async with aclosing(values):
+                async for answers in values:
+                    new = [answer for answer in answers if not _is_known(answer, body.known)]
+                    if new or not answers:
+                        is_first = False
+                        yield {"answers": new}
+            if is_first:
+                yield {"answers": []}
         finally:
-            interpreter.close_all()
+            del self._running[key]
 
 
 async def _read(request: Request) -> ProgramBody:
@@ -278,13 +273,5 @@ def _render_roles(template: ChatTemplate, body: ProgramBody, cancellation: Cance
                         chats.update(dict.fromkeys(children, chats[message.state]))
 
 
-def _is_known(answer: _Answer, known: dict[int, int]) -> bool:
+def _is_known(answer: Answer, known: dict[int, int]) -> bool:
     return isinstance(answer, Done) and answer.op < known.get(answer.state, 0)
-
-
-def _joined(first: Any, second: Delta) -> Delta:
-    assert isinstance(first, Delta)
-    logprobs = None
-    if first.logprobs is not None or second.logprobs is not None:
-        logprobs = [*(first.logprobs or ()), *(second.logprobs or ())]
-    return Delta(first.state, first.op, first.text + second.text, [*first.ids, *second.ids], logprobs)
