@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         video,
     )
     from .lang.program import Program, function
+    from .lang.search.searches import Vote, abeam, abest_of, afirst, avote, beam, best_of, first, vote
     from .lang.state import ForkGroup, ProgramState
     from .lang.tools.tool_set import tool_schemas
     from .lang.tracing.trace import Trace
@@ -75,13 +76,21 @@ __all__ = [
     "RuntimeFailed",
     "Scripted",
     "Trace",
+    "Vote",
     "__version__",
+    "abeam",
+    "abest_of",
     "aevaluate",
+    "afirst",
     "aoptimise",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "avote",
+    "beam",
+    "best_of",
     "evaluate",
+    "first",
     "flush_cache",
     "function",
     "gen",
@@ -108,6 +117,7 @@ __all__ = [
     "user_begin",
     "user_end",
     "video",
+    "vote",
 ]
 
 
@@ -131,13 +141,21 @@ _MODULES = {
     "RuntimeFailed": ".runtime.protocol.errors",
     "Scripted": ".lang.backends.scripted",
     "Trace": ".lang.tracing.trace",
+    "Vote": ".lang.search.searches",
     "__version__": ".runtime.protocol.version",
+    "abeam": ".lang.search.searches",
+    "abest_of": ".lang.search.searches",
     "aevaluate": ".lang.evaluation.evaluate",
+    "afirst": ".lang.search.searches",
     "aoptimise": ".lang.evaluation.optimise",
     "assistant": ".lang.primitives",
     "assistant_begin": ".lang.primitives",
     "assistant_end": ".lang.primitives",
+    "avote": ".lang.search.searches",
+    "beam": ".lang.search.searches",
+    "best_of": ".lang.search.searches",
     "evaluate": ".lang.evaluation.evaluate",
+    "first": ".lang.search.searches",
     "flush_cache": ".lang.backend",
     "function": ".lang.program",
     "gen": ".lang.primitives",
@@ -164,6 +182,7 @@ _MODULES = {
     "user_begin": ".lang.primitives",
     "user_end": ".lang.primitives",
     "video": ".lang.primitives",
+    "vote": ".lang.search.searches",
 }
 
 

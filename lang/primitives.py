@@ -10,7 +10,6 @@ from typing import Any, NoReturn, get_args
 from ..runtime.protocol.decisions import Level, Option, Pick, Predicate, Question, Rate, check
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
-from .checks import OnInvalid, check_of
 from .choices import BuiltInMethod, Method, method_of, token_length_normalized
 from .expr import (
     GEN_NAMES,
@@ -25,6 +24,7 @@ from .expr import (
     StringOrMany,
     parts_of,
 )
+from .search.attempts import OnInvalid, check_of
 from .tools.tool_set import OnError, Tool, tool_set
 from .types.result_types import reasoning_format
 
