@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         video,
     )
     from .lang.program import Program, function
+    from .lang.search.searches import Vote, abeam, abest_of, afirst, avote, beam, best_of, first, vote
     from .lang.state import ForkGroup, ProgramState
     from .lang.tools.agent import AgentCall, AgentResult
     from .lang.tools.call_format import CallFormat
@@ -90,13 +91,21 @@ __all__ = [
     "Trace",
     "UnansweredCall",
     "VertexAI",
+    "Vote",
     "__version__",
+    "abeam",
+    "abest_of",
     "aevaluate",
+    "afirst",
     "aoptimise",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "avote",
+    "beam",
+    "best_of",
     "evaluate",
+    "first",
     "flush_cache",
     "function",
     "gen",
@@ -130,6 +139,7 @@ __all__ = [
     "user_begin",
     "user_end",
     "video",
+    "vote",
     "zero_or_more",
 ]
 
@@ -162,13 +172,21 @@ _MODULES = {
     "Trace": ".lang.tracing.trace",
     "VertexAI": ".lang.backends.vertex",
     "UnansweredCall": ".lang.tools.tool_set",
+    "Vote": ".lang.search.searches",
     "__version__": ".runtime.protocol.version",
+    "abeam": ".lang.search.searches",
+    "abest_of": ".lang.search.searches",
     "aevaluate": ".lang.evaluation.evaluate",
+    "afirst": ".lang.search.searches",
     "aoptimise": ".lang.evaluation.optimise",
     "assistant": ".lang.primitives",
     "assistant_begin": ".lang.primitives",
     "assistant_end": ".lang.primitives",
+    "avote": ".lang.search.searches",
+    "beam": ".lang.search.searches",
+    "best_of": ".lang.search.searches",
     "evaluate": ".lang.evaluation.evaluate",
+    "first": ".lang.search.searches",
     "flush_cache": ".lang.backend",
     "function": ".lang.program",
     "gen": ".lang.primitives",
@@ -202,6 +220,7 @@ _MODULES = {
     "user_begin": ".lang.primitives",
     "user_end": ".lang.primitives",
     "video": ".lang.primitives",
+    "vote": ".lang.search.searches",
     "zero_or_more": ".lang.constraints.builders",
 }
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
-from .checks import GenCheck
 from .choices import Method
 from .format_marks import has_mark, mark_of, split_at_marks
+from .search.attempts import GenCheck
 from .tools.tool_set import OnError, ToolSet
 from .types.result_types import ReasoningFormat
 

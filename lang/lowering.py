@@ -13,11 +13,11 @@ from ..runtime.protocol import session
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import PARAMETERS, Constraint, LogprobParams, Parameter, SamplingParams
 from .callbacks import Callback
-from .checks import CheckedAttempts
 from .choices import BuiltInMethod, ChoiceCallback
 from .constraints.builders import CUTTING_ARGUMENTS, CapturedTexts, ConstraintExpr, compiled
 from .expr import GEN_NAMES, RUN_ARGUMENTS, Constant, Expr, GenExpr, RoleBeginExpr, RoleEndExpr, SelectExpr
 from .format_marks import refuse_marks
+from .search.attempts import CheckedAttempts
 from .tools.call_format import offer
 from .tools.tool_set import ToolCallback, ToolOutcome
 from .types.result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema, separated

@@ -13,7 +13,6 @@ import msgspec
 from ..runtime.protocol.decisions import Level, Option, Pick, Predicate, Question, Rate, check
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
-from .checks import OnInvalid, check_of
 from .choices import BuiltInMethod, Method, method_of, token_length_normalized
 from .constraints.builders import ConstraintExpr, choice_of
 from .expr import (
@@ -30,6 +29,7 @@ from .expr import (
     parts_of,
 )
 from .format_marks import refuse_marks
+from .search.attempts import OnInvalid, check_of
 from .symbols import known, texts_of
 from .tools.declaration import AnyTool
 from .tools.tool_set import OnError, tool_set

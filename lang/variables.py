@@ -14,10 +14,10 @@ import msgspec
 from ..runtime.protocol import session
 from ..runtime.protocol.decisions import DecisionAnswer
 from ..runtime.protocol.errors import ErrorInfo, RequestError
-from .checks import CheckedAttempts
 from .lowering import Binding
 from .meta_info import meta_of_choice, meta_of_sequence
 from .operation_log import OperationLog
+from .search.attempts import CheckedAttempts
 from .source_location import with_location
 from .state_handle import StateHandle
 from .tools.tool_set import ToolOutcome

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..runtime.protocol import session
-from ..runtime.protocol.errors import RequestError
-from .operation_log import OperationLog
-from .types.result_types import ResultType
+from ...runtime.protocol import session
+from ...runtime.protocol.errors import RequestError
+from ..operation_log import OperationLog
+from ..types.result_types import ResultType
 
 MAX_RETRIES = 100
 MAX_SHOWN = 500  # characters of each attempt and of each error, in errors and in what the model is told

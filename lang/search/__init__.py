@@ -1,0 +1,1 @@
+"""Generating again and searching: checked attempts of one generation, and branches that compete."""
