@@ -119,7 +119,7 @@ def json_text(value: Any) -> str:
 
 
 def _adapter(kind: Any, param: str) -> JsonAdapter:
-    if isinstance(kind, str) or (callable(kind) and inspect.isroutine(kind)):
+    if isinstance(kind, str | partial) or inspect.isroutine(kind):
         raise RequestError(_refusal(kind, param), param=param)
     try:
         schema, parse, dump = _reader(kind)

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any, Literal, NotRequired, Required, get_origin, get_type_hints
 
 import pydantic
-from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
+from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticOmit, SchemaError, SchemaValidator
 
@@ -45,7 +45,7 @@ def pydantic_reader(kind: Any) -> Reader:
     try:
         adapter = pydantic.TypeAdapter(kind)
         schema = adapter.json_schema(schema_generator=_TightSchema)
-    except (PydanticUserError, PydanticUndefinedAnnotation, SchemaError, PydanticOmit, LookupError) as error:
+    except (PydanticUserError, SchemaError, PydanticOmit, LookupError, NameError, TypeError, ValueError) as error:
         raise TypeError(str(error).partition("\n\nFor further")[0]) from None
     _require_tags(schema, schema.get("$defs", {}))
 
@@ -255,7 +255,7 @@ class _TightSchema(GenerateJsonSchema):
         items = schema.get("items_schema") or {"type": "any"}
         if items["type"] == "any":
             return result | {"items": _SCALARS}
-        if items["type"] in _UNHASHABLE and getattr(items.get("cls"), "__hash__", None) is None:
+        if items["type"] in _UNHASHABLE and ("cls" not in items or items["cls"].__hash__ is None):
             self.handle_invalid_for_json_schema(schema, f"a set, whose items cannot be of the type {items['type']}")
         return result
 

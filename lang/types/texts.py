@@ -18,7 +18,7 @@ _DATE = f"(?:{_YEAR}-(?:(?:0[1-9]|1[0-2])-{_DAY}|(?:0[13-9]|1[0-2])-(?:29|30)|(?
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
 _FRACTION = r"(?:\.[0-9]{1,6})?"  # microseconds: what Python keeps
 _ZONE = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_DAYS = "(?:[0-9]{1,6}Y(?:[0-9]{1,3}D)?|[0-9]{1,8}D)"  # together below the largest timedelta
+_DAYS = "(?:1?[0-9]{1,6}Y(?:[0-9]{1,3}D)?|[0-9]{1,8}D)"  # together below the largest timedelta
 _HOURS = (
     r"T(?:[0-9]{1,8}H(?:[0-9]{1,8}M)?(?:[0-9]{1,8}(?:\.[0-9]{1,6})?S)?|[0-9]{1,8}M(?:[0-9]{1,8}(?:\.[0-9]{1,6})?S)?"
 )
@@ -26,18 +26,21 @@ _HOURS += r"|[0-9]{1,8}(?:\.[0-9]{1,6})?S)"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _GROUP = "(?:0|[1-9a-f][0-9a-f]{0,3})"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
-_IPV6 = rf"(?:(?:{_GROUP}:){{7}}{_GROUP}|(?:{_GROUP}(?::{_GROUP}){{0,5}})?::(?:{_GROUP})?)"
+_HEADS = ["", _GROUP, *(f"{_GROUP}(?::{_GROUP}){{{num}}}" for num in range(1, 7))]
+_TAILS = ["", f"(?:{_GROUP})?", *(f"(?:{_GROUP}(?::{_GROUP}){{0,{num}}})?" for num in range(1, 7))]
+_SHORTENED = "|".join(f"{head}::{tail}" for head, tail in zip(_HEADS, reversed(_TAILS), strict=True))
+_IPV6 = f"(?:(?:{_GROUP}:){{7}}{_GROUP}|{_SHORTENED})"
 _DIGITS = "[0-9]{1,18}"
 
 Zone = Literal["required", "none"] | None  # None: with or without one
 
-DECIMAL = r"^-?(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,28})?(?:E[+-]?[0-9]{1,3})?$"
+DECIMAL = r"^-?(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,40})?(?:E[+-]?[0-9]{1,3})?$"
 FLOAT = rf"^-?(?:0|[1-9][0-9]{{0,17}})(?:\.{_DIGITS})?$"
 COMPLEX = rf"^(?:-?{_DIGITS}(?:\.{_DIGITS})?[+-]|-?){_DIGITS}(?:\.{_DIGITS})?j$"
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
 BASE64URL = "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]==|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048]=)?$"
 HEX = "^(?:[0-9a-f]{2})*$"
-NOT_PADDED = r"^(?:\S(?:[^]*\S)?)?$"  # no white space around it
+NOT_PADDED = r"^(?:\S(?:[\s\S]*\S)?)?$"  # no white space around it
 ASCII = "^[ -~]*$"
 
 

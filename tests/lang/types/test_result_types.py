@@ -5,14 +5,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-import random
 import re
-from functools import cache
 from typing import Annotated, Any, Literal, TypedDict
 
 import jsonschema
 import msgspec
-import numpy as np
 import pydantic
 import pytest
 from hypothesis import given, settings
@@ -22,8 +19,7 @@ from ramiform import RequestError, gen
 from ramiform.lang.lowering import gen_operation
 from ramiform.lang.tools.tool_set import ToolSet
 from ramiform.lang.types.result_types import json_schema_text, of_dtype, of_schema
-from ramiform.runtime.core.grammar_cache import GrammarCache
-from ramiform.runtime.protocol.sampling import Constraint
+from ramiform.tests.lang.types.written import runtime_grammars, written
 
 
 class Color(enum.Enum):
@@ -111,28 +107,6 @@ def test_a_schema_admits_the_text_and_the_text_becomes_the_object(schema: Any, t
     read = result.parse(text)
     assert read == value
     assert type(read) is type(value)
-
-
-@cache
-def runtime_grammars() -> GrammarCache:
-    """Compile constraints as the runtime does, over single bytes; the last token ends."""
-    return GrammarCache([*(bytes([byte]) for byte in range(256)), None], [256])
-
-
-def written(constraint: Constraint, seed: int) -> str:
-    """A text drawn from the masks; after 60 bytes rather one that ends."""
-    matcher, rng, text = runtime_grammars().get(constraint).result().matcher(), random.Random(seed), b""
-    bits = np.zeros(9, np.int32)
-    while True:
-        matcher.mask(bits)
-        tokens = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
-        if len(text) > 60 and rng.random() < 0.9:
-            tokens = [token for token in tokens if token == 256 or token in b'"}]'] or tokens
-        token = rng.choice(tokens)
-        assert matcher.accept(token)
-        if token == 256:
-            return text.decode()
-        text += bytes([token])
 
 
 TYPES: list[Any] = [int, list[int], int | None, bool | int, dict[str, int], Point, list[Point], Movie, Person]
