@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
     from .lang.program import Program, function
     from .lang.state import ForkGroup, ProgramState
+    from .lang.storage.cache import Cache, cache
     from .lang.tools.tool_set import tool_schemas
     from .lang.tracing.trace import Trace
     from .runtime.processes.launch import Runtime
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Backend",
     "BusyError",
+    "Cache",
     "ChoicesDecision",
     "ChoicesSamplingMethod",
     "ForkGroup",
@@ -74,6 +76,7 @@ __all__ = [
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "cache",
     "flush_cache",
     "function",
     "gen",
@@ -105,6 +108,7 @@ __all__ = [
 _MODULES = {
     "Backend": ".lang.backend",
     "BusyError": ".runtime.protocol.errors",
+    "Cache": ".lang.storage.cache",
     "ChoicesDecision": ".lang.choices",
     "ChoicesSamplingMethod": ".lang.choices",
     "ForkGroup": ".lang.state",
@@ -124,6 +128,7 @@ _MODULES = {
     "assistant": ".lang.primitives",
     "assistant_begin": ".lang.primitives",
     "assistant_end": ".lang.primitives",
+    "cache": ".lang.storage.cache",
     "flush_cache": ".lang.backend",
     "function": ".lang.program",
     "gen": ".lang.primitives",

@@ -247,11 +247,11 @@ class StateInterpreter:
         """Play a step. None: its answer is nobody's."""
         match step:
             case Text(text=text):
-                return OperationResult(executor.append_text(text))
+                return _result(executor.append_text(text))
             case RoleBegin(role=role):
-                return OperationResult(executor.begin_role(role))
+                return _result(executor.begin_role(role))
             case RoleEnd():
-                return OperationResult(executor.end_role())
+                return _result(executor.end_role())
             case Gen():
                 self._limited = self.program.limit(step)
                 return executor.generate(self._limited, partial(self._send_delta, op))
@@ -327,3 +327,7 @@ class StateInterpreter:
 
 def _discard(answer: Done | Failed | Delta) -> None:
     """Send nothing: the state is closed."""
+
+
+def _result(appended: str | PendingResult) -> OperationResult | PendingResult:
+    return OperationResult(appended) if isinstance(appended, str) else appended
