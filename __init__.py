@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .lang.program import Program, function
     from .lang.search.searches import Vote, abeam, abest_of, afirst, avote, beam, best_of, first, vote
     from .lang.state import ForkGroup, ProgramState
+    from .lang.storage.cache import Cache, cache
     from .lang.tools.agent import AgentCall, AgentResult
     from .lang.tools.call_format import CallFormat
     from .lang.tools.declaration import DeclaredTool, tool
@@ -69,6 +70,7 @@ __all__ = [
     "Anthropic",
     "Backend",
     "BusyError",
+    "Cache",
     "CallFormat",
     "ChoicesDecision",
     "ChoicesSamplingMethod",
@@ -104,6 +106,7 @@ __all__ = [
     "avote",
     "beam",
     "best_of",
+    "cache",
     "evaluate",
     "first",
     "flush_cache",
@@ -150,6 +153,7 @@ _MODULES = {
     "AgentResult": ".lang.tools.agent",
     "Backend": ".lang.backend",
     "BusyError": ".runtime.protocol.errors",
+    "Cache": ".lang.storage.cache",
     "CallFormat": ".lang.tools.call_format",
     "ChoicesDecision": ".lang.choices",
     "ChoicesSamplingMethod": ".lang.choices",
@@ -185,6 +189,7 @@ _MODULES = {
     "avote": ".lang.search.searches",
     "beam": ".lang.search.searches",
     "best_of": ".lang.search.searches",
+    "cache": ".lang.storage.cache",
     "evaluate": ".lang.evaluation.evaluate",
     "first": ".lang.search.searches",
     "flush_cache": ".lang.backend",

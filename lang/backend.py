@@ -101,7 +101,10 @@ class RuntimeEndpoint:
         self.close()
 
 
+ChannelWrapper = Callable[[Backend, Channel], Channel]
+
 _default: Backend | None = None
+_wrappers: list[ChannelWrapper] = []  # of all programs, the innermost last
 _lock = threading.Lock()
 
 
@@ -116,7 +119,30 @@ def set_default_backend(backend: Backend | None) -> None:
 
 def channel_of(backend: Backend | None) -> Channel:
     """Return the channel of `backend`, or of the default one. Raises RamiformError if there is none."""
-    return (_default_backend() if backend is None else _checked(backend)).connection()
+    chosen = chosen_backend(backend)
+    channel = chosen.connection()
+    for wrapper in _wrappers[-1:]:
+        channel = wrapper(chosen, channel)
+    return channel
+
+
+def chosen_backend(backend: Backend | None) -> Backend:
+    """Return `backend`, or the default one. Raises RamiformError if there is none."""
+    return _default_backend() if backend is None else _checked(backend)
+
+
+def wrap_channels(wrapper: ChannelWrapper) -> None:
+    """Put `wrapper` before the channels of all programs that begin from now on."""
+    with _lock:
+        _wrappers.append(wrapper)
+
+
+def unwrap_channels(wrapper: ChannelWrapper) -> None:
+    """Undo one `wrap_channels`."""
+    with _lock:
+        _wrappers.reverse()
+        _wrappers.remove(wrapper)
+        _wrappers.reverse()
 
 
 def flush_cache(backend: Backend | None = None) -> None:

@@ -295,11 +295,11 @@ class StateInterpreter:
         """Play a step. None: its answer is nobody's."""
         match step:
             case Text(text=text):
-                return OperationResult(executor.append_text(text))
+                return _result(executor.append_text(text))
             case RoleBegin(role=role, tools=tools):
-                return OperationResult(executor.begin_role(role, tools))
+                return _result(executor.begin_role(role, tools))
             case RoleEnd():
-                return OperationResult(executor.end_role())
+                return _result(executor.end_role())
             case Gen(checked=True):
                 if self.progress.closed:
                     raise self._closed_error().to_exception()  # nobody would check its attempts
@@ -425,3 +425,7 @@ def _is_shared(step: Step) -> bool:
 
 def _discard(answer: Answer) -> None:
     """Send nothing: the state is closed."""
+
+
+def _result(appended: str | PendingResult) -> OperationResult | PendingResult:
+    return OperationResult(appended) if isinstance(appended, str) else appended

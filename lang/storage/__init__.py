@@ -1,0 +1,1 @@
+"""Results that are kept: a cache of answers, and checkpoints from which a run goes on."""

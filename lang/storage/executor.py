@@ -1,0 +1,231 @@
+"""Executes a program's state from answers that are kept, and on a backend from the first one that is not.
+
+A state that needs the backend is opened there with its text so far: generated text as its token ids, which generates
+nothing again. Answers that are kept further on are sent the same way before the next one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ...runtime.programs.executor import OnDelta, OperationResult, PendingResult
+from ...runtime.programs.running_program import StateProgress
+from ...runtime.protocol import session
+from ...runtime.protocol.decisions import Question
+from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
+from .answers import AnswerStore, Lookup, StateContent, StoredAnswer, StoredRequest, StoredRun, normalised
+from .remote import ForkPoint, Post, Remotes, RemoteState
+
+Replay = Callable[[StoredAnswer], session.Operation | None]  # what appends an answer again without generating it
+
+
+class Appended(NamedTuple):
+    """An operation that appends what a state has appended, and its text."""
+
+    operation: session.Operation | None
+    text: str
+
+
+class StoredExecutor:
+    """A `StateExecutor` whose answers come from a store or from a backend.
+
+    `base` is the content that the state began with, `unsent` the operations after it, or after those of `remote`, that
+    the backend has not got yet.
+    """
+
+    def __init__(
+        self,
+        state: StateProgress,
+        store: AnswerStore,
+        remotes: Remotes,
+        post: Post,
+        run: StoredRun,
+        *,
+        executors: MutableMapping[int, StoredExecutor],
+        path: str = "0",
+        content: StateContent | None = None,
+        base: ForkPoint | None = None,
+        remote: RemoteState | None = None,
+    ) -> None:
+        self.run = run
+        self.path = path
+        self.index = 0  # of the next operation
+        self._executors = executors  # by the number of their state; this one is among them
+        executors[state.number] = self
+        self._state = state
+        self._store = store
+        self._remotes = remotes
+        self._post = post
+        self._content = StateContent() if content is None else content
+        self._role_at_fork, self._roles_at_fork = self._content.open_role, self._content.num_roles
+        self._base = base
+        self._remote = remote
+        self._unsent: list[session.Operation] = []
+        self._appended: list[Appended] = []  # since the fork
+
+    def append_text(self, text: str) -> str | PendingResult:
+        operation = session.Text(text)
+        if self._content.may_lead and text:
+            return self._answer(operation, lambda answer: operation)
+        return self._append(operation, operation, text)
+
+    def begin_role(self, role: str) -> PendingResult:
+        operation = session.RoleBegin(role)
+        return self._answer(operation, lambda answer: operation)
+
+    def end_role(self) -> PendingResult:
+        operation = session.RoleEnd()
+        return self._answer(operation, lambda answer: operation)
+
+    def supply(self, text: str, *, chosen: bool) -> OperationResult:
+        replay = session.Generated(text=text, chosen=True) if chosen else session.Text(text)
+        return OperationResult(self._append(session.Ask(chosen=chosen), replay, text))
+
+    def generate(self, gen: session.Gen, on_delta: OnDelta) -> PendingResult:
+        def replay(answer: StoredAnswer) -> session.Operation:
+            [first, *_] = answer.sequences or []
+            return session.Generated(text=first.text, ids=first.ids)
+
+        return self._answer(gen, replay, on_delta)
+
+    def append_generated(self, generated: session.Generated) -> OperationResult | PendingResult:
+        if generated.chosen and self._content.may_lead:
+            return self._answer(generated, lambda answer: generated)
+        return OperationResult(self._append(generated, generated, generated.text))
+
+    def select(self, select: session.Select) -> PendingResult:
+        def replay(answer: StoredAnswer) -> session.Operation | None:
+            assert answer.choice is not None
+            return session.Generated(text=answer.choice.text, chosen=True) if select.append else None
+
+        return self._answer(select, replay)
+
+    def decide(self, questions: tuple[Question, ...]) -> PendingResult:
+        return self._answer(session.Decide(questions), lambda answer: None)
+
+    def fork(self, children: Sequence[StateProgress]) -> list[StoredExecutor]:
+        index = self.index
+        self._note(session.Fork(tuple(range(len(children)))), "")
+        remotes: Sequence[RemoteState | None] = [None] * len(children)
+        if self._remote is not None:
+            self._remote.append(self._unsent)
+            self._unsent = []
+            forks = self._remote.fork(len(children))
+            self._remotes.add(self._state.program.number, forks)
+            remotes = forks
+        elif self._unsent or self._base is None:
+            self._base, self._unsent = ForkPoint(self._base, self._unsent), []
+        return [
+            StoredExecutor(
+                child,
+                self._store,
+                self._remotes,
+                self._post,
+                self.run,
+                executors=self._executors,
+                path=f"{self.path}/{index}.{branch}",
+                content=self._content.copy(),
+                base=self._base if remote is None else None,
+                remote=remote,
+            )
+            for branch, (child, remote) in enumerate(zip(children, remotes, strict=True))
+        ]
+
+    def since_fork(self) -> tuple[Appended, ...]:
+        """Return what was appended since the fork. Raises RequestError unless the message open there is open."""
+        role, begun = self._content.open_role, self._content.num_roles > self._roles_at_fork
+        if role is not None and (begun or self._role_at_fork is None):
+            raise RequestError(f"a fork cannot be joined while its role {role!r} is open", param="role")
+        if self._role_at_fork is not None and role is None:
+            raise RequestError(f"a fork that ended role {self._role_at_fork!r} cannot be joined", param="role")
+        return tuple(self._appended)
+
+    def join(self, appended: Sequence[tuple[Appended, ...]]) -> OperationResult:
+        parts = [part for each in appended for part in each]
+        if self._content.open_role is not None and any(isinstance(p.operation, session.RoleBegin) for p in parts):
+            raise RequestError(
+                f"a fork that wrote messages cannot be joined inside role {self._content.open_role!r}", param="role"
+            )
+        text = "".join(part.text for part in parts)
+        self._note(session.Concatenate(tuple(range(len(appended)))), text)
+        for part in parts:
+            self._apply(part.operation, part.text)
+        return OperationResult(text)
+
+    def generation_ended(self) -> None:
+        """Nothing is kept for generations to come."""
+
+    def _request(self, operation: session.Operation) -> StoredRequest:
+        self.index += 1
+        return StoredRequest(self.run, self.path, self.index - 1, normalised(operation), self._content)
+
+    def _note(self, operation: session.Operation, text: str) -> None:
+        self._store.note(self._request(operation), StoredAnswer(text))
+
+    def _append(self, operation: session.Operation, replay: session.Operation, text: str) -> str:
+        """Append a text that needs no answer."""
+        self._note(operation, text)
+        self._apply(replay, text)
+        return text
+
+    def _apply(self, replay: session.Operation | None, text: str, *, sent: bool = False) -> None:
+        self._appended.append(Appended(replay, text))
+        if replay is not None:
+            self._content.append(replay)
+            if not sent:
+                self._unsent.append(replay)
+
+    def _answer(self, operation: session.Operation, replay: Replay, on_delta: OnDelta | None = None) -> PendingResult:
+        """Answer an operation from the store, or from the backend."""
+        lookup = self._store.look_up(self._request(operation))
+        pending = PendingResult(self._stop)
+        if lookup.answer is not None:
+            self._post(partial(self._resolve, pending, replay, lookup.answer, sent=False))
+            return pending
+        unsent, self._unsent = self._unsent, []
+        take = partial(self._take, pending, replay, lookup)
+        self._opened().append([*unsent, operation], take, on_delta)
+        return pending
+
+    def _opened(self) -> RemoteState:
+        if self._remote is None:
+            program = self._state.program.number
+            if self._base is None:
+                self._remote = self._remotes.open(program)
+            else:
+                [self._remote] = self._base.state(self._remotes, program).fork(1)
+                self._remotes.add(program, [self._remote])
+        return self._remote
+
+    def _take(self, pending: PendingResult, replay: Replay, lookup: Lookup, done: session.Done | ErrorInfo) -> None:
+        """Take the backend's answer and keep it, also if nobody waits for it any more."""
+        if isinstance(done, ErrorInfo):
+            pending.resolve(done)
+            return
+        answer = StoredAnswer(done.text, done.sequences, done.choice, done.answers)
+        try:
+            lookup.keep(answer)
+        except RamiformError as error:
+            pending.resolve(ErrorInfo.of(error))
+        else:
+            self._resolve(pending, replay, answer, sent=True)
+
+    def _resolve(self, pending: PendingResult, replay: Replay, answer: StoredAnswer, *, sent: bool) -> None:
+        if pending.cancelled:
+            return
+        result: OperationResult | ErrorInfo = OperationResult(
+            answer.text, answer.sequences, answer.choice, answer.answers
+        )
+        try:
+            self._state.program.spend(sum(sequence.completion_tokens for sequence in answer.sequences or ()))
+            self._apply(replay(answer), answer.text, sent=sent)
+            result = OperationResult(answer.text, answer.sequences, answer.choice, answer.answers)
+        except RamiformError as error:
+            result = ErrorInfo.of(error)
+        pending.resolve(result)
+
+    def _stop(self) -> None:
+        if self._remote is not None:
+            self._remote.close()
