@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .lang.state import ForkGroup, ProgramState
     from .lang.tools.tool_set import tool_schemas
     from .lang.tracing.trace import Trace
+    from .lang.types.schema_regex import build_regex_from_object
     from .runtime.processes.launch import Runtime
     from .runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
     from .runtime.protocol.version import __version__
@@ -85,6 +86,7 @@ __all__ = [
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "build_regex_from_object",
     "evaluate",
     "flush_cache",
     "function",
@@ -143,6 +145,7 @@ _MODULES = {
     "assistant": ".lang.primitives",
     "assistant_begin": ".lang.primitives",
     "assistant_end": ".lang.primitives",
+    "build_regex_from_object": ".lang.types.schema_regex",
     "evaluate": ".lang.evaluation.evaluate",
     "flush_cache": ".lang.backend",
     "function": ".lang.program",
