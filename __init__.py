@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from .lang.tools.mcp_server import McpTools, mcp
     from .lang.tools.tool_set import UnansweredCall, tool_schemas
     from .lang.tracing.trace import Trace
+    from .lang.types.schema_regex import build_regex_from_object
     from .runtime.processes.launch import Runtime
     from .runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
     from .runtime.protocol.version import __version__
@@ -106,6 +107,7 @@ __all__ = [
     "avote",
     "beam",
     "best_of",
+    "build_regex_from_object",
     "cache",
     "evaluate",
     "first",
@@ -189,6 +191,7 @@ _MODULES = {
     "avote": ".lang.search.searches",
     "beam": ".lang.search.searches",
     "best_of": ".lang.search.searches",
+    "build_regex_from_object": ".lang.types.schema_regex",
     "cache": ".lang.storage.cache",
     "evaluate": ".lang.evaluation.evaluate",
     "first": ".lang.search.searches",

@@ -63,6 +63,12 @@ class EndpointSettings:
                 value is not None and (not isinstance(value, int) or value < 1)
             ):
                 raise RequestError(f"{name} must be a positive int, got {value!r}", param=name)
+        for header, text in self.default_headers.items():
+            if not (isinstance(text, str) and f"{header}{text}".isascii() and f"{header}{text}".isprintable()):
+                raise RequestError(
+                    f"default_headers must be printable ASCII strings, got {header!r}: {text!r}",
+                    param="default_headers",
+                )
         try:
             json.dumps(dict(self.extra_body))
         except (TypeError, ValueError) as error:
@@ -216,8 +222,9 @@ class EndpointClient:
                 if key
                 else f"(no key was sent: set {self._credentials.source})"
             )
-        if delay is not None:
-            parts.append(f"(asked to wait {delay:.0f} s, beyond the timeout of {self._settings.timeout:g} s)")
+        if delay is not None:  # the call would be repeated, but for its timeout
+            asked = "" if failure.retry_after is None else f"asked to wait {failure.retry_after:g} s, "
+            parts.append(f"({asked}beyond the timeout of {self._settings.timeout:g} s)")
         elif num_failed > 1:
             parts.append(f"(after {num_failed} attempts)")
         return failure.to_error(" ".join(parts))

@@ -12,7 +12,7 @@ from typing import Unpack
 from urllib.parse import quote
 
 from ...runtime.protocol.errors import RequestError
-from .endpoint_client import Credentials, EndpointOptions
+from .endpoint_client import Credentials, EndpointOptions, settings_of
 from .openai import OpenAI
 from .openai_address import EndpointAddress
 
@@ -44,6 +44,7 @@ class VertexAI(OpenAI):
         base_url: str | None = None,
         **options: Unpack[EndpointOptions],
     ) -> None:
+        settings_of("VertexAI", options)  # before OpenAI's own arguments are taken from them
         self._where = (project or os.environ.get("GCP_PROJECT_ID"), location or os.environ.get("GCP_LOCATION"))
         self._access_token = access_token
         model = model_name if "/" in model_name else f"google/{model_name}"

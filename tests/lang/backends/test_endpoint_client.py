@@ -125,6 +125,13 @@ def test_a_wait_beyond_the_timeout_is_not_begun(server: JsonServer, connect: Any
     assert len(server.requests) == 1
 
 
+def test_a_server_that_is_silent_is_left_at_the_timeout(server: JsonServer, connect: Any) -> None:
+    server.answers = [Answer(holds=True)]
+    with pytest.raises(RuntimeFailed, match=r"[tT]imed? ?out.*\(beyond the timeout of 0.3 s\)"):
+        program.run(backend=connect(timeout=0.3))
+    assert server.was_left.wait(30)
+
+
 def test_a_programs_timeout_ends_a_wait(server: JsonServer, connect: Any) -> None:
     server.answers = [failing(429, {"Retry-After": "300"})]
     with pytest.raises(RequestError, match="did not end within") as caught:
@@ -252,6 +259,8 @@ def test_a_request_that_no_limit_lets_through_is_refused(server: JsonServer, con
         ({"requests_per_minute": 0}, "requests_per_minute"),
         ({"tokens_per_minute": 2.5}, "tokens_per_minute"),
         ({"extra_body": {"x": object()}}, "extra_body"),
+        ({"default_headers": {"X": "a\r\nY: b"}}, "default_headers"),
+        ({"default_headers": {"X": 3}}, "default_headers"),
         ({"max_retires": 3}, "max_retires"),
     ],
 )

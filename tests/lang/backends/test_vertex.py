@@ -101,6 +101,12 @@ def test_the_command_is_asked_for_a_token(server: JsonServer, tmp_path: Path, mo
     backend.close()
 
 
+@pytest.mark.parametrize("name", ["api_key", "safety_settings", "is_azure", "num_threads"])
+def test_arguments_of_other_backends_are_refused(name: str) -> None:
+    with pytest.raises(RequestError, match=f"VertexAI has no argument '{name}'"):
+        VertexAI("gemini-pro", project="p", **{name: True})
+
+
 def test_without_project_or_token_the_error_names_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("GCP_PROJECT_ID", "GOOGLE_ACCESS_TOKEN"):
         monkeypatch.delenv(name, raising=False)
