@@ -19,8 +19,8 @@ class HttpRuntime:
 
     The results are those over ZMQ. The server keeps nothing between two requests but its prefix cache, so each request
     repeats what the program was answered before. A compiled program is one request; otherwise everything that can be
-    played goes into one, whenever the program has appended something or an answer has come. A token budget is divided
-    by nothing: requests of one program that run at the same time may compute more than it before it ends them.
+    played goes into one, whenever the program has appended something or an answer has come. Requests of a program that
+    run at the same time may each compute what is left of its token budget before the program is ended.
 
     Raises RequestError for an invalid `url`. Programs fail when they run and nothing listens there, or the server does
     not answer for `timeout` seconds.
