@@ -10,11 +10,14 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 
-from ..runtime.protocol.errors import ErrorInfo, RamiformError
+from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..runtime.protocol.session import Answer, Attempted, Delta, Done, Failed, Operation, Rollback
 from .source_location import with_location
+
+_checked_log: ContextVar[OperationLog | None] = ContextVar("ramiform_checked_log", default=None)
 
 
 class OperationLog:
@@ -29,7 +32,7 @@ class OperationLog:
     """
 
     def __init__(self, about_to_wait: Callable[[bool], None] | None = None) -> None:
-        self.about_to_wait = about_to_wait or _allow_wait
+        self._allow_wait = about_to_wait or _allow_any_wait
         self.on_waited: Callable[[float], None] | None = None  # called after a wait with its `perf_counter()` begin
         self.changed = threading.Condition()
         self.version = 0
@@ -51,6 +54,25 @@ class OperationLog:
         self._on_attempts: dict[int, Callable[[Attempted], None]] = {}  # by the checked Gen
 
     # Called by the program
+
+    def about_to_wait(self, blocking: bool) -> None:
+        """Called before every wait. Raises RequestError where it would never end, or if the program may not wait."""
+        if _checked_log.get() is self:
+            raise RequestError(
+                "a check waits for a value of the state that waits for the check: use the value that it is called with",
+                param="check",
+                code="would_block",
+            )
+        self._allow_wait(blocking)
+
+    @contextlib.contextmanager
+    def being_checked(self) -> Iterator[None]:
+        """Refuse waits of the code inside the block: the runtime plays this state no further before it has ended."""
+        token = _checked_log.set(self)
+        try:
+            yield
+        finally:
+            _checked_log.reset(token)
 
     def record(self, operations: Sequence[Operation], location: str, names: Mapping[int, str]) -> None:
         """Add operations; `names` are their variables, by index among these. Call with `changed` held."""
@@ -296,5 +318,5 @@ def _fail_branches(branches: list[OperationLog | None], error: ErrorInfo) -> Non
             branches += child._inherit_failure(error)
 
 
-def _allow_wait(blocking: bool) -> None:
+def _allow_any_wait(blocking: bool) -> None:
     """Do nothing: every wait is allowed."""

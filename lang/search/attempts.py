@@ -89,7 +89,8 @@ class CheckedAttempts:
         text = attempted.sequence.text
         try:
             value = self.result.parse(text)
-            outcome = None if self.check.function is None else self.check.function(value)
+            with self.before[-1][0].being_checked():
+                outcome = None if self.check.function is None else self.check.function(value)
         except Exception as error:
             return self._go_on(attempted.sequence, error)
         if inspect.isawaitable(outcome):
@@ -98,7 +99,8 @@ class CheckedAttempts:
 
     async def _go_on_later(self, sequence: session.Sequence, outcome: Any) -> str | session.Retry:
         try:
-            error = self._refusal(await outcome)
+            with self.before[-1][0].being_checked():
+                error = self._refusal(await outcome)
         except Exception as raised:
             error = raised
         return self._go_on(sequence, error)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ramiform
 from ramiform import ProgramState, RequestError, Scripted, gen, select, user
@@ -293,3 +295,50 @@ def test_a_trace_shows_what_was_removed() -> None:
     events = run(body, ["1"], trace=True).trace.events
     assert [(event.kind, event.text) for event in events] == [("mark", ""), ("gen", "1"), ("rollback", "")]
     assert "test_rollback.py" in events[-1].label
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["text", "gen", "mark", "rollback", "read", "branch", "adopt"]), st.integers(0, 9)),
+        max_size=25,
+    )
+)
+def test_random_programs_agree_with_a_naive_model(steps: list[tuple[str, int]]) -> None:
+    """The model keeps the text and variables as values; a generation writes the length of the text before it."""
+
+    def body(s: ProgramState) -> None:
+        text, variables = "", {}
+        marks: list[tuple[Any, str, dict[str, str]]] = []
+        branches: list[tuple[ProgramState, str, str]] = []
+        for kind, number in steps:
+            match kind:
+                case "text":
+                    s += f"t{number}"
+                    text += f"t{number}"
+                case "gen":
+                    s += gen(f"v{number}")
+                    variables[f"v{number}"] = f"<{len(text)}>"
+                    text += f"<{len(text)}>"
+                case "mark":
+                    marks.append((s.mark(), text, dict(variables)))
+                case "rollback" if marks:
+                    index = number % len(marks)
+                    mark, text, variables = marks[index][0], marks[index][1], dict(marks[index][2])
+                    del marks[index + 1 :]
+                    s.rollback(mark)
+                case "read":
+                    assert s.text() == text
+                case "branch":
+                    [branch] = s.fork()
+                    branch += "b" + gen("w")
+                    branches.append((branch, text, f"<{len(text) + 1}>"))
+                case "adopt" if branches:
+                    branch, before, value = branches.pop(number % len(branches))
+                    assert branch.text() == f"{before}b{value}"
+                    s.adopt(branch)
+                    text, variables["w"] = f"{text}b{value}", value
+        assert s.text() == text
+        assert {name: s[name] for name in s._reader.snapshot()} == variables
+
+    run(body, lambda prompt: f"<{len(prompt)}>")

@@ -223,6 +223,28 @@ def test_a_check_that_runs_while_the_program_is_closed_ends_nothing_else() -> No
     assert program.run(backend=backend)["x"] == "b"
 
 
+@pytest.mark.parametrize("read", [lambda s: s["x"], lambda s: s.text(), lambda s: list(s.text_iter())])
+def test_a_check_that_waits_for_what_it_checks_is_refused(read: Callable[[ProgramState], Any]) -> None:
+    def body(s: ProgramState) -> None:
+        s += gen("before") + gen("x", check=lambda value: s["before"] == "1" and read(s))
+
+    with pytest.raises(RequestError, match="a check waits for a value"):
+        run(body, Scripted(["1", "2"]))
+
+
+def test_an_async_check_that_waits_for_what_it_checks_is_refused() -> None:
+    @ramiform.function
+    async def program(s: ProgramState) -> None:
+        async def check(value: str) -> bool:
+            return bool(await s.get("x"))
+
+        s += gen("x", check=check)
+        await s.get("x")
+
+    with pytest.raises(RequestError, match="a check waits for a value"):
+        program.run(backend=Scripted(["1"]))
+
+
 @dataclasses.dataclass
 class Point:
     x: int
