@@ -14,7 +14,7 @@ from typing import Any
 
 from ..runtime.protocol.errors import RequestError
 
-MAX_MARKS = 1 << 16  # kept; the oldest are dropped first
+MAX_MARKS = 1 << 16  # kept; the least recently used are dropped first
 MAX_CHARACTERS = 1 << 26  # of the expressions that are kept, each counted with 512 more
 _OPEN, _CLOSE = "\U000f5c0a", "\U000f5c0b"
 _NUM_DIGITS = 36  # digits have no cases, so `upper` and `title` leave a mark as it is
@@ -52,10 +52,12 @@ def split_at_marks(text: str) -> Iterator[Any]:
         yield _without_marks(text[at : found.start()])
         with _lock:
             expression, _ = _expressions.get(found[1], (None, 0))
+            if expression is not None:
+                _expressions.move_to_end(found[1])  # a prompt that is used again and again stays known
         if expression is None:
             raise RequestError(
                 "the text holds the mark of an expression in an f-string that is not known here: it was formatted in "
-                f"another process, or {MAX_MARKS} f-strings ago",
+                f"another process, or more than {MAX_MARKS} others were since",
                 param="text",
                 code="unknown_expression",
             )

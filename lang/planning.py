@@ -130,10 +130,7 @@ def plan_call(
     recorded = _record_call(function, {**arguments, **symbols}, missing, defaults)
     if missing:
         odd = {name: odd_symbol(name) for name in missing}
-        try:
-            other = _record_call(function, {**arguments, **odd}, missing, defaults)
-        except RequestError:  # only the odd symbol leads to it
-            other = RecordedCall([], [])
+        other = _record_call(function, {**arguments, **odd}, missing, defaults, stops_at_errors=True)
         recorded = _up_to_difference(recorded, other, missing)
     check_recorded([log for _, log in recorded.logs], is_whole=recorded.stops_at is None)
     texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
@@ -162,7 +159,12 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _record_call(
-    function: Callable[..., Any], arguments: Mapping[str, Any], missing: frozenset[str], defaults: Defaults
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    missing: frozenset[str],
+    defaults: Defaults,
+    *,
+    stops_at_errors: bool = False,
 ) -> RecordedCall:
     execution = Execution(NullChannel(), deferred=True, may_wait=False)
     state = ProgramState(StateHandle.open(execution), defaults=defaults)
@@ -175,21 +177,25 @@ def _record_call(
     except ValueNeeded as needed:
         stops_at = needed.location
         argument_needed = needed.name if isinstance(needed, ArgumentNeeded) else None
-    except UndefinedVariable as error:
-        raise RequestError(
-            f"{traceback_location(error.__traceback__)}: {error.args[0]}", param=error.name, code="invalid_program"
-        ) from None
-    except RamiformError:
-        raise
     except Exception as error:
-        if not missing:
-            raise
-        raise RequestError(
-            f"{traceback_location(error.__traceback__)}: {type(error).__name__}: {error}; the program looks into an "
-            f"argument: give an example of {', '.join(sorted(missing))}",
-            code="invalid_program",
-        ) from error
+        if not stops_at_errors:
+            _raise_mistake(error, missing)
+        stops_at = traceback_location(error.__traceback__)
     return RecordedCall(list(execution.attached), execution.kept_messages, stops_at, argument_needed)
+
+
+def _raise_mistake(error: Exception, missing: frozenset[str]) -> NoReturn:
+    """Raise the error of a program that is planned, with the program's line."""
+    location = traceback_location(error.__traceback__)
+    if isinstance(error, UndefinedVariable):
+        raise RequestError(f"{location}: {error.args[0]}", param=error.name, code="invalid_program") from None
+    if isinstance(error, RamiformError) or not missing:
+        raise error
+    raise RequestError(
+        f"{location}: {type(error).__name__}: {error}; the program looks into an argument: give an example of "
+        f"{', '.join(sorted(missing))}",
+        code="invalid_program",
+    ) from error
 
 
 def _agree(abstract: RecordedCall, concrete: RecordedCall, values: Mapping[str, str]) -> bool:
@@ -224,14 +230,17 @@ def _up_to_difference(recorded: RecordedCall, other: RecordedCall, missing: froz
     cut = min(len(ours), len(theirs)) if same is None else same
     if cut == len(ours) == len(theirs) and recorded.stops_at == other.stops_at:
         return recorded
-    at = recorded.stops_at
-    if cut < len(recorded.messages):
-        message, log = recorded.messages[cut]
-        at = log.locations[message.first] if isinstance(message, session.Append) else at
-    elif cut < len(other.messages):
-        message, log = other.messages[cut]
-        at = log.locations[message.first] if isinstance(message, session.Append) else at
-    return replace(_cut(recorded, cut), stops_at=at or other.stops_at, argument_needed=" or ".join(sorted(missing)))
+
+    def location(call: RecordedCall) -> str | None:
+        if cut == len(call.messages):
+            return call.stops_at
+        message, log = call.messages[cut]
+        return log.locations[message.first] if isinstance(message, session.Append) else None
+
+    at = location(recorded) or location(other)
+    if cut == len(theirs) < len(ours):  # the other call has ended here
+        at = other.stops_at or at
+    return replace(_cut(recorded, cut), stops_at=at, argument_needed=" or ".join(sorted(missing)))
 
 
 def _cut(call: RecordedCall, num_messages: int) -> RecordedCall:

@@ -168,8 +168,8 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **options
 
 
 def select(
-    name: str | None = None,
-    choices: Sequence[str] | None = None,
+    name: str | Sequence[str | Expr] | None = None,
+    choices: Sequence[str | Expr] | None = None,
     temperature: float = 0.0,
     choices_method: Method | str = token_length_normalized,
 ) -> SelectExpr | ConstraintExpr:
@@ -179,20 +179,23 @@ def select(
     describes it. Raises RequestError for an argument out of range.
 
     Choices may be expressions too, such as `gen("b", regex=...)`. Then one of them is generated under one grammar
-    instead of scored, and its captures are variables (see `seq`).
+    instead of scored, and its captures are variables (see `seq`). `select([...])` makes no variable of its own.
     """
-    choices = texts_of(known(choices))
-    refuse_marks("choices", choices)
-    if isinstance(choices, list | tuple) and any(isinstance(choice, Expr) for choice in choices):
+    if choices is None and isinstance(name, list | tuple):
+        name, choices = None, name
+    name = _checked_name(name)
+    given: Any = texts_of(known(choices))
+    refuse_marks("choices", given)
+    if isinstance(given, list | tuple) and any(isinstance(choice, Expr) for choice in given):
         if known(temperature) or choices_method is not token_length_normalized:
             raise RequestError(
                 "choices that are expressions are generated, not scored: temperature and choices_method do not apply; "
                 "give a temperature to the seq around select, or to run",
                 param="temperature" if temperature else "choices_method",
             )
-        return choice_of(name, choices)
-    if isinstance(choices, str) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
-        raise RequestError(f"choices must be a sequence of non-empty strings, got {choices!r}", param="choices")
+        return choice_of(name, given)
+    if isinstance(given, str) or not given or not all(isinstance(choice, str) and choice for choice in given):
+        raise RequestError(f"choices must be a sequence of non-empty strings, got {given!r}", param="choices")
     method = method_of(known(choices_method))
     if not 0.0 <= known(temperature) <= 100.0:
         raise RequestError(f"temperature must be between 0.0 and 100.0, got {temperature}", param="temperature")
@@ -200,7 +203,7 @@ def select(
         raise RequestError(
             "temperature must be 0 with a choices method of one's own, which decides by itself", param="temperature"
         )
-    return SelectExpr(name=_checked_name(name), choices=tuple(choices), temperature=temperature, method=method)
+    return SelectExpr(name=name, choices=tuple(given), temperature=temperature, method=method)
 
 
 def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3") -> Concat:
@@ -367,12 +370,12 @@ def _refuse(kind: str, path: object) -> NoReturn:
     raise RequestError(f"models read text only: {kind}({path!r})", param=kind, code="unsupported")
 
 
-def _checked_name(name: str | None) -> str | None:
+def _checked_name(name: Any) -> str | None:
     known(name)
     refuse_marks("name", name)
-    if name is not None and not (isinstance(name, str) and name):
-        raise RequestError(f"name must be a non-empty string, got {name!r}", param="name")
-    return name
+    if name is None or (isinstance(name, str) and name):
+        return name
+    raise RequestError(f"name must be a non-empty string, got {name!r}", param="name")
 
 
 def _checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -272,8 +272,7 @@ class StateReader:
             yield from text_pieces(TextSpan(log, first, _fixed(end)) for log, first, end in spans)
             return
         for log, end in found.needs():
-            while len(log.done) < end and log.error is None:
-                yield WaitForChange(log, log.version)
+            yield from _until_answered(log, end)
         value = found.get()
         if not isinstance(value, str):
             raise RequestError(f"the variable {var!r} is not one piece of text: {value!r}", param="var")
@@ -306,6 +305,16 @@ class StateReader:
     def _raise_failure(self) -> None:
         if self.background is not None and self.background.failure is not None:
             raise self.background.failure
+
+
+def _until_answered(log: OperationLog, end: int) -> Iterator[WaitForChange]:
+    """Yield a WaitForChange until the first `end` operations are answered or have failed."""
+    while True:
+        with log.changed:
+            if len(log.done) >= end or log.error is not None:
+                return
+            version = log.version
+        yield WaitForChange(log, version)
 
 
 def _fixed(end: int) -> Callable[[], int | None]:

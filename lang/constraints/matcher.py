@@ -203,6 +203,8 @@ class CaptureMatcher:
             furthest = max(furthest, position)
             if steps > MAX_STEPS:
                 raise ValueError("the text takes too many steps to read")
+        if furthest == len(text):
+            raise ValueError("it ends too early")
         raise ValueError(f"it does not match at {text[furthest : furthest + 20]!r}, after {furthest} characters")
 
 

@@ -135,3 +135,8 @@ def test_an_option_of_something_that_is_not_there_is_refused(extra: dict[str, An
     with pytest.raises(RequestError) as caught:
         gen("x", **extra)
     assert caught.value.param == next(iter(extra))
+
+
+def test_a_select_needs_no_name() -> None:
+    assert select(["a", "b"]) == select(None, ["a", "b"])
+    assert parts_of(ramiform.seq("<", select(["a", gen("x", regex="b")]))) != ()

@@ -100,6 +100,14 @@ def test_an_expression_that_is_no_longer_known_is_refused(monkeypatch: pytest.Mo
         parts_of(old)
 
 
+def test_a_prompt_that_is_used_again_stays_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(format_marks, "MAX_MARKS", 3)
+    prompt = f"a{X}"
+    for _ in range(10):
+        assert same(f"{gen('y')}", gen("y"))
+        assert same(prompt, "a" + X)
+
+
 def test_what_is_kept_is_bounded_by_its_text_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(format_marks, "MAX_CHARACTERS", 10_000)
     texts = [f"{user('x' * 3000)}" for _ in range(10)]

@@ -221,3 +221,27 @@ def test_questions_about_an_argument_are_planned_with_its_symbol() -> None:
     plan = ramiform.function(body).plan()
     assert plan.is_whole
     assert plan.num_generations == 1
+
+
+def test_an_error_that_only_some_arguments_lead_to_stops_the_plan_there() -> None:
+    def body(s: ProgramState, q: str) -> None:
+        s += "before"
+        if len(f"{q}") > 5:
+            raise LookupError("too long")
+        s += "after" + gen("x")
+
+    plan = ramiform.function(body).plan()
+    assert plan.argument_needed == "q"
+    assert plan.stops_at == f"{__file__}:{body.__code__.co_firstlineno + 3}"
+    assert [step.label for step in plan.steps()] == ["text 'before'"]
+
+
+def test_a_program_that_ends_early_for_some_arguments_is_not_planned_whole() -> None:
+    def body(s: ProgramState, q: str) -> None:
+        s += "before"
+        if len(f"{q}") > 5:
+            return
+        s += "after" + gen("x")
+
+    plan = ramiform.function(body).plan()
+    assert (plan.is_whole, plan.num_generations) == (False, 0)

@@ -129,7 +129,7 @@ def test_keywords_are_enforced(schema: dict[str, Any], valid: list[str], invalid
         jsonschema.validate(json.loads(text), schema)
         assert matcher.match(f"<{text}>") == {"x": text}
     for text in invalid:
-        with pytest.raises(ValueError, match="does not match"):
+        with pytest.raises(ValueError, match=r"does not match|ends too early"):
             matcher.match(f"<{text}>")
 
 
