@@ -206,17 +206,21 @@ class ProgramState:
         tool_errors: OnError = "text",
         call_format: str | CallFormat = "hermes",
         result_role: str = "tool",
+        constrained: bool = True,
         **sampling: Any,
     ) -> AgentResult:
         """Let the model answer in turns of text and tool calls, until it answers without a call; wait for the end.
 
         `prompt` is a user's message, appended first. The calls of a turn run at the same time. Their results are
         appended in order, as messages of `result_role`. `until(s)` is asked after each turn with calls. The result's
-        `finished` is False where `max_steps` turns or `max_tokens` ended it. Raises RequestError for invalid options.
+        `finished` is False where `max_steps` turns or `max_tokens` ended it. Without `constrained` nothing holds the
+        model to valid calls. Raises RequestError for invalid options.
         """
         from .tools.agent import AgentOptions, run_agent
 
-        options = AgentOptions.of(tools, prompt, max_steps, until, tool_errors, call_format, result_role, sampling)
+        options = AgentOptions.of(
+            tools, prompt, max_steps, until, tool_errors, call_format, result_role, constrained, sampling
+        )
         return run_agent(self, options)
 
     async def agent_async(
@@ -229,12 +233,15 @@ class ProgramState:
         tool_errors: OnError = "text",
         call_format: str | CallFormat = "hermes",
         result_role: str = "tool",
+        constrained: bool = True,
         **sampling: Any,
     ) -> AgentResult:
         """Do as `agent` does, in an event loop. `until` may be async."""
         from .tools.agent import AgentOptions, run_agent_async
 
-        options = AgentOptions.of(tools, prompt, max_steps, until, tool_errors, call_format, result_role, sampling)
+        options = AgentOptions.of(
+            tools, prompt, max_steps, until, tool_errors, call_format, result_role, constrained, sampling
+        )
         return await run_agent_async(self, options)
 
     def decide(self, **questions: Any) -> None:

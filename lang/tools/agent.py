@@ -8,22 +8,32 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..callbacks import MAX_THREADS
 from ..expr import RUN_ARGUMENTS, Expr, GenExpr, RoleBeginExpr, RoleEndExpr
+from ..lowering import Defaults
+from ..operation_log import OperationLog
 from ..primitives import gen, role
+from ..state_handle import StateHandle
 from .call_format import CallFormat, InvalidCall, call_format, described, read_calls, structural_tag
 from .declaration import AnyTool
 from .tool_set import OnError, PreparedCall, ToolOutcome, ToolSet, begin_call, refuse, tool_set, was_cut_off
 
-if TYPE_CHECKING:
-    from ..state import ProgramState
-
 MAX_TOKENS = 512  # of a turn, where neither the agent nor `run` says it
 StoppedBy = Literal["answer", "until", "max_steps", "max_tokens"]
+
+
+class AgentState(Protocol):
+    """The parts of a `ProgramState` that an agent works on."""
+
+    _handle: StateHandle
+    _log: OperationLog
+    _defaults: Defaults
+
+    def _append(self, parts: Sequence[Expr]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -61,15 +71,26 @@ class AgentOptions:
     tools: ToolSet
     prompt: Expr | str | None
     max_steps: int
-    until: Callable[[ProgramState], Any] | None
+    until: Callable[[Any], Any] | None
     on_error: OnError
     form: CallFormat
     result_role: str
+    constrained: bool
     sampling: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tools: Sequence[AnyTool], prompt: Any, max_steps: Any, until: Any, errors: Any, form: Any, role: Any,
-           sampling: dict[str, Any]) -> AgentOptions:  # fmt: skip
+    def of(
+        cls,
+        tools: Sequence[AnyTool],
+        prompt: Expr | str | None,
+        max_steps: int,
+        until: Callable[[Any], Any] | None,
+        tool_errors: OnError,
+        form: str | CallFormat,
+        result_role: str,
+        constrained: bool,
+        sampling: dict[str, Any],
+    ) -> AgentOptions:
         """Return checked options."""
         checked = tool_set(tools)
         for one in checked.tools.values():
@@ -83,18 +104,29 @@ class AgentOptions:
             raise RequestError(f"max_steps must be a positive integer, got {max_steps!r}", param="max_steps")
         if until is not None and not callable(until):
             raise RequestError(f"until must be a function of the state, got {until!r}", param="until")
-        if errors not in ("text", "raise"):
-            raise RequestError(f"tool_errors must be 'text' or 'raise', got {errors!r}", param="tool_errors")
+        if not (isinstance(result_role, str) and result_role):
+            raise RequestError(f"result_role must be a role such as 'tool', got {result_role!r}", param="result_role")
+        if not isinstance(constrained, bool):
+            raise RequestError(f"constrained must be True or False, got {constrained!r}", param="constrained")
+        if tool_errors not in ("text", "raise"):
+            raise RequestError(f"tool_errors must be 'text' or 'raise', got {tool_errors!r}", param="tool_errors")
         for name in sampling:
             if name not in RUN_ARGUMENTS or name == "n":
-                raise RequestError(f"agent takes sampling arguments of gen, not {name}", param=name)
+                raise RequestError(f"an agent takes gen's sampling arguments but n, and no {name}", param=name)
         return cls(
-            tools=checked, prompt=prompt, max_steps=max_steps, until=until, on_error=errors, form=call_format(form),
-            result_role=role, sampling={RUN_ARGUMENTS[name]: value for name, value in sampling.items()},
-        )  # fmt: skip
+            tools=checked,
+            prompt=prompt,
+            max_steps=max_steps,
+            until=until,
+            on_error=tool_errors,
+            form=call_format(form),
+            result_role=result_role,
+            constrained=constrained,
+            sampling={RUN_ARGUMENTS[name]: value for name, value in sampling.items()},
+        )
 
 
-def run_agent(state: ProgramState, options: AgentOptions) -> AgentResult:
+def run_agent(state: AgentState, options: AgentOptions) -> AgentResult:
     """Run an agent on the state, blocking."""
     agent = _run(state, options, _BlockingCalls(state))
     try:
@@ -104,7 +136,7 @@ def run_agent(state: ProgramState, options: AgentOptions) -> AgentResult:
     raise AssertionError("a blocking agent has nothing to await")
 
 
-async def run_agent_async(state: ProgramState, options: AgentOptions) -> AgentResult:
+async def run_agent_async(state: AgentState, options: AgentOptions) -> AgentResult:
     """Run an agent on the state in an event loop."""
     return await _run(state, options, _AsyncCalls(state))
 
@@ -120,10 +152,10 @@ class _Waiting(Protocol):
         """Make the calls at the same time, and supply each one's result as soon as it is there."""
         ...
 
-    async def is_true(self, condition: Callable[[ProgramState], Any]) -> bool: ...
+    async def is_true(self, condition: Callable[[Any], Any]) -> bool: ...
 
 
-async def _run(state: ProgramState, options: AgentOptions, waiting: _Waiting) -> AgentResult:
+async def _run(state: AgentState, options: AgentOptions, waiting: _Waiting) -> AgentResult:
     _begin(state, options)
     turn = _turn(state, options)
     made: list[AgentCall] = []
@@ -156,7 +188,7 @@ async def _run(state: ProgramState, options: AgentOptions, waiting: _Waiting) ->
 class _MadeCall:
     """A call of a turn, and the Ask that its result answers."""
 
-    state: ProgramState
+    state: AgentState
     op: int
     call: PreparedCall | None  # None: the text was no call, and the outcome is complete
     outcome: ToolOutcome
@@ -197,7 +229,7 @@ class _MadeCall:
 class _BlockingCalls:
     """Waits by blocking, and makes calls in threads."""
 
-    def __init__(self, state: ProgramState) -> None:
+    def __init__(self, state: AgentState) -> None:
         self._state = state
 
     async def answer(self, op: int) -> session.Done:
@@ -213,7 +245,7 @@ class _BlockingCalls:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def is_true(self, condition: Callable[[ProgramState], Any]) -> bool:
+    async def is_true(self, condition: Callable[[Any], Any]) -> bool:
         answer = condition(self._state)
         if inspect.iscoroutine(answer):
             answer.close()
@@ -224,7 +256,7 @@ class _BlockingCalls:
 class _AsyncCalls:
     """Waits in an event loop; functions that are not async run in threads, since they may block."""
 
-    def __init__(self, state: ProgramState) -> None:
+    def __init__(self, state: AgentState) -> None:
         self._state = state
 
     async def answer(self, op: int) -> session.Done:
@@ -248,7 +280,7 @@ class _AsyncCalls:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def is_true(self, condition: Callable[[ProgramState], Any]) -> bool:
+    async def is_true(self, condition: Callable[[Any], Any]) -> bool:
         answer = condition(self._state)
         return bool(await answer if inspect.isawaitable(answer) else answer)
 
@@ -261,7 +293,7 @@ def _make(call: _MadeCall) -> None:
     call.supply()
 
 
-def _begin(state: ProgramState, options: AgentOptions) -> None:
+def _begin(state: AgentState, options: AgentOptions) -> None:
     """Offer the tools that the chat does not offer yet, and append the prompt."""
     first = _first_message(state)
     if first is None:
@@ -276,7 +308,7 @@ def _begin(state: ProgramState, options: AgentOptions) -> None:
         state._append(role("user", options.prompt).parts)
 
 
-def _first_message(state: ProgramState) -> session.RoleBegin | None:
+def _first_message(state: AgentState) -> session.RoleBegin | None:
     for log, end in state._handle.segments():
         for operation in log.operations[:end]:
             if isinstance(operation, session.RoleBegin):
@@ -284,18 +316,20 @@ def _first_message(state: ProgramState) -> session.RoleBegin | None:
     return None
 
 
-def _turn(state: ProgramState, options: AgentOptions) -> GenExpr:
+def _turn(state: AgentState, options: AgentOptions) -> GenExpr:
     """Return the gen of a turn: free text, in which every call that is begun is valid."""
     sampling = dict(options.sampling) | {"n": 1}
     if sampling.get("max_tokens") is None and state._defaults.get("max_tokens") is None:
         sampling["max_tokens"] = MAX_TOKENS
     turn = gen(**sampling)
     assert isinstance(turn, GenExpr)
-    return replace(turn, structural_tag=structural_tag(options.tools, options.form))
+    return (
+        turn if not options.constrained else replace(turn, structural_tag=structural_tag(options.tools, options.form))
+    )
 
 
 def _append_results(
-    state: ProgramState, options: AgentOptions, found: Sequence[PreparedCall | InvalidCall], *, cut_off: bool
+    state: AgentState, options: AgentOptions, found: Sequence[PreparedCall | InvalidCall], *, cut_off: bool
 ) -> list[_MadeCall]:
     """Append a message for the result of each call, which is still to come."""
     calls = []

@@ -105,7 +105,7 @@ def _read_call(text: str, tools: ToolSet, form: CallFormat) -> tuple[PreparedCal
 def _prepared(value: Any, tools: ToolSet, form: CallFormat) -> PreparedCall:
     if not isinstance(value, dict) or set(value) != {"name", form.arguments} or not isinstance(value["name"], str):
         raise ValueError(f'a call has a "name" and "{form.arguments}", and nothing else')
-    return tools.prepare_arguments(value["name"], json.dumps(value[form.arguments]))
+    return tools.parse_arguments(value["name"], json.dumps(value[form.arguments]))
 
 
 def described(tools: ToolSet, form: CallFormat) -> str:

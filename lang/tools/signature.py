@@ -32,7 +32,7 @@ def signature_of(function: Callable[..., Any], name: str | None = None) -> ToolI
     without a JSON Schema.
     """
     inner = _unbound(function)
-    name = name or getattr(inner, "__name__", type(inner).__name__)
+    name = name or str(getattr(inner, "__name__", type(inner).__name__))
     bound = _bound_names(function)
     try:
         signature = inspect.signature(function)

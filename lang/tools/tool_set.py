@@ -99,12 +99,12 @@ class ToolSet:
         union = (calls[0] if len(calls) == 1 else {"anyOf": calls}) | ({"$defs": definitions} if definitions else {})
         self.constraint = Constraint("json_schema", json.dumps(union), "any", "closed")
 
-    def prepare(self, text: str) -> PreparedCall:
+    def parse(self, text: str) -> PreparedCall:
         """Return the call of a text `{"name": ..., "arguments": {...}}`. Raises ValueError if it is not valid."""
         call = msgspec.json.decode(text, type=_CallText)
-        return self.prepare_arguments(call.name, bytes(call.arguments).decode())
+        return self.parse_arguments(call.name, bytes(call.arguments).decode())
 
-    def prepare_arguments(self, name: str, arguments: str) -> PreparedCall:
+    def parse_arguments(self, name: str, arguments: str) -> PreparedCall:
         """Return the call of a tool with arguments as JSON text. Raises ValueError if it is not valid."""
         if (tool := self.tools.get(name)) is None:
             raise ValueError(f"there is no tool {name!r}, only {', '.join(self.tools)}")
@@ -188,7 +188,7 @@ class ToolCallback:
 
     def __call__(self, done: session.Done) -> Any:
         try:
-            call = self.tools.prepare(done.text)
+            call = self.tools.parse(done.text)
         except ValueError as error:  # msgspec's errors included
             refuse(self.outcome, done.text, error, cut_off=was_cut_off(done))
             return self._text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from ramiform.runtime.frontend.programs.content import TokenContent
 from ramiform.runtime.frontend.programs.roles import ChatState
 from ramiform.runtime.frontend.text.encoding import Encoder
 from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.session import OfferedTools
 from ramiform.runtime.tokenizer import ChatTemplate
 from ramiform.tests.frontend import templates
 from ramiform.tests.frontend.harness import run, shipped_tokenizer
@@ -132,3 +135,67 @@ def test_the_ids_of_a_conversation_are_those_of_the_shipped_models_whole_templat
         assert await content.flush() == whole
 
     run(main())
+
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+OFFERED = OfferedTools(json.dumps([ADD]), "Tools: add")
+
+
+@pytest.mark.parametrize("first", ["system", "user"])
+def test_the_template_describes_the_tools_that_the_first_message_offers(first: str) -> None:
+    tokenizer = shipped_tokenizer()
+    assert tokenizer.chat is not None
+    roles = [first, *["user"] * (first == "system"), "assistant", "tool", "tool", "assistant", "user"]
+    messages = [{"role": role, "content": f"{role} {index}"} for index, role in enumerate(roles)]
+    whole = tokenizer.encode(tokenizer.chat.render(messages, tools=[ADD], add_generation_prompt=True))
+
+    async def main() -> None:
+        content = TokenContent(tokenizer, Encoder(tokenizer))
+        for index, message in enumerate(messages):
+            content.begin_role(message["role"], OFFERED if index == 0 else None)
+            content.append_text(message["content"])
+            content.end_role()
+        content.begin_role("assistant")
+        assert await content.flush() == whole
+        fork = content.fork()
+        fork.append_text("x")
+        assert fork.chat.tools == [ADD]
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", sorted(templates.ALL))
+def test_a_template_that_takes_no_tools_leaves_their_description_to_the_content(name: str) -> None:
+    template = ChatTemplate(templates.ALL[name], templates.NAMES)
+    messages = [{"role": "user", "content": "Hi"}]
+    takes = template.render(messages, tools=[ADD]) != template.render(messages)
+    chat, begin = ChatState().begin(template, "user", [ADD])
+    assert chat.tools == ([ADD] if takes else None)
+    whole = template.render(messages, tools=[ADD] if takes else None)
+    assert whole.startswith(begin + chat.lead + "Hi")
+
+
+def test_only_the_first_message_offers_tools_and_their_texts_are_checked() -> None:
+    tokenizer = shipped_tokenizer()
+    content = TokenContent(tokenizer, Encoder(tokenizer))
+    for schemas, message in (
+        ("[", "not JSON"),
+        ("{}", "must be a list"),
+        (json.dumps([{"name": "<|end|>"}]), "special token"),
+        (r'[{"name": "\u003c|end|>"}]', "special token"),
+        (json.dumps([{"name": "\ue000content 0\ue001"}]), "special token"),
+    ):
+        with pytest.raises(RequestError, match=message) as caught:
+            content.begin_role("user", OfferedTools(schemas, ""))
+        assert caught.value.param == "tools"
+    content.begin_role("user")
+    content.end_role()
+    with pytest.raises(RequestError, match="only the first message"):
+        content.begin_role("user", OFFERED)
