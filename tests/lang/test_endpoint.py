@@ -13,7 +13,7 @@ import pytest
 
 import ramiform
 from ramiform import ProgramState, RequestError, RuntimeEndpoint, RuntimeFailed, assistant, gen, user
-from ramiform.lang.backends.channel import LocalChannel
+from ramiform.lang.backends.http_channel import HttpChannel
 from ramiform.runtime.protocol.client import Connection
 from ramiform.runtime.protocol.version import __version__
 
@@ -76,7 +76,7 @@ def test_where_its_socket_cannot_be_opened_only_http_is_used(url: str, monkeypat
         expected = count.run(backend=endpoint)["next"]
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with RuntimeEndpoint(url) as endpoint:
-        assert isinstance(endpoint.connection(), LocalChannel)
+        assert isinstance(endpoint.connection(), HttpChannel)
         assert count.run(backend=endpoint)["next"] == expected
 
 
@@ -96,7 +96,7 @@ def test_a_server_that_tells_no_way_in_is_spoken_to_over_http(
     answering: Answer, status: int, facts: dict[str, Any]
 ) -> None:
     with RuntimeEndpoint(answering(status, facts)) as endpoint:
-        assert isinstance(endpoint.connection(), LocalChannel)
+        assert isinstance(endpoint.connection(), HttpChannel)
 
 
 def test_a_wrong_key_is_an_error_at_once(answering: Answer) -> None:
