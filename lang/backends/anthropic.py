@@ -11,12 +11,12 @@ from ...runtime.protocol.errors import RequestError
 from . import chatml as roles
 from .anthropic_format import MessageEvents, counts_of, messages_body, own_stops, sampling_body, sequence_of
 from .channel import LazyChannel, LocalChannel
-from .endpoint_client import EndpointClient, EndpointOptions, estimated_tokens, settings_of
+from .endpoints.endpoint_client import EndpointClient, EndpointOptions, estimated_tokens, settings_of
+from .endpoints.openai_address import key_of
+from .endpoints.usage import TokenUsage
 from .model import Method, ModelCall, ModelOutput, OnText
-from .openai_address import key_of
 from .stop_cutter import StopCutter
 from .transcript import Transcript, TranscriptPart
-from .usage import TokenUsage
 
 ANTHROPIC_URL = "https://api.anthropic.com"
 OLDER_VERSION = "2023-06-01"  # the last that takes temperature, top_p and top_k

@@ -13,10 +13,10 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, SamplingParams
 from ..types.result_types import closed
+from .endpoints.usage import CountedTokens
 from .model import OnText
 from .stop_cutter import StopCutter
 from .transcript import Transcript
-from .usage import CountedTokens
 
 MAX_TEMPERATURE = 1.0
 ROLES = ("system", "user", "assistant")

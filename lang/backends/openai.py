@@ -14,13 +14,13 @@ from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import Dialect, SamplingParams, TokenLogprob
 from . import chatml as roles
 from .channel import LazyChannel, LocalChannel
-from .endpoint_client import EndpointClient, EndpointOptions, estimated_tokens, settings_of
+from .endpoints.endpoint_client import EndpointClient, EndpointOptions, estimated_tokens, settings_of
+from .endpoints.openai_address import EndpointAddress, azure_address, openai_address
+from .endpoints.usage import TokenUsage
 from .model import Method, ModelCall, ModelOutput, OnText
-from .openai_address import EndpointAddress, azure_address, openai_address
 from .openai_format import DIALECTS, CompletionEvents, counts_of, sampling_body, scores_of, sequences_of
 from .speculation import can_take, sampling_without_stop, take
 from .transcript import SpeculatedText, Transcript, TranscriptPart
-from .usage import TokenUsage
 
 UNKNOWN_ID = -1  # of every token: the API returns texts only
 SPECULATION_ATTEMPTS = 3

@@ -16,8 +16,8 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, Constraint, Dialect, SamplingParams
 from ..types.result_types import closed
+from .endpoints.usage import CountedTokens
 from .model import OnText
-from .usage import CountedTokens
 
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 _FINISHES: dict[str, Literal["length", "abort"]] = {"length": "length", "content_filter": "abort"}

@@ -12,9 +12,9 @@ from typing import Unpack
 from urllib.parse import quote
 
 from ...runtime.protocol.errors import RequestError
-from .endpoint_client import Credentials, EndpointOptions, settings_of
+from .endpoints.endpoint_client import Credentials, EndpointOptions, settings_of
+from .endpoints.openai_address import EndpointAddress
 from .openai import OpenAI
-from .openai_address import EndpointAddress
 
 TOKEN_VARIABLE = "GOOGLE_ACCESS_TOKEN"
 TOKEN_SECONDS = 1800.0  # a token lives an hour

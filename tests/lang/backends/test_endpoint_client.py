@@ -55,10 +55,7 @@ def test_what_may_succeed_later_is_repeated_and_counted(server: JsonServer, conn
     assert (usage.requests, usage.prompt_tokens, backend.token_usage.total_tokens) == (0, 0, 0)
 
 
-def test_a_connection_that_breaks_is_made_again(
-    server: JsonServer, connect: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ramiform.lang.backends.retries.RetryPolicy.first_delay", 0.0)
+def test_a_connection_that_breaks_is_made_again(server: JsonServer, connect: Any) -> None:
     server.answers = [Answer(breaks=True), DONE]
     assert program.run(backend=connect())["x"] == "well"
     assert len(server.requests) == 2
@@ -165,10 +162,7 @@ def piece(text: str, finish: str | None = None) -> dict[str, Any]:
     return {"choices": [{"index": 0, "text": text, "finish_reason": finish}]}
 
 
-def test_a_stream_that_breaks_before_its_first_text_is_begun_again(
-    server: JsonServer, connect: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ramiform.lang.backends.retries.RetryPolicy.first_delay", 0.0)
+def test_a_stream_that_breaks_before_its_first_text_is_begun_again(server: JsonServer, connect: Any) -> None:
     busy = {"error": {"message": "overloaded", "type": "overloaded_error"}}
     whole = Answer(events=[piece("we"), piece("ll", "stop"), {"choices": [], "usage": COUNTS}, "[DONE]"])
     server.answers = [Answer(events=[piece("")]), Answer(events=[busy]), whole]
@@ -227,7 +221,7 @@ def test_no_more_calls_run_at_once_than_allowed(server: JsonServer, connect: Any
 def test_requests_beyond_a_limit_wait_and_are_let_through_in_order(
     server: JsonServer, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ramiform.lang.backends.rate_limits.WINDOW_SECONDS", 0.2)
+    monkeypatch.setattr("ramiform.lang.backends.endpoints.rate_limits.WINDOW_SECONDS", 0.2)
     server.answers = [DONE]
     states = program.run_batch([{}] * 7, backend=connect(requests_per_minute=3))
     assert [state["x"] for state in states] == ["well"] * 7

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict
 
-from ...runtime.protocol.errors import RamiformError, RequestError, RuntimeFailed
-from .http_client import Exchange, HttpClient, events_to, read_json
-from .http_errors import HttpFailure
-from .model import ModelCall
+from ....runtime.protocol.errors import RamiformError, RequestError, RuntimeFailed
+from ..http_client import Exchange, HttpClient, events_to, read_json
+from ..http_errors import HttpFailure
+from ..model import ModelCall
 from .rate_limits import RateLimiter
 from .retries import RetryPolicy
 from .usage import CountedTokens, TokenUsage

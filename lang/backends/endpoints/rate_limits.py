@@ -7,8 +7,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from ...runtime.protocol.errors import RequestError, RuntimeFailed
-from .model import ModelCall
+from ....runtime.protocol.errors import RequestError, RuntimeFailed
+from ..model import ModelCall
 
 WINDOW_SECONDS = 60.0
 SHORTEST_WAIT = 1e-3  # a rounded time may end just before a permit does

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
-from ...runtime.protocol.errors import RequestError
+from ....runtime.protocol.errors import RequestError
 from .endpoint_client import Credentials
 
 OPENAI_URL = "https://api.openai.com/v1"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramiform.lang.backends.endpoints.rate_limits import WINDOW_SECONDS, SlidingWindow
+from ramiform.lang.backends.endpoints.retries import RetryPolicy
 from ramiform.lang.backends.http_errors import HttpFailure, failure_of_answer, failure_of_event
-from ramiform.lang.backends.rate_limits import WINDOW_SECONDS, SlidingWindow
-from ramiform.lang.backends.retries import RetryPolicy
 from ramiform.runtime.protocol.errors import BusyError, RequestError, RuntimeFailed
 
 REPEATABLE = HttpFailure("later", status=503, may_repeat=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .http_errors import HttpFailure
+from ..http_errors import HttpFailure
 
 
 @dataclass(frozen=True)

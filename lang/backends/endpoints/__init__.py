@@ -1,0 +1,1 @@
+"""Calls of other servers' endpoints: retries, rate limits, counts, addresses and keys."""
