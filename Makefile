@@ -63,6 +63,7 @@ lint: $(VENV)/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=examples/agents $(BIN)/mypy --explicit-package-bases --follow-imports=silent examples/agents/*.py  # as a user checks a program
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -182,18 +184,69 @@ def _run_script(
         compile(file.read_bytes(), str(file), "exec")  # report a syntax error before a runtime starts
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.resolve().parent))  # as `python FILE` does
+    with _default_backend(model, address, keys, settings):
+        runpy.run_path(str(file), run_name="__main__")
+
+
+@contextlib.contextmanager
+def _default_backend(
+    model: str | None, address: str | None, keys: str | None, settings: dict[str, Any]
+) -> Iterator[None]:
+    """Let programs run on the runtime at `address`, or start one for the block."""
     if address is not None:
         os.environ["RAMIFORM_ADDRESS"] = address
         if keys is not None:
             os.environ["RAMIFORM_KEYS"] = keys
-        runpy.run_path(str(file), run_name="__main__")
+        yield
         return
     from .lang.backend import set_default_backend
     from .runtime.processes.launch import Runtime
 
     with Runtime(model, **settings) as runtime:
         set_default_backend(runtime)
-        runpy.run_path(str(file), run_name="__main__")
+        yield
+
+
+@app.command("eval")
+@with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)
+def evaluate(
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="A script that defines program, dataset and metric.")
+    ],
+    model: ModelOption = None,
+    address: AddressOption = None,
+    keys: KeysOption = None,
+    *,
+    data: Annotated[
+        Path | None, typer.Option(exists=True, help="Examples in place of the script's: .jsonl, .json or .csv.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take only the first examples.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Programs at once.")] = 64,
+    resume: Annotated[
+        Path | None, typer.Option(help="File that results are appended to, and taken from when it exists.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(exists=True, help="Saved report to compare with, example by example.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the report as JSON, for --against.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with plots and traces.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write a row an example.")] = None,
+    **settings: Any,
+) -> None:
+    """Evaluate a program: run it on every example of a dataset and score the results."""
+    from .lang.evaluation.command import evaluate_file
+
+    sys.path.insert(0, str(file.resolve().parent))
+    with _default_backend(model, address, keys, settings):
+        report, comparison = evaluate_file(
+            file, data=data, limit=limit, concurrency=concurrency, resume=resume, against=against
+        )
+    Console(highlight=False).print(report)
+    if comparison is not None:
+        print(comparison)
+    for path, write in ((save, report.save), (html, report.to_html), (csv, report.to_csv)):
+        if path is not None:
+            write(path)
 
 
 @app.command()

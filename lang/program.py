@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import msgspec
@@ -27,6 +28,13 @@ from .state import ProgramState
 from .state_handle import StateHandle
 
 _BUDGETS = {"timeout": "seconds", "max_total_tokens": "tokens"}
+
+
+class SavedArguments(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The file that `Program.save` writes."""
+
+    ramiform_program: str  # name of the function
+    arguments: dict[str, Any]
 
 
 class Program:
@@ -54,6 +62,7 @@ class Program:
         self.compiled = compiled  # the plan that `compile` made
         self._bound = dict(bound or {})
         self._signature = inspect.signature(function)
+        self.trials: list[Any] = []  # prompts that `optimise` has tried
         self._prefix: ProgramState | None = None  # the state that `cache` has computed
         functools.update_wrapper(self, function)
 
@@ -62,6 +71,41 @@ class Program:
         if args and isinstance(args[0], ProgramState):
             return self.function(*args, **{**self._bound, **kwargs})
         return self.run(*args, **kwargs)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Return the names of the arguments that a call must give."""
+        rest = list(self._signature.parameters.values())[1:]
+        named = [one for one in rest if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+        return tuple(one.name for one in named if one.default is one.empty and one.name not in self._bound)
+
+    def argument(self, name: str) -> Any:
+        """Return the value of an argument that is bound or has a default, else None."""
+        default = self._signature.parameters[name].default
+        return self._bound.get(name, None if default is inspect.Parameter.empty else default)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the bound arguments as JSON, to be bound again by `load`. Raises RequestError for what JSON lacks."""
+        try:
+            content = msgspec.json.encode(
+                SavedArguments(ramiform_program=self.function.__name__, arguments=self._bound)
+            )
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"the bound arguments cannot be saved as JSON: {error}", param="path") from None
+        Path(path).write_bytes(content)
+
+    def load(self, path: str | os.PathLike[str]) -> Program:
+        """Return the program with the arguments that `save` has written. Raises RequestError for another program's."""
+        try:
+            saved = msgspec.json.decode(Path(path).read_bytes(), type=SavedArguments)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RequestError(f"{os.fspath(path)!r} holds no saved program: {error}", param="path") from None
+        if saved.ramiform_program != self.function.__name__:
+            raise RequestError(
+                f"{os.fspath(path)!r} holds arguments of {saved.ramiform_program!r}, not of {self.function.__name__!r}",
+                param="path",
+            )
+        return self.bind(**saved.arguments)
 
     def bind(self, **kwargs: Any) -> Program:
         """Return the program with these arguments given."""

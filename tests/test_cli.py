@@ -85,6 +85,10 @@ LOG_FLAGS = {"--log-level", "--log-format"}
 FLAGS = {
     "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--bind", "--keys"} | LOG_FLAGS | HTTP_FLAGS,
     "run": MODEL_FLAGS | {"--model", "--address", "--keys"} | LOG_FLAGS,
+    "eval": MODEL_FLAGS
+    | {"--model", "--address", "--keys", "--data", "--limit", "--concurrency", "--resume", "--against"}
+    | {"--save", "--html", "--csv"}
+    | LOG_FLAGS,
     "trace": MODEL_FLAGS | {"--model", "--address", "--keys", "--save", "--summary"} | LOG_FLAGS,
     "chat": MODEL_FLAGS | {"--url", "--name", "--api-key", "--system"} | LOG_FLAGS,
     "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
@@ -164,7 +168,7 @@ def test_settings_are_shown_in_groups() -> None:
     shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
     for group in PANELS:
         assert f"─ {group} ─" in shown
-    for name in ("serve", "run", "trace", "chat", "info"):
+    for name in ("serve", "run", "trace", "eval", "chat", "info"):
         for parameter in commands()[name].params:
             if parameter.name in (*CoreConfig.__struct_fields__, *ServeConfig.__struct_fields__):
                 assert parameter.rich_help_panel is not None or parameter.name in ("model", "api_key", "keys"), (
@@ -220,6 +224,11 @@ def test_trace_runs_a_script_and_shows_a_saved_trace(tmp_path: Path) -> None:
         assert fact in done.stdout
     again = subprocess.run([RAMIFORM, "trace", "t.json"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert again.stdout == done.stdout
+    command = [RAMIFORM, "trace", "t.json", "--summary"]
+    summary = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert summary.stdout.startswith(done.stdout.splitlines()[0])
+    assert "s += country" in summary.stdout
+    assert summary.stdout.count("model s") == 2
 
 
 def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:

@@ -4,14 +4,15 @@ ramiform run examples/agents/extract.py
 """
 
 import json
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 import ramiform
-from ramiform import gen
+from ramiform import ProgramState, gen
 
-PERSON = {
+PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string"},
@@ -30,7 +31,7 @@ TEXTS = [
 
 
 @ramiform.function
-def extract(s, text):
+def extract(s: ProgramState, text: str) -> None:
     s += f"Text: {text}\nFields: {', '.join(PERSON['properties'])}\nJSON:"
     s += gen("record", max_tokens=100, json_schema=json.dumps(PERSON))
 

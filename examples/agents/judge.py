@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ramiform
-from ramiform import gen, select
+from ramiform import ProgramState, gen, select
 
 NUM_POINTS = 4
 OUTLINE = r"1\. [A-Z][a-z]+" + "".join(rf"\n{number}\. [A-Z][a-z]+" for number in range(2, NUM_POINTS + 1))
@@ -30,7 +30,7 @@ TASKS = [
 
 
 @ramiform.function
-def judge(s, topic, text):
+def judge(s: ProgramState, topic: str, text: str) -> None:
     with s.copy() as planner:
         planner += f"Write an outline about {topic}.\nOutline:\n" + gen("outline", max_tokens=40, regex=OUTLINE)
     [outline] = s["outline"]  # a joined variable is the list of its branches' values, here of one

@@ -5,12 +5,12 @@ ramiform run examples/agents/multi_turn_chat.py -      # talk to it; an empty li
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 
 import ramiform
-from ramiform import assistant, gen, system, user
+from ramiform import ProgramState, assistant, gen, system, user
 
 TURNS = ["Hello!", "My name is Ada.", "I have a rabbit.", "What is the capital of Japan?", "What is my name?",
          "What pet do I have?", "Thank you!"]  # fmt: skip
@@ -32,7 +32,7 @@ def given(turns: list[str]) -> Iterator[str]:
 
 
 @ramiform.function
-def chat(s, turns):
+def chat(s: ProgramState, turns: Iterable[str]) -> None:
     s += system("You are a helpful assistant.")
     s["metas"] = []
     for number, turn in enumerate(turns, start=1):

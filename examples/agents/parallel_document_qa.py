@@ -7,13 +7,14 @@ shipped model finds answers in a few short documents but names the wrong source.
 document that contains the answer, found by the program.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 import ramiform
-from ramiform import gen
+from ramiform import ProgramState, gen
 
 FOLDER = Path(__file__).parent / "texts"
 NAMES = ["velburg", "tom_weber", "harlow"]
@@ -22,7 +23,7 @@ QUESTIONS = ["Who is the mayor of Velburg?", "What does Tom Weber like?", "Who l
 
 
 @ramiform.function
-def document_qa(s, documents, questions):
+def document_qa(s: ProgramState, documents: Sequence[str], questions: Sequence[str]) -> None:
     s += "Documents:\n"
     readers = s.fork(len(documents))
     readers += [f"[{number}] {text}\n" for number, text in enumerate(documents, start=1)]

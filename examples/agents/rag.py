@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ramiform
-from ramiform import gen
+from ramiform import ProgramState, gen
 
 FOLDER = Path(__file__).parent / "texts"
 QUESTIONS = ["Who is the mayor of Velburg?", "What does Harlow make?", "How old is Nadia Haddad?",
@@ -51,7 +51,7 @@ class Passages:
 
 
 @ramiform.function
-def answer(s, question, passages, size=2):
+def answer(s: ProgramState, question: str, passages: Passages, size: int = 2) -> None:
     s["retrieved"] = passages.best(question, size)
     s += "Passage: " + " ".join(passages.texts[name] for name in s["retrieved"])
     s += f"\nQuestion: {question}\nAnswer:" + gen("answer", max_tokens=16, stop="\n")

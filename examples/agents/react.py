@@ -8,11 +8,12 @@ Every action is constrained to a well-formed call, so the program need not parse
 import ast
 import operator
 import sys
+from collections.abc import Callable
 
 from transcript import show
 
 import ramiform
-from ramiform import gen
+from ramiform import ProgramState, gen
 
 PAGES = {
     "spider": "A spider is an arachnid. It has 8 legs, lives in gardens and eats insects.",
@@ -28,7 +29,8 @@ HEADER = (
     "and finish[answer] to end.\n\n"
 )
 ACTION = r" (lookup\[[A-Za-z ]{1,30}\]|calculate\([0-9]{1,9}( [-+*/] [0-9]{1,9}){1,3}\)|finish\[[A-Za-z0-9 ]{1,40}\])"
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+OPERATORS: dict[type, Callable[..., float]] = {ast.Add: operator.add, ast.Sub: operator.sub,
+                                               ast.Mult: operator.mul, ast.Div: operator.truediv}  # fmt: skip
 
 
 def calculate(expression: str) -> str:
@@ -56,7 +58,7 @@ def observe(action: str) -> str:
 
 
 @ramiform.function
-def react(s, question, max_steps=6):
+def react(s: ProgramState, question: str, max_steps: int = 6) -> None:
     s += HEADER + f"Question: {question}\n"
     for n in range(1, max_steps + 1):
         s += f"Thought {n}:" + gen(f"thought_{n}", max_tokens=60, stop="\n")

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 import ramiform
-from ramiform import gen
+from ramiform import ProgramState, gen
 
 QUESTIONS = ["What is the capital of Australia?", "What is the chemical symbol of iron?", "What do pandas eat?"]
 
 
 @ramiform.function
-def self_consistency(s, question, samples=9):
+def self_consistency(s: ProgramState, question: str, samples: int = 9) -> None:
     s += f"Question: {question}\nAnswer:"
     s += gen("answers", n=samples, max_tokens=12, temperature=1.2, stop="\n")
     votes = Counter(answer.strip() for answer in s["answers"])

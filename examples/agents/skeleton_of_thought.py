@@ -8,13 +8,13 @@ The branches share the tokens of the outline and run at the same time, so they t
 import sys
 
 import ramiform
-from ramiform import gen
+from ramiform import ProgramState, gen
 
 OUTLINE = r"1\. [A-Z][a-z]+\n2\. [A-Z][a-z]+\n3\. [A-Z][a-z]+(\n4\. [A-Z][a-z]+)?"
 
 
 @ramiform.function
-def skeleton_of_thought(s, topic):
+def skeleton_of_thought(s: ProgramState, topic: str) -> None:
     with s.copy() as planner:
         planner += f"Write an outline about {topic}.\nOutline:\n" + gen("outline", max_tokens=60, regex=OUTLINE)
     [outline] = s["outline"]

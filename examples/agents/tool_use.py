@@ -5,11 +5,12 @@ ramiform run examples/agents/tool_use.py ["What is 12 plus 30?"]
 
 import json
 import sys
+from collections.abc import Callable
 
 from transcript import show
 
 import ramiform
-from ramiform import assistant, gen, system, user
+from ramiform import ProgramState, assistant, gen, system, user
 
 TEMPERATURES = {"Paris": 21, "Oslo": 4, "Cairo": 33}
 QUESTIONS = ["What is the weather in Oslo?", "What is 37 times 12?", "Add 250 and 78.", "Set a timer for 25 minutes."]
@@ -36,7 +37,7 @@ def set_timer(minutes: int) -> dict[str, object]:
     return {"status": "ok"}
 
 
-TOOLS = [get_weather, add, multiply, set_timer]
+TOOLS: list[Callable[..., object]] = [get_weather, add, multiply, set_timer]
 
 
 def described() -> str:
@@ -50,7 +51,7 @@ def described() -> str:
 
 
 @ramiform.function
-def tool_use(s, question):
+def tool_use(s: ProgramState, question: str) -> None:
     s += system(f"You are a helpful assistant.\n\nTools:\n{described()}")
     s += user(question)
     s += assistant("<tool_call>\n" + gen("call", max_tokens=80, tools=TOOLS, tool_result="\n</tool_call>"))

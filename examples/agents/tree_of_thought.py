@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.tree import Tree
 
 import ramiform
-from ramiform import gen, select
+from ramiform import ProgramState, gen, select
 
 TASKS = [
     ("What is the capital of Japan?", "The capital of Japan is"),
@@ -19,7 +19,7 @@ TASKS = [
 
 
 @ramiform.function
-def tree_of_thought(s, question, stem, width=4):
+def tree_of_thought(s: ProgramState, question: str, stem: str, width: int = 4) -> None:
     s += f"Question: {question}\n"
     branches = s.fork(width)
     for seed, branch in enumerate(branches):

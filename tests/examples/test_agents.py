@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 import ramiform
@@ -189,6 +195,81 @@ def test_parallel_document_qa_answers_from_the_right_document(runtime: ramiform.
     figures = re.search(r"(\d+) of (\d+) prompt tokens from the cache", printed)
     assert figures is not None
     assert int(figures[1]) > int(figures[2]) / 2  # the questions share the documents
+
+
+def test_map_reduce_answers_from_summaries(runtime: ramiform.Runtime) -> None:
+    printed = run_example(runtime, "map_reduce.py")
+    assert printed.splitlines()[:2] == ["Brinwick was founded in 1931.", "Harlow is based in Oslo."]
+    answers = [row[1].partition(" [")[0] for row in rows(printed)]
+    assert answers == ["Cairo", "chef", "1931"]
+
+
+def test_evaluation_tells_the_better_prompt(runtime: ramiform.Runtime) -> None:
+    printed = run_example(runtime, "evaluation.py").splitlines()
+    assert printed[-1].startswith("right: 1.000 against 0.000, difference +1.000")
+
+
+@pytest.mark.slow
+def test_evaluation_is_a_file_for_the_eval_command(runtime: ramiform.Runtime, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    file = ROOT / "examples/agents/evaluation.py"
+    command = [RAMIFORM, "eval", "--address", runtime.address, str(file), "--html", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "1.000" in done.stdout
+    assert "Ottawa" in page.read_text()
+
+
+@pytest.mark.slow
+def test_optimisation_raises_the_score_on_held_out_sentences(runtime: ramiform.Runtime, tmp_path: Path) -> None:
+    *shown, comparison = run_example(runtime, "optimisation.py", str(tmp_path / "best.json")).splitlines()
+    found = re.search(r"difference ([+-]\d\.\d+) \(([+-]\d\.\d+) to", comparison)
+    assert found is not None, comparison
+    assert float(found[1]) > 0.1
+    assert float(found[2]) > 0
+    saved = json.loads((tmp_path / "best.json").read_text())
+    assert [f"{one['text']} -> {one['topic']}" for one in saved["arguments"]["demonstrations"]] == shown
+
+
+@pytest.mark.slow
+def test_fifty_users_of_the_service_get_their_own_answers(runtime: ramiform.Runtime) -> None:
+    with served(runtime, "service.py") as url, httpx.Client(base_url=url, timeout=120) as client:
+        names = [f"{first} {last}" for first in ("Ada", "Mia", "Tom", "Nina", "Leo") for last in LAST_NAMES]
+        texts = [f"{name} is {20 + index} years old and lives in Oslo." for index, name in enumerate(names)]
+        with ThreadPoolExecutor(50) as users:
+            answers = list(users.map(lambda text: client.post("/people", json={"text": text}), texts))
+        assert [answer.status_code for answer in answers] == [200] * 50
+        people = [answer.json() for answer in answers]
+        assert [(one["name"], one["age"], one["city"]) for one in people] == [
+            (name, 20 + index, "Oslo") for index, name in enumerate(names)
+        ]
+        assert client.post("/claims", json={"text": "The capital of Peru is Oslo."}).json() == {"true": False}
+        assert client.post("/people", json={"text": "x" * 1001}).status_code == 422
+
+
+LAST_NAMES = ("Brown", "Lind", "Reed", "Quinn", "Weber", "Stone", "Haddad", "Novak", "Silva", "Berg")
+
+
+@contextlib.contextmanager
+def served(runtime: ramiform.Runtime, name: str) -> Iterator[str]:
+    """Run an example that serves HTTP on a free port; yield its URL once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [RAMIFORM, "run", "--address", runtime.address, str(ROOT / "examples/agents" / name), str(port)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        while True:
+            with contextlib.suppress(httpx.ConnectError):
+                httpx.get(f"{url}/openapi.json")
+                break
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+        yield url
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
 
 
 def test_every_agent_is_short_and_tested() -> None:

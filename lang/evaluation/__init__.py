@@ -1,0 +1,1 @@
+"""Evaluation of programs on datasets, comparison of two runs, and the search for better prompts."""
