@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
+    from .lang.failures import BatchError
     from .lang.plan import Plan
     from .lang.primitives import (
         assistant,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         video,
     )
     from .lang.program import Program, function
+    from .lang.signatures import Demonstration
     from .lang.state import ForkGroup, ProgramState
     from .lang.tools.tool_set import tool_schemas
     from .lang.tracing.trace import Trace
@@ -54,9 +56,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Backend",
+    "BatchError",
     "BusyError",
     "ChoicesDecision",
     "ChoicesSamplingMethod",
+    "Demonstration",
     "ForkGroup",
     "HttpRuntime",
     "OpenAI",
@@ -104,9 +108,11 @@ __all__ = [
 
 _MODULES = {
     "Backend": ".lang.backend",
+    "BatchError": ".lang.failures",
     "BusyError": ".runtime.protocol.errors",
     "ChoicesDecision": ".lang.choices",
     "ChoicesSamplingMethod": ".lang.choices",
+    "Demonstration": ".lang.signatures",
     "ForkGroup": ".lang.state",
     "HttpRuntime": ".lang.backends.http_runtime",
     "OpenAI": ".lang.backends.openai",
@@ -154,6 +160,9 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if (module := _MODULES.get(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .runtime.protocol.errors import did_you_mean
+
+        hint = "" if name.startswith("__") else did_you_mean(name, __all__)  # Python itself asks for __path__ and such
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
     return value

@@ -76,6 +76,7 @@ async def _awaited(text: Coroutine[Any, Any, str]) -> str:
 
 
 def _fail(execution: Execution, state: int, operation: int, error: BaseException) -> None:
+    execution.note_cause(state, error)
     if not isinstance(error, RamiformError):
         error = RequestError(f"{type(error).__name__}: {error}", code="function_failed")
     execution.supply(Supply(state=state, op=operation + 1, error=ErrorInfo.of(error)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
@@ -32,9 +33,13 @@ class OperationLog:
         self.partial = ""  # text streamed so far of the operation after `done`
         self.error: ErrorInfo | None = None  # with the program's line if an operation was waiting
         self.locations: list[str] = []  # file:line of each operation in the program
+        self.recorded_at: list[float] = []  # by operation, on the clock `time.perf_counter`
+        self.answered_at: list[float] = []  # by answer
+        self.cause: BaseException | None = None  # the exception of a function of the program's own that failed it
         self.names: dict[int, str] = {}  # variable that an operation makes, by operation
         # Gathered variables: before which operation, from which states, and the program's file:line.
         self.joins: list[tuple[int, tuple[OperationLog, ...], str]] = []
+        self._raised = [False]  # whether the program got `error`; shared with the branches that fail with this state
         self._branches: list[tuple[int, weakref.ref[OperationLog]]] = []  # the forking operation, and the child's log
         self._watchers: list[Callable[[], None]] = []
         self._callbacks: list[tuple[int, Callable[[], None]]] = []  # each with the number of answers it waits for
@@ -46,6 +51,7 @@ class OperationLog:
         self.names.update((len(self.operations) + index, name) for index, name in names.items())
         self.operations.extend(operations)
         self.locations.extend([location] * len(operations))
+        self.recorded_at.extend([time.perf_counter()] * len(operations))
         self.touch()
 
     def add_branch(self, operation: int, child: OperationLog) -> None:
@@ -59,22 +65,35 @@ class OperationLog:
         for watcher in self._watchers:
             watcher()
 
+    def exception(self, *, raised: bool = True) -> RamiformError:
+        """Return the log's error, for the program unless `raised` is False. Call only if there is one.
+
+        `is_repeated` tells whether the program got it before.
+        """
+        assert self.error is not None
+        exception = self.error.to_exception()
+        if self.cause is not None:
+            exception.__cause__ = self.cause
+        exception.is_repeated = self._raised[0]
+        self._raised[0] |= raised
+        return exception
+
     def wait_for(self, operation: int) -> Done:
         """Wait for the answer to one operation. Raises the state's error if there will be none."""
         with self.changed:
             while len(self.done) <= operation:
                 if self.error is not None:
-                    raise self.error.to_exception()
+                    raise self.exception()
                 self.about_to_wait(True)
                 self.changed.wait()
             return self.done[operation]
 
-    def settle(self, end: int) -> RamiformError | None:
-        """Wait until the first `end` operations are answered; return the error if one of them will not be."""
+    def settle(self, end: int, *, raised: bool = True) -> RamiformError | None:
+        """Wait until the first `end` operations are answered; return the error, as `exception`, if one will not be."""
         with self.changed:
             while len(self.done) < end:
                 if self.error is not None:
-                    return self.error.to_exception()
+                    return self.exception(raised=raised)
                 self.about_to_wait(True)
                 self.changed.wait()
             return None
@@ -161,6 +180,7 @@ class OperationLog:
                     self.touch()
                 case Done():
                     self.done.append(message)
+                    self.answered_at.append(time.perf_counter())
                     self.partial = ""
                     self.touch()
                     self._call_back(len(self.done))
@@ -181,16 +201,18 @@ class OperationLog:
             orphans = [branch() for operation, branch in self._branches if operation >= failed]
         while orphans:  # a loop, since forks of forks may be deep
             if (child := orphans.pop()) is not None:
-                orphans += child._inherit_failure(error)
+                orphans += child._inherit_failure(error, self._raised, self.cause)
 
-    def _inherit_failure(self, error: ErrorInfo) -> list[OperationLog | None]:
+    def _inherit_failure(
+        self, error: ErrorInfo, raised: list[bool], cause: BaseException | None
+    ) -> list[OperationLog | None]:
         """Fail because the parent failed before its fork; return the logs of the states to fork from this one.
 
         The error names the program's line already.
         """
         with self.changed:
             if self.error is None:
-                self.error = error
+                self.error, self._raised, self.cause = error, raised, cause
                 self.touch()
                 self._call_back(None)
             return [branch() for _, branch in self._branches]

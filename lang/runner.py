@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import sys
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,9 +16,10 @@ from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.session import Budget
 from .backend import Channel
 from .execution import Execution, ValueNeeded
+from .failures import describe, is_ours
 from .lowering import Defaults
 from .planning import check_recorded
-from .source_location import traceback_location
+from .source_location import definition_line, traceback_location
 from .state import ProgramState
 from .state_handle import StateHandle
 from .tracing.recording import Recording, is_recording_all
@@ -44,18 +48,53 @@ class ProgramCall:
         """Call the program's function."""
         return self.function(state, *self.args, **self.kwargs)
 
+    def describe(self, error: BaseException, state: ProgramState | None) -> None:
+        """Let an exception that ends the program tell of it. Not one that only ends its waiting."""
+        if isinstance(error, Exception | KeyboardInterrupt):
+            bound = list(inspect.signature(self.function).bind(None, *self.args, **self.kwargs).arguments.items())
+            describe(error, state, self.function.__name__, definition_line(self.function), dict(bound[1:]))
+
 
 def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> ProgramState:
     """Open the state of a run; with `stream` its messages are sent at once."""
     recording = Recording(call.function.__name__) if call.traced or is_recording_all() else None
     execution = Execution(channel, budget=call.budget, deferred=call.compiled and not stream, recording=recording)
-    return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
+    try:
+        return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
+    except Exception as error:
+        call.describe(error, None)
+        raise
 
 
 def run(state: ProgramState, call: ProgramCall) -> None:
     """Run the program to its last answer. An exception ends it in the runtime too."""
-    with _abandoned_on_error(state):
+    with _abandoned_on_error(state, call):
         run_body(state, call)
+
+
+def run_in_background(state: ProgramState, call: ProgramCall, *, in_loop: bool) -> None:
+    """Begin to run the program in a task of the running event loop, else in a thread of its own."""
+    background = state._in_background()
+    if in_loop:
+        background.in_loop(_described_async(state, call))
+    else:
+        background.in_thread(functools.partial(_described, state, call))
+
+
+def _described(state: ProgramState, call: ProgramCall) -> None:
+    try:
+        run_body(state, call)
+    except BaseException as error:
+        call.describe(error, state)
+        raise
+
+
+async def _described_async(state: ProgramState, call: ProgramCall) -> None:
+    try:
+        await run_body_async(state, call)
+    except BaseException as error:
+        call.describe(error, state)
+        raise
 
 
 def run_body(state: ProgramState, call: ProgramCall) -> None:
@@ -91,11 +130,11 @@ async def run_async(channel: Channel, call: ProgramCall) -> ProgramState:
     """Run a call to its end in the running loop; a sync program that is not compiled to its end gets a thread."""
     if call.is_async:
         state = new_state(channel, call)
-        with _abandoned_on_error(state):
+        with _abandoned_on_error(state, call):
             await run_body_async(state, call)
         return state
     if call.is_whole and (recorded := record(channel, call)) is not None:
-        with _abandoned_on_error(recorded):
+        with _abandoned_on_error(recorded, call):
             await recorded._finish_async()
         return recorded
     return await _run_in_thread(new_state(channel, call), call)
@@ -118,9 +157,10 @@ def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
         return None
     except BaseException as error:
         state._abandon(error)
+        call.describe(error, state)
         raise
     execution.may_wait = True
-    with _abandoned_on_error(state):
+    with _abandoned_on_error(state, call):
         _send(execution)
     return state
 
@@ -137,7 +177,7 @@ def begin_recorded(channel: Channel, call: ProgramCall) -> tuple[ProgramState, C
     The function runs the program instead if its arguments make it read a generated value.
     """
     state = record(channel, call)
-    return begin(channel, call) if state is None else (state, functools.partial(_finish, state))
+    return begin(channel, call) if state is None else (state, functools.partial(_finish, state, call))
 
 
 async def _run_in_thread(state: ProgramState, call: ProgramCall) -> ProgramState:
@@ -160,18 +200,19 @@ def _send(execution: Execution) -> None:
         execution.flush(complete=True)
 
 
-def _finish(state: ProgramState) -> None:
-    with _abandoned_on_error(state):
+def _finish(state: ProgramState, call: ProgramCall) -> None:
+    with _abandoned_on_error(state, call):
         state._finish()
 
 
 @contextlib.contextmanager
-def _abandoned_on_error(state: ProgramState) -> Iterator[None]:
-    """Abandon the state if the block raises."""
+def _abandoned_on_error(state: ProgramState, call: ProgramCall) -> Iterator[None]:
+    """Abandon the state if the block raises; the exception tells of the program."""
     try:
         yield
     except BaseException as error:
         state._abandon(error)
+        call.describe(error, state)
         raise
 
 
@@ -185,6 +226,19 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
         return
     coroutine.close()
     raise RequestError("an event loop runs here: run an async program with `await program.arun(...)`")
+
+
+def warn_if_loop_runs(name: str, instead: str) -> None:
+    """Warn that the program blocks the event loop that runs in this thread, once for each line that runs it so."""
+    asyncio = sys.modules.get("asyncio")  # not loaded: no loop runs
+    # In a notebook every cell runs in the loop, and blocking it is what running a cell does.
+    if asyncio is None or asyncio._get_running_loop() is None or "ipykernel" in sys.modules:
+        return
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    message = f"the program {name!r} blocks the event loop that runs here: use `await {name}.{instead}(...)`"
+    warnings.warn(message, RuntimeWarning, stacklevel=level - 1)
 
 
 @functools.cache

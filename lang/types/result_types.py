@@ -13,7 +13,7 @@ from typing import Any, get_origin
 
 import msgspec
 
-from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.errors import RequestError, did_you_mean
 from ...runtime.protocol.sampling import Constraint
 
 _OPENAPI_KEYWORDS = ("discriminator",)  # redundant beside the alternatives
@@ -70,7 +70,8 @@ def of_dtype(dtype: type | str) -> ResultType:
     try:
         return _DTYPES[dtype]
     except (KeyError, TypeError):
-        raise RequestError(f"dtype must be int, float, bool or str, got {dtype!r}", param="dtype") from None
+        hint = did_you_mean(dtype, [name for name in _DTYPES if isinstance(name, str)])
+        raise RequestError(f"dtype must be int, float, bool or str, got {dtype!r}{hint}", param="dtype") from None
 
 
 def of_schema(schema: Any) -> ResultType:
