@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from ..runtime.protocol.errors import RequestError
@@ -68,7 +68,7 @@ def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> P
 
 def run(state: ProgramState, call: ProgramCall) -> None:
     """Run the program to its last answer. An exception ends it in the runtime too."""
-    with _abandoned_on_error(state, call):
+    with AbandonedOnError(state, call):
         run_body(state, call)
 
 
@@ -130,11 +130,11 @@ async def run_async(channel: Channel, call: ProgramCall) -> ProgramState:
     """Run a call to its end in the running loop; a sync program that is not compiled to its end gets a thread."""
     if call.is_async:
         state = new_state(channel, call)
-        with _abandoned_on_error(state, call):
+        with AbandonedOnError(state, call):
             await run_body_async(state, call)
         return state
     if call.is_whole and (recorded := record(channel, call)) is not None:
-        with _abandoned_on_error(recorded, call):
+        with AbandonedOnError(recorded, call):
             await recorded._finish_async()
         return recorded
     return await _run_in_thread(new_state(channel, call), call)
@@ -160,7 +160,7 @@ def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
         call.describe(error, state)
         raise
     execution.may_wait = True
-    with _abandoned_on_error(state, call):
+    with AbandonedOnError(state, call):
         _send(execution)
     return state
 
@@ -201,19 +201,26 @@ def _send(execution: Execution) -> None:
 
 
 def _finish(state: ProgramState, call: ProgramCall) -> None:
-    with _abandoned_on_error(state, call):
+    with AbandonedOnError(state, call):
         state._finish()
 
 
-@contextlib.contextmanager
-def _abandoned_on_error(state: ProgramState, call: ProgramCall) -> Iterator[None]:
-    """Abandon the state if the block raises; the exception tells of the program."""
-    try:
-        yield
-    except BaseException as error:
-        state._abandon(error)
-        call.describe(error, state)
-        raise
+@dataclass(frozen=True)
+class AbandonedOnError:
+    """A block: if it raises, the state is abandoned, and the exception tells of the program."""
+
+    state: ProgramState
+    call: ProgramCall
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.state._abandon(error)
+            self.call.describe(error, self.state)
 
 
 def _run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:

@@ -70,7 +70,10 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     """Return `; did you mean 'name'?` for the known name that is most like the given one, or nothing."""
     import difflib  # loaded for errors only
 
-    close = difflib.get_close_matches(str(given), [name for name in known if name != given], 1)
+    names = [name for name in known if name != given]
+    close = difflib.get_close_matches(str(given), names, 1)
+    if not close and len(str(given)) >= 3:
+        close = [name for name in names if name.startswith(str(given))]
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
