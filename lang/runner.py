@@ -123,7 +123,9 @@ async def run_body_async(state: ProgramState, call: ProgramCall) -> None:
             raise
         where = "" if error.__cause__ is None else traceback_location(error.__cause__.__traceback__, outermost=True)
         message = f"the program did not end within its {seconds:g} s (timeout)"
-        raise RequestError(": ".join(filter(None, (where, message))), param="timeout", code="timeout") from None
+        refusal = RequestError(": ".join(filter(None, (where, message))), param="timeout", code="timeout")
+        refusal.line = where or None
+        raise refusal from None
 
 
 async def run_async(channel: Channel, call: ProgramCall) -> ProgramState:

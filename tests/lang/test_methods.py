@@ -101,10 +101,14 @@ def test_methods_are_planned_compiled_bound_cached_and_batched() -> None:
 
 
 def test_a_program_that_a_class_only_refers_to_is_no_method() -> None:
-    class Settings:
-        program = ramiform.function(lambda s, q: s.__iadd__(q))
+    @ramiform.function
+    def body(s: ProgramState, q: str) -> None:
+        s += q
 
-    assert Settings().program.run("q", backend=echo()).text() == "q"  # type: ignore[attr-defined]
+    class Settings:
+        program = body
+
+    assert Settings().program.run("q", backend=echo()).text() == "q"
 
 
 def test_bind_gives_sampling_arguments_and_budgets_too(frontend: Any, endpoint: Any) -> None:
