@@ -247,7 +247,7 @@ def warn_if_loop_runs(name: str, instead: str) -> None:
     while frame.f_back is not None and is_ours(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     message = f"the program {name!r} blocks the event loop that runs here: use `await {name}.{instead}(...)`"
-    warnings.warn(message, RuntimeWarning, stacklevel=level - 1)
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 @functools.cache
