@@ -32,9 +32,10 @@ from .types.result_types import of_dtype, of_schema
 MAX_TOKENS = 512  # of an answer, unless the run says otherwise
 _MAX_DEPTH = 4  # of the members that a prompt describes
 _DTYPES = {int: "a whole number", float: "a number", bool: "True or False"}
-# What a function of nothing but a docstring, `...` or `pass` consists of, in any version of Python.
+# What a function without a body of its own consists of, in any version of Python.
 _EMPTY_BODY = frozenset(
     "RESUME NOP CACHE LOAD_CONST RETURN_CONST RETURN_VALUE RETURN_GENERATOR POP_TOP CALL_INTRINSIC_1 RERAISE".split()
+    + ["RAISE_VARARGS"]
 )
 
 
@@ -81,11 +82,13 @@ def annotated_result(function: Callable[..., Any], scope: Mapping[str, Any] | No
 
 
 def is_signature(function: Callable[..., Any]) -> bool:
-    """Return whether a function's body is empty: a docstring, `...` or `pass`."""
+    """Return whether a function's body is empty: a docstring, `...`, `pass` or `raise NotImplementedError`."""
     code = getattr(function, "__code__", None)
     if code is None or code.co_name == "<lambda>":
         return False
     for step in dis.get_instructions(code):
+        if step.opname == "LOAD_GLOBAL" and step.argval == "NotImplementedError":
+            continue
         is_constant = step.opname in ("LOAD_CONST", "RETURN_CONST")
         if step.opname not in _EMPTY_BODY or (is_constant and step.argval is not None):
             return False

@@ -34,8 +34,7 @@ import time, ramiform
 from ramiform import gen
 
 def answer(prompt):
-    print("asked", flush=True)
-    time.sleep(600)
+    print("asked", flush=True); time.sleep(600)
 
 @ramiform.function
 def ask(s):
@@ -100,10 +99,10 @@ def test_the_interpreter_shows_the_script_s_frames_too(script: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "line", "program"),
     [
-        ("ask.run(backend=backend)", 11, "ask"),
-        ("ask_async.run(backend=backend)", 16, "ask_async"),
-        ("ask.run_batch([{}] * 2, backend=backend)", 19, None),
-        ("time.sleep(answer(''))", 6, None),
+        ("ask.run(backend=backend)", 10, "ask"),
+        ("ask_async.run(backend=backend)", 15, "ask_async"),
+        ("ask.run_batch([{}] * 2, backend=backend)", 18, None),
+        ("time.sleep(answer(''))", 5, None),
     ],
 )
 def test_ctrl_c_shows_the_line_of_the_program(tmp_path: Path, ending: str, line: int, program: str | None) -> None:

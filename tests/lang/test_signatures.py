@@ -211,6 +211,13 @@ def test_only_an_empty_body_is_a_signature() -> None:
     async def empty(s: Any) -> int:
         """Docstring."""
 
+    def refuses(s: Any) -> int:
+        """Docstring."""
+        raise NotImplementedError
+
+    def raises(s: Any) -> int:
+        raise ValueError
+
     def reads(s: Any) -> int:
         """Docstring."""
         return 1
@@ -218,4 +225,5 @@ def test_only_an_empty_body_is_a_signature() -> None:
     def appends(s: Any) -> int:
         s += "x"
 
-    assert [is_signature(one) for one in (empty, reads, appends, lambda s: None)] == [True, False, False, False]
+    assert [is_signature(one) for one in (empty, refuses, raises, reads, appends)] == [True, True, False, False, False]
+    assert not is_signature(lambda s: None)

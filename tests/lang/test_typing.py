@@ -21,7 +21,7 @@ class Answer:
 @ramiform.function
 def qa(s: ProgramState, question: str, width: int = 3) -> Answer:
     '''Answer.'''
-    ...
+    raise NotImplementedError
 
 @ramiform.function()
 def plain(s: ProgramState, question: str) -> None:
