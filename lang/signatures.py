@@ -34,8 +34,8 @@ _MAX_DEPTH = 4  # of the members that a prompt describes
 _DTYPES = {int: "a whole number", float: "a number", bool: "True or False"}
 # What a function without a body of its own consists of, in any version of Python.
 _EMPTY_BODY = frozenset(
-    "RESUME NOP CACHE LOAD_CONST RETURN_CONST RETURN_VALUE RETURN_GENERATOR POP_TOP CALL_INTRINSIC_1 RERAISE".split()
-    + ["RAISE_VARARGS"]
+    "RESUME NOP CACHE LOAD_CONST RETURN_CONST RETURN_VALUE RETURN_GENERATOR RAISE_VARARGS POP_TOP CALL_INTRINSIC_1 "
+    "RERAISE".split()
 )
 
 
