@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .lang.evaluation.optimise import aoptimise, optimise
     from .lang.evaluation.report import Comparison, Report
     from .lang.failures import BatchError
-    from .lang.plan import Plan
+    from .lang.plans.plan import Plan
     from .lang.primitives import (
         assistant,
         assistant_begin,
@@ -172,7 +172,7 @@ _MODULES = {
     "HttpRuntime": ".lang.backends.http_runtime",
     "McpTools": ".lang.tools.mcp_server",
     "OpenAI": ".lang.backends.openai",
-    "Plan": ".lang.plan",
+    "Plan": ".lang.plans.plan",
     "Program": ".lang.program",
     "ProgramState": ".lang.state",
     "RamiformError": ".runtime.protocol.errors",

@@ -20,11 +20,11 @@ from .signatures import SignaturePrompt
 _BUDGETS = {"timeout": "seconds", "max_total_tokens": "tokens"}
 RUN_OPTIONS = ("backend", "checkpoint", "stream", "trace")
 BATCH_OPTIONS = (
-    "checkpoint",
     "backend",
+    "checkpoint",
+    "generator_style",
     "num_threads",
     "progress_bar",
-    "generator_style",
     "return_exceptions",
     "trace",
 )

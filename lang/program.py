@@ -26,8 +26,8 @@ from .backend import Backend, channel_of
 from .batch import most_at_once, run_in_loop, run_in_running_loop, run_in_threads, run_recorded
 from .execution import Execution
 from .failures import Folded
-from .plan import Plan, states_of
-from .planning import plan_call
+from .plans.plan import Plan, states_of
+from .plans.planning import plan_call
 from .runner import (
     ProgramCall,
     begin,

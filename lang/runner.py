@@ -19,7 +19,7 @@ from .backend import Channel
 from .execution import Execution, ValueNeeded
 from .failures import describe, is_ours
 from .lowering import Defaults
-from .planning import check_recorded
+from .plans.planning import check_recorded
 from .source_location import definition_line, traceback_location
 from .state import ProgramState
 from .state_handle import StateHandle

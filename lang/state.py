@@ -16,11 +16,11 @@ from .format_marks import refuse_marks
 from .lowering import Defaults, lower
 from .meta_info import Segment, segment_of
 from .operation_log import OperationLog
+from .plans.symbols import known
 from .primitives import gen, questions_of, role
 from .reader import BackgroundRun, StateReader, async_pieces, blocking_pieces
 from .source_location import program_location
 from .state_handle import StateHandle
-from .symbols import known
 from .tools.declaration import AnyTool
 from .tools.tool_set import OnError, ToolCallback, ToolSet, tool_set
 from .variables import AssignedVariable, DecisionVariable, GatheredVariable, ScopeVariable, Variable, variable_of
