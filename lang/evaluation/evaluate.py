@@ -190,10 +190,13 @@ def _check_options(program: Program, options: Mapping[str, Any]) -> None:
 
 
 def _shown(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values as JSON has them; what JSON lacks is shown by `repr`."""
+    """Return the values as JSON has them, Pydantic's models as objects; what JSON lacks is shown by `repr`."""
     import msgspec
 
-    return msgspec.to_builtins(dict(values), str_keys=True, enc_hook=repr)  # type: ignore[no-any-return]
+    def builtins_of(value: Any) -> Any:
+        return value.model_dump(mode="json") if hasattr(value, "model_dump") else repr(value)
+
+    return msgspec.to_builtins(dict(values), str_keys=True, enc_hook=builtins_of)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

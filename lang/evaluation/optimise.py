@@ -13,6 +13,7 @@ from ...runtime.protocol.errors import RequestError
 from ..backend import Backend
 from ..plans.planning import run_coroutine
 from ..program import Program
+from ..signatures import Demonstration as SignatureDemonstration
 from ..tracing.events import TokenCounts
 from .dataset import Dataset, read_dataset
 from .evaluate import Metric, aevaluate
@@ -60,7 +61,9 @@ def optimise(
     """Return the program with the instruction and the demonstrations that score best.
 
     The function declares what is searched: a parameter `demonstrations`, a sequence of mappings that it writes into its
-    prompt, a parameter `instruction`, or both. Each is given by `bind` in the result, which `save` keeps in a file.
+    prompt, a parameter `instruction`, or both. Each is given by `bind` in the result, which `save` keeps in a file. Of
+    a signature both are searched, and given by `with_prompt`; an example's own answer is its value of the function's
+    name.
 
     `train` is split into examples that become demonstrations and examples that judge, unless `validation` gives the
     latter. A demonstration holds an example's values and the texts of the variables that a run on it generated,
@@ -109,7 +112,8 @@ async def aoptimise(
     """Search for a better prompt in an event loop; otherwise as `optimise`."""
     import asyncio
 
-    searched = {name for name in ("instruction", "demonstrations") if name in program.parameters}
+    names = ("instruction", "demonstrations")
+    searched = {name for name in names if program.is_signature or name in program.parameters}
     if not searched:
         raise RequestError(
             f"{program.function.__name__} declares no parameter 'instruction' or 'demonstrations' to search",
@@ -138,7 +142,7 @@ async def aoptimise(
     if max_demonstrations and ("demonstrations" in searched or propose is not None):
         pool = _demonstrations((await judge(_Candidate(None, ()), examples)).results)
     if propose is not None:
-        own = str(program.argument("instruction") or "")
+        own = program.prompt.instruction if program.is_signature else str(program.argument("instruction") or "")
         tried += await asyncio.to_thread(propose, own, pool[:max_demonstrations])
     size = max_demonstrations if "demonstrations" in searched else 0
     candidates = _candidates(tried, len(pool), size, num_candidates, rng)
@@ -210,12 +214,21 @@ def _candidates(
 
 def _with_prompt(program: Program, candidate: _Candidate, pool: Sequence[dict[str, Any]]) -> Program:
     """Return the program with the candidate's prompt."""
+    if program.is_signature:
+        examples = [_signature_demonstration(program, pool[index]) for index in candidate.demonstrations]
+        return program.with_prompt(candidate.instruction, examples or None)
     given: dict[str, Any] = {}
     if candidate.instruction is not None:
         given["instruction"] = candidate.instruction
     if candidate.demonstrations:
         given["demonstrations"] = [pool[index] for index in candidate.demonstrations]
     return program.bind(**given)
+
+
+def _signature_demonstration(program: Program, values: Mapping[str, Any]) -> SignatureDemonstration:
+    """Return the demonstration of these values, of which the one of the function's name is the answer."""
+    arguments = {name: values[name] for name in program.parameters if name in values}
+    return SignatureDemonstration(arguments, values[program.function.__name__])
 
 
 def _trial(candidate: _Candidate, pool: Sequence[dict[str, Any]], report: Report) -> Trial:

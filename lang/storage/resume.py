@@ -16,6 +16,7 @@ from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.session import Done, Reply, ToFrontend
 from ..backend import Channel
 from ..callbacks import Callback
+from ..tools.agent import AgentCallback
 from ..tools.tool_set import ToolCallback
 from .answers import StoredRun, identity_of
 from .channel import StoredChannel
@@ -79,7 +80,7 @@ class ItemChannel:
 
     def answer_again(self, state: int, callback: ToolCallback) -> str | None:
         """Return the text of a tool's call that was made before, and fill its outcome; None if there was none."""
-        key = self._key(state)
+        key = self._key(state, callback)
         kept = None if key is None else self._item.run.checkpoint.call(key)
         if kept is None:
             return None
@@ -91,7 +92,7 @@ class ItemChannel:
 
     def keep_call(self, state: int, callback: ToolCallback, appended: str) -> None:
         """Keep a tool's call. Raises RequestError if its result would not come back as it is."""
-        key = self._key(state)
+        key = self._key(state, callback)
         if key is None:
             return  # the state is gone
         outcome = callback.outcome
@@ -112,9 +113,14 @@ class ItemChannel:
             KeptCall(*key, outcome.name, arguments, result, outcome.text, appended, outcome.error)
         )
 
-    def _key(self, state: int) -> Key | None:
+    def _key(self, state: int, callback: ToolCallback) -> Key | None:
         place = self._stored.place_of(state)
-        return None if place is None else (self._item.item, *place)
+        if place is None:
+            return None
+        path, index = place
+        if isinstance(callback, AgentCallback):  # calls of a turn run at once, so the state does not wait for each
+            return self._item.item, f"{path}/agent", callback.op
+        return self._item.item, path, index
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import inspect
 import json
 from collections.abc import Callable, Sequence
@@ -20,7 +21,17 @@ from ..primitives import gen, role
 from ..state_handle import StateHandle
 from .call_format import CallFormat, InvalidCall, call_format, described, read_calls, structural_tag
 from .declaration import AnyTool
-from .tool_set import OnError, PreparedCall, ToolOutcome, ToolSet, begin_call, refuse, tool_set, was_cut_off
+from .tool_set import (
+    OnError,
+    PreparedCall,
+    ToolCallback,
+    ToolOutcome,
+    ToolSet,
+    begin_call,
+    refuse,
+    tool_set,
+    was_cut_off,
+)
 
 MAX_TOKENS = 512  # of a turn, where neither the agent nor `run` says it
 StoppedBy = Literal["answer", "until", "max_steps", "max_tokens"]
@@ -166,7 +177,7 @@ async def _run(state: AgentState, options: AgentOptions, waiting: _Waiting) -> A
         answer, found = read_calls(done.text, options.tools, options.form)
         if not found:
             return AgentResult(answer, step, tuple(made), "max_tokens" if was_cut_off(done) else "answer")
-        calls = _append_results(state, options, found, cut_off=was_cut_off(done))
+        calls = _append_results(state, options, found, done)
         try:
             await waiting.make(calls)
         finally:
@@ -184,13 +195,25 @@ async def _run(state: AgentState, options: AgentOptions, waiting: _Waiting) -> A
     return AgentResult(answer, options.max_steps, tuple(made), "max_steps")
 
 
+@dataclass(frozen=True)
+class AgentCallback(ToolCallback):
+    """Callback that makes a call of an agent; its text is that of the Ask `op`."""
+
+    call: PreparedCall
+    op: int
+
+    def __call__(self, done: session.Done) -> Any:
+        pending = begin_call(self.call, self.outcome)
+        return self._text() if pending is None else self._after(pending)
+
+
 @dataclass
 class _MadeCall:
     """A call of a turn, and the Ask that its result answers."""
 
     state: AgentState
     op: int
-    call: PreparedCall | None  # None: the text was no call, and the outcome is complete
+    call: Callable[[], Any] | None  # None: the text was no call, and the outcome is complete
     outcome: ToolOutcome
     on_error: OnError
     is_supplied: bool = False
@@ -201,7 +224,22 @@ class _MadeCall:
 
     def begin(self) -> Any:
         """Call the function; return None, or an awaitable that ends the call."""
-        return None if self.call is None else begin_call(self.call, self.outcome)
+        if self.call is None:
+            return None
+        try:
+            pending = self.call()
+        except RequestError:
+            if self.outcome.error is None:  # not the tool's
+                raise
+            return None
+        return self._end(pending) if inspect.isawaitable(pending) else None
+
+    async def _end(self, pending: Any) -> None:
+        try:
+            await pending
+        except RequestError:
+            if self.outcome.error is None:
+                raise
 
     def supply(self) -> None:
         """Append the result to the state."""
@@ -329,19 +367,22 @@ def _turn(state: AgentState, options: AgentOptions) -> GenExpr:
 
 
 def _append_results(
-    state: AgentState, options: AgentOptions, found: Sequence[PreparedCall | InvalidCall], *, cut_off: bool
+    state: AgentState, options: AgentOptions, found: Sequence[PreparedCall | InvalidCall], done: session.Done
 ) -> list[_MadeCall]:
     """Append a message for the result of each call, which is still to come."""
     calls = []
+    handle = state._handle
     for index, call in enumerate(found):
         outcome = ToolOutcome()
+        make: Callable[[], Any] | None = None
+        operations: list[session.Operation] = [session.RoleBegin(options.result_role), session.Ask(), session.RoleEnd()]
+        op = handle.append(operations) + 1
         if isinstance(call, InvalidCall):
-            refuse(outcome, call.text, call.reason, cut_off=cut_off and index == len(found) - 1)
+            refuse(outcome, call.text, call.reason, cut_off=was_cut_off(done) and index == len(found) - 1)
         else:
             outcome.name, outcome.arguments = call.tool.name, call.arguments
-        operations: list[session.Operation] = [session.RoleBegin(options.result_role), session.Ask(), session.RoleEnd()]
-        op = state._handle.append(operations) + 1
+            callback = AgentCallback(options.tools, options.on_error, "{result}", outcome, call, op)
+            make = functools.partial(handle.execution.kept_callback(handle.number, callback), done)
         state._log.labels[op] = outcome.label
-        prepared = None if isinstance(call, InvalidCall) else call
-        calls.append(_MadeCall(state, op, prepared, outcome, options.on_error))
+        calls.append(_MadeCall(state, op, make, outcome, options.on_error))
     return calls
