@@ -112,6 +112,13 @@ async def aoptimise(
     """Search for a better prompt in an event loop; otherwise as `optimise`."""
     import asyncio
 
+    if not isinstance(program, Program):
+        raise RequestError(f"program must be made by @ramiform.function, got {program!r}", param="program")
+    if program.is_signature and program.function.__name__ in program.parameters:
+        raise RequestError(
+            f"{program.function.__name__} has an argument of its own name, which an example's answer has too",
+            param="program",
+        )
     names = ("instruction", "demonstrations")
     searched = {name for name in names if program.is_signature or name in program.parameters}
     if not searched:

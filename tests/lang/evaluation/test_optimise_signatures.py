@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
+import pytest
 
 import ramiform
-from ramiform import ProgramState, Scripted, evaluate, optimise
+from ramiform import ProgramState, RequestError, Scripted, evaluate, optimise
 
 
 class Parity(pydantic.BaseModel):
@@ -88,3 +89,14 @@ def test_answers_of_the_examples_are_shown_where_no_run_was_right() -> None:
     assert all(one.answer == right_word(one.arguments["number"]) for one in shown)
     assert better.prompt.instruction == "Say something."
     assert max(trial.score for trial in better.trials) == 1.0
+
+
+def test_a_signature_with_an_argument_of_its_name_and_what_is_no_program_are_refused() -> None:
+    @ramiform.function
+    def text(s: ProgramState, text: str) -> str:
+        """Say something."""
+
+    with pytest.raises(RequestError, match="text has an argument of its own name"):
+        optimise(text, NUMBERS, is_right)
+    with pytest.raises(RequestError, match="program must be made by @ramiform.function"):
+        optimise(len, NUMBERS, is_right)  # type: ignore[arg-type]

@@ -105,7 +105,7 @@ def test_agents_of_branches_have_calls_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_result_that_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="the tool make returned <object object.*which a checkpoint cannot keep"):
+    with pytest.raises(RequestError, match=r"the tool make returned <object object.*which a checkpoint cannot keep"):
         trade.run(backend=Scripted([call("make", "a")]), checkpoint=tmp_path / "run.jsonl")
 
 
@@ -115,6 +115,6 @@ def test_errors_that_end_the_program_are_not_kept(tmp_path: Path) -> None:
         s.agent([lose], "Go.", tool_errors="raise")
 
     for _ in range(2):
-        with pytest.raises(RequestError, match="the tool lose.*raised LookupError"):
+        with pytest.raises(RequestError, match=r"the tool lose.*raised LookupError"):
             losing.run(backend=Scripted([call("lose", "map")]), checkpoint=tmp_path / "run.jsonl")
     assert made == ["map", "map"]
