@@ -24,10 +24,12 @@ if TYPE_CHECKING:
         unconditional_likelihood_normalized,
     )
     from .lang.constraints.builders import one_or_more, optional, repeat, rx, seq, zero_or_more
+    from .lang.decorator import function
     from .lang.evaluation.evaluate import aevaluate, evaluate
     from .lang.evaluation.optimise import aoptimise, optimise
     from .lang.evaluation.report import Comparison, Report
-    from .lang.plan import Plan
+    from .lang.failures import BatchError
+    from .lang.plans.plan import Plan
     from .lang.primitives import (
         assistant,
         assistant_begin,
@@ -50,8 +52,9 @@ if TYPE_CHECKING:
         user_end,
         video,
     )
-    from .lang.program import Program, function
+    from .lang.program import Program
     from .lang.search.searches import Vote, abeam, abest_of, afirst, avote, beam, best_of, first, vote
+    from .lang.signatures import Demonstration
     from .lang.state import ForkGroup, ProgramState
     from .lang.storage.cache import Cache, cache
     from .lang.tools.agent import AgentCall, AgentResult
@@ -70,6 +73,7 @@ __all__ = [
     "AgentResult",
     "Anthropic",
     "Backend",
+    "BatchError",
     "BusyError",
     "Cache",
     "CallFormat",
@@ -77,6 +81,7 @@ __all__ = [
     "ChoicesSamplingMethod",
     "Comparison",
     "DeclaredTool",
+    "Demonstration",
     "ForkGroup",
     "HttpRuntime",
     "McpTools",
@@ -154,6 +159,7 @@ _MODULES = {
     "AgentCall": ".lang.tools.agent",
     "AgentResult": ".lang.tools.agent",
     "Backend": ".lang.backend",
+    "BatchError": ".lang.failures",
     "BusyError": ".runtime.protocol.errors",
     "Cache": ".lang.storage.cache",
     "CallFormat": ".lang.tools.call_format",
@@ -161,11 +167,12 @@ _MODULES = {
     "ChoicesSamplingMethod": ".lang.choices",
     "Comparison": ".lang.evaluation.report",
     "DeclaredTool": ".lang.tools.declaration",
+    "Demonstration": ".lang.signatures",
     "ForkGroup": ".lang.state",
     "HttpRuntime": ".lang.backends.http_runtime",
     "McpTools": ".lang.tools.mcp_server",
     "OpenAI": ".lang.backends.openai",
-    "Plan": ".lang.plan",
+    "Plan": ".lang.plans.plan",
     "Program": ".lang.program",
     "ProgramState": ".lang.state",
     "RamiformError": ".runtime.protocol.errors",
@@ -196,7 +203,7 @@ _MODULES = {
     "evaluate": ".lang.evaluation.evaluate",
     "first": ".lang.search.searches",
     "flush_cache": ".lang.backend",
-    "function": ".lang.program",
+    "function": ".lang.decorator",
     "gen": ".lang.primitives",
     "gen_int": ".lang.primitives",
     "gen_string": ".lang.primitives",
@@ -235,6 +242,9 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if (module := _MODULES.get(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .runtime.protocol.errors import did_you_mean
+
+        hint = "" if name.startswith("__") else did_you_mean(name, __all__)  # Python itself asks for __path__ and such
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
     return value

@@ -8,6 +8,7 @@ import json
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -136,7 +137,8 @@ def run(
     **settings: Any,
 ) -> None:
     """Run a script against a runtime of its own, or a running one. Further arguments go to the script."""
-    _run_script(file, context.args, model, address, keys, settings)
+    with _script_errors(file):
+        _run_script(file, context.args, model, address, keys, settings)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -157,19 +159,53 @@ def trace(
     from .lang.tracing import trace as traces
     from .lang.tracing.recording import record_all
 
+    def show(shown: list[traces.Trace]) -> None:
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else traces.WIDTH)
+        for one in shown:
+            console.print(one.tree())
+            if summary:
+                console.print(one.summary().table())
+        if save is not None:
+            traces.save(shown, save)
+
     if file.suffix == ".json":
-        shown = traces.load(file)
-    else:
-        with record_all() as recordings:
+        show(traces.load(file))
+        return
+    with _script_errors(file), record_all() as recordings:
+        try:
             _run_script(file, context.args, model, address, keys, settings)
-        shown = [traces.trace_of(recording) for recording in recordings]
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else traces.WIDTH)
-    for one in shown:
-        console.print(one.tree())
-        if summary:
-            console.print(one.summary().table())
-    if save is not None:
-        traces.save(shown, save)
+        finally:  # a script that fails is shown too, up to the failure
+            show([traces.trace_of(recording) for recording in recordings])
+
+
+@contextlib.contextmanager
+def _script_errors(file: Path) -> Iterator[None]:
+    """Show an exception of the script's own by the script's frames, and exit with 1; exit with 130 after Ctrl-C.
+
+    A RamiformError, which has the program's line, is left to `main`.
+    """
+    from .lang.failures import fold, program_line
+
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        line = getattr(error, "line", None) or program_line(error) or str(file)
+        program = getattr(error, "program", None)
+        errors.print(
+            "[red]interrupted[/red]", Text(f"at {line}" + (f", in the program {program!r}" if program else ""))
+        )
+        sys.exit(130)
+    except RamiformError:
+        raise
+    except Exception as error:
+        fold(error)
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != str(file):
+            frames = frames.tb_next
+        if frames is None:
+            raise  # not the script's
+        traceback.print_exception(error.with_traceback(frames))
+        sys.exit(1)
 
 
 def _run_script(
@@ -421,7 +457,8 @@ def main() -> None:
     try:
         app()
     except RamiformError as error:
-        errors.print("[red]ramiform:[/red]", Text(str(error)))
+        notes = getattr(error, "__notes__", [])
+        errors.print("[red]ramiform:[/red]", Text("\n".join([str(error), *notes])))
         sys.exit(1)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 from ..runtime.protocol.errors import RequestError
+from .backend import Channel
+from .failures import BatchError, fold
+from .runner import ProgramCall, run_async
 from .state import ProgramState
 
 MAX_THREADS = 128  # "auto": threads mostly wait for the runtime, so many of them fit on few cores
@@ -63,20 +66,67 @@ def run_recorded(
     return _results(_recorded(begin, size, window), size, progress_bar, return_exceptions, in_order)
 
 
+async def run_in_running_loop(
+    connect: Callable[[], Channel],
+    calls: Sequence[ProgramCall],
+    at_once: int,
+    progress_bar: bool,
+    return_exceptions: bool,
+    in_order: bool,
+) -> AsyncIterator[Any]:
+    """Run programs in the running event loop; yield as `run_in_threads`. Cancelling or closing it ends them all."""
+    import asyncio
+
+    slots = asyncio.Semaphore(at_once)
+    channel = await asyncio.to_thread(connect)
+
+    async def run_in_slot(call: ProgramCall) -> ProgramState:
+        async with slots:
+            return await run_async(channel, call)
+
+    first_error: Exception | None = None
+    tasks = [asyncio.create_task(run_in_slot(call)) for call in calls]
+    try:
+        with _progress(len(calls), progress_bar) as advance:
+            for index, task in enumerate(tasks):
+                try:
+                    result: ProgramState | BatchError = await task
+                except Exception as error:
+                    fold(error)
+                    if in_order and not return_exceptions:
+                        raise
+                    result = BatchError(index, error)
+                    first_error = first_error or error
+                advance()
+                yield result
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if first_error is not None and not return_exceptions:
+        raise first_error
+
+
+def most_at_once(num_threads: NumThreads, width: int, in_thread: bool) -> int:
+    """Return how many programs of this width, or in threads, run at once in an event loop."""
+    return _limit(num_threads, MAX_THREADS if in_thread else max(1, MAX_AT_ONCE // width))
+
+
 def _results(
     results: ProgramResults, size: int, progress_bar: bool, return_exceptions: bool, in_order: bool
 ) -> Iterator[Any]:
     first_error: Exception | None = None
     with contextlib.closing(results), _progress(size, progress_bar) as advance:  # type: ignore[type-var]
-        for wait_for_result in results:
+        for index, wait_for_result in enumerate(results):
             try:
-                result: ProgramState | Exception = wait_for_result()
+                result: ProgramState | BatchError = wait_for_result()
             except Exception as error:
-                result = error
+                fold(error)
+                if in_order and not return_exceptions:
+                    raise
+                result = BatchError(index, error)
                 first_error = first_error or error
             advance()
-            if isinstance(result, Exception) and in_order and not return_exceptions:
-                raise result
             yield result
     if first_error is not None and not return_exceptions:
         raise first_error

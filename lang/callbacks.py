@@ -102,6 +102,7 @@ def _supply_of(state: int, operation: int, supplied: str | Retry) -> Supply:
 
 
 def _fail(execution: Execution, state: int, operation: int, error: BaseException) -> None:
+    execution.note_cause(state, error)
     if not isinstance(error, RamiformError):
         error = RequestError(f"{type(error).__name__}: {error}", code="function_failed")
     execution.supply(Supply(state=state, op=operation, error=ErrorInfo.of(error)))

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from ..runtime.protocol import choices as methods
 from ..runtime.protocol import session
-from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.errors import RequestError, did_you_mean
 from .meta_info import meta_of_choice
 
 TokenLogprobs = Sequence[Any]  # of one choice: (log-probability, token id, text or None) each
@@ -93,7 +93,9 @@ def method_of(given: Any) -> Method:
         return _BY_NAME[given]
     if not callable(given):
         raise RequestError(
-            f"choices_method must be a callable or one of {', '.join(_BY_NAME)}, got {given!r}", param="choices_method"
+            f"choices_method must be a callable or one of {', '.join(_BY_NAME)}, got {given!r}"
+            f"{did_you_mean(given, _BY_NAME)}",
+            param="choices_method",
         )
     return given  # type: ignore[no-any-return]
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
-from ..runtime.protocol.session import Append, Budget, Close, Open, Play, Supply
+from ..runtime.protocol.session import Append, Budget, Close, Fork, Open, Play, Supply
 from .backend import Channel
 from .operation_log import OperationLog
 from .source_location import program_location, with_location
-from .tracing.recording import Recording
+from .tracing.recording import OperationTimes, Recording
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
@@ -50,14 +51,15 @@ class Execution:
         self.may_wait = may_wait
         self.attached: list[tuple[int, OperationLog]] = []  # the states whose messages are kept, in order
         self.recording = recording
-        self._channel = channel
+        self.began = time.perf_counter()
+        self.channel = channel
         self._keep_callback = keep_callback
         self._budget = budget
         self._program: int | None = None
         self._deferred: list[tuple[Open | Append, OperationLog]] | None = [] if deferred else None
         self._sending = threading.RLock()  # guards `_deferred`: one thread may append while another one flushes
         self._detached: list[int] = []
-        self._logs: weakref.WeakSet[OperationLog] = weakref.WeakSet()
+        self._logs: weakref.WeakValueDictionary[int, OperationLog] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._tasks: set[Task[None]] = set()
 
@@ -73,9 +75,9 @@ class Execution:
 
     def attach(self, log: OperationLog) -> int:
         """Register a new state's log; return the state's number."""
-        number = self._channel.attach(log)
+        number = self.channel.attach(log)
         with self._lock:
-            self._logs.add(log)
+            self._logs[number] = log
         if self.recording is not None:
             self.recording.add(number, log)
         if self._deferred is not None:
@@ -100,10 +102,10 @@ class Execution:
     def supply(self, message: Supply) -> None:
         """Answer an Ask, if the runtime is still there. Never raises RamiformError."""
         try:
-            self._channel.send(message)
+            self.channel.send(message)
         except RequestError as error:  # the text cannot be sent, but the reason can
             with contextlib.suppress(RamiformError):
-                self._channel.send(Supply(state=message.state, op=message.op, error=ErrorInfo.of(error)))
+                self.channel.send(Supply(state=message.state, op=message.op, error=ErrorInfo.of(error)))
         except RamiformError:
             return  # the runtime is gone, which every reader learns from its log
 
@@ -120,7 +122,7 @@ class Execution:
             if self._deferred is None:
                 return
             try:
-                self._channel.send(Play([message for message, _ in self._deferred], complete))
+                self.channel.send(Play([message for message, _ in self._deferred], complete))
             except RequestError:
                 for message, log in self._deferred:  # one by one, to find the message at fault
                     self._send_alone(message, log)
@@ -145,6 +147,29 @@ class Execution:
                 code="would_block",
             )
 
+    def note_cause(self, state: int, error: BaseException) -> None:
+        """Note the exception of a function of the program's own that fails a state: the cause of the state's error."""
+        if (log := self._logs.get(state)) is not None:
+            log.cause = error
+
+    def recorded(self, title: str) -> Recording:
+        """Return the recording of the run, or one of the states that are still held if it is not recorded."""
+        if self.recording is not None:
+            return self.recording
+        recording = Recording(title)
+        recording.began_at -= time.perf_counter() - self.began
+        with self._lock:
+            logs = dict(sorted(self._logs.items()))
+        for log in list(logs.values()):
+            forked = [one.children for one in list(log.operations) if isinstance(one, Fork)]
+            for child in (child for children in forked for child in children):
+                logs.setdefault(child, OperationLog())  # of a branch that is not held any more
+        for number, log in logs.items():
+            recording.logs.append((number, log))
+            recorded, answered = ([one - self.began for one in list(t)] for t in (log.recorded_at, log.answered_at))
+            recording.times.append(OperationTimes(recorded, answered))
+        return recording
+
     def keep(self, task: Task[None]) -> None:
         """Hold a task of the program's loop, and cancel it when the run ends. Call on the loop."""
         self._tasks.add(task)
@@ -155,12 +180,12 @@ class Execution:
         with self._sending:
             if self._deferred is None and self._program is not None:
                 with contextlib.suppress(RamiformError):
-                    self._channel.send(Close((), (self._program,)))
+                    self.channel.send(Close((), (self._program,)))
             self._deferred = None
         self.attached.clear()
         self._forget_detached()
         with self._lock:
-            logs = list(self._logs)
+            logs = list(self._logs.values())
         for log in logs:
             log.fail(error)
         if self.loop is not None:
@@ -171,7 +196,7 @@ class Execution:
     def _send(self, message: Open | Append, log: OperationLog) -> None:
         with self._sending:
             if self._deferred is None:
-                self._channel.send(message)
+                self.channel.send(message)
             else:
                 self._deferred.append((message, log))
 
@@ -181,11 +206,11 @@ class Execution:
                 number = self._detached.pop()
             except IndexError:  # another thread took it
                 return
-            self._channel.detach(number)
+            self.channel.detach(number)
 
     def _send_alone(self, message: Open | Append, log: OperationLog) -> None:
         try:
-            self._channel.send(message)
+            self.channel.send(message)
         except RamiformError as error:
             location = log.locations[message.first] if isinstance(message, Append) else program_location()
             raise with_location(ErrorInfo.of(error), location).to_exception() from None

@@ -42,10 +42,14 @@ class OperationLog:
         self.error: ErrorInfo | None = None  # with the program's line if an operation was waiting
         self.failed: dict[int, ErrorInfo] = {}  # removed operations without an answer, by index
         self.locations: list[str] = []  # file:line of each operation in the program
+        self.recorded_at: list[float] = []  # by operation, on the clock `time.perf_counter`
+        self.answered_at: list[float] = []  # by answer
+        self.cause: BaseException | None = None  # the exception of a function of the program's own that failed it
         self.names: dict[int, str] = {}  # variable that an operation makes, by operation
         self.labels: dict[int, Callable[[], str]] = {}  # give what traces show of an Ask, by operation
         # Gathered variables: before which operation, from which states, and the program's file:line.
         self.joins: list[tuple[int, tuple[OperationLog, ...], str]] = []
+        self._raised = [False]  # whether the program got `error`; shared with the branches that fail with this state
         self._branches: list[tuple[int, weakref.ref[OperationLog]]] = []  # the forking operation, and the child's log
         self._watchers: list[Callable[[], None]] = []
         self._callbacks: list[tuple[int, Callable[[], None]]] = []  # each with the number of answers it waits for
@@ -79,6 +83,7 @@ class OperationLog:
         self.names.update((len(self.operations) + index, name) for index, name in names.items())
         self.operations.extend(operations)
         self.locations.extend([location] * len(operations))
+        self.recorded_at.extend([time.perf_counter()] * len(operations))
         self.touch()
 
     def add_branch(self, operation: int, child: OperationLog) -> None:
@@ -97,7 +102,8 @@ class OperationLog:
         if self.error is not None:
             while len(self.done) < rollback:
                 self._skip(self.error)
-            self.error = self._failed_at = None
+            self.error = self.cause = self._failed_at = None
+            self._raised = [False]
         self.touch()
         self._call_back(len(self.done))
 
@@ -134,23 +140,36 @@ class OperationLog:
         for watcher in self._watchers:
             watcher()
 
+    def exception(self, *, raised: bool = True) -> RamiformError:
+        """Return the log's error, for the program unless `raised` is False. Call only if there is one.
+
+        `is_repeated` tells whether the program got it before.
+        """
+        assert self.error is not None
+        exception = self.error.to_exception()
+        if self.cause is not None:
+            exception.__cause__ = self.cause
+        exception.is_repeated = self._raised[0]
+        self._raised[0] |= raised
+        return exception
+
     def wait_for(self, operation: int) -> Done:
         """Wait for the answer to one operation. Raises the state's error if there will be none."""
         with self.changed:
             while len(self.done) <= operation:
                 if self.error is not None:
-                    raise self.error.to_exception()
+                    raise self.exception()
                 self._wait()
             if operation in self.failed:
                 raise self.failed[operation].to_exception()
             return self.done[operation]
 
-    def settle(self, end: int) -> RamiformError | None:
-        """Wait until the first `end` operations are answered; return the error if one of them will not be."""
+    def settle(self, end: int, *, raised: bool = True) -> RamiformError | None:
+        """Wait until the first `end` operations are answered; return the error, as `exception`, if one will not be."""
         with self.changed:
             while len(self.done) < end:
                 if self.error is not None:
-                    return self.error.to_exception()
+                    return self.exception(raised=raised)
                 self._wait()
             return None
 
@@ -239,6 +258,7 @@ class OperationLog:
                     self.touch()
                 case Done():
                     self.done.append(message)
+                    self.answered_at.append(time.perf_counter())
                     self.partial = ""
                     self.touch()
                     self._on_attempts.pop(message.op, None)
@@ -269,7 +289,7 @@ class OperationLog:
             self.touch()
             self._call_back(None)
             orphans = [branch() for operation, branch in self._branches if operation >= failed]
-        _fail_branches(orphans, error)
+        _fail_branches(orphans, error, self._raised, self.cause)
 
     def _skip(self, error: ErrorInfo) -> None:
         """Note that the next operation, which is removed, has no answer but this error."""
@@ -291,14 +311,16 @@ class OperationLog:
         if self.on_waited is not None:
             self.on_waited(began)
 
-    def _inherit_failure(self, error: ErrorInfo) -> list[OperationLog | None]:
+    def _inherit_failure(
+        self, error: ErrorInfo, raised: list[bool], cause: BaseException | None
+    ) -> list[OperationLog | None]:
         """Fail because the parent failed before its fork; return the logs of the states to fork from this one.
 
         The error names the program's line already.
         """
         with self.changed:
             if self.error is None:
-                self.error = error
+                self.error, self._raised, self.cause = error, raised, cause
                 self.touch()
                 self._call_back(None)
             return [branch() for _, branch in self._branches]
@@ -312,10 +334,16 @@ class OperationLog:
                 callback()
 
 
-def _fail_branches(branches: list[OperationLog | None], error: ErrorInfo) -> None:
+def _fail_branches(
+    branches: list[OperationLog | None],
+    error: ErrorInfo,
+    raised: list[bool] | None = None,
+    cause: BaseException | None = None,
+) -> None:
+    raised = [False] if raised is None else raised
     while branches:  # a loop, since forks of forks may be deep
         if (child := branches.pop()) is not None:
-            branches += child._inherit_failure(error)
+            branches += child._inherit_failure(error, raised, cause)
 
 
 def _allow_any_wait(blocking: bool) -> None:

@@ -29,8 +29,8 @@ from .expr import (
     parts_of,
 )
 from .format_marks import refuse_marks
+from .plans.symbols import known, texts_of
 from .search.attempts import OnInvalid, check_of
-from .symbols import known, texts_of
 from .tools.declaration import AnyTool
 from .tools.tool_set import OnError, tool_set
 from .types.questions import TypedPick, choice_text, instructions_of, values_of_type

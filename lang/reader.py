@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..runtime.protocol.errors import RamiformError, RequestError
+from ..runtime.protocol.errors import RamiformError, RequestError, did_you_mean
 from .operation_log import OperationLog
 from .state_handle import StateHandle
 from .variables import Variable
@@ -67,7 +67,7 @@ def text_pieces(spans: Iterable[TextSpan]) -> Iterator[str | WaitForChange]:
                 index, num_yielded = index + 1, 0
             elif not new:
                 if error is not None and expected:
-                    raise error.to_exception()
+                    raise log.exception()
                 yield WaitForChange(log, version)
 
 
@@ -159,7 +159,8 @@ class UndefinedVariable(KeyError):
     """No variable of that name has been generated, gathered or set."""
 
     def __init__(self, name: str, known: tuple[str, ...]) -> None:
-        super().__init__(f"no variable {name!r}; there are: {', '.join(map(repr, known)) or 'none'}")
+        there_are = f"no variable {name!r}; there are: {', '.join(map(repr, known)) or 'none'}"
+        super().__init__(there_are + did_you_mean(name, known))
         self.name = name
 
 
@@ -286,7 +287,7 @@ class StateReader:
                 return WaitForChange(self._log, self._log.version)
             self._raise_failure()
             if self._log.error is not None:
-                raise self._log.error.to_exception()
+                raise self._log.exception()
             raise UndefinedVariable(name, tuple(self.variables))
 
     def _all_spans(self) -> list[TextSpan]:

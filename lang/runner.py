@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Iterator
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.session import Budget
 from .backend import Channel
 from .execution import Execution, ValueNeeded
+from .failures import describe, is_ours
 from .lowering import Defaults
-from .planning import check_recorded
-from .source_location import traceback_location
+from .plans.planning import check_recorded
+from .source_location import definition_line, traceback_location
 from .state import ProgramState
 from .state_handle import StateHandle
 from .tracing.recording import Recording, is_recording_all
@@ -49,6 +54,22 @@ class ProgramCall:
         """Call the program's function."""
         return self.function(state, *self.args, **self.kwargs)
 
+    def describe(self, error: BaseException, state: ProgramState | None) -> None:
+        """Let an exception that ends the program tell of it. Not one that only ends its waiting."""
+        if isinstance(error, Exception | KeyboardInterrupt):
+            bound = list(inspect.signature(self.function).bind(None, *self.args, **self.kwargs).arguments.items())
+            describe(error, state, self.function.__name__, definition_line(self.function), dict(bound[1:]))
+
+
+def kept(calls: list[ProgramCall], path: str | os.PathLike[str] | None) -> list[ProgramCall]:
+    """Return the calls of one program with their items of a checkpoint file, if there is one."""
+    if path is None or not calls:
+        return calls
+    from .storage.resume import checkpointed
+
+    items = checkpointed(path, calls[0].function.__qualname__, [(call.args, call.kwargs) for call in calls])
+    return [replace(call, checkpoint=item) for call, item in zip(calls, items, strict=True)]
+
 
 def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> ProgramState:
     """Open the state of a run; with `stream` its messages are sent at once."""
@@ -61,13 +82,42 @@ def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> P
         recording=recording,
         keep_callback=None if kept is None else kept.kept_callback,
     )
-    return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
+    try:
+        return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
+    except Exception as error:
+        call.describe(error, None)
+        raise
 
 
 def run(state: ProgramState, call: ProgramCall) -> None:
     """Run the program to its last answer. An exception ends it in the runtime too."""
-    with _abandoned_on_error(state):
+    with AbandonedOnError(state, call):
         run_body(state, call)
+
+
+def run_in_background(state: ProgramState, call: ProgramCall, *, in_loop: bool) -> None:
+    """Begin to run the program in a task of the running event loop, else in a thread of its own."""
+    background = state._in_background()
+    if in_loop:
+        background.in_loop(_described_async(state, call))
+    else:
+        background.in_thread(functools.partial(_described, state, call))
+
+
+def _described(state: ProgramState, call: ProgramCall) -> None:
+    try:
+        run_body(state, call)
+    except BaseException as error:
+        call.describe(error, state)
+        raise
+
+
+async def _described_async(state: ProgramState, call: ProgramCall) -> None:
+    try:
+        await run_body_async(state, call)
+    except BaseException as error:
+        call.describe(error, state)
+        raise
 
 
 def run_body(state: ProgramState, call: ProgramCall) -> None:
@@ -98,18 +148,20 @@ async def run_body_async(state: ProgramState, call: ProgramCall) -> None:
             raise
         where = "" if error.__cause__ is None else traceback_location(error.__cause__.__traceback__, outermost=True)
         message = f"the program did not end within its {seconds:g} s (timeout)"
-        raise RequestError(": ".join(filter(None, (where, message))), param="timeout", code="timeout") from None
+        refusal = RequestError(": ".join(filter(None, (where, message))), param="timeout", code="timeout")
+        refusal.line = where or None
+        raise refusal from None
 
 
 async def run_async(channel: Channel, call: ProgramCall) -> ProgramState:
     """Run a call to its end in the running loop; a sync program that is not compiled to its end gets a thread."""
     if call.is_async:
         state = new_state(channel, call)
-        with _abandoned_on_error(state):
+        with AbandonedOnError(state, call):
             await run_body_async(state, call)
         return state
     if call.is_whole and (recorded := record(channel, call)) is not None:
-        with _abandoned_on_error(recorded):
+        with AbandonedOnError(recorded, call):
             await recorded._finish_async()
         return recorded
     return await _run_in_thread(new_state(channel, call), call)
@@ -132,9 +184,10 @@ def record(channel: Channel, call: ProgramCall) -> ProgramState | None:
         return None
     except BaseException as error:
         state._abandon(error)
+        call.describe(error, state)
         raise
     execution.may_wait = True
-    with _abandoned_on_error(state):
+    with AbandonedOnError(state, call):
         _send(execution)
     return state
 
@@ -151,7 +204,7 @@ def begin_recorded(channel: Channel, call: ProgramCall) -> tuple[ProgramState, C
     The function runs the program instead if its arguments make it read a generated value.
     """
     state = record(channel, call)
-    return begin(channel, call) if state is None else (state, functools.partial(_finish, state))
+    return begin(channel, call) if state is None else (state, functools.partial(_finish, state, call))
 
 
 async def _run_in_thread(state: ProgramState, call: ProgramCall) -> ProgramState:
@@ -179,19 +232,27 @@ def _note_body_end(execution: Execution) -> None:
         execution.recording.note_body_end()
 
 
-def _finish(state: ProgramState) -> None:
-    with _abandoned_on_error(state):
+def _finish(state: ProgramState, call: ProgramCall) -> None:
+    with AbandonedOnError(state, call):
         state._finish()
 
 
-@contextlib.contextmanager
-def _abandoned_on_error(state: ProgramState) -> Iterator[None]:
-    """Abandon the state if the block raises."""
-    try:
-        yield
-    except BaseException as error:
-        state._abandon(error)
-        raise
+@dataclass(frozen=True)
+class AbandonedOnError:
+    """A block: if it raises, the state is abandoned, and the exception tells of the program."""
+
+    state: ProgramState
+    call: ProgramCall
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.state._abandon(error)
+            self.call.describe(error, self.state)
 
 
 def _run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -204,6 +265,19 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, None]) -> None:
         return
     coroutine.close()
     raise RequestError("an event loop runs here: run an async program with `await program.arun(...)`")
+
+
+def warn_if_loop_runs(name: str, instead: str) -> None:
+    """Warn that the program blocks the event loop that runs in this thread, once for each line that runs it so."""
+    asyncio = sys.modules.get("asyncio")  # not loaded: no loop runs
+    # In a notebook every cell runs in the loop, and blocking it is what running a cell does.
+    if asyncio is None or asyncio._get_running_loop() is None or "ipykernel" in sys.modules:
+        return
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    message = f"the program {name!r} blocks the event loop that runs here: use `await {name}.{instead}(...)`"
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 @functools.cache

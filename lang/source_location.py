@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import msgspec
 
@@ -22,9 +25,16 @@ def program_location() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def definition_line(function: Callable[..., Any]) -> str:
+    """Return `file:line` of a function's definition; its name if that is not known."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return repr(function) if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
 def with_location(error: ErrorInfo, location: str, what: str = "") -> ErrorInfo:
     """Return the error with the program's line, and what was asked there, before its message."""
-    return msgspec.structs.replace(error, message=": ".join(filter(None, (location, what, error.message))))
+    message = ": ".join(filter(None, (location, what, error.message)))
+    return msgspec.structs.replace(error, message=message, line=error.line or location)
 
 
 def traceback_location(trace: TracebackType | None, *, outermost: bool = False) -> str:

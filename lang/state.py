@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..runtime.protocol import session
-from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.errors import RamiformError, RequestError, did_you_mean
 from .callbacks import ask_when_answered, check_attempts
 from .expr import Expr, RoleBeginExpr, RoleEndExpr, parts_of
 from .format_marks import refuse_marks
 from .lowering import Defaults, lower
 from .meta_info import Segment, segment_of
 from .operation_log import OperationLog
+from .plans.symbols import known
 from .primitives import gen, questions_of, role
 from .reader import BackgroundRun, StateReader, async_pieces, blocking_pieces
 from .source_location import program_location
 from .state_handle import StateHandle
-from .symbols import known
 from .tools.declaration import AnyTool
 from .tools.tool_set import OnError, ToolCallback, ToolSet, tool_set
 from .variables import AssignedVariable, DecisionVariable, GatheredVariable, ScopeVariable, Variable, variable_of
@@ -97,7 +97,9 @@ class ForkGroup:
                 self._source._concatenate(self._branches)
             case _:
                 raise RequestError(
-                    f"mode must be 'gather_variable' or 'concate_and_append', got {mode!r}", param="mode"
+                    f"mode must be 'gather_variable' or 'concate_and_append', got {mode!r}"
+                    f"{did_you_mean(mode, ('gather_variable', 'concate_and_append'))}",
+                    param="mode",
                 )
 
     def _added(self) -> dict[str, list[Variable]]:
@@ -478,14 +480,23 @@ class ProgramState:
         self._finish()
 
     def _finish(self) -> None:
-        """Wait for everything after the program's end; raise the error unless the program has called `error()`."""
-        error = self._handle.settle()
+        """Wait for everything after the program's end; raise an error that the program neither caught nor asked for."""
+        error = self._handle.settle(raised=False)
         if self._error_seen:
             return
-        if error is not None:
+        if error is not None and not error.is_repeated:
             raise error
-        for variable in self._reader.snapshot().values():
-            variable.get()
+        variables = list(self._reader.snapshot().values())
+        while variables:  # a loop, since joins of joins may be deep
+            variable = variables.pop(0)
+            if isinstance(variable, GatheredVariable):
+                variables[:0] = variable.values  # each branch may have an error of its own
+                continue
+            try:
+                variable.get()
+            except RamiformError as failed:
+                if not failed.is_repeated:
+                    raise
 
     def _note_join(self, children: Sequence[ProgramState]) -> None:
         """Record a join for plans and traces, since gathering variables sends no operation."""

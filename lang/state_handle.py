@@ -106,10 +106,13 @@ class StateHandle:
                     return "".join([*pieces, log.partial * (len(log.done) in visible)])
         return "".join(pieces)
 
-    def settle(self) -> RamiformError | None:
-        """Wait until all operations of the state and its ancestors are answered; return the error, if any."""
+    def settle(self, *, raised: bool = True) -> RamiformError | None:
+        """Wait until all operations of the state and its ancestors are answered; return the error, if any.
+
+        `raised`: the program gets it.
+        """
         for log, end in self.segments():
-            if (error := log.settle(end)) is not None:
+            if (error := log.settle(end, raised=raised)) is not None:
                 return error
         return None
 
@@ -132,4 +135,10 @@ class StateHandle:
         if log.error is None:
             return
         all_answered = len(log.done) == len(log.operations)  # then this line is the first to meet the error
-        raise (with_location(log.error, location) if all_answered else log.error).to_exception()
+        exception = log.exception()
+        if not all_answered:
+            raise exception
+        located = with_location(log.error, location).to_exception()
+        located.is_repeated = exception.is_repeated
+        located.__cause__ = exception.__cause__
+        raise located

@@ -88,6 +88,7 @@ class GeneratedVariable(_TextVariable):
     num_samples: int
     attempts: CheckedAttempts | None = None
     _values: list[Any] | None = field(default=None, init=False)
+    _raised: bool = field(default=False, init=False)  # whether the program got the error of a text not of the type
 
     def get(self) -> Any:
         if self._values is None:
@@ -115,7 +116,9 @@ class GeneratedVariable(_TextVariable):
             cut = ", cut off at max_tokens," if sequence.finish.type == "length" else ""
             message = f"the text {sequence.text!r}{cut} is not of type {self.result.name}: {error}"
             info = ErrorInfo.of(RequestError(message, param=self.name, code="invalid_result"))
-            raise with_location(info, self.location, f"gen {self.name!r}").to_exception() from error
+            exception = with_location(info, self.location, f"gen {self.name!r}").to_exception()
+            exception.is_repeated, self._raised = self._raised, True
+            raise exception from error
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from ...runtime.protocol.sampling import Constraint
 from ..choices import token_length_normalized
 from ..expr import RUN_ARGUMENTS, Constant, Expr, GenExpr, SelectExpr, parts_of
 from ..format_marks import refuse_marks
-from ..symbols import known
+from ..plans.symbols import known
 from ..types.result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema
 from .gbnf_writer import grammar_text
 from .json_nodes import schema_node

@@ -14,7 +14,7 @@ from typing import Any
 from ...runtime.protocol.errors import RequestError
 from ..backend import Backend
 from ..expr import RUN_ARGUMENTS
-from ..planning import run_coroutine
+from ..plans.planning import run_coroutine
 from ..program import Program
 from ..state import ProgramState
 from ..tracing.events import TokenCounts

@@ -11,7 +11,7 @@ import msgspec
 
 from ...runtime.protocol.errors import RequestError
 from ..backend import Backend
-from ..planning import run_coroutine
+from ..plans.planning import run_coroutine
 from ..program import Program
 from ..tracing.events import TokenCounts
 from .dataset import Dataset, read_dataset

@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Literal
 from ...runtime.programs.interpreter import ProgramInterpreter
 from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol.errors import ErrorInfo, RuntimeFailed
-from ...runtime.protocol.session import Append, Close, Delta, Done, Failed, Lost, Open, Play, Reply, Supply, ToFrontend
+from ...runtime.protocol.session import (
+    Append,
+    Attempted,
+    Close,
+    Delta,
+    Done,
+    Failed,
+    Lost,
+    Open,
+    Play,
+    Reply,
+    Supply,
+    ToFrontend,
+)
 from ..backend import Channel
 from .answers import AnswerStore, StoredRun
 from .executor import StoredExecutor
@@ -78,7 +91,7 @@ class StoredPrograms:
         timer.start()
         return timer
 
-    def _deliver(self, answer: Done | Failed | Delta | Lost) -> None:
+    def _deliver(self, answer: Done | Failed | Delta | Attempted | Lost) -> None:
         if isinstance(answer, Lost):
             for number in answer.states:
                 if (listener := self.listeners.pop(number, None)) is not None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from ...runtime.programs.executor import OnDelta, OperationResult, PendingResult
 from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol import session
@@ -28,11 +30,20 @@ class Appended(NamedTuple):
     text: str
 
 
+class StoredSnapshot(NamedTuple):
+    """The content of a state at a mark."""
+
+    content: StateContent
+    base: ForkPoint | None
+    since_base: tuple[session.Operation, ...]
+    appended: tuple[Appended, ...]
+
+
 class StoredExecutor:
     """A `StateExecutor` whose answers come from a store or from a backend.
 
-    `base` is the content that the state began with, `unsent` the operations after it, or after those of `remote`, that
-    the backend has not got yet.
+    `base` is the content that the state began with or had at its last fork. `unsent` are the operations after it, or
+    after those of `remote`, that the backend has not got yet.
     """
 
     def __init__(
@@ -61,6 +72,7 @@ class StoredExecutor:
         self._content = StateContent() if content is None else content
         self._role_at_fork, self._roles_at_fork = self._content.open_role, self._content.num_roles
         self._base = base
+        self._since_base: list[session.Operation] = []
         self._remote = remote
         self._unsent: list[session.Operation] = []
         self._appended: list[Appended] = []  # since the fork
@@ -71,8 +83,8 @@ class StoredExecutor:
             return self._answer(operation, lambda answer: operation)
         return self._append(operation, operation, text)
 
-    def begin_role(self, role: str) -> PendingResult:
-        operation = session.RoleBegin(role)
+    def begin_role(self, role: str, tools: session.OfferedTools | None = None) -> PendingResult:
+        operation = session.RoleBegin(role, tools)
         return self._answer(operation, lambda answer: operation)
 
     def end_role(self) -> PendingResult:
@@ -88,7 +100,8 @@ class StoredExecutor:
             [first, *_] = answer.sequences or []
             return session.Generated(text=first.text, ids=first.ids)
 
-        return self._answer(gen, replay, on_delta)
+        # Attempts of a checked gen are accepted or rejected here, not at the backend.
+        return self._answer(msgspec.structs.replace(gen, checked=False), replay, on_delta)
 
     def append_generated(self, generated: session.Generated) -> OperationResult | PendingResult:
         if generated.chosen and self._content.may_lead:
@@ -109,14 +122,16 @@ class StoredExecutor:
         index = self.index
         self._note(session.Fork(tuple(range(len(children)))), "")
         remotes: Sequence[RemoteState | None] = [None] * len(children)
-        if self._remote is not None:
+        if self._since_base or self._base is None:
+            self._base, self._since_base = ForkPoint(self._base, self._since_base), []
+        if self._remote is None:
+            self._unsent = []  # they are in the base
+        else:
             self._remote.append(self._unsent)
             self._unsent = []
             forks = self._remote.fork(len(children))
             self._remotes.add(self._state.program.number, forks)
             remotes = forks
-        elif self._unsent or self._base is None:
-            self._base, self._unsent = ForkPoint(self._base, self._unsent), []
         return [
             StoredExecutor(
                 child,
@@ -127,7 +142,7 @@ class StoredExecutor:
                 executors=self._executors,
                 path=f"{self.path}/{index}.{branch}",
                 content=self._content.copy(),
-                base=self._base if remote is None else None,
+                base=self._base,
                 remote=remote,
             )
             for branch, (child, remote) in enumerate(zip(children, remotes, strict=True))
@@ -154,6 +169,19 @@ class StoredExecutor:
             self._apply(part.operation, part.text)
         return OperationResult(text)
 
+    def snapshot(self) -> StoredSnapshot:
+        return StoredSnapshot(self._content.copy(), self._base, tuple(self._since_base), tuple(self._appended))
+
+    def restore(self, snapshot: StoredSnapshot) -> None:
+        """Return to a content; the backend opens it again when it is asked next."""
+        self._content = snapshot.content.copy()
+        self._base, self._since_base = snapshot.base, list(snapshot.since_base)
+        self._appended = list(snapshot.appended)
+        self._unsent = list(snapshot.since_base)
+        if self._remote is not None:
+            self._remote.close()
+            self._remote = None
+
     def generation_ended(self) -> None:
         """Nothing is kept for generations to come."""
 
@@ -175,6 +203,7 @@ class StoredExecutor:
         self._appended.append(Appended(replay, text))
         if replay is not None:
             self._content.append(replay)
+            self._since_base.append(replay)
             if not sent:
                 self._unsent.append(replay)
 

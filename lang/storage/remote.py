@@ -24,7 +24,7 @@ class RemoteListener:
 
     # On any thread
 
-    def receive(self, message: session.Delta | session.Done | session.Failed) -> None:
+    def receive(self, message: session.Delta | session.Attempted | session.Done | session.Failed) -> None:
         self._post(lambda: self._take(message))
 
     def fail(self, error: ErrorInfo) -> None:
@@ -39,7 +39,7 @@ class RemoteListener:
         for on_answer, _ in waiting.values():
             on_answer(self.error)
 
-    def _take(self, message: session.Delta | session.Done | session.Failed) -> None:
+    def _take(self, message: session.Delta | session.Attempted | session.Done | session.Failed) -> None:
         match message:
             case session.Delta():
                 on_delta = self.waiting[message.op][1] if message.op in self.waiting else None

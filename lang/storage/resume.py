@@ -174,7 +174,8 @@ def _plain(value: Any) -> Any:
 def _restored(callback: ToolCallback, name: str | None, result: msgspec.Raw) -> Any:
     """Return a tool's result of the type that its function is annotated with."""
     value = msgspec.json.decode(result)
-    function = callback.tools.functions.get(name or "")
+    declared = callback.tools.tools.get(name or "")
+    function = None if declared is None else declared.function
     try:
         annotation = typing.get_type_hints(function, include_extras=True).get("return", Any)
     except (TypeError, NameError):

@@ -9,7 +9,7 @@ import msgspec
 
 from ...runtime.protocol import session
 from ..operation_log import OperationLog
-from ..plan import PlannedStep, states_of
+from ..plans.plan import PlannedStep, states_of
 from .events import Event, ProgramWait, RunRecord, TokenCounts, TracedState
 from .recording import OperationTimes, Recording, ThreadWait
 

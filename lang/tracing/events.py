@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ...runtime.protocol.core import Timings
-from ..plan import StepKind
+from ..plans.plan import StepKind
 
 
 class TokenCounts(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_origin
 
-from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.errors import RequestError, did_you_mean
 from ...runtime.protocol.sampling import Constraint
 from .adapter import adapter_of
 from .members import type_name
@@ -71,7 +71,8 @@ def of_dtype(dtype: type | str) -> ResultType:
     except (KeyError, TypeError):
         name = type_name(dtype)
         is_type = isinstance(dtype, type) or get_origin(dtype) is not None
-        instead = f"; write schema={name}" if is_type else ""
+        hint = did_you_mean(dtype, [name for name in _DTYPES if isinstance(name, str)])
+        instead = f"; write schema={name}" if is_type else hint
         raise RequestError(f"dtype must be int, float, bool or str, got {name}{instead}", param="dtype") from None
 
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import msgspec
 
 
 class RamiformError(Exception):
-    """Base of every error that ramiform raises on purpose."""
+    """Base of every error that ramiform raises on purpose.
+
+    An exception of any class that ends a program has these attributes too: the program's `state`, the `trace` of what
+    ran before, the `program`'s name, its `line` (file:line) and the `arguments` of the call.
+    """
+
+    state: Any = None  # a ProgramState, whose earlier answers are readable
+    trace: Any = None  # a Trace
+    program: str | None = None
+    line: str | None = None
+    arguments: dict[str, Any] | None = None
+    is_repeated: bool = False  # whether the program had this error before, and went on
 
 
 class RequestError(RamiformError, ValueError):
@@ -54,6 +66,17 @@ def context_exceeded(
     )
 
 
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """Return `; did you mean 'name'?` for the known name that is most like the given one, or nothing."""
+    import difflib  # loaded for errors only
+
+    names = [name for name in known if name != given]
+    close = difflib.get_close_matches(str(given), names, 1)
+    if not close and len(str(given)) >= 3:
+        close = [name for name in names if name.startswith(str(given))]
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 class BusyError(RamiformError):
     """The runtime is full; the same request may succeed later."""
 
@@ -72,6 +95,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     param: str | None = None
     code: str | None = None
+    line: str | None = None  # file:line of the program, once it is known
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorInfo:
@@ -86,6 +110,11 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
                 return cls(kind="runtime", message=f"{type(error).__name__}: {error}")
 
     def to_exception(self) -> RamiformError:
+        error = self._exception()
+        error.line = self.line
+        return error
+
+    def _exception(self) -> RamiformError:
         match self.kind:
             case "request":
                 return RequestError(self.message, param=self.param, code=self.code or "invalid_value")

@@ -165,7 +165,7 @@ def test_errors_of_an_async_batch_are_as_those_of_threads(frontend: Any) -> None
     with pytest.raises(RequestError, match="no good"):
         chat.run_batch(batch)
     results = chat.run_batch(batch, return_exceptions=True)
-    assert isinstance(results[1], RequestError)
+    assert isinstance(results[1].error, RequestError)
     assert results[2]["x"] == "ok"
     assert str(results[1]).startswith(__file__)
 

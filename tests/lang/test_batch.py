@@ -66,7 +66,13 @@ def test_errors_can_stand_in_their_place(frontend: Any) -> None:
         ask.run_batch(batch, return_exceptions=True),
         list(ask.run_batch(batch, return_exceptions=True, generator_style=True)),
     ):
-        assert [type(result) for result in results] == [ProgramState, RequestError, ProgramState]
+        assert [type(result) for result in results] == [ProgramState, ramiform.BatchError, ProgramState]
+        failed = results[1]
+        assert isinstance(failed, Exception)
+        assert isinstance(failed.error, RequestError)
+        assert (failed.index, failed.arguments, str(failed)) == (1, {"question": "bad"}, str(failed.error))
+        assert repr(failed.state) == "ProgramState(bad)"
+        assert (failed.program, failed.line) == ("ask", failed.error.line)
 
 
 def test_a_generator_gives_states_as_they_end_and_an_error_in_its_place(frontend: Any) -> None:

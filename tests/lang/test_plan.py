@@ -292,7 +292,7 @@ def test_errors_of_a_compiled_batch_stand_in_their_place(frontend: Any, endpoint
     compiled = program(body)
     compiled.compile(number=1)
     results = compiled.run_batch([(number,) for number in range(6)], return_exceptions=True)
-    assert [type(result) for result in results[3:5]] == [RequestError, LookupError]
+    assert [type(result.error) for result in results[3:5]] == [RequestError, LookupError]
     assert [results[index]["x"] for index in (0, 1, 2, 5)] == ["ok"] * 4
     with pytest.raises(RequestError, match="no good"):
         compiled.run_batch([(number,) for number in range(4)])

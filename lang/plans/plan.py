@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..runtime.protocol import session
-from .operation_log import OperationLog
+from ...runtime.protocol import session
+from ..operation_log import OperationLog
 from .symbols import shown
 
 StepKind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather", "mark", "rollback"]

@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from ..runtime.protocol import session
-from ..runtime.protocol.errors import RamiformError, RequestError
-from ..runtime.protocol.sampling import Constraint
-from ..runtime.protocol.session import ToFrontend
-from .execution import Execution, ValueNeeded
-from .lowering import Defaults
-from .operation_log import OperationLog
+from ...runtime.protocol import session
+from ...runtime.protocol.errors import RamiformError, RequestError
+from ...runtime.protocol.sampling import Constraint
+from ...runtime.protocol.session import ToFrontend
+from ..execution import Execution, ValueNeeded
+from ..lowering import Defaults
+from ..operation_log import OperationLog
+from ..reader import UndefinedVariable
+from ..source_location import traceback_location
+from ..state import ProgramState
+from ..state_handle import StateHandle
 from .plan import substituted
-from .reader import UndefinedVariable
-from .source_location import traceback_location
-from .state import ProgramState
-from .state_handle import StateHandle
 from .symbols import ArgumentNeeded, as_symbol, odd_symbol, symbol, with_values
 
 if TYPE_CHECKING:
-    from ..runtime.protocol.client import Listener
+    from ...runtime.protocol.client import Listener
 
 
 def check_recorded(logs: Sequence[OperationLog], *, is_whole: bool = True) -> None:

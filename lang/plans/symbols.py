@@ -13,9 +13,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from .execution import ValueNeeded
-from .expr import Expr
-from .source_location import program_location
+from ..execution import ValueNeeded
+from ..expr import Expr
+from ..source_location import program_location
 
 T = TypeVar("T")
 _SYMBOL = re.compile("\ue000([^\ue000\ue001]*)\ue001")  # private-use characters, which texts do not contain

@@ -1,0 +1,1 @@
+"""Plans of calls: what a program will do, found without running it."""
