@@ -2,24 +2,22 @@
 
     ramiform run examples/agents/beam_search.py
 
-A step is a thought and an action of a small ReAct agent, with the calculator's answer. At this temperature a single
-sample often goes wrong, and never recovers. Each search stops the branches that lose: the beam after every step, the
+A step is a thought and an action of a small ReAct agent, with the calculator's answer. At a high temperature a
+single sample often goes wrong, and never recovers. Searches stop the branches that lose: the beam after every step, the
 vote as soon as the branches that still run cannot change it.
 """
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 import ramiform
-from ramiform import ProgramState, gen
+from ramiform import ProgramState, Vote, gen
 
-HEADER = (
-    "Answer the question in steps. Use lookup[name] to look something up, calculate(expression) for arithmetic "
-    "and finish[answer] to end.\n\n"
-)
+HEADER = "Answer the question in steps. Use calculate(expression) for arithmetic and finish[answer] to end.\n\n"
 ACTION = r" (calculate\(\d{1,5} [-+*] \d{1,5}\)|finish\[\d{1,7}\])"
 OPERATORS: dict[str, Callable[[int, int], int]] = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 STEPS, NUM_VOTERS = 3, 9
@@ -45,29 +43,37 @@ def step(s: ProgramState) -> None:
         s += f"Observation {number}: {OPERATORS[sign](int(left), int(right))}\n"
 
 
-def derive(s: ProgramState) -> int | None:
-    """Return the answer after at most three steps."""
+def derive(s: ProgramState) -> Any:
+    """Return the answer after the steps allowed; None if there is none."""
     for _ in range(STEPS):
         step(s)
-    return s["answer"] if "answer" in s else None
+    return s.variables().get("answer")
 
 
 @ramiform.function
-def solve(s: ProgramState, question: str) -> None:
+def sample(s: ProgramState, question: str) -> Any:
     s += f"{HEADER}Question: {question}\n"
-    sample, searched, voters = s.fork(3)
-    s["sample"] = derive(sample)
-    ramiform.beam(searched, step, width=3, depth=STEPS)
-    s["beam"] = searched["answer"] if "answer" in searched else None
-    s["vote"] = ramiform.vote(voters, NUM_VOTERS, derive)
+    return derive(s)
+
+
+@ramiform.function
+def search(s: ProgramState, question: str) -> Any:
+    s += f"{HEADER}Question: {question}\n"
+    return ramiform.beam(s, step, width=3, depth=STEPS).variables().get("answer")
+
+
+@ramiform.function
+def vote(s: ProgramState, question: str) -> Vote:
+    s += f"{HEADER}Question: {question}\n"
+    return ramiform.vote(s, NUM_VOTERS, derive)
 
 
 if __name__ == "__main__":
-    states = solve.run_batch([{"question": question} for question in QUESTIONS], temperature=1.6, seed=3)
-    table = Table("question", "right", "one sample", "beam", "vote")
-    for (question, right), state in zip(QUESTIONS.items(), states, strict=True):
-        vote = state["vote"]
-        counted = sum(vote.counts.values())
-        votes = f"{vote.value}: {vote.counts[vote.value]} of {counted} votes, {NUM_VOTERS - counted} not awaited"
-        table.add_row(question, str(right), str(state["sample"]), str(state["beam"]), votes)
+    batch = [{"question": question} for question in QUESTIONS]
+    states = [program.run_batch(batch, temperature=1.6, seed=3) for program in (sample, search)]
+    votes = [state.ret_value for state in vote.run_batch(batch, temperature=1.0, seed=3)]
+    table = Table("question", "right", "one sample", "beam", "vote", "counted")
+    for (question, right), one, best, voted in zip(QUESTIONS.items(), *states, votes, strict=True):
+        answers = map(str, [right, one.ret_value, best.ret_value, voted.value])
+        table.add_row(question, *answers, f"{sum(voted.counts.values())} of {NUM_VOTERS}")
     Console(width=160).print(table)

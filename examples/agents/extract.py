@@ -57,7 +57,7 @@ def keys(record: type[BaseModel]) -> str:
 
 def leaves(value: Any) -> list[str]:
     """Return the strings and numbers of JSON, as texts."""
-    return sum(map(leaves, value.values()), []) if isinstance(value, dict) else [str(value)]
+    return [leaf for member in value.values() for leaf in leaves(member)] if isinstance(value, dict) else [str(value)]
 
 
 @ramiform.function
