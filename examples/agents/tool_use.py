@@ -1,6 +1,8 @@
-"""Call Python functions as tools: their signatures constrain the arguments, and the model answers from the results.
+"""Make one tool call and answer from its result; agent.py lets the model decide which calls, and how many.
 
-ramiform run examples/agents/tool_use.py ["What is 12 plus 30?"]
+    ramiform run examples/agents/tool_use.py ["What is 12 plus 30?"]
+
+The program begins the call, so the model must make one. The functions' signatures constrain its arguments.
 """
 
 import json
@@ -10,7 +12,7 @@ from collections.abc import Callable
 from transcript import show
 
 import ramiform
-from ramiform import ProgramState, assistant, gen, system, user
+from ramiform import ProgramState, assistant, gen, role, system, user
 
 TEMPERATURES = {"Paris": 21, "Oslo": 4, "Cairo": 33}
 QUESTIONS = ["What is the weather in Oslo?", "What is 37 times 12?", "Add 250 and 78.", "Set a timer for 25 minutes."]
@@ -40,22 +42,11 @@ def set_timer(minutes: int) -> dict[str, object]:
 TOOLS: list[Callable[..., object]] = [get_weather, add, multiply, set_timer]
 
 
-def described() -> str:
-    """Describe the tools as this model's chat template does: a line each, with the types of the arguments."""
-    lines = []
-    for tool in ramiform.tool_schemas(TOOLS):
-        function = tool["function"]
-        types = {name: schema["type"] for name, schema in function["parameters"]["properties"].items()}
-        lines.append(function | {"parameters": types})
-    return "\n".join(json.dumps(line) for line in lines)
-
-
 @ramiform.function
 def tool_use(s: ProgramState, question: str) -> None:
-    s += system(f"You are a helpful assistant.\n\nTools:\n{described()}")
-    s += user(question)
+    s += system("You are a helpful assistant.", tools=TOOLS) + user(question)
     s += assistant("<tool_call>\n" + gen("call", max_tokens=80, tools=TOOLS, tool_result="\n</tool_call>"))
-    s += user(json.dumps(s["call"]))  # the variable is the function's return value
+    s += role("tool", json.dumps(s["call"]))  # the variable is the function's return value
     s += assistant(gen("answer", max_tokens=40))
 
 

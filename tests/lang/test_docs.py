@@ -10,6 +10,7 @@ import pytest
 
 import ramiform
 from ramiform.lang.expr import GEN_NAMES
+from ramiform.lang.readable_state import ReadableState
 from ramiform.runtime.protocol.sampling import PARAMETERS
 
 REFERENCE = (Path(ramiform.__file__).parent / "docs/language.md").read_text()
@@ -21,7 +22,9 @@ def test_the_reference_names_every_public_name(name: str) -> None:
     assert re.search(rf"\b{stem}\b", REFERENCE), name
 
 
-@pytest.mark.parametrize("kind", [ramiform.Program, ramiform.ProgramState, ramiform.ForkGroup, ramiform.Plan])
+@pytest.mark.parametrize(
+    "kind", [ramiform.Program, ReadableState, ramiform.ProgramState, ramiform.ForkGroup, ramiform.Plan]
+)
 def test_the_reference_names_every_public_method(kind: type) -> None:
     methods = [name for name, member in vars(kind).items() if not name.startswith("_") and callable(member)]
     assert methods
