@@ -98,5 +98,5 @@ def test_a_signature_with_an_argument_of_its_name_and_what_is_no_program_are_ref
 
     with pytest.raises(RequestError, match="text has an argument of its own name"):
         optimise(text, NUMBERS, is_right)
-    with pytest.raises(RequestError, match="program must be made by @ramiform.function"):
+    with pytest.raises(RequestError, match=r"program must be made by @ramiform.function"):
         optimise(len, NUMBERS, is_right)  # type: ignore[arg-type]
