@@ -291,3 +291,17 @@ def test_an_address_that_cannot_be_used_is_refused_without_its_password(url: str
     with pytest.raises(RequestError) as raised:
         OpenAI("tiny", base_url=url, api_key=KEY)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("counts", [{"prompt_tokens": "7"}, {"completion_tokens": -5, "prompt_tokens_details": [1]}])
+def test_counts_that_are_no_natural_numbers_count_as_none(server: JsonServer, connect: Any, counts: Any) -> None:
+    server.answers = [Answer({"choices": [{"index": "0", "text": "well", "finish_reason": "stop"}], "usage": counts})]
+    backend = connect()
+    assert program.run(backend=backend, max_total_tokens=100)["x"] == "well"
+    assert backend.usage.total_tokens == 0
+
+
+def test_choices_that_are_no_objects_are_a_failure_of_the_endpoint(server: JsonServer, connect: Any) -> None:
+    server.answers = [Answer({"choices": ["well"]})]
+    with pytest.raises(RuntimeFailed, match="where 1 choices were asked for"):
+        program.run(backend=connect())
