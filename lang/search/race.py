@@ -83,10 +83,13 @@ class Race:
         while self.num_left:
             index = await self._next()
             self.num_left -= 1
-            error = self._errors.get(index) or self._running[index]._handle.settle()
+            branch = self._running[index]
+            error = self._errors.get(index)
             if error is None:
-                await self._make_readable(self._running[index])
-                return self._running[index]
+                await self._make_readable(branch)  # before `settle`, which waits for the state before the fork too
+                error = branch._handle.settle()
+            if error is None:
+                return branch
             if isinstance(error, RamiformError):
                 self._errors[index] = error
             else:
