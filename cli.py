@@ -326,7 +326,7 @@ def check_constraint(
     ] = "any",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Show what of a constraint is enforced or refused, where an instance leaves it, and what following it costs.
+    """Show which parts of a constraint are enforced or refused, where an instance violates it, and what it costs.
 
     The status is 1 if the constraint is refused, if its terminals are ambiguous, or if the instance is not accepted.
     """
@@ -354,7 +354,7 @@ def check_constraint(
 
 @app.command("check-grammar", hidden=True)
 def check_grammar(file: GrammarFile) -> None:
-    """Do what `grammar check` does, its name now."""
+    """Check a constraint: the old name of `grammar check`."""
     from .runtime.core.grammar_cache import grammar_syntax
 
     errors.print("check-grammar is now: ramiform grammar check FILE")

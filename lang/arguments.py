@@ -6,7 +6,6 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,13 +31,13 @@ BATCH_OPTIONS = (
 
 @dataclass(frozen=True)
 class RunArguments:
-    """Sampling arguments by the names of `gen`, and budgets by the names of `run`; both may be partial."""
+    """Sampling arguments by the names of `gen`, and budgets by the names of `run`: those that were given."""
 
     sampling: Defaults = field(default_factory=dict)
     budgets: Mapping[str, Any] = field(default_factory=dict)
 
     def over(self, others: RunArguments) -> RunArguments:
-        """Return these arguments, and the others where these say nothing."""
+        """Return both together; where both give an argument, these count."""
         return RunArguments({**others.sampling, **self.sampling}, {**others.budgets, **self.budgets})
 
     @property
@@ -97,14 +96,16 @@ class SavedProgram(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             content = msgspec.json.encode(self)
         except (TypeError, ValueError) as error:
             raise RequestError(f"the bound arguments cannot be saved as JSON: {error}", param="path") from None
-        Path(path).write_bytes(content)
+        with open(path, "wb") as file:
+            file.write(content)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], name: str) -> SavedProgram:
         """Read the file of the program `name`. Raises RequestError for any other file."""
         try:
-            saved = msgspec.json.decode(Path(path).read_bytes(), type=cls)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            with open(path, "rb") as file:
+                saved = msgspec.json.decode(file.read(), type=cls)
+        except (OSError, ValueError, RecursionError) as error:
             raise RequestError(f"{os.fspath(path)!r} holds no saved program: {error}", param="path") from None
         if saved.ramiform_program != name:
             raise RequestError(

@@ -87,7 +87,7 @@ async def run_in_running_loop(
     first_error: Exception | None = None
     tasks = [asyncio.create_task(run_in_slot(call)) for call in calls]
     try:
-        with _progress(len(calls), progress_bar) as advance:
+        with progress_on_stderr("programs", len(calls), progress_bar) as advance:
             for index, task in enumerate(tasks):
                 try:
                     result: ProgramState | BatchError = await task
@@ -116,7 +116,7 @@ def _results(
     results: ProgramResults, size: int, progress_bar: bool, return_exceptions: bool, in_order: bool
 ) -> Iterator[Any]:
     first_error: Exception | None = None
-    with contextlib.closing(results), _progress(size, progress_bar) as advance:  # type: ignore[type-var]
+    with contextlib.closing(results), progress_on_stderr("programs", size, progress_bar) as advance:  # type: ignore[type-var]
         for index, wait_for_result in enumerate(results):
             try:
                 result: ProgramState | BatchError = wait_for_result()
@@ -239,7 +239,8 @@ def _limit(num_threads: NumThreads, auto: int) -> int:
 
 
 @contextlib.contextmanager
-def _progress(size: int, shown: bool) -> Iterator[Callable[[], None]]:
+def progress_on_stderr(label: str, size: int, shown: bool, *, num_done: int = 0) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on stderr if `shown`; yield the function that advances it by one."""
     if not shown:
         yield lambda: None
         return
@@ -247,5 +248,5 @@ def _progress(size: int, shown: bool) -> Iterator[Callable[[], None]]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("programs", total=size)
+        task = progress.add_task(label, total=size, completed=num_done)
         yield lambda: progress.advance(task)

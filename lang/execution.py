@@ -110,7 +110,7 @@ class Execution:
             return  # the runtime is gone, which every reader learns from its log
 
     def kept_callback(self, state: int, callback: Any) -> Any:
-        """Return the callback of an Ask, which with a checkpoint does not call a tool again."""
+        """Return the callback of an Ask; with a checkpoint it makes no tool call that the checkpoint holds."""
         return callback if self._keep_callback is None else self._keep_callback(state, callback)
 
     def flush(self, complete: bool = False) -> None:

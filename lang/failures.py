@@ -1,4 +1,4 @@
-"""Exceptions that end programs: what they tell of the program, and their tracebacks without ramiform's frames."""
+"""Exceptions that end programs: their attributes and notes, and their tracebacks without ramiform's frames."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def folded(trace: TracebackType | None) -> TracebackType | None:
 
 
 class Folded:
-    """A block: the traceback of an exception that leaves it has no frames of ramiform's.
+    """Context manager that removes ramiform's frames from the traceback of an exception that leaves its block.
 
     Not a generator with `contextmanager`, which puts the old traceback back.
     """

@@ -55,7 +55,7 @@ class ProgramCall:
         return self.function(state, *self.args, **self.kwargs)
 
     def describe(self, error: BaseException, state: ProgramState | None) -> None:
-        """Let an exception that ends the program tell of it. Not one that only ends its waiting."""
+        """Describe an exception that ends the program, as `failures.describe`. A cancellation stays as it is."""
         if isinstance(error, Exception | KeyboardInterrupt):
             bound = list(inspect.signature(self.function).bind(None, *self.args, **self.kwargs).arguments.items())
             describe(error, state, self.function.__name__, definition_line(self.function), dict(bound[1:]))
@@ -239,7 +239,7 @@ def _finish(state: ProgramState, call: ProgramCall) -> None:
 
 @dataclass(frozen=True)
 class AbandonedOnError:
-    """A block: if it raises, the state is abandoned, and the exception tells of the program."""
+    """Context manager that abandons the state and describes the exception if its block raises."""
 
     state: ProgramState
     call: ProgramCall

@@ -13,7 +13,7 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, SamplingParams
 from ..types.result_types import closed
-from .endpoints.usage import CountedTokens
+from .endpoints.usage import CountedTokens, token_count
 from .model import OnText
 from .stop_cutter import StopCutter
 from .transcript import Transcript
@@ -144,7 +144,8 @@ def sequence_of(answer: Any, cutter: StopCutter) -> session.Sequence:
     blocks = answer.get("content") if isinstance(answer, dict) else None
     if not isinstance(blocks, list):
         raise RuntimeFailed(f"the endpoint answered {str(answer)[:200]} where a message was asked for")
-    text = "".join(str(block.get("text") or "") for block in blocks if block.get("type") == "text")
+    texts = [block for block in blocks if isinstance(block, dict) and block.get("type") == "text"]
+    text = "".join(str(block.get("text") or "") for block in texts)
     counts = counts_of(answer) or CountedTokens()
     reason, matched = answer.get("stop_reason"), answer.get("stop_sequence")
     return session.Sequence(
@@ -164,6 +165,6 @@ def counts_of(answer: Any) -> CountedTokens | None:
     usage = answer.get("usage") if isinstance(answer, dict) else None
     if not isinstance(usage, dict) or not usage:
         return None
-    cached = usage.get("cache_read_input_tokens") or 0
-    written = usage.get("cache_creation_input_tokens") or 0
-    return CountedTokens((usage.get("input_tokens") or 0) + cached + written, cached, usage.get("output_tokens") or 0)
+    cached = token_count(usage.get("cache_read_input_tokens"))
+    prompt = cached + token_count(usage.get("cache_creation_input_tokens")) + token_count(usage.get("input_tokens"))
+    return CountedTokens(prompt, cached, token_count(usage.get("output_tokens")))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...runtime.programs.executor import OperationResult, PendingResult
-from ...runtime.programs.running_program import RunningProgram
+from ...runtime.programs.running_program import CallLater, RunningProgram
 from ...runtime.protocol import wire
 from ...runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
 from ...runtime.protocol.session import (
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 PATH = "/programs"
 MAX_REQUESTS = 256  # at once
 SETTLE_SECONDS = 0.002  # operations that a program appends within this time of the first go into one request
-
 MAX_WAIT_SECONDS = 0.02  # for a request that is due, while messages keep coming
 
 _CLOSED = ErrorInfo.of(RuntimeFailed("the backend was closed"))
@@ -61,7 +60,7 @@ class _Event(msgspec.Struct):
 class _Program:
     """A program: its history, its budget, and the requests that play it now."""
 
-    def __init__(self, opened: Open, abort: Callable[[RunningProgram, ErrorInfo], None], call_later: Any) -> None:
+    def __init__(self, opened: Open, abort: Callable[[RunningProgram, ErrorInfo], None], call_later: CallLater) -> None:
         self.history = ProgramHistory(opened.program)
         self.budget = RunningProgram(opened.program, opened.budget, abort, call_later)
         self.complete = False  # nothing more will be appended
@@ -233,7 +232,7 @@ class HttpChannel:
         return timer
 
     def _hurry(self, program: _Program) -> None:
-        """Make a request for what can be played once the messages that have come are read."""
+        """Make the program's next request as soon as the inbox is empty."""
         self._due[program] = min(self._due.get(program, math.inf), time.monotonic())
 
     # Requests
@@ -250,7 +249,7 @@ class HttpChannel:
                 self._start(program, request)
 
     def _stop_closed(self, program: _Program) -> None:
-        """Abort what only closed states needed: a whole request, or some of its states."""
+        """Abort the generations of closed states: a whole request, or some of its states."""
         closed, program.closed = program.closed, []
         for request, pending in list(program.requests.items()):
             stopped = [state for state in closed if state.num_answered < request.ends.get(state, 0) and state.ended]
@@ -314,7 +313,7 @@ class HttpChannel:
         )
 
     def _request_ended(self, program: _Program, request: ProgramRequest, result: OperationResult | ErrorInfo) -> None:
-        """Go on after a request. What it left unanswered will not be answered."""
+        """Fail the operations that an ended request left unanswered, and plan the program's next request."""
         del program.requests[request]
         if program.history.number not in self._programs:
             return
@@ -351,7 +350,7 @@ class HttpChannel:
         self._hurry(program)
 
     def _deliver(self, program: _Program, state: StateHistory, answer: Delta | Done) -> bool:
-        """Hand an answer to who waits for it. Return False if it spent the program's budget."""
+        """Pass an answer to the state's listener. Return False if it spent the program's budget."""
         if isinstance(answer, Done):
             if answer.op != state.num_answered:
                 self._fail(

@@ -36,12 +36,22 @@ class HttpClient:
     """
 
     def __init__(self, url: str, api_key: str | None, timeout: float) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            where = parts.hostname, parts.port
+        except ValueError as error:
+            raise RequestError(
+                f"{url!r} is not an HTTP address: {error}", param="url", code="invalid_address"
+            ) from None
+        if parts.username is not None or parts.password is not None:  # would show in messages, and not be sent
+            raise RequestError(
+                "an address may hold no user name or password: give api_key", param="url", code="invalid_address"
+            )
+        if parts.scheme not in ("http", "https") or where[0] is None:
             raise RequestError(f"{url!r} is not an HTTP address", param="url", code="invalid_address")
         self.url = url.rstrip("/")
         self._make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._where = (parts.hostname, parts.port)
+        self._where = where[0], where[1]
         self._base = parts.path.rstrip("/")
         self._timeout = timeout
         self._headers = {"Content-Type": "application/json"}
@@ -130,11 +140,11 @@ class HttpClient:
 
 
 def read_json(response: http.client.HTTPResponse) -> Any:
-    """Return the JSON of an answer, None for a plain word of a route that has nothing to say."""
+    """Return the JSON of an answer, None for an empty body or plain text. Raises RuntimeFailed for invalid JSON."""
     data = _read(response)
     try:
         return json.loads(data) if data else None
-    except ValueError:
+    except (ValueError, RecursionError):
         if response.headers.get_content_type() == "application/json":
             raise RuntimeFailed(f"the answer is no JSON: {data[:200]!r}") from None
         return None
@@ -149,7 +159,7 @@ def events_to(on_event: OnEvent) -> Exchange:
                 break
             try:
                 event = json.loads(data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise RuntimeFailed(f"an event is no JSON: {data[:200]!r}") from None
             if isinstance(event, dict) and event.get("error"):
                 raise failure_of_event(data)
@@ -165,7 +175,7 @@ def events_to(on_event: OnEvent) -> Exchange:
 
 
 def _abort(connection: http.client.HTTPConnection) -> None:
-    """Wakes who reads from it."""
+    """Shut the connection down, which ends a read that waits in another thread."""
     if connection.sock is not None:
         with contextlib.suppress(OSError):  # it is closed already
             connection.sock.shutdown(socket.SHUT_RDWR)

@@ -78,19 +78,18 @@ def failure_of_connection(error: BaseException) -> HttpFailure:
 def failure_of_answer(status: int, headers: Mapping[str, str], data: bytes) -> HttpFailure:
     """Return the failure that an answer with an error status reports."""
     message, found, request_id = _read(data)
-    code = found.get("code")
+    code = _text(found.get("code"))
     if found.get("type") == "invalid_request_error":
         status = min(status, 400) if status != 401 else status
     asked = headers.get("x-should-retry")
-    may_repeat = (status in _REPEATABLE or status >= 500) and code not in _NO_CREDIT
     return HttpFailure(
         message,
         status=status,
-        param=found.get("param"),
-        code=code if isinstance(code, str) else None,
+        param=_text(found.get("param")),
+        code=code,
         request_id=next((headers[name] for name in _REQUEST_IDS if headers.get(name)), request_id),
         retry_after=_retry_after(headers),
-        may_repeat=asked == "true" if asked in ("true", "false") else may_repeat,
+        may_repeat=asked == "true" if asked in ("true", "false") else _may_repeat(status, code),
     )
 
 
@@ -102,17 +101,25 @@ def failure_of_event(data: bytes) -> HttpFailure:
     return HttpFailure(
         message,
         status=status,
-        param=found.get("param"),
-        code=code if isinstance(code, str) else None,
+        param=_text(found.get("param")),
+        code=_text(code),
         request_id=request_id,
-        may_repeat=(status in _REPEATABLE or status >= 500) and code not in _NO_CREDIT,
+        may_repeat=_may_repeat(status, _text(code)),
     )
+
+
+def _may_repeat(status: int, code: str | None) -> bool:
+    return (status in _REPEATABLE or status >= 500) and code not in _NO_CREDIT
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _read(data: bytes) -> tuple[str, dict[str, Any], str | None]:
     """Return the message of an error's body, the error object, and the id of the request if it is there."""
     message, found, request_id = data[:500].decode("utf-8", "replace"), {}, None
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         body = json.loads(data)
         body = body[0] if isinstance(body, list) and body else body  # Google's: a list of one
         inner = body.get("error", body) if isinstance(body, dict) else None
@@ -120,7 +127,7 @@ def _read(data: bytes) -> tuple[str, dict[str, Any], str | None]:
             found = inner
             message = str(inner.get("message") or message)
             request_id = body.get("request_id")
-    return message, found, request_id if isinstance(request_id, str) else None
+    return message, found, _text(request_id)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -16,7 +16,7 @@ from ...runtime.protocol.core import Finish
 from ...runtime.protocol.errors import RequestError, RuntimeFailed
 from ...runtime.protocol.sampling import PARAMETERS, Constraint, Dialect, SamplingParams
 from ..types.result_types import closed
-from .endpoints.usage import CountedTokens
+from .endpoints.usage import CountedTokens, token_count
 from .model import OnText
 
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
@@ -78,10 +78,10 @@ def _constraint_body(constraint: Constraint, dialect: Dialect, in_chat: bool) ->
 def sequences_of(answer: Any, n: int) -> list[session.Sequence]:
     """Return the sequences of an answer with `n` choices. Raises RuntimeFailed for an answer of another shape."""
     found = answer.get("choices") if isinstance(answer, dict) else None
-    if not isinstance(found, list) or len(found) != n:
+    if not isinstance(found, list) or len(found) != n or not all(isinstance(one, dict) for one in found):
         raise RuntimeFailed(f"the endpoint answered {str(answer)[:200]} where {n} choices were asked for")
     counts = counts_of(answer) or CountedTokens()
-    texts = [{**one, "text": _text(one)} for one in sorted(found, key=lambda one: int(one.get("index", 0)))]
+    texts = [{**one, "text": _text(one)} for one in sorted(found, key=lambda one: token_count(one.get("index")))]
     # The API gives the sum of all samples' tokens: the first sequence gets it.
     return [_sequence(one, CountedTokens() if place else counts) for place, one in enumerate(texts)]
 
@@ -135,10 +135,11 @@ def counts_of(answer: Any) -> CountedTokens | None:
     usage = answer.get("usage") if isinstance(answer, dict) else None
     if not isinstance(usage, dict) or not usage:
         return None
+    details = usage.get("prompt_tokens_details")
     return CountedTokens(
-        prompt=usage.get("prompt_tokens") or 0,
-        cached=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-        completion=usage.get("completion_tokens") or 0,
+        prompt=token_count(usage.get("prompt_tokens")),
+        cached=token_count(details.get("cached_tokens")) if isinstance(details, dict) else 0,
+        completion=token_count(usage.get("completion_tokens")),
     )
 
 

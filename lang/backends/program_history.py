@@ -1,4 +1,4 @@
-"""What a program asked for and was answered, as a request that keeps no state has to say it again.
+"""The operations and answers of a program, which every request to a server without states repeats.
 
 Knows operations, answers and which of them need which; knows nothing of HTTP, threads or time.
 """
@@ -51,16 +51,16 @@ class StateHistory:
 
     @property
     def num_wanted(self) -> int:
-        """How many operations are to be played."""
+        """Return how many operations are to be played."""
         return self.num_needed if self.closed else len(self.operations)
 
     @property
     def ended(self) -> bool:
-        """True when nothing more of it is to be played."""
+        """Return whether none of its operations is left to be played."""
         return self.failure is not None or self.num_wanted <= self.num_answered
 
     def played(self, first: int, end: int) -> Iterator[Operation]:
-        """Yield operations as a request has them: an Ask as what its text appends."""
+        """Yield operations as a request has them: in place of an Ask the operation that appends its text."""
         for index in range(first, end):
             operation = self.operations[index]
             if isinstance(operation, Ask):
@@ -79,7 +79,7 @@ class StateHistory:
 
 @dataclass(frozen=True, eq=False)
 class ProgramRequest:
-    """Messages that play what can be played of a program. `ends` has how far it answers each state's operations."""
+    """Messages that play the playable operations of a program. `ends`: how many of each state's are then answered."""
 
     messages: list[dict[str, Any]]
     known: dict[int, int]  # by state: operations whose answers are there
@@ -89,12 +89,12 @@ class ProgramRequest:
 
     @property
     def unanswered(self) -> list[StateHistory]:
-        """The states that still need answers of this request."""
+        """Return the states that still need answers of this request."""
         return [state for state, end in self.ends.items() if state.num_answered < end and not state.ended]
 
     @property
     def generates(self) -> bool:
-        """True if an operation without an answer is a Gen."""
+        """Return whether an operation without an answer is a Gen."""
         return any(
             isinstance(operation, Gen)
             for state, end in self.ends.items()
@@ -112,7 +112,7 @@ class ProgramHistory:
 
     @property
     def is_over(self) -> bool:
-        """True when all states are closed: nobody waits for an answer."""
+        """Return whether all states are closed, so that no answer is needed."""
         return all(state.closed for state in self.states.values())
 
     def open(self, number: int) -> None:
@@ -148,7 +148,7 @@ class ProgramHistory:
             state.supplied[operation] = given
 
     def close(self, numbers: Iterable[int]) -> None:
-        """Note that nobody waits for answers of these states."""
+        """Mark states as closed: their answers are needed only where other states depend on them."""
         closed = ErrorInfo.of(RequestError("the state was closed", code="state_closed"))
         for number in numbers:
             if (state := self.states.get(number)) is not None:
@@ -198,7 +198,7 @@ class ProgramHistory:
         return ends
 
     def _said(self, limits: dict[StateHistory, int]) -> Iterator[dict[str, Any]]:
-        """Yield the messages again, as far as they are needed: answered operations as they are played again."""
+        """Yield the messages up to `limits`, with answered operations in the form that generates nothing."""
         for state in limits:
             if state.parent is None:
                 yield {"type": "open", "state": state.number, "program": self.number}
@@ -245,7 +245,7 @@ def _before_ask(state: StateHistory) -> int:
 
 
 def _reduced(state: StateHistory, end: int, ends: dict[StateHistory, int]) -> int:
-    """Return `end` without what other states do not allow yet. `ends` has what they will have played."""
+    """Return `end`, or fewer operations if forks or joins wait for states that play only to their `ends`."""
 
     def is_played(other: StateHistory, count: int) -> bool:
         return count <= max(other.num_answered, ends.get(other, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import Constraint
@@ -14,9 +14,6 @@ from ..expr import RUN_ARGUMENTS, Constant, Expr, GenExpr, SelectExpr, parts_of
 from ..format_marks import refuse_marks
 from ..plans.symbols import known
 from ..types.result_types import TEXT, ResultType, json_schema_text, of_dtype, of_schema
-from .gbnf_writer import grammar_text
-from .json_nodes import schema_node
-from .matcher import CaptureMatcher
 from .nodes import (
     MAX_REPEAT,
     CaptureNode,
@@ -30,6 +27,9 @@ from .nodes import (
     maybe,
 )
 from .patterns import pattern_node, text_before
+
+if TYPE_CHECKING:
+    from .matcher import CaptureMatcher
 
 MAX_NESTING = 40  # constraints within constraints
 CUTTING_ARGUMENTS = ("stop", "stop_regex", "stop_token_ids")  # they would end the text before it is complete
@@ -171,6 +171,9 @@ def compiled(expr: ConstraintExpr) -> CompiledConstraints:
 
 @lru_cache(128)
 def _compiled(constraints: Constraints) -> CompiledConstraints:
+    from .gbnf_writer import grammar_text  # loaded for programs that compose constraints
+    from .matcher import CaptureMatcher
+
     return CompiledConstraints(grammar_text(constraints), CaptureMatcher(constraints))
 
 
@@ -271,6 +274,8 @@ def _gen_constraint(gen: GenExpr) -> ConstraintExpr:
         source = constraint.source.removesuffix(r"\n?") if gen.dtype is not None else constraint.source
         node = pattern_node(source)
     else:
+        from .json_nodes import schema_node
+
         try:
             node = schema_node(constraint.source, rules)
         except RecursionError:

@@ -65,7 +65,7 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
             if not isinstance(values, list):
                 raise RequestError(f"{path} must hold a list of objects", param="dataset")
             return [_example(value, f"{path}, entry {index}") for index, value in enumerate(values)]
-    except (OSError, UnicodeDecodeError, csv.Error, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error, msgspec.DecodeError, RecursionError) as error:
         raise RequestError(f"the dataset {str(path)!r} cannot be read: {error}", param="dataset") from None
     raise RequestError(f"a dataset's file ends in .jsonl, .json or .csv, got {str(path)!r}", param="dataset")
 
@@ -73,7 +73,7 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
 def _decoded(line: bytes, where: str) -> dict[str, Any]:
     try:
         return _example(msgspec.json.decode(line), where)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"{where} is not JSON: {error}", param="dataset") from None
 
 

@@ -7,12 +7,13 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.errors import RequestError, did_you_mean
 from ..backend import Backend
+from ..batch import progress_on_stderr
 from ..expr import RUN_ARGUMENTS
 from ..plans.planning import run_coroutine
 from ..program import Program
@@ -53,7 +54,7 @@ def evaluate(
     `run`: sampling arguments, budgets, and arguments of the function that are the same for all examples. Raises
     RequestError for an example without a required argument, before anything runs, and for an unknown option.
     """
-    return run_coroutine(  # type: ignore[no-any-return]
+    return run_coroutine(
         aevaluate(
             program,
             dataset,
@@ -100,7 +101,8 @@ async def aevaluate(
             file = stack.enter_context(ResultFile(resume, program=name, options=options))
             results = file.known(examples)
         threads = stack.enter_context(ThreadPoolExecutor(min(concurrency, 64), thread_name_prefix="ramiform-metric"))
-        advance = stack.enter_context(_progress(len(examples), len(results), progress_bar))
+        is_shown = sys.stderr.isatty() if progress_bar is None else progress_bar
+        advance = stack.enter_context(progress_on_stderr("examples", len(examples), is_shown, num_done=len(results)))
         waiting = iter([index for index in range(len(examples)) if index not in results])
 
         async def work() -> None:
@@ -182,11 +184,7 @@ def _scores(score: Any) -> dict[str, float]:
 def _check_options(program: Program, options: Mapping[str, Any]) -> None:
     allowed = {*RUN_ARGUMENTS, *OPTIONS, *program.parameters}
     if (unknown := next((name for name in options if name not in allowed), None)) is not None:
-        import difflib
-
-        close = difflib.get_close_matches(unknown, allowed, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise RequestError(f"evaluate has no option {unknown!r}{hint}", param=unknown)
+        raise RequestError(f"evaluate has no option {unknown!r}{did_you_mean(unknown, allowed)}", param=unknown)
 
 
 def _shown(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,17 +195,3 @@ def _shown(values: Mapping[str, Any]) -> dict[str, Any]:
         return value.model_dump(mode="json") if hasattr(value, "model_dump") else repr(value)
 
     return msgspec.to_builtins(dict(values), str_keys=True, enc_hook=builtins_of)  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _progress(size: int, num_done: int, shown: bool | None) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on stderr; yield the function that advances it."""
-    if not (sys.stderr.isatty() if shown is None else shown):
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("examples", total=size, completed=num_done)
-        yield lambda: progress.advance(task)

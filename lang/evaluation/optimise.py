@@ -74,7 +74,7 @@ def optimise(
     `trials` hold every prompt's score. Equal scores: the earlier, shorter prompt. `seed` decides all draws; `options`
     are arguments of `run`. Raises RequestError if the program declares neither parameter, or for too few examples.
     """
-    return run_coroutine(  # type: ignore[no-any-return]
+    return run_coroutine(
         aoptimise(
             program,
             train,

@@ -149,7 +149,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """Read a report that `save` has written. Raises RequestError for any other file."""
         try:
             return msgspec.json.decode(Path(path).read_bytes(), type=cls)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RequestError(f"{os.fspath(path)!r} is not a saved report: {error}", param="path") from None
 
 

@@ -62,7 +62,10 @@ class ResultFile:
             self._read(lines)
         elif content:
             raise self._wrong("it has no header")
-        self._file = self._path.open("r+b" if self._path.exists() else "w+b")
+        try:
+            self._file = self._path.open("r+b" if self._path.exists() else "w+b")
+        except OSError as error:
+            raise RequestError(f"the file {str(self._path)!r} cannot be written: {error}", param="resume") from None
         self._file.truncate(len(whole))  # the rest is a line that was cut off
         self._file.seek(len(whole))
         if not lines:
@@ -93,7 +96,7 @@ class ResultFile:
         try:
             header = msgspec.json.decode(lines[0], type=_Header)
             self._results = [msgspec.json.decode(line, type=ExampleResult) for line in lines[1:]]
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise self._wrong(str(error)) from None
         if header != self._header:
             what = f"the program {header.program!r}" if header.program != self._header.program else "other options"

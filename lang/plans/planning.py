@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import RamiformError, RequestError
@@ -27,6 +27,8 @@ from .symbols import ArgumentNeeded, as_symbol, odd_symbol, symbol, with_values
 
 if TYPE_CHECKING:
     from ...runtime.protocol.client import Listener
+
+T = TypeVar("T")
 
 
 def check_recorded(logs: Sequence[OperationLog], *, is_whole: bool = True) -> None:
@@ -146,8 +148,8 @@ def plan_call(
     return recorded
 
 
-def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end, in a thread if an event loop runs already. Raises its exception."""
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine, run in a thread if an event loop runs already. Raises its exception."""
     import asyncio
 
     try:

@@ -1,4 +1,4 @@
-"""Branches that run at the same time: waits for those that end, by thread or event loop, and stops those that lose."""
+"""Branches that run at the same time: waits for those that end, in threads or an event loop, and stops the others."""
 
 from __future__ import annotations
 
@@ -83,10 +83,13 @@ class Race:
         while self.num_left:
             index = await self._next()
             self.num_left -= 1
-            error = self._errors.get(index) or self._running[index]._handle.settle()
+            branch = self._running[index]
+            error = self._errors.get(index)
             if error is None:
-                await self._make_readable(self._running[index])
-                return self._running[index]
+                await self._make_readable(branch)  # before `settle`, which waits for the state before the fork too
+                error = branch._handle.settle()
+            if error is None:
+                return branch
             if isinstance(error, RamiformError):
                 self._errors[index] = error
             else:
@@ -94,7 +97,7 @@ class Race:
         return None
 
     def failing(self, branch: ProgramState) -> LeavesOut:
-        """Return a context that leaves the branch out if the block raises RamiformError."""
+        """Return a context manager that counts the branch as failed if its block raises RamiformError."""
         return LeavesOut(self._errors, self._running.index(branch))
 
     def raise_if_all_failed(self) -> None:
@@ -117,7 +120,7 @@ class Race:
     # What differs in an event loop
 
     async def value(self, result: Any) -> Any:
-        """Return what a function has returned, or what it is awaited for."""
+        """Return a function's result. Raises RequestError for an awaitable, which needs an event loop."""
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
@@ -219,6 +222,8 @@ class AsyncRace(Race):
 
 @dataclass(frozen=True)
 class LeavesOut:
+    """Context manager that counts the branch as failed if its block raises RamiformError, which it suppresses."""
+
     errors: dict[int, BaseException]
     index: int
 
@@ -233,7 +238,7 @@ class LeavesOut:
 
 
 def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends."""
+    """Return the result of a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as ended:

@@ -1,4 +1,4 @@
-"""Answers that are kept, and the interface of what keeps them."""
+"""Stored answers, and the interface of stores."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ class AnswerStore(Protocol):
 
 
 def normalised(operation: session.Operation) -> session.Operation:
-    """Return an operation without what does not change its answer."""
+    """Return an operation without the parameters that do not change its answer."""
     return msgspec.structs.replace(operation, stream=False) if isinstance(operation, session.Gen) else operation
 
 
 def identity_of(backend: Any, channel: Channel) -> str:
-    """Return what is known of the model that a backend runs; two models of one identity count as the same."""
+    """Return a text that identifies the model of a backend; models with equal texts count as the same."""
     info = channel.call("info").info
     if info is not None:
         facts: list[Any] = [info.name, info.path, info.architecture, info.num_parameters, info.vocab_size]

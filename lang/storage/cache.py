@@ -186,7 +186,7 @@ def _is_counted(operation: session.Operation) -> bool:
 def _decoded(data: bytes) -> StoredAnswer:
     try:
         return msgspec.msgpack.decode(data, type=StoredAnswer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(
             f"the cache holds an answer that cannot be read: {error}; clear it", param="path", code="invalid_cache"
         ) from None

@@ -1,4 +1,4 @@
-"""A channel that answers programs from a store, and from a backend's channel what the store lacks."""
+"""A channel that answers operations from a store, and sends those that the store lacks to a backend's channel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Inbox = SimpleQueue[ToFrontend | Callable[[], None] | None]  # None: the end
 
 
 class StoredPrograms:
-    """Interprets programs on a thread of its own, which ends with the inbox."""
+    """Interprets programs on a thread of its own, which ends when None comes from the inbox."""
 
     def __init__(self, store: AnswerStore, channel: Channel) -> None:
         self.inbox: Inbox = SimpleQueue()

@@ -230,7 +230,7 @@ class StoredExecutor:
         return self._remote
 
     def _take(self, pending: PendingResult, replay: Replay, lookup: Lookup, done: session.Done | ErrorInfo) -> None:
-        """Take the backend's answer and keep it, also if nobody waits for it any more."""
+        """Store the backend's answer, also after a cancellation, and resolve `pending` with it."""
         if isinstance(done, ErrorInfo):
             pending.resolve(done)
             return
@@ -245,9 +245,7 @@ class StoredExecutor:
     def _resolve(self, pending: PendingResult, replay: Replay, answer: StoredAnswer, *, sent: bool) -> None:
         if pending.cancelled:
             return
-        result: OperationResult | ErrorInfo = OperationResult(
-            answer.text, answer.sequences, answer.choice, answer.answers
-        )
+        result: OperationResult | ErrorInfo
         try:
             self._state.program.spend(sum(sequence.completion_tokens for sequence in answer.sequences or ()))
             self._apply(replay(answer), answer.text, sent=sent)

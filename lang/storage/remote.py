@@ -1,4 +1,4 @@
-"""States of a backend that are opened when their first answer is not kept, and brought to where the program is."""
+"""States of a backend, opened at the first operation that the store cannot answer, with the content before it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnAnswer = Callable[[session.Done | ErrorInfo], None]
 
 
 class RemoteListener:
-    """Hands the answers of a state to who waits for them, on the thread of `post`."""
+    """Passes the answers of a state to the callbacks of its operations, on the thread of `post`."""
 
     def __init__(self, post: Post) -> None:
         self.waiting: dict[int, tuple[OnAnswer, OnDelta | None]] = {}
@@ -130,7 +130,7 @@ class Remotes:
 
 
 class ForkPoint:
-    """The content that the branches of a fork share, opened on the backend once one of them needs it there."""
+    """The content that the branches of a fork share; a state of the backend has it once a branch asks the backend."""
 
     def __init__(self, parent: ForkPoint | None, operations: Sequence[session.Operation]) -> None:
         self._parent = parent

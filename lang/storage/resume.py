@@ -1,4 +1,4 @@
-"""Runs with a checkpoint: their channel, and the calls of tools that are not made again."""
+"""Runs with a checkpoint: their channel, and the stored results of tool calls."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ItemChannel:
         return KeptToolCallback(self, state, callback) if isinstance(callback, ToolCallback) else callback
 
     def answer_again(self, state: int, callback: ToolCallback) -> str | None:
-        """Return the text of a tool's call that was made before, and fill its outcome; None if there was none."""
+        """Return the text of a tool call that the checkpoint holds, and fill its outcome; None if it holds none."""
         key = self._key(state, callback)
         kept = None if key is None else self._item.run.checkpoint.call(key)
         if kept is None:
@@ -163,7 +163,7 @@ def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what of a value is the same in another process: without it, objects would never be recognised."""
+    """Return a value as data that is equal in every process; of an object without a JSON form that is its type."""
     match value:
         case None | bool() | int() | float() | str() | bytes():
             return repr(value)

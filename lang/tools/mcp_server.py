@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import json
 import shlex
 import sys
 import threading
@@ -47,7 +48,7 @@ class McpTools(Sequence[DeclaredTool[..., Any]]):
         env: Mapping[str, str] | None,
         headers: Mapping[str, str] | None,
     ) -> None:
-        self._name = server if isinstance(server, str) else shlex.join(server)
+        self._name = _shown_name(server)
         self._server = server
         self._timeout = timeout
         self._env = env
@@ -200,7 +201,7 @@ class McpTools(Sequence[DeclaredTool[..., Any]]):
     async def _connect(self, stack: contextlib.AsyncExitStack) -> Client:
         from mcp import Client, StdioServerParameters, stdio_client
 
-        if isinstance(self._server, str) and self._server.startswith(("http://", "https://")):
+        if isinstance(self._server, str) and _is_url(self._server):
             import httpx2
             from mcp.client.streamable_http import streamable_http_client
 
@@ -231,7 +232,9 @@ class McpTools(Sequence[DeclaredTool[..., Any]]):
 
     def _refusal(self, error: BaseException) -> RequestError:
         leaf = _leaf(error)
-        reason = f"no answer within {self._timeout:g} s" if isinstance(leaf, TimeoutError) else leaf
+        reason = f"no answer within {self._timeout:g} s" if isinstance(leaf, TimeoutError) else str(leaf)
+        if isinstance(self._server, str):
+            reason = reason.replace(self._server, self._name)
         message = f"the MCP server {self._name!r} cannot be used: {reason or type(leaf).__name__}"
         return RequestError(message, param="server", code="mcp_failed")
 
@@ -258,7 +261,7 @@ def mcp(
         raise RequestError(f"server must be a command or a URL, got {server!r}", param="server")
     if not isinstance(timeout, int | float) or not 0 < timeout < 1e6:
         raise RequestError(f"timeout must be a positive number of seconds, got {timeout!r}", param="timeout")
-    is_url = isinstance(server, str) and server.startswith(("http://", "https://"))
+    is_url = isinstance(server, str) and _is_url(server)
     if is_url and env is not None:
         raise RequestError("env is for commands; a URL takes headers", param="env")
     if not is_url and headers is not None:
@@ -269,6 +272,21 @@ def mcp(
         except ValueError as error:
             raise RequestError(f"the command {server!r} cannot be read: {error}", param="server") from None
     return McpTools(server, timeout, env, headers)
+
+
+def _shown_name(server: str | Sequence[str]) -> str:
+    """Return a command as one line, or a URL without user name, password and query, which may hold a key."""
+    if not isinstance(server, str):
+        return shlex.join(server)
+    if not _is_url(server):
+        return server
+    scheme, _, rest = server.partition("//")
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}//{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _is_url(server: str) -> bool:
+    return server.startswith(("http://", "https://"))
 
 
 def _check_installed() -> None:
@@ -301,9 +319,10 @@ def _value_of(result: CallToolResult, listed: ListedTool) -> Any:
         return text
     # The official server wraps what is no object so.
     is_wrapped = set((listed.output_schema or {}).get("properties", ())) == {"result"}
-    return (
-        structured["result"] if is_wrapped and isinstance(structured, dict) and "result" in structured else structured
-    )
+    value = structured["result"] if is_wrapped and "result" in structured else structured
+    if len(value if isinstance(value, str) else json.dumps(value)) > MAX_RESULT:
+        raise McpError(f"the result has more than {MAX_RESULT} characters")
+    return value
 
 
 def _text_of(block: Any) -> str:

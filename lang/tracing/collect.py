@@ -132,7 +132,7 @@ def _answer_fields(done: session.Done) -> dict[str, Any]:
 
 
 def _num_forced(sequence: session.Sequence) -> int:
-    """Return the number of tokens that neither a forward pass of their own gave nor a draft."""
+    """Return the number of tokens that the constraint forced: without a forward pass of their own, and not drafted."""
     if not sequence.num_passes:
         return 0
     drafted = sum(length * count for length, count in enumerate(sequence.accepted_lengths))

@@ -175,7 +175,7 @@ def _column(title: str, content: str) -> str:
 
 
 def _details(event: Event) -> str:
-    """Return the text that shows where the mouse rests."""
+    """Return the tooltip of a piece of text."""
     parts = [f"{event.kind} {event.name or ''}".strip(), event.place]
     if event.tokens is not None:
         tokens = event.tokens

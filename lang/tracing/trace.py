@@ -77,7 +77,6 @@ def trace_of(recording: Recording) -> Trace:
 
 def save(traces: list[Trace], path: str | os.PathLike[str]) -> None:
     """Write traces as JSON of the Chrome trace event format."""
-
     events = [event for number, trace in enumerate(traces) for event in chrome_events(trace, number)]
     content = {"traceEvents": events, "displayTimeUnit": "ms", "ramiform": traces}
     Path(path).write_bytes(msgspec.json.encode(content))
@@ -87,7 +86,7 @@ def load(path: str | os.PathLike[str]) -> list[Trace]:
     """Read the traces that `save` has written. Raises RequestError for any other file."""
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=TraceFile).ramiform
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RequestError(
             f"{os.fspath(path)!r} is not a trace that ramiform has saved: {error}", param="path"
         ) from None

@@ -11,13 +11,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, is_typeddict
+from typing import TYPE_CHECKING, Any, is_typeddict
 
 import msgspec
 
 from ...runtime.protocol.errors import RequestError
 from .members import members, metadata_of, parts, type_name
-from .msgspec_types import Reader, msgspec_reader
+
+if TYPE_CHECKING:
+    from .msgspec_types import Reader
 
 REQUIRED: Any = inspect.Parameter.empty
 
@@ -147,7 +149,7 @@ def _refusal(kind: Any, param: str) -> str:
 
 
 def _reader(kind: Any) -> Reader:
-    """Return what the library that knows all of the type makes of it. Raises TypeError if none does."""
+    """Return the schema, parser and writer of a type by msgspec or Pydantic. Raises TypeError if neither reads it."""
     has_msgspec, has_pydantic, typed_dicts = False, False, []
     for part in parts(kind):
         libraries = {type(one).__module__.partition(".")[0] for one in metadata_of(part)}
@@ -161,6 +163,8 @@ def _reader(kind: Any) -> Reader:
                 "msgspec.Struct and msgspec.Meta cannot be inside one type with Pydantic's models and annotations; "
                 "write pydantic.Field for msgspec.Meta"
             )
+        from .msgspec_types import msgspec_reader
+
         return msgspec_reader(kind)
     try:
         from .pydantic_types import accept_typed_dict, pydantic_reader
@@ -174,6 +178,8 @@ def _reader(kind: Any) -> Reader:
 def _without_pydantic(kind: Any, needed: bool) -> Reader:
     if needed:
         raise TypeError("its annotations are Pydantic's: install pydantic")
+    from .msgspec_types import msgspec_reader
+
     try:
         return msgspec_reader(kind)
     except TypeError as error:

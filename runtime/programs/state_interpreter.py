@@ -292,7 +292,7 @@ class StateInterpreter:
         return step.ready if isinstance(step, JoinStep) else self._supplies[op] is not None
 
     def _play(self, executor: StateExecutor, op: int, step: Step) -> OperationResult | PendingResult | None:
-        """Play a step. None: its answer is nobody's."""
+        """Play a step and return its result; None for a step that the client gets no answer to."""
         match step:
             case Text(text=text):
                 return _result(executor.append_text(text))

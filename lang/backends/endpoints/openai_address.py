@@ -22,9 +22,15 @@ class EndpointAddress:
 
 
 def openai_address(base_url: str | None, api_key: str | None) -> EndpointAddress:
-    """Return the address of `base_url`, of the variable OPENAI_BASE_URL, or of OpenAI itself."""
+    """Return the address of `base_url`, of the variable OPENAI_BASE_URL, or of OpenAI itself.
+
+    Raises RequestError for an address that is no URL.
+    """
     url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
-    is_own = urlsplit(url).hostname == urlsplit(OPENAI_URL).hostname
+    try:
+        is_own = urlsplit(url).hostname == urlsplit(OPENAI_URL).hostname
+    except ValueError as error:
+        raise RequestError(f"{url!r} is not an HTTP address: {error}", param="base_url") from None
     return EndpointAddress(
         url, key_of("OPENAI_API_KEY", api_key, header="Authorization", prefix="Bearer ", required=is_own)
     )
@@ -50,7 +56,7 @@ def azure_address(
 
 
 def key_of(variable: str, given: str | None, *, header: str, prefix: str = "", required: bool = False) -> Credentials:
-    """Return credentials of the key that is given, else of the variable's, read now."""
+    """Return credentials of the key that is given, else of the environment variable, which is read now."""
     key = os.environ.get(variable) or None if given is None else given
     source = variable if given is None else "the argument api_key"
     return Credentials(header, lambda: key, source, prefix, required)

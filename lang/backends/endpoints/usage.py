@@ -15,6 +15,11 @@ class CountedTokens:
     completion: int = 0
 
 
+def token_count(value: object) -> int:
+    """Return a count as an endpoint's JSON has it; 0 for anything but a natural number."""
+    return value if type(value) is int and value > 0 else 0
+
+
 class TokenUsage:
     """Tokens, requests and retries of a backend, from its beginning or the last `reset`. Any thread may use it.
 

@@ -53,7 +53,7 @@ class AnswerQueue:
 
 
 class ProgramPlay:
-    """One play of `messages`; nothing of it is left once `answers` ends.
+    """Plays `messages` on states of its own, which are closed when `answers` ends.
 
     `name` is the program's for the core. At most `max_states` states are open at once; `namespace` separates cached
     prefixes.

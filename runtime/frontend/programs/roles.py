@@ -81,7 +81,7 @@ class ChatState:
 
 
 def _minute() -> int:
-    """Part of the keys of cached texts: a template may print the date."""
+    """Return the current minute, a part of the keys of cached texts: a template may print the date."""
     return int(time.time() // 60)
 
 

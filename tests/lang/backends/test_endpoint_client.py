@@ -262,3 +262,46 @@ def test_settings_are_checked(options: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         OpenAI("tiny", base_url="http://127.0.0.1:9/v1", **options)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("error", [{"code": {}}, {"code": ["a"], "param": 3}, {"param": {"a": 1}, "type": []}])
+def test_an_error_with_fields_of_other_types_is_an_error_of_its_status(
+    server: JsonServer, connect: Any, error: dict[str, Any]
+) -> None:
+    server.answers = [failing(400, **error)]
+    with pytest.raises(RequestError, match="not now") as raised:
+        program.run(backend=connect())
+    assert (raised.value.param, raised.value.code) == (None, "http_400")
+
+
+def test_an_event_with_fields_of_other_types_is_an_error_of_the_server(server: JsonServer, connect: Any) -> None:
+    server.answers = [Answer(events=[{"error": {"message": "not now", "code": {}, "param": []}}])]
+    with pytest.raises(RuntimeFailed, match="not now"):
+        program.run(backend=connect(max_retries=0), stream=True).sync()
+
+
+def test_an_answer_that_is_nested_too_deep_is_refused(server: JsonServer, connect: Any) -> None:
+    server.answers = [Answer(events=["[" * 100_000])]
+    with pytest.raises(RuntimeFailed, match="no JSON"):
+        program.run(backend=connect(max_retries=0), stream=True).sync()
+
+
+@pytest.mark.parametrize("url", ["http://user:secret@127.0.0.1/v1", "http://127.0.0.1:99999/v1", "http://[::1/v1"])
+def test_an_address_that_cannot_be_used_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        OpenAI("tiny", base_url=url, api_key=KEY)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("counts", [{"prompt_tokens": "7"}, {"completion_tokens": -5, "prompt_tokens_details": [1]}])
+def test_counts_that_are_no_natural_numbers_count_as_none(server: JsonServer, connect: Any, counts: Any) -> None:
+    server.answers = [Answer({"choices": [{"index": "0", "text": "well", "finish_reason": "stop"}], "usage": counts})]
+    backend = connect()
+    assert program.run(backend=backend, max_total_tokens=100)["x"] == "well"
+    assert backend.usage.total_tokens == 0
+
+
+def test_choices_that_are_no_objects_are_a_failure_of_the_endpoint(server: JsonServer, connect: Any) -> None:
+    server.answers = [Answer({"choices": ["well"]})]
+    with pytest.raises(RuntimeFailed, match="where 1 choices were asked for"):
+        program.run(backend=connect())

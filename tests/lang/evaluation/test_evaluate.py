@@ -179,6 +179,9 @@ def test_a_report_is_kept_as_json_csv_and_html(tmp_path: Path) -> None:
     assert Report.load(tmp_path / "report.json") == report
     with pytest.raises(RequestError, match="is not a saved report"):
         Report.load(tmp_path / "missing.json")
+    (tmp_path / "deep.json").write_text('{"options": ' + "[" * 100_000)
+    with pytest.raises(RequestError, match="is not a saved report"):
+        Report.load(tmp_path / "deep.json")
     report.to_csv(tmp_path / "report.csv")
     with (tmp_path / "report.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -387,3 +388,23 @@ def test_the_text_after_a_beam_is_cached(backend: ramiform.Runtime) -> None:
 
     meta = run(body, seed=1).get_meta_info("end")
     assert meta["prompt_tokens"] - meta["cached_tokens"] <= 17
+
+
+def test_async_branches_may_be_forked_before_the_state_has_its_answer() -> None:
+    forked = threading.Event()
+
+    def answer(prompt: str) -> str:
+        forked.wait(10)
+        return "x"
+
+    @ramiform.function
+    async def program(s: ProgramState) -> None:
+        s += gen("x")
+        branches = s.fork(2)
+        asyncio.get_running_loop().call_later(0.05, forked.set)
+        assert await afirst(branches, until=lambda branch: bool(branch["x"] == "x")) is not None
+
+    async def main() -> ProgramState:
+        return await program.arun(backend=Scripted(answer))
+
+    assert asyncio.run(main()).text() == "x"

@@ -235,3 +235,11 @@ def test_the_model_that_ships_calls_a_tool_of_a_server(backend: ramiform.Runtime
     assert [(one.name, one.arguments) for one in result.calls] == [("get_weather", {"city": "Oslo"})]
     assert result.finished
     assert "4 degrees" in result.answer
+
+
+def test_messages_name_a_url_without_its_keys() -> None:
+    tools = ramiform.mcp("http://user:secret@127.0.0.1:9/mcp?key=secret", timeout=5.0)
+    assert "'http://127.0.0.1:9/mcp'" in repr(tools)
+    with pytest.raises(RequestError) as raised, tools:
+        pass
+    assert "secret" not in str(raised.value)
