@@ -68,9 +68,8 @@ class _InternedReference(ref["_Compound"]):
         return made
 
 
-def _forget(reference: ref[_Compound]) -> None:
-    assert isinstance(reference, _InternedReference)
-    known = _Compound._interned
+def _forget(reference: Any, known: dict[int, tuple[_InternedReference, ...]] = _Compound._interned) -> None:
+    # `known` is a default, since at the interpreter's exit the module's names are gone before its formulas.
     left = tuple(other for other in known.get(reference.number, ()) if other is not reference)
     if left:
         known[reference.number] = left

@@ -105,7 +105,7 @@ def test_programs_whose_texts_are_forced_are_the_same_with_and_without_jumps(
         for index, fork in enumerate(forks):
             fork += f"\nWitness {index}: " + gen("says", regex=FORCED[1]["regex"], max_tokens=60, temperature=0)
             # As text: what the model reads from here on is the same, whatever ids the answer was made of.
-            fork += "\nIs it true? " + gen("samples", n=2, choices=["Certainly so."], temperature=1.0, seed=index)
+            fork += "\nIs it true? " + gen("samples", choices=["Certainly so."], temperature=1.0, seed=index)
         forks.join()
         s += "\nTo sum up: " + gen("record", json_schema=json.loads(FORCED[2]["json_schema"]), max_tokens=80)
 

@@ -135,4 +135,4 @@ def test_a_bad_program_harms_no_other(backend: ramiform.Runtime) -> None:
     )
     assert "Paris" in states[0]["answer"]
     assert "Paris" in states[3]["answer"]
-    assert isinstance(states[1], ramiform.RequestError)
+    assert isinstance(states[1].error, ramiform.RequestError)
