@@ -1,7 +1,7 @@
-"""The tutorial's snippets run in order on the real runtime and print the documented output.
+"""The tutorial's snippets are complete programs: each runs by itself on the real runtime and prints what the text says.
 
-A `python` block that is followed by a `text` block prints it; one that is not prints nothing. Each snippet is compiled
-as `program.py`, because places in the program are part of what is printed.
+A `python` block is followed by a `text` block with what it prints. Each snippet is compiled as `program.py`, because
+places in the program are part of what is printed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ import pytest
 import ramiform
 
 TUTORIAL = Path(ramiform.__file__).parent / "docs/tutorial.md"
-SNIPPET = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+TEXT = TUTORIAL.read_text()
+SNIPPET = re.compile(r"^```python\n(.*?)^```$\n+^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SNIPPETS = [
+    pytest.param(found[1], found[2], id=f"line {TEXT.count(chr(10), 0, found.start()) + 2}")
+    for found in SNIPPET.finditer(TEXT)
+]
 
 
 def run(code: str, names: dict[str, Any]) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, "program.py", "exec"), names)
+        exec(compile(code, "program.py", "exec", dont_inherit=True), names)
     return printed.getvalue()
 
 
@@ -33,24 +38,28 @@ def without_line_ends(text: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("backend")
-def test_every_snippet_prints_what_the_text_says() -> None:
-    text = TUTORIAL.read_text()
+@pytest.mark.parametrize(("code", "says"), SNIPPETS)
+def test_a_snippet_alone_prints_what_the_text_says(
+    code: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
+    assert without_line_ends(run(code, {"__name__": "__main__"})) == without_line_ends(says)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("backend")
+def test_all_snippets_run_in_order_in_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a reader does who enters them one after another."""
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
-    for snippet in SNIPPET.finditer(text):
-        where = f"docs/tutorial.md:{text.count(chr(10), 0, snippet.start()) + 2}"
-        try:
-            printed = run(snippet[1], names)
-        except Exception as error:
-            raise AssertionError(f"the snippet at {where} raises {error!r}") from error
-        assert without_line_ends(printed) == without_line_ends(snippet[2] or ""), f"the snippet at {where}"
+    for snippet in SNIPPETS:
+        code, says = map(str, snippet.values)
+        assert without_line_ends(run(code, names)) == without_line_ends(says), snippet.id
 
 
 def test_every_code_block_is_a_snippet_or_what_one_prints() -> None:
-    text = TUTORIAL.read_text()
-    fences = re.findall(r"^```(\w*)$", text, re.MULTILINE)
+    fences = re.findall(r"^```(\w*)$", TEXT, re.MULTILINE)
     opened = fences[0::2]
-    assert set(opened) == {"python", "text"}
+    assert opened == ["python", "text"] * len(SNIPPETS)
     assert set(fences[1::2]) == {""}
-    found = list(SNIPPET.finditer(text))
-    assert len(found) == opened.count("python") > 10
-    assert sum(snippet[2] is not None for snippet in found) == opened.count("text")
+    assert len(SNIPPETS) > 20

@@ -1,0 +1,174 @@
+"""The code in the language reference runs: each block with the few names that its text takes for granted."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ramiform
+from ramiform import ProgramState, RequestError, Scripted
+
+REFERENCE = (Path(ramiform.__file__).parent / "docs/language.md").read_text()
+MCP_SERVER = Path(__file__).parent / "tools/mcp_server_of_tests.py"
+
+
+@dataclass(frozen=True)
+class Block:
+    section: str
+    code: str
+
+    def run(self, before: str = "", **names: Any) -> dict[str, Any]:
+        """Run the block behind `before`, with all public names of ramiform and those given."""
+        names = {"__name__": "__main__", "ramiform": ramiform} | names
+        names |= {name: getattr(ramiform, name) for name in ramiform.__all__ if not name.startswith("_")}
+        exec(compile(before, "before.py", "exec", dont_inherit=True), names)
+        exec(compile(self.code, "reference.py", "exec", dont_inherit=True), names)
+        return names
+
+    def run_in_program(self, backend: Any, text: str = "", **sampling: Any) -> dict[str, Any]:
+        """Run the block as the body of a program whose state is `s` and has the text."""
+
+        def body(s: ProgramState) -> dict[str, Any]:
+            s += text
+            return self.run(s=s)
+
+        names: dict[str, Any] = ramiform.function(body).run(backend=backend, **sampling).ret_value
+        return names
+
+
+def blocks() -> dict[str, Block]:
+    """Return the blocks by their section's title. Signatures are none: another test compares them with the code's."""
+    found, section = {}, ""
+    for match in re.finditer(r"^#+ ([^\n]*)$|^```python\n(.*?)^```$", REFERENCE, re.DOTALL | re.MULTILINE):
+        if match[1]:
+            section = match[1]
+        elif not re.match(r"(gen|select)\(name=None", match[2]):
+            assert section not in found, "one block a section"
+            found[section] = Block(section, match[2])
+    return found
+
+
+BLOCKS = blocks()
+TOOLS = '''
+def get_weather(city: str) -> str:
+    """Get the weather of a city"""
+    return '{"weather": "snowy", "temperature": 4}'
+
+def add(a: int, b: int) -> dict[str, int]:
+    """Add two numbers"""
+    return {"result": a + b}
+'''
+REVIEW = """
+@ramiform.function
+def review(s, product):
+    s += product + gen("draft", max_tokens=5, temperature=0) + select("verdict", [" good", " bad"])
+"""
+CITY = """
+from dataclasses import dataclass
+
+@dataclass
+class City:
+    name: str
+"""
+CAPITAL = """
+@ramiform.function
+def program(s, country):
+    s += f"Question: What is the capital of {country}?\\nAnswer:" + gen("city", max_tokens=8, stop="\\n")
+"""
+
+
+def test_every_block_is_run_here() -> None:
+    source = Path(__file__).read_text()
+    assert len(BLOCKS) >= 9
+    for section in BLOCKS:
+        assert f'BLOCKS["{section}"]' in source, section
+
+
+def test_programs(backend: ramiform.Runtime) -> None:
+    program = BLOCKS["Programs"].run()["program"]
+    assert isinstance(program, ramiform.Program)
+    assert program.run("Why?").ret_value is None
+    with pytest.raises(TypeError, match="question"):
+        program.run()
+
+
+def test_signatures(backend: ramiform.Runtime) -> None:
+    names = BLOCKS["Signatures"].run(CITY)
+    assert type(names["city"]) is names["City"]
+
+
+def test_composable_constraints() -> None:
+    answer = '- apples\n- pears (ripe)\nTotal: {"apples": 3}'
+    block = BLOCKS["Composable constraints"]
+    names = block.run_in_program(Scripted([f"List:\n{answer}"]))
+    *_, last = ast.parse(block.code).body
+    values = eval(compile(ast.Expression(last.value), "last line", "eval"), names)  # type: ignore[attr-defined]
+    _, _, said = block.code.splitlines()[-1].partition("# ")
+    assert values == ast.literal_eval(said)
+
+
+def test_composable_constraints_on_the_model(backend: ramiform.Runtime) -> None:
+    seeds = range(4)  # whether a list ends within max_tokens is up to the draw
+    states = []
+    for seed in seeds:
+        with contextlib.suppress(RequestError):
+            states.append(BLOCKS["Composable constraints"].run_in_program(backend, "Fruit\n", seed=seed)["s"])
+    assert states
+    for s in states:
+        assert len(s["item"]) == len(s["note"]) >= 1
+        assert all(type(number) is int for number in s["total"].values())
+
+
+def test_deciding(backend: ramiform.Runtime) -> None:
+    s = BLOCKS["Deciding"].run_in_program(backend, "The room was dirty. I want my money back.")["s"]
+    assert 0 <= s["urgent"].probability <= 1
+    assert s["team"].choice in ("sales", "support")
+    assert 0 <= s["anger"].score <= 1
+
+
+def test_search(backend: ramiform.Runtime) -> None:
+    names = BLOCKS["Search"].run_in_program(backend, "Question: How many legs does an ant have?\nAnswer:", seed=3)
+    assert names["group"][0] is not names["branch"]
+    assert isinstance(names["result"].value, int)
+    assert names["s"]["n"] == names["result"].value
+    assert names["s"]["line"] == names["branch"]["line"]
+
+
+def test_agents(backend: ramiform.Runtime) -> None:
+    result = BLOCKS["Agents"].run(TOOLS)["result"]
+    assert isinstance(result, ramiform.AgentResult)
+    assert result.finished
+
+
+@pytest.mark.slow
+def test_mcp(backend: ramiform.Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mcp", reason="the extra mcp")
+    command = tmp_path / "my-server"
+    command.write_text(f'#!/bin/sh\ntest "$1" = --option && exec "{sys.executable}" "{MCP_SERVER}"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    helper = BLOCKS["Agents"].run(TOOLS)["helper"]
+    names = BLOCKS["MCP"].run(helper=helper)
+    assert names["tools"].__class__ is ramiform.McpTools
+
+
+def test_results_kept(
+    backend: ramiform.Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [BLOCKS["Results kept"].run(REVIEW)["state"].text() for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert capsys.readouterr().out == "0 2 2\n2 0 2\n"
+
+
+def test_evaluation(backend: ramiform.Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cases.jsonl").write_text('{"country": "France", "city": "Paris"}\n{"country": "Peru", "city": "Oslo"}\n')
+    assert BLOCKS["Evaluation"].run(CAPITAL)["report"].score == 0.5
