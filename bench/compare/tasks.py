@@ -1,0 +1,64 @@
+"""What every framework's program is asked, and the answer that counts as right."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+
+class Person(BaseModel):
+    name: str
+    age: Annotated[int, Field(ge=0, le=130)]
+    city: str
+    job: str
+
+
+class Record(BaseModel):
+    person: Person
+
+
+TEXT = "Nadia Haddad is 51 years old and lives in Oslo. She works as a nurse."
+RECORD = {"person": {"name": "Nadia Haddad", "age": 51, "city": "Oslo", "job": "nurse"}}
+
+EXAMPLES = [
+    ("Flomes was founded in 1949. Flomes is led by Ada Baker. Flomes makes chocolate.", "Flomes was founded in 1949."),
+    ("Tom lives in Paris. Tom likes chess. The dog of Tom is Rex.", "Tom lives in Paris."),
+    ("The mayor of Ranwick is Mia Cole. Ranwick is known for glass.", "The mayor of Ranwick is Mia Cole."),
+]
+DOCUMENTS = [
+    "Marta Silva lives in Lisbon. Marta Silva works as a pilot. The cat of Marta Silva is Luna.",
+    "The mayor of Velburg is Sofia Quinn. The river Tot flows through Velburg.",
+    "Harlow is led by Peter Stone. Harlow was founded in 1962. Harlow makes lamps.",
+    "Jonas Weber works as a chef. Jonas Weber likes tennis.",
+]
+QUESTION, DOCUMENTS_ANSWER = "Who is the mayor of Velburg?", "Sofia Quinn"
+
+REVIEW = "The food was wonderful and the waiter was friendly. I recommend it to everyone."
+CRITERIA = {
+    "Sentiment": ["positive", "negative"],
+    "Urgency": ["urgent", "not urgent"],
+    "Topic": ["food", "weather", "travel", "sports"],
+}
+VERDICTS = {"Sentiment": "positive", "Urgency": "not urgent", "Topic": "food"}
+
+
+def get_weather(city: str) -> dict[str, object]:
+    """Get the weather of a city"""
+    return {"weather": "snowy" if city == "Oslo" else "sunny", "temperature": 4 if city == "Oslo" else 21}
+
+
+def multiply(a: int, b: int) -> dict[str, object]:
+    """Multiply two numbers"""
+    return {"result": a * b}
+
+
+SUM, SUM_ANSWER = "What is 37 times 12?", "444"
+
+# At this temperature the model often spells rare names wrong. The check needs no answer key: names stand in the text.
+NAMES = ["Xandro Quivelbrock", "Threnna Ospilwick", "Zbigniew Krzyk", "Ioveth Dramsley"]
+TEMPERATURE, ATTEMPTS, SEED = 1.4, 6, 3
+
+
+def text_about(name: str) -> str:
+    return f"{name} is 36 years old and lives in Oslo."
