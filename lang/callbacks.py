@@ -28,6 +28,7 @@ AttemptCallback = Callable[[Attempted], str | Retry | Coroutine[Any, Any, str | 
 
 def ask_when_answered(execution: Execution, state: int, log: OperationLog, operation: int, callback: Callback) -> None:
     """Call back with the answer to `operation`, and supply the Ask that follows it. Its exception fails the state."""
+    callback = execution.kept_callback(state, callback)
 
     def answered() -> None:
         if len(log.done) <= operation or operation in log.failed:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..runtime.protocol.session import Append, Budget, Close, Open, Play, Supply
@@ -43,12 +44,14 @@ class Execution:
         deferred: bool = False,
         may_wait: bool = True,
         recording: Recording | None = None,
+        keep_callback: Callable[[int, Any], Any] | None = None,
     ) -> None:
         self.loop: AbstractEventLoop | None = None  # the loop of an async program, which nothing may block
         self.may_wait = may_wait
         self.attached: list[tuple[int, OperationLog]] = []  # the states whose messages are kept, in order
         self.recording = recording
         self._channel = channel
+        self._keep_callback = keep_callback
         self._budget = budget
         self._program: int | None = None
         self._deferred: list[tuple[Open | Append, OperationLog]] | None = [] if deferred else None
@@ -103,6 +106,10 @@ class Execution:
                 self._channel.send(Supply(state=message.state, op=message.op, error=ErrorInfo.of(error)))
         except RamiformError:
             return  # the runtime is gone, which every reader learns from its log
+
+    def kept_callback(self, state: int, callback: Any) -> Any:
+        """Return the callback of an Ask, which with a checkpoint does not call a tool again."""
+        return callback if self._keep_callback is None else self._keep_callback(state, callback)
 
     def flush(self, complete: bool = False) -> None:
         """Send the kept messages as one; later ones are sent at once. `complete`: the program has ended.

@@ -167,16 +167,23 @@ class Program:
     # Running
 
     def run(
-        self, *args: Any, stream: bool = False, backend: Backend | None = None, trace: bool = False, **kwargs: Any
+        self,
+        *args: Any,
+        stream: bool = False,
+        backend: Backend | None = None,
+        trace: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
     ) -> ProgramState:
         """Run the program to its end and return its state.
 
         Raises the program's exception, and the error of a failed operation unless the program has called `error()`.
         With `trace` the state's `trace` shows the operations of every state with their times and tokens. With `stream`
-        the program runs in the background, and the state is returned at once. In a running event loop, an async
+        the program runs in the background, and the state is returned at once. `checkpoint` is a file to which every
+        answer is added; a run with the same file goes on where the last one ended. In a running event loop, an async
         program must be run by `arun`.
         """
-        call = self._call(args, kwargs, trace)
+        [call] = self._kept([self._call(args, kwargs, trace)], checkpoint)
         state = new_state(channel_of(backend), call, stream=stream)
         if stream:
             state._in_background().in_thread(functools.partial(run_body, state, call))
@@ -185,7 +192,13 @@ class Program:
         return state
 
     async def arun(
-        self, *args: Any, stream: bool = False, backend: Backend | None = None, trace: bool = False, **kwargs: Any
+        self,
+        *args: Any,
+        stream: bool = False,
+        backend: Backend | None = None,
+        trace: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
     ) -> ProgramState:
         """Run the program in an event loop and return its state. Cancelling ends the program at once.
 
@@ -195,7 +208,7 @@ class Program:
         """
         import asyncio
 
-        call = self._call(args, kwargs, trace)
+        [call] = self._kept([self._call(args, kwargs, trace)], checkpoint)
         channel = await asyncio.to_thread(channel_of, backend)
         if not stream:
             return await run_async(channel, call)
@@ -217,6 +230,7 @@ class Program:
         progress_bar: bool = False,
         return_exceptions: bool = False,
         trace: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
         **sampling: Any,
     ) -> list[Any]: ...
 
@@ -231,6 +245,7 @@ class Program:
         progress_bar: bool = False,
         return_exceptions: bool = False,
         trace: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
         **sampling: Any,
     ) -> Iterator[Any]: ...
 
@@ -244,6 +259,7 @@ class Program:
         generator_style: bool = False,
         return_exceptions: bool = False,
         trace: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
         **sampling: Any,
     ) -> list[Any] | Iterator[Any]:
         """Run the program for each dict of arguments (or tuple of positional ones) at the same time.
@@ -261,6 +277,7 @@ class Program:
         for item in batch:
             args, kwargs = ((), dict(item)) if isinstance(item, Mapping) else (tuple(item), {})
             calls.append(self._make_call(args, kwargs, defaults, budget, trace))
+        calls = self._kept(calls, checkpoint)
         channel = channel_of(backend)
         run_all: Callable[..., Iterator[Any]]
         if self.is_async:
@@ -279,6 +296,15 @@ class Program:
         defaults, own = self._split(kwargs)
         budget = _budget(own, self.parameters)
         return replace(self._make_call(args, own, defaults, budget, traced), called_at=time.perf_counter())
+
+    def _kept(self, calls: list[ProgramCall], path: str | os.PathLike[str] | None) -> list[ProgramCall]:
+        """Return the calls with their items of a checkpoint file, if there is one."""
+        if path is None:
+            return calls
+        from .storage.resume import checkpointed
+
+        items = checkpointed(path, self.function.__qualname__, [(call.args, call.kwargs) for call in calls])
+        return [replace(call, checkpoint=item) for call, item in zip(calls, items, strict=True)]
 
     def _make_call(
         self,

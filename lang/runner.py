@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..runtime.protocol.errors import RequestError
 from ..runtime.protocol.session import Budget
@@ -19,6 +19,9 @@ from .source_location import traceback_location
 from .state import ProgramState
 from .state_handle import StateHandle
 from .tracing.recording import Recording, is_recording_all
+
+if TYPE_CHECKING:
+    from .storage.resume import CheckpointItem
 
 MAX_THREADS = 128  # for sync programs that event loops run
 
@@ -39,6 +42,7 @@ class ProgramCall:
     compiled: bool = False
     is_whole: bool = False
     traced: bool = False
+    checkpoint: CheckpointItem | None = None
     called_at: float | None = None  # `time.perf_counter()` of the call; None: when its state is opened
 
     def apply(self, state: ProgramState) -> Any:
@@ -49,7 +53,14 @@ class ProgramCall:
 def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> ProgramState:
     """Open the state of a run; with `stream` its messages are sent at once."""
     recording = Recording(call.function.__name__, call.called_at) if call.traced or is_recording_all() else None
-    execution = Execution(channel, budget=call.budget, deferred=call.compiled and not stream, recording=recording)
+    kept = None if call.checkpoint is None else call.checkpoint.channel(channel)
+    execution = Execution(
+        channel if kept is None else kept,
+        budget=call.budget,
+        deferred=call.compiled and not stream,
+        recording=recording,
+        keep_callback=None if kept is None else kept.kept_callback,
+    )
     return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
 
 

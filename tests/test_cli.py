@@ -224,6 +224,11 @@ def test_trace_runs_a_script_and_shows_a_saved_trace(tmp_path: Path) -> None:
         assert fact in done.stdout
     again = subprocess.run([RAMIFORM, "trace", "t.json"], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert again.stdout == done.stdout
+    command = [RAMIFORM, "trace", "t.json", "--summary"]
+    summary = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert summary.stdout.startswith(done.stdout.splitlines()[0])
+    assert "s += country" in summary.stdout
+    assert summary.stdout.count("model s") == 2
 
 
 def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:

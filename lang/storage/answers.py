@@ -82,7 +82,8 @@ class StateContent:
 class StoredRequest:
     """An operation of a run: operation `index` of the state at `path`, on `content`.
 
-    The path of a branch is that of its state, the index of the fork and the branch's own.
+    The path of a branch is that of its state, the index of the fork and the branch's own. `is_limited`: a budget may
+    have lowered the number of tokens that the program asks for.
     """
 
     run: StoredRun
@@ -90,6 +91,7 @@ class StoredRequest:
     index: int
     operation: session.Operation
     content: StateContent
+    is_limited: bool = False
 
 
 class Lookup(NamedTuple):

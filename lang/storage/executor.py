@@ -159,7 +159,8 @@ class StoredExecutor:
 
     def _request(self, operation: session.Operation) -> StoredRequest:
         self.index += 1
-        return StoredRequest(self.run, self.path, self.index - 1, normalised(operation), self._content)
+        is_limited = self._state.program.has_token_budget
+        return StoredRequest(self.run, self.path, self.index - 1, normalised(operation), self._content, is_limited)
 
     def _note(self, operation: session.Operation, text: str) -> None:
         self._store.note(self._request(operation), StoredAnswer(text))

@@ -1,0 +1,185 @@
+"""Runs with a checkpoint: their channel, and the calls of tools that are not made again."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import typing
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from ...runtime.protocol.errors import RequestError
+from ...runtime.protocol.session import Done, Reply, ToFrontend
+from ..backend import Channel
+from ..callbacks import Callback
+from ..tools.tool_set import ToolCallback
+from .answers import StoredRun, identity_of
+from .channel import StoredChannel
+from .checkpoint import Checkpoint, KeptCall, Key, open_checkpoint
+
+if TYPE_CHECKING:
+    from ...runtime.protocol.client import Listener
+
+
+class CheckpointedRun:
+    """The runs of one call of `run` or `run_batch` that share a checkpoint, and their channel."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._channel: tuple[Channel, StoredChannel] | None = None
+
+    def channel(self, channel: Channel) -> StoredChannel:
+        """Return the channel with the checkpoint before it. Raises RequestError for another model than the file's."""
+        if self._channel is None or self._channel[0] is not channel:
+            self.checkpoint.check_model(identity_of(None, channel))
+            self._channel = channel, StoredChannel(self.checkpoint, channel)
+        return self._channel[1]
+
+
+@dataclass(frozen=True)
+class CheckpointItem:
+    """One run with a checkpoint: of a batch the item with this index and these arguments."""
+
+    run: CheckpointedRun
+    item: str
+
+    def channel(self, channel: Channel) -> ItemChannel:
+        """Return the channel for the run's state."""
+        return ItemChannel(self, self.run.channel(channel))
+
+
+class ItemChannel:
+    """The `Channel` of one run with a checkpoint."""
+
+    def __init__(self, item: CheckpointItem, stored: StoredChannel) -> None:
+        self._item = item
+        self._stored = stored
+        self._new: StoredRun | None = StoredRun(item.item)  # until the program's first state is attached
+
+    def attach(self, listener: Listener) -> int:
+        run, self._new = self._new, None
+        return self._stored.attach_run(listener, run)
+
+    def detach(self, state: int) -> None:
+        self._stored.detach(state)
+
+    def send(self, message: ToFrontend) -> None:
+        self._stored.send(message)
+
+    def call(self, method: Literal["info", "stats", "flush_cache"]) -> Reply:
+        return self._stored.call(method)
+
+    def kept_callback(self, state: int, callback: Callback) -> Callback:
+        """Return the callback of an Ask; that of a tool makes its call only if it was not made before."""
+        return KeptToolCallback(self, state, callback) if isinstance(callback, ToolCallback) else callback
+
+    def answer_again(self, state: int, callback: ToolCallback) -> str | None:
+        """Return the text of a tool's call that was made before, and fill its outcome; None if there was none."""
+        key = self._key(state)
+        kept = None if key is None else self._item.run.checkpoint.call(key)
+        if kept is None:
+            return None
+        outcome = callback.outcome
+        outcome.name, outcome.arguments = kept.name, kept.arguments
+        outcome.result = _restored(callback, kept.name, kept.result)
+        outcome.text, outcome.error = kept.text, kept.error
+        return kept.appended
+
+    def keep_call(self, state: int, callback: ToolCallback, appended: str) -> None:
+        """Keep a tool's call. Raises RequestError if its result would not come back as it is."""
+        key = self._key(state)
+        if key is None:
+            return  # the state is gone
+        outcome = callback.outcome
+        try:
+            result = msgspec.Raw(msgspec.json.encode(outcome.result))
+            arguments = msgspec.to_builtins(outcome.arguments)
+            same = _restored(callback, outcome.name, result) == outcome.result
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            raise RequestError(
+                f"the tool {outcome.name} returned {outcome.result!r}, which a checkpoint cannot keep: return strings, "
+                "numbers, lists and dicts, or annotate the function with the type that it returns",
+                param="checkpoint",
+                code="checkpoint_unsupported",
+            )
+        self._item.run.checkpoint.keep_call(
+            KeptCall(*key, outcome.name, arguments, result, outcome.text, appended, outcome.error)
+        )
+
+    def _key(self, state: int) -> Key | None:
+        place = self._stored.place_of(state)
+        return None if place is None else (self._item.item, *place)
+
+
+@dataclass(frozen=True)
+class KeptToolCallback:
+    """Callback that makes a tool's call unless the checkpoint has it."""
+
+    channel: ItemChannel
+    state: int
+    callback: ToolCallback
+
+    def __call__(self, done: Done) -> Any:
+        kept = self.channel.answer_again(self.state, self.callback)
+        if kept is not None:
+            return kept
+        text = self.callback(done)
+        return self._await_text(text) if inspect.isawaitable(text) else self._keep(text)
+
+    async def _await_text(self, text: Awaitable[str]) -> str:
+        return self._keep(await text)
+
+    def _keep(self, text: str) -> str:
+        self.channel.keep_call(self.state, self.callback, text)
+        return text
+
+
+def checkpointed(
+    path: str | os.PathLike[str] | None, program: str, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+) -> list[CheckpointItem | None]:
+    """Return the item of each call, by its index and arguments; None without a checkpoint."""
+    if path is None:
+        return [None] * len(calls)
+    run = CheckpointedRun(open_checkpoint(path, program))
+    return [CheckpointItem(run, f"{index}:{_digest(args, kwargs)}") for index, (args, kwargs) in enumerate(calls)]
+
+
+def _digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return a digest of arguments; values without a JSON form count by their type."""
+    data = msgspec.json.encode([_plain(list(args)), _plain(dict(kwargs))], order="deterministic")
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Return what of a value is the same in another process: without it, objects would never be recognised."""
+    match value:
+        case None | bool() | int() | float() | str() | bytes():
+            return repr(value)
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case dict():
+            return [[_plain(key), _plain(each)] for key, each in value.items()]
+    try:
+        return repr(msgspec.to_builtins(value, str_keys=True))
+    except (TypeError, ValueError):
+        return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _restored(callback: ToolCallback, name: str | None, result: msgspec.Raw) -> Any:
+    """Return a tool's result of the type that its function is annotated with."""
+    value = msgspec.json.decode(result)
+    function = callback.tools.functions.get(name or "")
+    try:
+        annotation = typing.get_type_hints(function, include_extras=True).get("return", Any)
+    except (TypeError, NameError):
+        annotation = Any
+    try:
+        return msgspec.convert(value, annotation)
+    except (msgspec.ValidationError, TypeError):
+        return value  # an error's text, in place of the result
