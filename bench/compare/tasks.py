@@ -23,16 +23,16 @@ RECORD = {"person": {"name": "Nadia Haddad", "age": 51, "city": "Oslo", "job": "
 
 EXAMPLES = [
     ("Flomes was founded in 1949. Flomes is led by Ada Baker. Flomes makes chocolate.", "Flomes was founded in 1949."),
-    ("Tom lives in Paris. Tom likes chess. The dog of Tom is Rex.", "Tom lives in Paris."),
-    ("The mayor of Ranwick is Mia Cole. Ranwick is known for glass.", "The mayor of Ranwick is Mia Cole."),
+    ("Mia Cole lives in Paris. Mia Cole likes chess. The dog of Mia Cole is Rex.", "Mia Cole lives in Paris."),
+    ("The bridge of Ranwick was built in 1874. Ranwick makes cheese.", "The bridge of Ranwick was built in 1874."),
 ]
 DOCUMENTS = [
-    "Marta Silva lives in Lisbon. Marta Silva works as a pilot. The cat of Marta Silva is Luna.",
-    "The mayor of Velburg is Sofia Quinn. The river Tot flows through Velburg.",
-    "Harlow is led by Peter Stone. Harlow was founded in 1962. Harlow makes lamps.",
-    "Jonas Weber works as a chef. Jonas Weber likes tennis.",
+    "Nadia Haddad lives in Cairo. Nadia Haddad is 24 years old. Nadia Haddad works as a doctor.",
+    "Velburg is known for its glass. The mayor of Velburg is Sofia Quinn. The river Tot flows through Velburg.",
+    "Harlow is led by Liam Lind. Harlow makes boats. Harlow has 420 workers.",
+    "Tom Weber works as a chef. Tom Weber likes tennis. The best friend of Tom Weber is Marta.",
 ]
-QUESTION, DOCUMENTS_ANSWER = "Who is the mayor of Velburg?", "Sofia Quinn"
+QUESTION, DOCUMENTS_ANSWER = "Who leads Harlow?", "Liam Lind"
 
 REVIEW = "The food was wonderful and the waiter was friendly. I recommend it to everyone."
 CRITERIA = {
@@ -55,10 +55,14 @@ def multiply(a: int, b: int) -> dict[str, object]:
 
 SUM, SUM_ANSWER = "What is 37 times 12?", "444"
 
-# At this temperature the model often spells rare names wrong. The check needs no answer key: names stand in the text.
+# At this temperature the model often spells rare names wrong. The check needs no answer key.
 NAMES = ["Xandro Quivelbrock", "Threnna Ospilwick", "Zbigniew Krzyk", "Ioveth Dramsley"]
-TEMPERATURE, ATTEMPTS, SEED = 1.4, 6, 3
+TEMPERATURE, ATTEMPTS = 1.4, 8
 
 
 def text_about(name: str) -> str:
     return f"{name} is 36 years old and lives in Oslo."
+
+
+def is_named(text: str, name: str) -> bool:
+    return text.startswith(f"{name} is ")

@@ -5,7 +5,7 @@ import sys
 
 import sglang as sgl
 
-from tasks import ATTEMPTS, NAMES, SEED, TEMPERATURE, Person, text_about
+from tasks import ATTEMPTS, NAMES, TEMPERATURE, Person, is_named, text_about
 
 
 @sgl.function
@@ -18,7 +18,7 @@ def checked(s, text):
             person = Person.model_validate_json(attempt["person"])
         except ValueError:  # cut off by max_tokens
             continue
-        if person.name in text:
+        if is_named(text, person.name):
             s += attempt["person"]
             s["name"] = person.name
             return
