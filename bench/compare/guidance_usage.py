@@ -56,5 +56,7 @@ State.add_usage, EngineInterpreter.text = counted_usage, counted_text
 for engine in Engine.__subclasses__():
     count_forwards(engine)
 program, sys.argv = sys.argv[1], sys.argv[1:]
-runpy.run_path(program, run_name="__main__")
-print(json.dumps(counts))
+try:
+    runpy.run_path(program, run_name="__main__")
+finally:
+    print(json.dumps(counts))

@@ -4,8 +4,8 @@
         [--rounds 3] [--only judge] [--out FILE.md]
 
 Each program runs in a process of its framework's environment, against one server whose prefix cache is flushed before.
-The server counts tokens; a relay before it counts requests. guidance runs the same checkpoint in its own process, and is
-counted there. A framework without an environment is left out. The environments, for instance:
+The server counts tokens; a relay before it counts requests. guidance runs the same checkpoint in its own process, where
+`guidance_usage.py` counts. A framework without an environment is left out. The environments, for instance:
 
     python -m venv VENV
     VENV/bin/pip install --no-deps sglang==0.5.23
@@ -45,6 +45,7 @@ HERE = Path(__file__).parent
 NAME = "ramiform-small"
 PACKAGES = {"ramiform": [], "sglang": ["sglang"], "guidance": ["guidance", "llguidance", "transformers"],
             "dspy": ["dspy", "litellm"], "langgraph": ["langgraph", "langchain-openai", "openai"]}  # fmt: skip
+TIMEOUT = 180  # seconds for one run of a program
 COUNTERS = {"prompt": "ramiform_prompt_tokens_total", "cached": "ramiform_cached_tokens_total",
             "generated": "ramiform_generated_tokens_total"}  # fmt: skip
 
@@ -139,12 +140,15 @@ def counters(url: str) -> dict[str, int]:
 def play(python: str, words: list[str]) -> tuple[Answer, list[str]]:
     """Run a program in its environment; return its answer, and the lines that it printed."""
     environment = {"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([python, *words], capture_output=True, text=True, timeout=500, env=environment)
+    try:
+        done = subprocess.run([python, *words], capture_output=True, text=True, timeout=TIMEOUT, env=environment)
+    except subprocess.TimeoutExpired:  # SGLang's language does not end after an error while copies are left
+        return Answer(None, f"did not end within {TIMEOUT} s"), []
     lines = done.stdout.strip().splitlines()
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if re.match(r"[\w.]*(Error|Failed)\b", line)]
         return Answer(None, errors[-1] if errors else "failed"), lines
-    return Answer(json.loads(lines[0] if "guidance_usage.py" in words[0] else lines[-1]), ""), lines
+    return Answer(json.loads(lines[-2 if len(words) == 3 else -1]), ""), lines
 
 
 def run_on_server(python: str, framework: str, program: str, url: str) -> tuple[Answer, Counts]:
@@ -163,14 +167,14 @@ def run_on_server(python: str, framework: str, program: str, url: str) -> tuple[
 def run_locally(python: str, program: str) -> tuple[Answer, Counts]:
     words = [str(HERE / "guidance_usage.py"), str(HERE / "guidance" / f"{program}.py"), str(SHIPPED_MODEL)]
     answer, lines = play(python, words)
-    used = json.loads(lines[-1])
+    used = json.loads(lines[-1]) if lines else {"prompt": 0, "prefilled": 0, "generated": 0}
     return answer, Counts(None, 0, used["prompt"], used["prefilled"], used["generated"])
 
 
 def version(python: str, framework: str) -> str:
     if framework == "ramiform":
         return "this repository"
-    code = "import sys\nfrom importlib.metadata import version\nprint(*(f'{n} {version(n)}' for n in sys.argv[1:]), sep=', ')"
+    code = "import sys, importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
     words = [python, "-c", code, *PACKAGES[framework]]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -213,7 +217,8 @@ def main(
     pythons = {"ramiform": sys.executable} | {
         name: str(folder.absolute() / "bin/python") for name, folder in folders.items() if folder is not None
     }
-    parts = [f"{command()}", "\n".join(f"- {name}: {version(python, name)}" for name, python in pythons.items())]
+    versions = "\n".join(f"- {name}: {version(python, name)}" for name, python in pythons.items())
+    parts = [command().replace("bench/", "bench/compare/"), versions]
     with serving() as url:
         for program in (name for name in RIGHT if only in name):
             rows = []

@@ -57,7 +57,7 @@ SUM, SUM_ANSWER = "What is 37 times 12?", "444"
 
 # At this temperature the model often spells rare names wrong. The check needs no answer key.
 NAMES = ["Xandro Quivelbrock", "Threnna Ospilwick", "Zbigniew Krzyk", "Ioveth Dramsley"]
-TEMPERATURE, ATTEMPTS = 1.4, 8
+TEMPERATURE, ATTEMPTS = 1.25, 8
 
 
 def text_about(name: str) -> str:

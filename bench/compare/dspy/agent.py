@@ -4,7 +4,6 @@ import json
 
 import dspy
 from connection import connect
-
 from tasks import SUM, get_weather, multiply
 
 connect(temperature=0)

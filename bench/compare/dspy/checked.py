@@ -4,7 +4,6 @@ import json
 
 import dspy
 from connection import connect
-
 from tasks import ATTEMPTS, NAMES, TEMPERATURE, Person, is_named, text_about
 
 

@@ -1,4 +1,4 @@
-"""Declares the server to DSPy: it then asks for structured output, which it does not of servers that it does not know."""
+"""Declares the server to DSPy, which asks for structured output only where it knows that a server has it."""
 
 import sys
 

@@ -2,7 +2,6 @@
 
 import dspy
 from connection import connect
-
 from tasks import TEXT, Record
 
 

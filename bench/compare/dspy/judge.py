@@ -5,7 +5,6 @@ from typing import Literal
 
 import dspy
 from connection import connect
-
 from tasks import CRITERIA, REVIEW
 
 connect(temperature=0)

@@ -4,7 +4,6 @@ import json
 
 import dspy
 from connection import connect
-
 from tasks import DOCUMENTS, EXAMPLES, QUESTION
 
 connect(temperature=0)

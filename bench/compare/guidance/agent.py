@@ -5,7 +5,6 @@ import sys
 
 import guidance
 from guidance import gen, models, regex, select, special_token, with_temperature
-
 from tasks import SUM, get_weather, multiply
 
 TOOLS = {"get_weather": get_weather, "multiply": multiply}

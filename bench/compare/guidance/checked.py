@@ -5,7 +5,6 @@ import sys
 
 import guidance
 from guidance import models
-
 from tasks import ATTEMPTS, NAMES, TEMPERATURE, Person, is_named, text_about
 
 

@@ -3,7 +3,6 @@
 import sys
 
 from guidance import json, models
-
 from tasks import TEXT, Record
 
 lm = models.Transformers(sys.argv[1], echo=False)

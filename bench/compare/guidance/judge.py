@@ -4,7 +4,6 @@ import json
 import sys
 
 from guidance import models, select, with_temperature
-
 from tasks import CRITERIA, REVIEW
 
 shared = models.Transformers(sys.argv[1], echo=False) + f"Text: {REVIEW}\n"

@@ -4,7 +4,6 @@ import json
 import sys
 
 from guidance import gen, models
-
 from tasks import DOCUMENTS, EXAMPLES, QUESTION
 
 empty = models.Transformers(sys.argv[1], echo=False)

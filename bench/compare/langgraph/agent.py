@@ -5,7 +5,6 @@ import sys
 
 from langchain_openai import ChatOpenAI
 from langgraph.prebuilt import create_react_agent
-
 from tasks import SUM, get_weather, multiply
 
 model = ChatOpenAI(model="ramiform-small", base_url=sys.argv[1] + "/v1", api_key="none", temperature=0)

@@ -6,7 +6,6 @@ from typing import TypedDict
 
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
-
 from tasks import ATTEMPTS, NAMES, TEMPERATURE, Person, is_named, text_about
 
 model = ChatOpenAI(

@@ -8,7 +8,6 @@ from typing import Annotated, Literal, TypedDict
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, StateGraph
 from pydantic import create_model
-
 from tasks import CRITERIA, REVIEW
 
 model = ChatOpenAI(model="ramiform-small", base_url=sys.argv[1] + "/v1", api_key="none", temperature=0, max_tokens=24)

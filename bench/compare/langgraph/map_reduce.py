@@ -8,7 +8,6 @@ from typing import Annotated, TypedDict
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
-
 from tasks import DOCUMENTS, EXAMPLES, QUESTION
 
 model = ChatOpenAI(model="ramiform-small", base_url=sys.argv[1] + "/v1", api_key="none", temperature=0, max_tokens=24)

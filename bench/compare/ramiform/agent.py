@@ -3,10 +3,10 @@
 import json
 import sys
 
+from tasks import SUM, get_weather, multiply
+
 import ramiform
 from ramiform import ProgramState, system
-
-from tasks import SUM, get_weather, multiply
 
 TOOLS = [get_weather, multiply]
 

@@ -3,10 +3,10 @@
 import json
 import sys
 
+from tasks import ATTEMPTS, NAMES, TEMPERATURE, Person, is_named, text_about
+
 import ramiform
 from ramiform import ProgramState, gen
-
-from tasks import ATTEMPTS, NAMES, TEMPERATURE, Person, is_named, text_about
 
 
 @ramiform.function

@@ -2,10 +2,10 @@
 
 import sys
 
+from tasks import TEXT, Record
+
 import ramiform
 from ramiform import ProgramState, gen
-
-from tasks import TEXT, Record
 
 
 @ramiform.function

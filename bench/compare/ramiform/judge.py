@@ -3,10 +3,10 @@
 import json
 import sys
 
+from tasks import CRITERIA, REVIEW
+
 import ramiform
 from ramiform import ProgramState, select
-
-from tasks import CRITERIA, REVIEW
 
 
 @ramiform.function

@@ -3,10 +3,10 @@
 import json
 import sys
 
+from tasks import DOCUMENTS, EXAMPLES, QUESTION
+
 import ramiform
 from ramiform import ProgramState, gen
-
-from tasks import DOCUMENTS, EXAMPLES, QUESTION
 
 
 @ramiform.function

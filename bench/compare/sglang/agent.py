@@ -4,7 +4,6 @@ import json
 import sys
 
 import sglang as sgl
-
 from tasks import SUM, get_weather, multiply
 
 TOOLS = {"get_weather": get_weather, "multiply": multiply}

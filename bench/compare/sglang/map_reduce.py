@@ -4,7 +4,6 @@ import json
 import sys
 
 import sglang as sgl
-
 from tasks import DOCUMENTS, EXAMPLES, QUESTION
 
 
