@@ -22,7 +22,8 @@ FILES = {
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_modules_and_pages_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    prose = re.sub(r"```.*?```", "", text, flags=re.S)  # `calls[name](*arguments)` in code is no link
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", prose)
     missing = [link for link in links if not (page.parent / link).exists()]
     for name in re.findall(r"(?:`|-P )([\w/]+\.py)\b", text):
         if not any(file == name or file.endswith(f"/{name}") for file in FILES):

@@ -199,7 +199,7 @@ def row(framework: str, program: str, runs: list[tuple[Answer, Counts]]) -> dict
         "generated": median([count.generated for count in counts]),
         "valid": VALID[program][framework],
         "right": f"{right} of {len(runs)}",
-        "last result": last.error[:80] if last.value is None else f"`{json.dumps(last.value)}`",
+        "last result": last.error[:80] if last.value is None else f"`{json.dumps(last.value)[:90]}`",
     }
 
 
