@@ -67,14 +67,13 @@ def check_arguments(signature: inspect.Signature, args: Sequence[Any], kwargs: M
     """Raise TypeError, as calling the function would, for arguments that it does not take or lacks."""
     try:
         signature.bind(None, *args, **kwargs)
-    except TypeError as error:
+    except TypeError:
         unknown = next((name for name in kwargs if name not in signature.parameters), None)
         if unknown is None:
             raise
         declared = list(signature.parameters)[1:]
-        raise TypeError(
-            f"{error}{did_you_mean(unknown, [*declared, *RUN_ARGUMENTS, *_BUDGETS, *RUN_OPTIONS])}"
-        ) from None
+        hint = did_you_mean(unknown, [*declared, *RUN_ARGUMENTS, *_BUDGETS, *RUN_OPTIONS])
+        raise TypeError(f"the program takes no argument {unknown!r}{hint}") from None
 
 
 def unknown_batch_argument(name: str) -> RequestError:

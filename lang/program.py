@@ -26,6 +26,7 @@ from .backend import Backend, channel_of
 from .batch import most_at_once, run_in_loop, run_in_running_loop, run_in_threads, run_recorded
 from .execution import Execution
 from .failures import Folded
+from .format_marks import refuse_marks
 from .plans.plan import Plan, states_of
 from .plans.planning import plan_call
 from .runner import (
@@ -263,6 +264,7 @@ class Program(Generic[P, R]):
         return made
 
     def _converted(self, value: Any) -> Any:
+        refuse_marks("return", value, depth=0)
         if self._result is NOTHING:
             return value
         return as_result(value, self._result, self.function.__name__, definition_line(self.function))
@@ -481,7 +483,10 @@ class Program(Generic[P, R]):
             args, kwargs = ((), dict(item)) if isinstance(item, Mapping) else (tuple(item), {})
             # A function with **kwargs takes all keys of an item.
             own, kwargs = (RunArguments(), kwargs) if self._takes_any else split_arguments(kwargs, self.parameters)
-            calls.append(self._make_call(args, kwargs, own.over(common), traced))
+            try:
+                calls.append(self._make_call(args, kwargs, own.over(common), traced))
+            except TypeError as error:
+                raise TypeError(f"item {len(calls)} of the batch: {error}") from None
         return calls
 
 

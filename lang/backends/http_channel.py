@@ -24,6 +24,7 @@ from ...runtime.protocol.errors import ErrorInfo, RequestError, RuntimeFailed
 from ...runtime.protocol.session import (
     Append,
     Ask,
+    Attempted,
     Close,
     Delta,
     Done,
@@ -163,6 +164,9 @@ class HttpChannel:
                 self._append(message)
             case Supply(state=number, op=op, text=text, error=error):
                 if (known := self._program_of.get(number)) is not None:
+                    state = known.history.states.get(number)
+                    if state is not None and state.attempt is not None and op == state.num_answered:
+                        self._take_verdict(known, state, state.attempt, message)
                     known.history.supply(number, op, text if error is None else error)
                     self._hurry(known)
             case Close(states=states, programs=programs):
@@ -188,6 +192,16 @@ class HttpChannel:
         if state.failure is not None:
             self._deliver_failures(state, max(first, state.num_answered))
         self._due.setdefault(program, time.monotonic() + SETTLE_SECONDS)
+
+    def _take_verdict(self, program: _Program, state: StateHistory, attempt: Done, verdict: Supply) -> None:
+        """Accept the attempt of a checked Gen, generate again, or fail."""
+        if verdict.error is not None:
+            self._fail(program, state, verdict.error)
+        elif verdict.retry is not None:
+            state.attempt, state.retry = None, verdict.retry
+        else:
+            state.answer(attempt)
+            self._tell(state, attempt)
 
     def _close(self, states: tuple[int, ...], programs: tuple[int, ...]) -> None:
         for name in programs:
@@ -351,6 +365,7 @@ class HttpChannel:
 
     def _deliver(self, program: _Program, state: StateHistory, answer: Delta | Done) -> bool:
         """Pass an answer to the state's listener. Return False if it spent the program's budget."""
+        answer = msgspec.structs.replace(answer, op=answer.op - state.num_before_retry)
         if isinstance(answer, Done):
             if answer.op != state.num_answered:
                 self._fail(
@@ -367,10 +382,18 @@ class HttpChannel:
                 program.budget.spend(sum(sequence.completion_tokens for sequence in answer.sequences or ()))
             except RequestError:
                 return False  # the program is lost
+            if state.next_is_checked:
+                state.attempted(answer)
+                [sequence] = answer.sequences or []
+                self._tell(state, Attempted(state.number, answer.op, sequence))
+                return True
             state.answer(answer)
+        self._tell(state, answer)
+        return True
+
+    def _tell(self, state: StateHistory, answer: Delta | Attempted | Done) -> None:
         if not state.closed and (listener := self._listeners.get(state.number)) is not None:
             listener.receive(answer)
-        return True
 
     def _fail(self, program: _Program, state: StateHistory, error: ErrorInfo) -> None:
         if state.failure is None:

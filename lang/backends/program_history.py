@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ...runtime.protocol.errors import ErrorInfo, RequestError
 from ...runtime.protocol.session import (
     Ask,
@@ -20,6 +22,7 @@ from ...runtime.protocol.session import (
     Gen,
     Generated,
     Operation,
+    Retry,
     Select,
     Sync,
     Text,
@@ -44,6 +47,8 @@ class StateHistory:
     num_needed: int = 0  # operations that are played although the state is closed: other states need them
     joins: dict[int, list[tuple[StateHistory, int]]] = field(default_factory=dict)  # by operation: child, its length
     supplied: dict[int, str | ErrorInfo | None] = field(default_factory=dict)  # of each Ask; None: not yet
+    attempt: Done | None = None  # of the checked Gen that comes next: it waits for a verdict
+    retry: Retry | None = None  # of the checked Gen that comes next: how it is generated again
 
     @property
     def is_running(self) -> bool:
@@ -63,17 +68,40 @@ class StateHistory:
         """Yield operations as a request has them: in place of an Ask the operation that appends its text."""
         for index in range(first, end):
             operation = self.operations[index]
+            if isinstance(operation, Gen) and operation.checked:  # the check takes place here, not at the server
+                gen = operation
+                if self.retry is not None and index == self.num_answered:
+                    yield from self.retry.operations
+                    gen = self.retry.gen
+                operation = msgspec.structs.replace(gen, checked=False, stream=False)
             if isinstance(operation, Ask):
                 text = self.supplied[index]
                 assert isinstance(text, str)
                 operation = Generated(text=text, chosen=True) if operation.chosen else Text(text)
             yield operation
 
+    @property
+    def num_before_retry(self) -> int:
+        """Return how many operations a request has before the next Gen beside those of the program."""
+        return 0 if self.retry is None else len(self.retry.operations)
+
+    @property
+    def next_is_checked(self) -> bool:
+        """Return whether the next operation is a checked Gen."""
+        operation = self.operations[self.num_answered] if self.num_answered < len(self.operations) else None
+        return isinstance(operation, Gen) and operation.checked
+
+    def attempted(self, done: Done) -> None:
+        """Note an attempt of the checked Gen that comes next. No request is needed until its verdict."""
+        self.attempt, self.retry = done, None
+        self.num_sent = self.num_answered
+
     def answer(self, done: Done) -> None:
         """Note the answer to the first operation without one."""
-        operation = next(self.played(self.num_answered, self.num_answered + 1))
+        *_, operation = self.played(self.num_answered, self.num_answered + 1)
         self.operations[self.num_answered] = _replayed(operation, done)
         self.num_answered += 1
+        self.attempt = self.retry = None
         self.num_sent = max(self.num_sent, self.num_answered)
 
 
@@ -90,7 +118,11 @@ class ProgramRequest:
     @property
     def unanswered(self) -> list[StateHistory]:
         """Return the states that still need answers of this request."""
-        return [state for state, end in self.ends.items() if state.num_answered < end and not state.ended]
+        return [
+            state
+            for state, end in self.ends.items()
+            if state.num_answered < end and not state.ended and state.attempt is None
+        ]
 
     @property
     def generates(self) -> bool:
@@ -173,7 +205,7 @@ class ProgramHistory:
         limits = _needed(targets)
         request = ProgramRequest(
             messages=list(self._said(limits)),
-            known={state.number: min(state.num_answered, limit) for state, limit in limits.items()},
+            known={state.number: _num_known(state, limit) for state, limit in limits.items()},
             ends=targets,
             is_last=all(state.ended or ends.get(state) == state.num_wanted for state in self.states.values()),
         )
@@ -231,6 +263,13 @@ def _replayed(operation: Operation, done: Done) -> Operation:
             return operation
 
 
+def _num_known(state: StateHistory, limit: int) -> int:
+    """Return how many of a state's first `limit` operations need no answer."""
+    if limit <= state.num_answered:
+        return limit
+    return state.num_answered + state.num_before_retry
+
+
 def _with_needed_forks(operation: Operation, limits: dict[StateHistory, int]) -> Operation:
     if not isinstance(operation, Fork):
         return operation
@@ -239,8 +278,13 @@ def _with_needed_forks(operation: Operation, limits: dict[StateHistory, int]) ->
 
 
 def _before_ask(state: StateHistory) -> int:
-    """Return how many operations there are before the first Ask that has no text."""
-    waiting = (op for op, given in state.supplied.items() if op >= state.num_answered and not isinstance(given, str))
+    """Return how many operations there are before the first Ask that has no text, or up to the first checked Gen."""
+    waiting = [op for op, given in state.supplied.items() if op >= state.num_answered and not isinstance(given, str)]
+    for op in range(state.num_answered, state.num_wanted):
+        operation = state.operations[op]
+        if isinstance(operation, Gen) and operation.checked:
+            waiting.append(op if state.attempt is not None else op + 1)
+            break
     return max(state.num_answered, min([state.num_wanted, *waiting]))
 
 

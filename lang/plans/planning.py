@@ -82,7 +82,9 @@ def _check_constraint(constraint: Constraint, location: str) -> None:
 
 
 def _wrong(location: str, message: str, param: str) -> RequestError:
-    return RequestError(f"{location}: {message}", param=param, code="invalid_program")
+    error = RequestError(f"{location}: {message}", param=param, code="invalid_program")
+    error.line = location
+    return error
 
 
 @dataclass(frozen=True)

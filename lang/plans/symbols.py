@@ -21,7 +21,7 @@ T = TypeVar("T")
 _SYMBOL = re.compile("\ue000([^\ue000\ue001]*)\ue001")  # private-use characters, which texts do not contain
 
 
-_LANGUAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LANGUAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 

@@ -280,3 +280,8 @@ def test_mistyped_names_in_a_program_are_answered_with_the_right_one() -> None:
     for what, right in (("variable", "answer"), ("dtype", "float"), ("mode", "gather_variable")):
         with pytest.raises((KeyError, RequestError), match=f"did you mean '{right}'"):
             body.run(what, backend=answers())
+
+
+def test_a_wrong_item_of_a_batch_is_named() -> None:
+    with pytest.raises(TypeError, match=r"item 1 of the batch: the program takes no argument 'widht'; did you mean"):
+        fails.run_batch([("own",), {"how": "own", "widht": 3}])

@@ -195,3 +195,12 @@ def test_repr_shows_an_expression_and_text_keeps_it() -> None:
     assert repr(X).startswith("GenExpr(")
     assert isinstance(parts_of(str(X))[0], GenExpr)
     assert isinstance("a" + X, Concat)
+
+
+def test_an_expression_is_not_returned_as_text() -> None:
+    @ramiform.function
+    def returned(s: ramiform.ProgramState) -> str:
+        return f"{gen('x')}"
+
+    with pytest.raises(RequestError, match=r"return = '\{\.\.\.\}' holds an expression"):
+        returned(backend=Scripted([]))  # type: ignore[call-arg]

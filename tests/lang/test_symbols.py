@@ -245,3 +245,20 @@ def test_a_program_that_ends_early_for_some_arguments_is_not_planned_whole() -> 
 
     plan = ramiform.function(body).plan()
     assert (plan.is_whole, plan.num_generations) == (False, 0)
+
+
+@ramiform.function
+def looks_in_parameters(s: ramiform.ProgramState, number: int) -> None:
+    s += "text"
+    s += ramiform.gen("x", max_tokens=number)
+
+
+@ramiform.function
+def looks_at_a_fork(s: ramiform.ProgramState, number: int) -> None:
+    s.fork(number)
+
+
+def test_a_plan_stops_at_the_users_line_where_a_parameter_is_a_symbol() -> None:
+    for program, distance in ((looks_in_parameters, 3), (looks_at_a_fork, 2)):
+        first = program.function.__code__.co_firstlineno
+        assert program.plan().stops_at == f"{__file__}:{first + distance}"

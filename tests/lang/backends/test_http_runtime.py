@@ -390,3 +390,34 @@ def test_one_branch_of_two_that_run_is_aborted_alone(backend: ramiform.Runtime, 
         s["ended"] = "x" in kept
 
     two.run(backend=over_http)
+
+
+def test_checks_and_retries_take_place_at_the_client(url: str, backend: ramiform.Runtime) -> None:
+    seen: list[str] = []
+
+    def third(value: str) -> bool:
+        seen.append(value)
+        return len(seen) % 3 == 0
+
+    @ramiform.function
+    def program(s: ramiform.ProgramState, on_invalid: str) -> None:
+        s += ramiform.user("What is the capital of France?")
+        s += ramiform.assistant(
+            ramiform.gen("x", max_tokens=8, temperature=1.0, seed=3, check=third, retries=2, on_invalid=on_invalid)
+        )
+        branches = s.fork(2)
+        branches += ramiform.user("And of Italy?") + ramiform.assistant(ramiform.gen("y", max_tokens=6, temperature=0))
+        branches.join()
+
+    for on_invalid in ("again", "tell"):
+        results = []
+        for where in (backend, ramiform.HttpRuntime(url)):
+            state = program.run(on_invalid, backend=where)
+            attempts = state.get_meta_info("x")["attempts"]
+            results.append((state.text(), state["x"], state["y"], attempts))
+        assert results[0] == results[1]
+        assert len(results[0][3]) == 3
+
+    with pytest.raises(ramiform.RequestError) as caught:
+        program.run("raise", backend=ramiform.HttpRuntime(url))
+    assert caught.value.code == "invalid_result" or caught.value.param == "on_invalid"

@@ -25,6 +25,7 @@ from ....protocol.session import (
     Ask,
     Done,
     Fork,
+    Gen,
     Generated,
     Open,
     Play,
@@ -241,6 +242,12 @@ def _check(body: ProgramBody, context_length: int) -> int:
                 case Ask():
                     raise RequestError(
                         "an ask is answered by the client: end the request before it, and give its text in the next",
+                        param="operations",
+                        code="unsupported",
+                    )
+                case Gen(checked=True):
+                    raise RequestError(
+                        "the client checks what a gen generates: send it unchecked, and its text in the next request",
                         param="operations",
                         code="unsupported",
                     )
