@@ -63,10 +63,12 @@ def split_arguments(given: Mapping[str, Any], declared: Sequence[str]) -> tuple[
     return RunArguments(defaults_of(sampling), budgets), own
 
 
-def check_arguments(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise TypeError, as calling the function would, for arguments that it does not take or lacks."""
+def check_arguments(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], *, partial: bool = False
+) -> None:
+    """Raise TypeError, as a call would, for arguments that the function does not take or, unless `partial`, lacks."""
     try:
-        signature.bind(None, *args, **kwargs)
+        (signature.bind_partial if partial else signature.bind)(None, *args, **kwargs)
     except TypeError:
         unknown = next((name for name in kwargs if name not in signature.parameters), None)
         if unknown is None:

@@ -34,7 +34,7 @@ class Expr:
     def __format__(self, spec: str) -> str:
         if spec:
             raise RequestError(
-                f"an expression takes no format: {spec!r} cannot be applied to {self!r}, whose text is not known yet",
+                f"{_label(self)} takes no format such as {spec!r}: its text is not known yet",
                 param="format_spec",
             )
         return mark_of(self, sum(len(str(getattr(part, "text", ""))) for part in parts_of(self)))
@@ -134,3 +134,9 @@ def parts_of(value: Expr | str) -> tuple[Expr, ...]:
     raise RequestError(
         f"cannot append {value!r}: a state takes strings and expressions such as gen(...), not {type(value).__name__}"
     )
+
+
+def _label(expr: Expr) -> str:
+    """Return an expression as programs write it, with its name only."""
+    name = getattr(expr, "name", None)
+    return f"{type(expr).__name__.removesuffix('Expr').lower()}({'...' if name is None else repr(name)})"

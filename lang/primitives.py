@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 
 import msgspec
 
 from ..runtime.protocol.decisions import Level, Option, Pick, Predicate, Question, Rate, check
-from ..runtime.protocol.errors import RequestError
+from ..runtime.protocol.errors import RequestError, did_you_mean
 from ..runtime.protocol.sampling import PARAMETERS, AdditionalProperties
 from .choices import BuiltInMethod, Method, method_of, token_length_normalized
 from .constraints.builders import ConstraintExpr, choice_of
@@ -40,6 +41,25 @@ from .types.result_types import reasoning_format
 _TEXT_ARGUMENTS = ("stop", "stop_regex", "regex", "grammar", "choices", "tool_result")
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _known_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a function answer an argument that it does not take with the likeliest one."""
+    names = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name not in names:
+                raise TypeError(f"{function.__name__} takes no argument {name!r}{did_you_mean(name, names)}")
+        return function(*args, **kwargs)
+
+    return called
+
+
+@_known_arguments
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -167,6 +187,7 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **options
     return gen(name, max_tokens, dtype=str, **options)
 
 
+@_known_arguments
 def select(
     name: str | Sequence[str | Expr] | None = None,
     choices: Sequence[str | Expr] | None = None,

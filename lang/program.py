@@ -222,7 +222,7 @@ class Program(Generic[P, R]):
     def bind(self, **kwargs: Any) -> Program[..., R]:
         """Return the program with these arguments given: its own, sampling arguments and budgets."""
         given, own = (RunArguments(), kwargs) if self._takes_any else split_arguments(kwargs, self.parameters)
-        self._signature.bind_partial(None, **own)
+        check_arguments(self._signature, (), own, partial=True)
         made = self._like(self.function)
         made._bound |= own
         made._bound_run = given.over(self._bound_run)
@@ -288,7 +288,7 @@ class Program(Generic[P, R]):
         """
         run_arguments, arguments = split_arguments(example, self.parameters)
         given = {**self._bound, **arguments}
-        self._signature.bind_partial(None, **given)
+        check_arguments(self._signature, (), given, partial=True)
         required = [p for p in list(self._signature.parameters.values())[1:] if p.default is p.empty]
         named = [p for p in required if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         missing = frozenset(p.name for p in named if p.name not in given)

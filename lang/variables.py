@@ -13,7 +13,7 @@ import msgspec
 
 from ..runtime.protocol import session
 from ..runtime.protocol.decisions import DecisionAnswer
-from ..runtime.protocol.errors import ErrorInfo, RequestError
+from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from .lowering import Binding
 from .meta_info import meta_of_choice, meta_of_sequence
 from .operation_log import OperationLog
@@ -251,7 +251,17 @@ class GatheredVariable:
     values: tuple[Variable, ...]
 
     def get(self) -> list[Any]:
-        return [value.get() for value in self.values]
+        """Wait for all values. Raises the first branch's error, which then stands for those of all."""
+        values: list[Any] = []
+        failure: RamiformError | None = None
+        for value in self.values:
+            try:
+                values.append(value.get())
+            except RamiformError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return values
 
     def meta(self) -> list[Any]:
         return [value.meta() for value in self.values]

@@ -258,6 +258,10 @@ def test_a_dead_backend_is_told_of_with_the_call() -> None:
         (lambda: fails.run_batch([{"how": "own", "time_out": 3}]), "did you mean 'timeout'?"),
         (lambda: fails.arun_batch([("own",)], return_exception=True), "did you mean 'return_exceptions'?"),
         (lambda: ramiform.genn, "did you mean 'gen'?"),
+        (lambda: ramiform.gen("x", max_token=3), "did you mean 'max_tokens'?"),  # type: ignore[call-arg]
+        (lambda: ramiform.select("x", choice=["a"]), "did you mean 'choices'?"),  # type: ignore[call-arg]
+        (lambda: fails.bind(hwo="own"), "did you mean 'how'?"),
+        (lambda: fails.plan(hwo="own"), "did you mean 'how'?"),
         (lambda: ramiform.select("x", ["a"], choices_method="greedy"), "did you mean 'greedy_token_selection'?"),
     ],
 )

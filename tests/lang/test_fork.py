@@ -177,3 +177,21 @@ def test_misuse_is_named(misuse: Any, message: str) -> None:
             misuse(s)
 
     run(body)
+
+
+def test_an_error_of_a_gathered_variable_that_was_caught_does_not_come_again() -> None:
+    caught = []
+
+    @ramiform.function
+    def program(s: ramiform.ProgramState) -> None:
+        branches = s.fork(3)
+        branches += ramiform.gen("n", dtype=int)
+        branches.join()
+        try:
+            s["n"]
+        except ramiform.RequestError as error:
+            caught.append(error)
+
+    program.run(backend=ramiform.Scripted(["1", "no", "none"]))
+    assert len(caught) == 1
+    assert caught[0].code == "invalid_result"
