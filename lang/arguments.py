@@ -75,7 +75,7 @@ def check_arguments(
             raise
         declared = list(signature.parameters)[1:]
         hint = did_you_mean(unknown, [*declared, *RUN_ARGUMENTS, *_BUDGETS, *RUN_OPTIONS])
-        raise TypeError(f"the program takes no argument {unknown!r}{hint}") from None
+        raise TypeError(f"got an unexpected keyword argument {unknown!r}{hint}") from None
 
 
 def unknown_batch_argument(name: str) -> RequestError:

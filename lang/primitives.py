@@ -53,7 +53,9 @@ def _known_arguments(function: Callable[P, T]) -> Callable[P, T]:
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         for name in kwargs:
             if name not in names:
-                raise TypeError(f"{function.__name__} takes no argument {name!r}{did_you_mean(name, names)}")
+                raise TypeError(
+                    f"{function.__name__}() got an unexpected keyword argument {name!r}{did_you_mean(name, names)}"
+                )
         return function(*args, **kwargs)
 
     return called

@@ -35,6 +35,11 @@ class AnswerQueue:
                 return
         self._answers.append(answer)
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether `take` would have to wait."""
+        return not self._answers
+
     def wake(self) -> None:
         """Let `take` return, with or without answers."""
         self._arrived.set()
@@ -92,8 +97,9 @@ class ProgramPlay:
                         self._unanswered[answer.state] -= 1
                 if answers is None or answers:
                     yield answers or []
-                if not self._interpreter.num_programs:
-                    return  # a budget is spent, or all states are closed
+                # A budget is spent, or all states are closed; perhaps while the reader was at the last answers.
+                if not self._interpreter.num_programs and self._queue.is_empty:
+                    return
         finally:
             self._interpreter.close_all()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,11 @@ def url() -> Iterator[str]:
         assert process.stdout is not None
         port = process.stdout.readline().strip()
         assert port, "the server did not start"
+        while True:  # it prints its port before it listens
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", int(port))):
+                break
+            assert process.poll() is None
+            time.sleep(0.05)
         yield f"http://127.0.0.1:{port}/mcp"
         process.kill()
 
