@@ -384,6 +384,11 @@ class HttpChannel:
                 return False  # the program is lost
             if state.next_is_checked:
                 state.attempted(answer)
+                for (
+                    request
+                ) in program.requests:  # it owes the state nothing more; another one may make the next attempt
+                    if state in request.ends:
+                        request.ends[state] = state.num_answered
                 [sequence] = answer.sequences or []
                 self._tell(state, Attempted(state.number, answer.op, sequence))
                 return True

@@ -118,11 +118,7 @@ class ProgramRequest:
     @property
     def unanswered(self) -> list[StateHistory]:
         """Return the states that still need answers of this request."""
-        return [
-            state
-            for state, end in self.ends.items()
-            if state.num_answered < end and not state.ended and state.attempt is None
-        ]
+        return [state for state, end in self.ends.items() if state.num_answered < end and not state.ended]
 
     @property
     def generates(self) -> bool:
