@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import uv
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 540
@@ -49,6 +48,7 @@ def test_the_pins_resolve_to_wheels_and_cover_all_that_is_installed(
 ) -> None:
     target = ["--python-platform", platform, "--python-version", python, "--only-binary", ":all:"]
     for extras in ([], ["--extra", "test"]):
+        uv = pytest.importorskip("uv", reason="the extra dev")
         resolve = [uv.find_uv_bin(), "pip", "compile", "-q", "-c", "constraints.txt", "pyproject.toml"]
         resolved = output_of([*resolve, *target, *extras], index_only)
         pinned = PIN.findall((ROOT / "constraints.txt").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -127,9 +128,10 @@ def test_inside_a_message_and_without_a_template_the_prompt_is_plain_text() -> N
 def test_signatures_run_on_the_model_that_ships(runtime: Any, url: str, backend: Any) -> None:
     for kind, program in ((City, city), (int, count), (str, rename)):
         assert isinstance(program.run("France", temperature=0).ret_value, kind)
-    over_http = count.run("one two", backend=HttpRuntime(url), temperature=0)
-    assert over_http.text() == count.run("one two", temperature=0).text()
-    assert all(isinstance(one.ret_value, City) for one in city.run_batch([("Peru",), ("Chad",)]))
+    with contextlib.closing(HttpRuntime(url)) as over_http:
+        text = count.run("one two", backend=over_http, temperature=0).text()
+    assert text == count.run("one two", temperature=0).text()
+    assert all(isinstance(one.ret_value, City) for one in city.run_batch([("Peru",), ("Chad",)], temperature=0))
 
 
 def test_errors_plans_and_traces_name_the_line_of_the_signature() -> None:

@@ -392,7 +392,7 @@ def test_one_branch_of_two_that_run_is_aborted_alone(backend: ramiform.Runtime, 
     two.run(backend=over_http)
 
 
-def test_checks_and_retries_take_place_at_the_client(url: str, backend: ramiform.Runtime) -> None:
+def test_checks_and_retries_take_place_at_the_client(over_http: HttpRuntime, backend: ramiform.Runtime) -> None:
     seen: list[str] = []
 
     def third(value: str) -> bool:
@@ -411,7 +411,7 @@ def test_checks_and_retries_take_place_at_the_client(url: str, backend: ramiform
 
     for on_invalid in ("again", "tell"):
         results = []
-        for where in (backend, ramiform.HttpRuntime(url)):
+        for where in (backend, over_http):
             state = program.run(on_invalid, backend=where)
             attempts = state.get_meta_info("x")["attempts"]
             results.append((state.text(), state["x"], state["y"], attempts))
@@ -419,5 +419,5 @@ def test_checks_and_retries_take_place_at_the_client(url: str, backend: ramiform
         assert len(results[0][3]) == 3
 
     with pytest.raises(ramiform.RequestError) as caught:
-        program.run("raise", backend=ramiform.HttpRuntime(url))
+        program.run("raise", backend=over_http)
     assert caught.value.code == "invalid_result" or caught.value.param == "on_invalid"
