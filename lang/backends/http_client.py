@@ -58,6 +58,7 @@ class HttpClient:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._idle: list[http.client.HTTPConnection] = []
+        self._closed = False
         self._lock = threading.Lock()
 
     def get(self, path: str) -> Any:
@@ -72,7 +73,9 @@ class HttpClient:
         self._request("POST", path, body, call, events_to(on_event))
 
     def close(self) -> None:
+        """Close the connections: the idle ones now, the others at the end of their calls."""
         with self._lock:
+            self._closed = True
             for connection in self._idle:
                 connection.close()
             self._idle.clear()
@@ -117,18 +120,21 @@ class HttpClient:
                             raise
                         connection.close()
                         continue  # the server had closed the kept connection, and has not read the request
-                    result = _answer(response, use)
+                    with response:  # of a connection that the server ends, it holds the socket alone
+                        result = _answer(response, use)
+                        is_read = response.isclosed()
             except _CONNECTION_ERRORS as error:
                 connection.close()
                 raise failure_of_connection(error) from error
             except BaseException:
                 connection.close()
                 raise
-            if response.isclosed():
-                with self._lock:
+            with self._lock:
+                is_kept = is_read and not self._closed
+                if is_kept:
                     self._idle.append(connection)
-            else:
-                connection.close()  # the rest of the answer is on its way
+            if not is_kept:
+                connection.close()  # the rest of the answer is on its way, or nobody closes an idle connection
             return result
 
     def _connection(self) -> http.client.HTTPConnection:
