@@ -9,12 +9,25 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...runtime.programs.executor import OperationResult, PendingResult
+from ...runtime.programs.running_program import CallLater
 from ...runtime.protocol.errors import ErrorInfo, RamiformError
 from .model import ModelCall
 
 logger = logging.getLogger("ramiform.backends")
 
 T = TypeVar("T")
+
+
+def call_later(post: Callable[[Callable[[], None]], None]) -> CallLater:
+    """Return a function that posts a callback after some seconds, unless its timer is cancelled before."""
+
+    def start(seconds: float, callback: Callable[[], None]) -> threading.Timer:
+        timer = threading.Timer(seconds, post, (callback,))
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    return start
 
 
 class ModelCalls:

@@ -15,7 +15,7 @@ from ...runtime.programs.interpreter import ProgramInterpreter
 from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol.errors import ErrorInfo, RuntimeFailed
 from ...runtime.protocol.session import Answer, Append, Close, Lost, Open, Play, Reply, Supply, ToFrontend
-from .calls import ModelCalls
+from .calls import ModelCalls, call_later
 from .executor import TranscriptExecutor
 from .model import Method, Model
 from .transcript import Transcript
@@ -41,7 +41,7 @@ class LocalChannel:
         self._sending = threading.Lock()  # no message may come after the end: it would wait for ever
         self._ended = False
         self._calls = ModelCalls(num_threads, self._inbox.put)
-        self._interpreter = ProgramInterpreter(self._deliver, self._open_executor, self._call_later)
+        self._interpreter = ProgramInterpreter(self._deliver, self._open_executor, call_later(self._inbox.put))
         self._thread = threading.Thread(target=self._run, name="ramiform-backend", daemon=True)
         self._thread.start()
 
@@ -104,12 +104,6 @@ class LocalChannel:
 
     def _open_executor(self, state: StateProgress) -> TranscriptExecutor:
         return TranscriptExecutor(self._model, self._calls, state, Transcript())
-
-    def _call_later(self, seconds: float, callback: Callable[[], None]) -> threading.Timer:
-        timer = threading.Timer(seconds, self._inbox.put, (callback,))
-        timer.daemon = True
-        timer.start()
-        return timer
 
     def _deliver(self, answer: Answer | Lost) -> None:
         if isinstance(answer, Lost):

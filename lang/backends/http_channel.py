@@ -36,7 +36,7 @@ from ...runtime.protocol.session import (
     Supply,
     ToFrontend,
 )
-from .calls import ModelCalls
+from .calls import ModelCalls, call_later
 from .http_client import HttpClient
 from .model import Method, ModelCall
 from .program_history import ProgramHistory, ProgramRequest, StateHistory
@@ -157,7 +157,7 @@ class HttpChannel:
                         self._hurry(opened)
             case Open(state=number, program=name):
                 if name not in self._programs:
-                    self._programs[name] = _Program(message, self._lose, self._call_later)
+                    self._programs[name] = _Program(message, self._lose, call_later(self._inbox.put))
                 self._programs[name].history.open(number)
                 self._program_of[number] = self._programs[name]
             case Append():
@@ -238,12 +238,6 @@ class HttpChannel:
         for number in program.history.states:
             if (listener := self._listeners.pop(number, None)) is not None:
                 listener.fail(error)
-
-    def _call_later(self, seconds: float, callback: Callable[[], None]) -> threading.Timer:
-        timer = threading.Timer(seconds, self._inbox.put, (callback,))
-        timer.daemon = True
-        timer.start()
-        return timer
 
     def _hurry(self, program: _Program) -> None:
         """Make the program's next request as soon as the inbox is empty."""

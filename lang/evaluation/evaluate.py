@@ -52,7 +52,8 @@ def evaluate(
     At most `concurrency` programs run at once. With `resume`, each result is appended to this file, and a later call
     takes the results that it holds. `progress_bar`: by default where stderr is a terminal. `options` are arguments of
     `run`: sampling arguments, budgets, and arguments of the function that are the same for all examples. Raises
-    RequestError for an example without a required argument, before anything runs, and for an unknown option.
+    RequestError for a dataset without examples, for an example without a required argument, before anything runs,
+    and for an unknown option.
     """
     return run_coroutine(
         aevaluate(
@@ -89,7 +90,8 @@ async def aevaluate(
     if not isinstance(concurrency, int) or concurrency < 1:
         raise RequestError(f"concurrency must be a positive integer, got {concurrency!r}", param="concurrency")
     _check_options(program, options)
-    examples = read_dataset(dataset)
+    if not (examples := read_dataset(dataset)):
+        raise RequestError("dataset has no examples", param="dataset")
     required = [name for name in program.required if name not in options]
     inputs = [inputs_of(one, program.parameters, required, index) for index, one in enumerate(examples)]
     name = program.function.__name__

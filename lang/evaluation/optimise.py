@@ -72,7 +72,8 @@ def optimise(
     returns for the program's own instruction and some demonstrations. `num_candidates` prompts are compared on few
     examples; the better half goes on to twice as many, until two are left that have been judged on all. The result's
     `trials` hold every prompt's score. Equal scores: the earlier, shorter prompt. `seed` decides all draws; `options`
-    are arguments of `run`. Raises RequestError if the program declares neither parameter, or for too few examples.
+    are arguments of `run`. Raises RequestError if the program declares neither parameter, for too few examples, and if
+    every example fails.
     """
     return run_coroutine(
         aoptimise(
@@ -154,6 +155,7 @@ async def aoptimise(
     size = max_demonstrations if "demonstrations" in searched else 0
     candidates = _candidates(tried, len(pool), size, num_candidates, rng)
     trials: list[Trial] = []
+    failed: list[str] = []  # the errors of programs and metrics
     num_examples = min(len(judging), max(MIN_EXAMPLES, len(judging) // 4))
     while True:
         ranked: list[tuple[float, int, _Candidate]] = []
@@ -161,6 +163,9 @@ async def aoptimise(
             report = await judge(candidate, judging[:num_examples])
             trials.append(_trial(candidate, pool, report))
             ranked.append((-report.score, index, candidate))
+            failed += [result.error for result in report.results if result.error is not None]
+        if len(failed) == sum(trial.num_examples for trial in trials):
+            raise RequestError(f"no example could be scored; the first failed with {failed[0]}", param="metric")
         ranked.sort(key=lambda one: one[:2])
         if num_examples == len(judging):
             break

@@ -27,6 +27,7 @@ from ...runtime.protocol.session import (
     ToFrontend,
 )
 from ..backend import Channel
+from ..backends.calls import call_later
 from .answers import AnswerStore, StoredRun
 from .executor import StoredExecutor
 from .remote import Remotes
@@ -49,7 +50,7 @@ class StoredPrograms:
         self._store = store
         self._remotes = Remotes(channel, self.inbox.put)
         self._interpreter = ProgramInterpreter(
-            self._deliver, self._open_executor, self._call_later, states_ended=self._states_ended
+            self._deliver, self._open_executor, call_later(self.inbox.put), states_ended=self._states_ended
         )
         self._thread = threading.Thread(target=self._run, name="ramiform-store", daemon=True)
         self._thread.start()
@@ -84,12 +85,6 @@ class StoredPrograms:
         if states is None:
             self._remotes.end(program)
             self.runs.pop(program, None)
-
-    def _call_later(self, seconds: float, callback: Callable[[], None]) -> threading.Timer:
-        timer = threading.Timer(seconds, self.inbox.put, (callback,))
-        timer.daemon = True
-        timer.start()
-        return timer
 
     def _deliver(self, answer: Done | Failed | Delta | Attempted | Lost) -> None:
         if isinstance(answer, Lost):

@@ -73,7 +73,7 @@ _opening = threading.Lock()
 
 
 class Checkpoint:
-    """What a checkpoint file holds. Any thread may use it.
+    """Holds the contents of a checkpoint file. Any thread may use it.
 
     Raises RequestError if the file is no checkpoint, is one of another program, or is used by another process.
     """

@@ -17,7 +17,7 @@ _ARGUMENT = re.compile(r"^\s*(?::param\s+)?(\w+)\s*(?:\([^)]*\))?\s*:\s+(.+)$")
 
 @dataclass(frozen=True, slots=True)
 class ToolInterface:
-    """What a model is told of a tool, and the reader of its arguments."""
+    """Describes a tool to a model, and parses the tool's arguments."""
 
     name: str
     description: str

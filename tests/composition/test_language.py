@@ -112,7 +112,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
 
 @pytest.fixture(scope="module")
 def expected() -> Callable[[Any], list[Any]]:
-    """What the programs give on a runtime without any of the features, which ends before others start."""
+    """Return the programs' results on a runtime without any of the features; it ends before others start."""
     with Runtime(port=0, dtype="float32", log_level="error", num_pages=256, **OFF) as judge:
         kept = {program.function.__name__: results(program, judge) for program in PROGRAMS}
     return lambda program: kept[program.function.__name__]

@@ -49,7 +49,7 @@ def test_a_snippet_alone_prints_what_the_text_says(
 @pytest.mark.slow
 @pytest.mark.usefixtures("backend")
 def test_all_snippets_run_in_order_in_one_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a reader does who enters them one after another."""
+    """Run the snippets one after another in one process, as a reader types them."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     for snippet in SNIPPETS:

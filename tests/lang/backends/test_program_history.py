@@ -1,4 +1,4 @@
-"""What a request says of a program. Judge: the interpreter that the server plays it with."""
+"""The requests that a program's history makes. Judge: the interpreter with which the server plays them."""
 
 from __future__ import annotations
 

@@ -121,6 +121,11 @@ def test_a_wrong_dataset_is_refused_with_its_place(tmp_path: Path, name: str, co
         evaluate(capital, tmp_path / name, is_right, backend=Scripted([]))
 
 
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(RequestError, match="dataset has no examples"):
+        evaluate(capital, [], is_right)
+
+
 def test_an_unknown_option_is_refused_with_the_name_that_is_near() -> None:
     with pytest.raises(RequestError, match="no option 'temprature'; did you mean 'temperature'"):
         evaluate(capital, EXAMPLES, is_right, temprature=0)

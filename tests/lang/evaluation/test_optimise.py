@@ -134,3 +134,11 @@ def test_a_program_without_a_prompt_to_search_is_refused() -> None:
         optimise(guess, NUMBERS, is_right)
     with pytest.raises(RequestError, match="at least two examples, got 1"):
         optimise(classify, NUMBERS[:1], is_right)
+
+
+def test_a_metric_that_always_raises_is_an_error_of_the_search() -> None:
+    def broken(example: Mapping[str, Any], state: ProgramState) -> bool:
+        raise KeyError("label")
+
+    with pytest.raises(RequestError, match="no example could be scored; the first failed with KeyError: 'label'"):
+        optimise(classify, NUMBERS, broken, backend=Scripted(lambda text: "even"))
