@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test-fast test test-all check-install pins lint format bench demo-model gpu-check clean
+.PHONY: demo test-fast test test-all check-install release pins lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -54,6 +54,17 @@ test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client
 
 check-install: $(VENV)/.dev  ## resolve the pins from the package index for every platform; run a wheel in a clean environment
 	$(BIN)/pytest --rootdir=tests -m install $(PYTEST_ARGS) tests/install
+
+release: $(VENV)/.dev  ## build the sdist and the wheel, check their metadata, run the demo from the wheel in a new environment
+	rm -rf dist build/release
+	$(BIN)/uv build -q --out-dir dist .
+	$(BIN)/twine check --strict dist/*.tar.gz dist/*.whl
+	$(PYTHON) -m venv build/release
+ifeq ($(TORCH),cpu)
+	build/release/bin/python -m pip install -q -c constraints.txt --no-deps --index-url $(TORCH_CPU_INDEX) torch
+endif
+	build/release/bin/python -m pip install -q -c constraints.txt dist/*.whl
+	cd build && release/bin/ramiform run ../examples/agents/react.py
 
 pins: $(VENV)/.dev  ## write constraints.txt again: one resolution for all extras, platforms and Python versions
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --all-extras --no-annotate \

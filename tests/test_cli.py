@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -20,6 +21,7 @@ from ramiform.runtime.processes.launch import make_config
 from ramiform.runtime.protocol import setting_aliases as peer_names
 from ramiform.runtime.protocol.config import CoreConfig, ServeConfig
 
+ROOT = Path(__file__).parents[1]
 RAMIFORM = str(Path(sys.executable).parent / "ramiform")
 
 MODEL_FLAGS = {
@@ -281,6 +283,19 @@ def test_what_others_call_a_setting_is_a_setting_of_ours() -> None:
     ours = {*CoreConfig.__struct_fields__, *ServeConfig.__struct_fields__}
     assert set(peer_names._ALIASES.values()) <= ours
     assert not set(peer_names._ALIASES) & ours
+
+
+def test_the_table_of_flags_names_every_setting_of_others_beside_ours() -> None:
+    """docs/migrate.md against the names that the command line translates."""
+    table = [line.split("|") for line in (ROOT / "docs/migrate.md").read_text().splitlines() if line.startswith("| ")]
+    flags = [[set(re.findall(r"--([a-z][a-z-]+)", cell)) for cell in row[1:-1]] for row in table]
+    ours = {name.replace("_", "-") for name in (*CoreConfig.__struct_fields__, *ServeConfig.__struct_fields__)}
+    assert {flag.removeprefix("no-") for row in flags for flag in row[-1]} <= ours
+    for theirs, setting in peer_names._ALIASES.items():
+        if setting != "model":
+            rows = [row for row in flags if theirs.replace("_", "-") in set.union(*row[:-1])]
+            assert rows, theirs
+            assert all({setting.replace("_", "-"), f"no-{setting.replace('_', '-')}"} & row[-1] for row in rows), theirs
 
 
 @pytest.mark.parametrize(
