@@ -38,9 +38,10 @@ app = typer.Typer(
 errors = Console(stderr=True, soft_wrap=True, highlight=False)
 
 ModelArgument = Annotated[
-    str | None, typer.Argument(help="Path of a Hugging Face checkpoint; default: the model that ships.")
+    str | None,
+    typer.Argument(help="Path or hub id ORG/NAME[@REVISION][:GGUF] of a model; default: the one that ships."),
 ]
-ModelOption = Annotated[str | None, typer.Option(help="Path of a checkpoint; default: the model that ships.")]
+ModelOption = Annotated[str | None, typer.Option(help="Path or hub id of a model; default: the one that ships.")]
 AddressOption = Annotated[
     str | None, typer.Option(help="Address of a running runtime, as serve prints it; default: start a runtime.")
 ]

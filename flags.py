@@ -65,7 +65,7 @@ def with_settings(*settings: inspect.Parameter) -> Callable[[Callable[..., Any]]
 
 
 class TranslatingCommand(TyperCommand):
-    """Command whose error for a flag of vLLM, SGLang or llama-server names Ramiform's flag. Typer reports other wrong flags."""
+    """Command whose error for a flag of another server names Ramiform's flag. Typer reports other wrong flags."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         shown = {parameter.name: _shown(parameter) for parameter in self.params}

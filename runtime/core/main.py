@@ -25,6 +25,7 @@ from ..engine import Engine, build_engine
 from ..engine.build import choose_device
 from ..models.checkpoint import find_checkpoint, served_name
 from ..models.gguf.file import is_gguf
+from ..models.hub import hub_origin
 from ..models.read_config import read_config
 from ..parallel.rank_processes import RankProcesses
 from ..parallel.rank_zero import MakeRankZeroEngine, RankZeroEngine, build_rank_zero_engine
@@ -196,7 +197,14 @@ def load_core(
             engine = build_engine(config, path, on_progress, make_source, draft_page_bytes=page_bytes)
     config = resolve_speculation(config, path)
     engine.warm_up()
-    info = ModelInfo(name=name, path=str(path), version=__version__, **asdict(engine.info))
+    origin = hub_origin(path)
+    info = ModelInfo(
+        name=name,
+        path=str(path),
+        revision=None if origin is None else origin.commit,
+        version=__version__,
+        **asdict(engine.info),
+    )
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
     facts = VocabularyInfo(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
     publisher = None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..protocol.errors import RamiformError
 from .gguf.file import GGUF_SUFFIX, is_gguf
+from .hub import hub_origin
 
 SHIPPED_MODEL = Path(__file__).parents[1] / "shipped_model"
 SHIPPED_NAME = "ramiform-demo"
@@ -20,7 +21,7 @@ def find_checkpoint(model: str | None) -> Path:
         return SHIPPED_MODEL
     path = Path(model).expanduser()
     if not path.exists():
-        raise RamiformError(f"no model at {model!r}: no such folder. A model is a local path; nothing is downloaded")
+        raise RamiformError(f"no model at {model!r}: no such path. A model is a path, or ORG/NAME of the hub")
     if is_gguf(path) and path.is_file():
         return path
     if not (path / "config.json").is_file():
@@ -32,4 +33,9 @@ def served_name(model: str | None, served_model_name: str | None) -> str:
     """Return the model name that the HTTP API shows."""
     if served_model_name is not None:
         return served_model_name
-    return SHIPPED_NAME if model is None else find_checkpoint(model).resolve().name.removesuffix(GGUF_SUFFIX)
+    if model is None:
+        return SHIPPED_NAME
+    path = find_checkpoint(model)
+    if (origin := hub_origin(path)) is not None:
+        return origin.repository
+    return path.resolve().name.removesuffix(GGUF_SUFFIX)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..models.checkpoint import find_checkpoint
+from ..models.hub import local_model, parse_hub_id
 from ..parallel.master_address import check_nodes
 from ..protocol.client import Connection
 from ..protocol.config import CoreConfig, RuntimeConfig, ServeConfig
@@ -104,10 +105,13 @@ class Runtime:
 def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
     """Make the configuration from keyword settings, with a new private directory for sockets.
 
+    A model of the Hugging Face Hub is downloaded; the configuration has its local path.
+
     Raises RequestError naming the setting at fault, RamiformError when there is no such model; then no directory is
     made.
     """
-    find_checkpoint(model)  # the most common mistake, reported before a process starts
+    if model is not None and parse_hub_id(model) is None:
+        find_checkpoint(model)  # the most common mistake, reported before a process starts
     for name in settings:
         if name not in _CORE_FIELDS | _SERVE_FIELDS:
             known = sorted(_CORE_FIELDS | _SERVE_FIELDS)
@@ -122,6 +126,9 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
             # For example an unset shell variable: serving everybody is certainly not intended.
             raise RequestError(f"{name} is empty, so no key would be required: leave it out, or set it", param=name)
     check_nodes(core)
+    draft = local_model(core.speculative_draft_model, param="speculative_draft_model")
+    core = msgspec.structs.replace(core, model=local_model(core.model), speculative_draft_model=draft)
+    find_checkpoint(core.model)
     if checked.bind is not None:
         check_bind(checked.bind, checked.keys)
     return RuntimeConfig(core=core, serve=_convert({"socket_dir": _make_socket_dir()} | serve, ServeConfig))

@@ -22,9 +22,9 @@ EvictionName = Literal["lru", "lfu", "priority", "program"]
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the core: the model, its memory, and the size of a step."""
 
-    model: Annotated[str | None, Meta(description="a Hugging Face checkpoint; default: the shipped one")] = None
+    model: Annotated[str | None, Meta(description="path or hub id of a model; default: the shipped one")] = None
     served_model_name: Annotated[
-        str | None, Meta(description="model name in the API; default: the path's last part")
+        str | None, Meta(description="model name in the API; default: the hub id, or the path's last part")
     ] = None
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     dtype: Annotated[
@@ -123,7 +123,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     speculative_draft_model: Annotated[
-        str | None, Meta(description="the head (eagle) or the smaller model (draft); default: the head in MODEL/draft")
+        str | None,
+        Meta(description="the head (eagle) or the smaller model (draft): path or hub id; default: MODEL/draft"),
     ] = None
     speculative_num_steps: Annotated[int, Meta(ge=1, le=32, description="maximum depth of a draft")] = 7
     speculative_eagle_topk: Annotated[

@@ -16,6 +16,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # the served name
     path: str
+    revision: str | None = None  # commit, of a model of the Hugging Face Hub
     architecture: str
     num_parameters: int
     vocab_size: int
