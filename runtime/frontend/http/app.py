@@ -12,6 +12,7 @@ from ..core.frontend_peers import FrontendPeers
 from ..core.opentelemetry import OpenTelemetryTracer
 from ..text.generation import Generator
 from . import errors, openapi
+from .anthropic.messages import MessagesApi
 from .middleware.auth import AuthMiddleware
 from .middleware.metrics import MetricsMiddleware
 from .middleware.rate_limit import RateLimitMiddleware
@@ -53,6 +54,7 @@ def create_app(
         ModelsApi(generator),
         CompletionsApi(generator),
         ChatApi(chat_service),
+        MessagesApi(chat_service),
         ResponsesApi(chat_service, siblings),
         DecisionsApi(generator),
         EmbeddingsApi(generator),

@@ -1,4 +1,4 @@
-"""Map errors to HTTP responses: one JSON shape, and a status that tells client errors from server errors."""
+"""Map errors to HTTP responses: a JSON shape for each API, and a status that tells client errors from server errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
+from .dialects import dialect_of
 from .peer_fields import unsupported_reason
 
 
@@ -83,12 +86,27 @@ def error_status(error: RamiformError) -> tuple[int, ErrorInfo]:
     return 404 if isinstance(error, NotFoundError) else ERROR_STATUS[info.kind], info
 
 
-def error_event(error: Exception) -> dict[str, dict[str, str | None]]:
-    """Build the error body for a stream that has begun, where no status can be sent."""
+def error_event(error: Exception) -> tuple[int, dict[str, dict[str, str | None]]]:
+    """Build status and body of the error of a stream that has begun, where the status itself cannot be sent."""
     if not isinstance(error, RamiformError):
-        return error_body(500, internal_error_message(error), code="internal_error")
+        return 500, error_body(500, internal_error_message(error), code="internal_error")
     status, info = error_status(error)
-    return error_body(status, info.message, param=info.param, code=info.code)
+    return status, error_body(status, info.message, param=info.param, code=info.code)
+
+
+class ErrorResponse(Response):
+    """An error, in the shape of the API whose route was asked."""
+
+    media_type = "application/json"
+
+    def __init__(self, status: int, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+        super().__init__(status_code=status, headers=headers)
+        self._error = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shaped = dialect_of(scope["path"]).error(self.status_code, self._error)
+        headers = {name: value for name, value in self.headers.items() if name != "content-length"}
+        await JSONResponse(shaped, self.status_code, headers)(scope, receive, send)
 
 
 def internal_error_message(error: Exception) -> str:
@@ -103,24 +121,24 @@ def error_response(
     param: str | None = None,
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
-) -> JSONResponse:
+) -> ErrorResponse:
     headers = dict(headers or {})
     if status == 401:
         headers.setdefault("www-authenticate", "Bearer")
     if status in (429, 503):
         headers.setdefault("retry-after", "1")
-    return JSONResponse(error_body(status, message, param=param, code=code), status_code=status, headers=headers)
+    return ErrorResponse(status, error_body(status, message, param=param, code=code), headers)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error of `app` in the one JSON shape."""
+    """Answer every error of `app` in the shape of the API that was asked."""
 
-    async def ramiform_error(request: Request, error: Exception) -> JSONResponse:
+    async def ramiform_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RamiformError)
         status, info = error_status(error)
         return error_response(status, info.message, param=info.param, code=info.code)
 
-    async def http_error(request: Request, error: Exception) -> JSONResponse:
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message, code = error.detail, HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         if error.status_code in (404, 405):
@@ -129,12 +147,12 @@ def install_error_handlers(app: FastAPI) -> None:
             message, code = f"the body cannot be read as JSON: {_json_problem(error.__cause__)}", "invalid_value"
         return error_response(error.status_code, message, code=code, headers=error.headers)
 
-    async def invalid_body(request: Request, error: Exception) -> JSONResponse:
+    async def invalid_body(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         message, param = explain_validation_error(error)
         return error_response(400, message, param=param, code="invalid_value")
 
-    async def admin_key_error(request: Request, error: Exception) -> JSONResponse:
+    async def admin_key_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, AdminKeyError)
         status, code = (403, "admin_key_required") if error.has_key else (401, "invalid_api_key")
         return error_response(status, str(error), code=code)

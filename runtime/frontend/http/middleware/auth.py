@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..dialects import ANTHROPIC, dialect_of
 from ..errors import AdminKeyError, error_response, internal_error_message
 from ..scope import PUBLIC_PATHS, SCOPE_API_KEY, SCOPE_IS_ADMIN
 
@@ -29,7 +30,9 @@ def require_admin(request: Request, action: str) -> None:
 
 
 class AuthMiddleware:
-    """Echo or create `x-request-id`, require `Authorization: Bearer KEY`, bound the body, answer a 500 on failure.
+    """Echo or create `x-request-id`, require an API key, bound the body, answer a 500 on failure.
+
+    The key comes as `Authorization: Bearer KEY` or, as Anthropic's clients send it, `x-api-key: KEY`.
 
     Admin keys are API keys too. Without any, a server with at most one API key has one user, who may administer it.
     With several API keys nobody may.
@@ -63,13 +66,17 @@ class AuthMiddleware:
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
 
+        dialect = dialect_of(scope["path"])
         has_started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                answer = MutableHeaders(scope=message)
+                answer["x-request-id"] = request_id
+                if dialect is ANTHROPIC:
+                    answer["request-id"] = request_id  # where its clients look
             await send(message)
 
         error_answer = None
@@ -92,7 +99,8 @@ class AuthMiddleware:
 
     def _find_key(self, headers: Headers) -> str | None:
         """Return the key of the request if it is valid, else None."""
-        header = headers.get("authorization", "").encode("latin-1")
+        given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
+        header = given.encode("latin-1")
         # Compare with every key, so that the time does not depend on which one matches.
         return next(iter([key for key, known in self._keys if hmac.compare_digest(header, known)]), None)
 

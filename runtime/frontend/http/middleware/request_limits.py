@@ -9,9 +9,9 @@ from collections import Counter
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..dialects import dialect_of
 from ..errors import error_body, error_response
 from ..scope import HEALTH_PATH, SCOPE_API_KEY
-from ..transport.sse import DONE, event
 
 BODY_STALL_SECONDS = 30.0  # maximum seconds between two parts of a body
 MIN_BODY_RATE = 1024  # bytes per second; a slower body may lag BODY_STALL_SECONDS behind this rate
@@ -79,7 +79,8 @@ class RequestLimitsMiddleware:
             if content_type is None:
                 await error_response(504, message, code="timeout")(scope, receive, send)
             elif content_type.startswith(b"text/event-stream"):
-                data = event(error_body(504, message, code="timeout")) + DONE
+                dialect = dialect_of(scope["path"])
+                data = dialect.error_frame(dialect.error(504, error_body(504, message, code="timeout"))) + dialect.end
                 await send({"type": "http.response.body", "body": data, "more_body": False})
 
 

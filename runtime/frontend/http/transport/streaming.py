@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ....protocol.errors import RamiformError
+from ..dialects import OPENAI, Dialect
 from ..errors import error_event
 from ..scope import SCOPE_SEND_BODY
-from .sse import DONE, event, named_event
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -61,21 +61,19 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Response of server-sent events: `first`, the values of `rest`, then `[DONE]`. An error on the way is sent as an
-    event.
+    """Response of server-sent events: `first` and the values of `rest`, in the frames of `dialect`.
 
-    The caller awaits `first`, so an early error can still be a status. `named`: each event also has an `event:` line
-    with its value's "type".
+    An error on the way is sent as an event. The caller awaits `first`, so an early error can still be a status.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: T, rest: AsyncGenerator[T], *, named: bool = False) -> None:
+    def __init__(self, first: T, rest: AsyncGenerator[T], *, dialect: Dialect = OPENAI) -> None:
         super().__init__(headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
-        self._event = named_event if named else event
+        self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send, scope.get(SCOPE_SEND_BODY, send)))
@@ -98,11 +96,11 @@ class EventStream(Response):
 
     async def _events(self) -> AsyncIterator[bytes]:
         try:
-            yield self._event(self._first)
+            yield self._dialect.frame(self._first)
             async for value in self._rest:
-                yield self._event(value)
+                yield self._dialect.frame(value)
         except Exception as error:
             if not isinstance(error, RamiformError):
                 logger.exception("a stream failed with an internal error")
-            yield event(error_event(error))
-        yield DONE
+            yield self._dialect.error_frame(self._dialect.error(*error_event(error)))
+        yield self._dialect.end

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from .....protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ....chat.request import ChatRequest
 from ....core.frontend_peers import FrontendPeers
+from ...dialects import OPENAI_NAMED
 from ...errors import NotFoundError, internal_error_message
 from ...transport.body_route import BodyRoute
 from ...transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
@@ -64,7 +65,7 @@ class ResponsesApi:
             return json_response(entry.response)
         events = self._responses.events(body, chat, entry)
         if body.stream:
-            return EventStream(await cancel_on_disconnect(request, anext(events)), events, named=True)
+            return EventStream(await cancel_on_disconnect(request, anext(events)), events, dialect=OPENAI_NAMED)
         await cancel_on_disconnect(request, _exhaust(events))
         return json_response(entry.response)
 

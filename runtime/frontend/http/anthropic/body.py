@@ -1,0 +1,328 @@
+"""Bodies of `/v1/messages` and `/v1/messages/count_tokens`, and their conversion to a chat request's body.
+
+Source: Anthropic's API reference. Cache breakpoints (`cache_control`) are accepted everywhere and change nothing: the
+runtime reuses every prefix.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from ....protocol.errors import RequestError
+from ....protocol.sampling import MAX_STOPS
+from ..bodies import Body, Many, Text, described, example
+from ..openai.chat_body import ChatBody, Effort
+from ..openai.chat_messages import MAX_MESSAGES
+from ..openai.tool_fields import Function, FunctionName, NamedChoice, Tool, ToolChoice
+
+NO_EFFECT = {"cache_control", "citations", "title", "context", "caller", "eager_input_streaming", "defer_loading"}
+
+
+# In the OpenAPI document: a choice of tools needs some. One that names a tool must name one of them.
+_NEEDS_TOOLS: dict[str, Any] = {
+    "anyOf": [
+        {"properties": {"tool_choice": {"type": "null"}}},
+        {"properties": {"tools": {"type": "array", "minItems": 1}}, "required": ["tools"]},
+    ]
+}
+
+
+class InputBlock(Body):
+    """A block of content. `_Conversation` rejects types that the model cannot read."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        json_schema_extra={  # the block that every message may have; docs/http.md lists the others
+            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+            "required": ["type", "text"],
+            "additionalProperties": False,
+        },
+    )
+    type: Text
+
+
+class InputMessage(Body):
+    role: Literal["user", "assistant"]
+    content: Text | Many[InputBlock]
+
+
+class InputTool(Body):
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        json_schema_extra={"required": ["name", "input_schema"], "additionalProperties": False},
+    )
+    name: Annotated[Text, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    type: Annotated[Text, described(enum=["custom"])] | None = None
+    description: Text | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool = False
+
+    def to_tool(self, index: int) -> Tool:
+        """Convert to a tool of a chat request. Raises RequestError for a tool that Anthropic's servers would run."""
+        where = f"tools[{index}]"
+        if self.type not in (None, "custom"):
+            raise RequestError(f"{where} is of type {self.type!r}: only custom tools run here", param="tools")
+        if self.input_schema is None:
+            raise RequestError(f"{where} needs input_schema", param="tools")
+        _check_extra(self, where, "tools")
+        function = Function.model_construct(
+            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
+        )
+        return Tool.model_construct(type="function", function=function)
+
+
+class ToolUseChoice(Body):
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "oneOf": [
+                {"properties": {"type": {"const": "tool"}, "name": {"type": "string"}}, "required": ["name"]},
+                {"properties": {"type": {"not": {"const": "tool"}}, "name": {"type": "null"}}},
+            ]
+        },
+    )
+    type: Literal["auto", "any", "tool", "none"]
+    name: Text | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingOptions(Body):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputSchema(Body):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Body):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputSchema | None = None
+
+
+class CountBody(Body):
+    """Body of `/v1/messages/count_tokens`."""
+
+    model_config = example({"model": "", "messages": [{"role": "user", "content": "What is the capital of France?"}]})
+    model: Text | None = None
+    messages: Annotated[list[InputMessage], Field(fail_fast=True, max_length=MAX_MESSAGES), described(minItems=1)]
+    system: Text | Many[InputBlock] | None = None
+    tools: Many[InputTool] = Field(default_factory=list)
+    tool_choice: ToolUseChoice | None = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputSchema | None = None
+    cache_control: dict[str, Any] | None = None  # without effect
+
+    def chat(self, **fields: Any) -> ChatBody:
+        """Convert to a chat body, with further `fields` of it. Raises RequestError for unsupported content."""
+        conversation = _Conversation()
+        if self.system is not None:
+            conversation.add("system", self.system, "system")
+        for index, message in enumerate(self.messages):
+            conversation.add(message.role, message.content, f"messages[{index}]")
+        if not self.messages:
+            raise RequestError("messages must not be empty", param="messages")
+        is_prefilled = self.messages[-1].role == "assistant"
+        if is_prefilled and "tool_calls" in conversation.messages[-1]:
+            raise RequestError("the last message has a tool_use without its tool_result", param="messages")
+        for message in conversation.messages:
+            if "tool_calls" not in message:
+                message.setdefault("content", "")
+        options: dict[str, Any] = {}
+        if self.thinking is not None and self.thinking.type != "adaptive":
+            options["enable_thinking"] = self.thinking.type == "enabled"
+        choice, parallel = self._choice()
+        values: dict[str, Any] = dict(
+            model=self.model,
+            messages=conversation.messages,
+            tool_choice=choice,
+            parallel_tool_calls=parallel,
+            response_format=self._response_format(),
+            reasoning_effort=self._effort(),
+            chat_template_kwargs=options,
+            add_generation_prompt=not is_prefilled,
+            continue_final_message=is_prefilled,
+            **fields,
+        )
+        try:
+            chat = ChatBody(**values)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            param = ".".join(str(part) for part in detail["loc"])
+            raise RequestError(f"{param}: {detail['msg']}", param=param) from None
+        return chat.model_copy(update={"tools": [tool.to_tool(index) for index, tool in enumerate(self.tools)]})
+
+    def _choice(self) -> tuple[ToolChoice | None, bool]:
+        choice = self.tool_choice
+        if choice is None:
+            return None, True
+        if (choice.type == "tool") != (choice.name is not None):
+            raise RequestError("tool_choice has a name if its type is tool", param="tool_choice")
+        if choice.type in ("any", "tool") and not self.tools:
+            raise RequestError("tool_choice needs tools", param="tool_choice")
+        parallel = not choice.disable_parallel_tool_use
+        match choice.type:
+            case "any":
+                return "required", parallel
+            case "tool":
+                named = FunctionName.model_construct(name=choice.name)
+                return NamedChoice.model_construct(type="function", function=named), parallel
+            case kind:
+                return kind, parallel
+
+    def _response_format(self) -> dict[str, Any] | None:
+        formats = [self.output_format, self.output_config.format if self.output_config else None]
+        given = [each for each in formats if each is not None]
+        if len(given) > 1:
+            raise RequestError("output_format is output_config.format: give one", param="output_format")
+        if not given:
+            return None
+        return {"type": "json_schema", "json_schema": {"name": "output", "schema": given[0].schema_, "strict": True}}
+
+    def _effort(self) -> Effort | None:
+        effort = self.output_config.effort if self.output_config else None
+        return "xhigh" if effort == "max" else effort
+
+
+class MessagesBody(CountBody):
+    """Body of `/v1/messages`."""
+
+    model_config = example(
+        {"model": "", "max_tokens": 16, "messages": [{"role": "user", "content": "What is the capital of France?"}]},
+        **_NEEDS_TOOLS,
+    )
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: Annotated[Many[Annotated[Text, described(minLength=1)]], described(maxItems=MAX_STOPS)] = Field(
+        default_factory=list
+    )
+    stream: bool = False
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    metadata: dict[str, Any] | None = None  # without effect
+    service_tier: Literal["auto", "standard_only"] | None = None  # without effect
+    context_management: Annotated[dict[str, Any], described(maxProperties=0)] | None = None
+
+    def chat(self, **fields: Any) -> ChatBody:
+        _check_context_management(self.context_management)
+        return super().chat(
+            stop=self.stop_sequences,
+            stream=self.stream,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k or -1,
+            **fields,
+        )
+
+
+class _Conversation:
+    """Builds the messages of a chat body. Neighbours of one role become one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def add(self, role: str, content: str | list[InputBlock], where: str) -> None:
+        """Add a message. Raises RequestError for a block that the model cannot read."""
+        if isinstance(content, str):
+            self._add_text(role, content)
+            return
+        if not content:
+            raise RequestError(f"{where} is empty", param=where.partition("[")[0])
+        for index, block in enumerate(content):
+            self._add_block(role, block, f"{where}.content[{index}]" if role != "system" else f"system[{index}]")
+
+    def _add_block(self, role: str, block: InputBlock, where: str) -> None:
+        given = block.model_extra or {}
+        match block.type:
+            case "text":
+                _check_extra(block, where, "messages", "text")
+                self._add_text(role, _text_of(given, "text", where))
+            case "tool_use" if role == "assistant":
+                _check_extra(block, where, "messages", "id", "name", "input")
+                arguments = json.dumps(given.get("input", {}), ensure_ascii=False)
+                function = {"name": _text_of(given, "name", where), "arguments": arguments}
+                call = {"id": _text_of(given, "id", where), "type": "function", "function": function}
+                self._last("assistant").setdefault("tool_calls", []).append(call)
+            case "tool_result" if role == "user":
+                _check_extra(block, where, "messages", "tool_use_id", "content", "is_error")
+                text = _result_text(given.get("content", ""), f"{where}.content")
+                text = f"Error: {text}" if given.get("is_error") else text
+                self.messages.append(
+                    {"role": "tool", "tool_call_id": _text_of(given, "tool_use_id", where), "content": text}
+                )
+            case "thinking" if role == "assistant":
+                message = self._last("assistant")
+                message["reasoning_content"] = message.get("reasoning_content", "") + _text_of(given, "thinking", where)
+            case "redacted_thinking" if role == "assistant":
+                pass  # only who encrypted it can read it
+            case "document" if role == "user":
+                self._add_text(role, _document_text(given, where))
+            case other:
+                raise RequestError(
+                    f"{where} is of type {other!r}, which a {role} message cannot have here", param=where
+                )
+
+    def _add_text(self, role: str, text: str) -> None:
+        message = self._last(role)
+        before = message.get("content")
+        message["content"] = text if before is None else f"{before}\n{text}" if role != "assistant" else before + text
+
+    def _last(self, role: str) -> dict[str, Any]:
+        """Return the last message, or a new one if that is of another role."""
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role})
+        return self.messages[-1]
+
+
+def _result_text(content: Any, where: str) -> str:
+    """Return a tool result as text. Raises RequestError for blocks that are not text."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, block in enumerate(content if isinstance(content, list) else [content]):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "document":
+            texts.append(_document_text(block, f"{where}[{index}]"))
+        elif kind == "text":
+            texts.append(_text_of(block, "text", f"{where}[{index}]"))
+        else:
+            raise RequestError(f"{where}[{index}] is of type {kind!r}: this model reads text only", param=where)
+    return "\n".join(texts)
+
+
+def _document_text(document: dict[str, Any], where: str) -> str:
+    source = document.get("source")
+    if not isinstance(source, dict) or source.get("type") not in ("text", "content"):
+        raise RequestError(f"{where} is a document that is not text: this model reads text only", param=where)
+    if source["type"] == "text":
+        return _text_of(source, "data", f"{where}.source")
+    return _result_text(source.get("content"), f"{where}.source.content")
+
+
+def _text_of(given: dict[str, Any], name: str, where: str) -> str:
+    if not isinstance(value := given.get(name), str):
+        raise RequestError(f"{where} needs {name}, a text", param=f"{where}.{name}")
+    return value
+
+
+def _check_extra(value: InputBlock | InputTool, where: str, param: str, *known: str) -> None:
+    """Raise RequestError for a member that would be lost silently."""
+    for name, item in (value.model_extra or {}).items():
+        if item is not None and name not in NO_EFFECT and name not in known:
+            raise RequestError(f"unknown parameter {where}.{name}", param=param)
+
+
+def _check_context_management(value: dict[str, Any] | None) -> None:
+    """Raise RequestError unless nothing of the context is to be removed."""
+    for edit in (value or {}).get("edits") or []:
+        if not isinstance(edit, dict) or (edit.get("type"), edit.get("keep")) != ("clear_thinking_20251015", "all"):
+            raise RequestError("context_management can only keep all thinking", param="context_management")

@@ -1,0 +1,198 @@
+"""Anthropic's Messages API: by HTTP as its clients send it, and by the official client in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from .prompts import CHAT, PERSON
+from .test_client_libraries import python, run
+
+__all__ = ["python"]
+
+SWITCH = {
+    "name": "switch",
+    "description": "Switch the light",
+    "input_schema": {
+        "type": "object",
+        "properties": {"on": {"type": "boolean"}, "room": {"enum": ["kitchen", "hall"]}},
+        "required": ["on", "room"],
+    },
+}
+
+
+def create(http: httpx.Client, model: str, **body: Any) -> dict[str, Any]:
+    given = {"model": model, "max_tokens": 24, "temperature": 0, "messages": CHAT} | body
+    response = http.post("/v1/messages?beta=true", json=given, headers={"anthropic-version": "2023-06-01"})
+    assert response.status_code == 200, response.text
+    message: dict[str, Any] = response.json()
+    return message
+
+
+def events(http: httpx.Client, model: str, **body: Any) -> list[dict[str, Any]]:
+    given = {"model": model, "max_tokens": 24, "temperature": 0, "messages": CHAT, "stream": True} | body
+    with http.stream("POST", "/v1/messages", json=given) as response:
+        frames = [frame for frame in "".join(response.iter_text()).split("\n\n") if frame]
+    pairs = [frame.split("\n") for frame in frames]
+    values = [json.loads(data.removeprefix("data: ")) for _, data in pairs]
+    assert [name for name, _ in pairs] == [f"event: {value['type']}" for value in values]
+    return values
+
+
+def chat(http: httpx.Client, **body: Any) -> dict[str, Any]:
+    response = http.post("/v1/chat/completions", json={"temperature": 0, "max_tokens": 24, "messages": CHAT} | body)
+    answer: dict[str, Any] = response.json()["choices"][0]
+    return answer
+
+
+def test_the_text_is_that_of_a_chat_completion(http: httpx.Client, model: str) -> None:
+    message = create(http, model)
+    assert message["content"] == [{"type": "text", "text": chat(http)["message"]["content"]}]
+    assert (message["role"], message["stop_reason"], message["stop_sequence"]) == ("assistant", "end_turn", None)
+    cut = create(http, model, max_tokens=3)
+    assert cut["stop_reason"] == "max_tokens"
+    assert cut["usage"]["output_tokens"] == 3
+    stopped = create(http, model, stop_sequences=["France", "zebra"])
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "France")
+    assert stopped["content"][0]["text"] == chat(http, stop="France")["message"]["content"]
+    assert create(http, model, max_tokens=100_000)["content"] == message["content"]  # no more than what fits
+
+
+def test_a_stream_adds_up_to_the_whole(http: httpx.Client, model: str) -> None:
+    values = events(http, model)
+    whole = create(http, model)
+    kinds = [value["type"] for value in values]
+    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    text = "".join(value["delta"]["text"] for value in values if value["type"] == "content_block_delta")
+    assert text == whole["content"][0]["text"]
+    assert values[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert values[-2]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+def test_tools_are_called_and_their_results_read(http: httpx.Client, model: str) -> None:
+    asked: dict[str, Any] = {"tools": [SWITCH, SWITCH | {"name": "other"}], "max_tokens": 200}
+    message = create(http, model, **asked, tool_choice={"type": "tool", "name": "switch"})
+    [use] = [block for block in message["content"] if block["type"] == "tool_use"]
+    assert message["stop_reason"] == "tool_use"
+    assert use["name"] == "switch"
+    assert use["id"].startswith("toolu_")
+    jsonschema.validate(use["input"], SWITCH["input_schema"])
+    values = events(http, model, **asked, tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    parts = [value["delta"]["partial_json"] for value in values if value["type"] == "content_block_delta"]
+    jsonschema.validate(json.loads("".join(parts)), SWITCH["input_schema"])
+    results = [
+        {"type": "tool_result", "tool_use_id": use["id"], "content": "done", "cache_control": {"type": "ephemeral"}},
+        {
+            "type": "tool_result",
+            "tool_use_id": "toolu_2",
+            "content": [{"type": "text", "text": "no"}],
+            "is_error": True,
+        },
+        {"type": "text", "text": "And now?"},
+    ]
+    calls = [use, {"type": "tool_use", "id": "toolu_2", "name": "other", "input": {}}]
+    messages = [
+        *CHAT,
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, *calls]},
+        {"role": "user", "content": results},
+    ]
+    answer = create(http, model, messages=messages, tools=asked["tools"], tool_choice={"type": "none"})
+    assert answer["stop_reason"] in ("end_turn", "max_tokens")
+    past = [
+        {"id": one["id"], "function": {"name": one["name"], "arguments": json.dumps(one["input"])}} for one in calls
+    ]
+    same = [
+        *CHAT,
+        {"role": "assistant", "reasoning_content": "hm", "tool_calls": past},
+        {"role": "tool", "tool_call_id": use["id"], "content": "done"},
+        {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: no"},
+        {"role": "user", "content": "And now?"},
+    ]
+    assert answer["content"][0]["text"] == chat(http, messages=same)["message"]["content"]
+
+
+def test_a_long_system_prompt_comes_from_the_cache_the_second_time(http: httpx.Client, model: str) -> None:
+    """As coding agents send it: many tools, system blocks with breakpoints, betas in headers, metadata."""
+    system = [
+        {"type": "text", "text": f"Rule {number}: answer briefly.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+        for number in range(60)
+    ]
+    tools = [
+        SWITCH | {"name": f"mcp__server__tool_{number}", "cache_control": {"type": "ephemeral"}} for number in range(15)
+    ]
+    body = {
+        "system": system,
+        "tools": tools,
+        "metadata": {"user_id": "u"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "thinking": {"type": "adaptive"},
+        "tool_choice": {"type": "none"},
+    }
+    first, second = create(http, model, **body)["usage"], create(http, model, **body)["usage"]
+    total = sum(second[name] for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"))
+    assert second["cache_read_input_tokens"] >= 0.9 * total
+    assert first["input_tokens"] + first["cache_read_input_tokens"] == total
+    counted = {name: value for name, value in body.items() if name in ("system", "tools", "tool_choice", "thinking")}
+    response = http.post("/v1/messages/count_tokens", json={"model": model, "messages": CHAT, **counted})
+    assert response.json() == {"input_tokens": total}
+
+
+def test_a_last_message_of_the_assistant_is_continued(http: httpx.Client, model: str) -> None:
+    begun = [*CHAT, {"role": "assistant", "content": "The capital of"}]
+    text = create(http, model, messages=begun)["content"][0]["text"]
+    assert "The capital of" + text == create(http, model)["content"][0]["text"]
+
+
+def test_an_answer_of_a_schema_is_valid(http: httpx.Client, model: str) -> None:
+    schema = {"format": {"type": "json_schema", "schema": PERSON}}
+    message = create(http, model, output_config=schema, max_tokens=100)
+    jsonschema.validate(json.loads(message["content"][0]["text"]), PERSON)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"model": "claude"}, 404, "the model 'claude' does not exist"),
+        ({"messages": []}, 400, "messages must not be empty"),
+        ({"max_tokens": None}, 400, "max_tokens: Field required"),
+        ({"zebra": 1}, 400, "unknown parameter zebra"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "only custom tools run here"),
+        ({"tools": [SWITCH | {"zebra": 1}]}, 400, "unknown parameter tools[0].zebra"),
+        ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [SWITCH]}, 400, "names 'x'"),
+        ({"tool_choice": {"type": "any"}}, 400, "tool_choice needs tools"),
+        ({"system": [{"type": "image"}]}, 400, "system[0] is of type 'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "messages[0].content[0] is of type"),
+        ({"messages": [{"role": "user", "content": []}]}, 400, "messages[0] is empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}]}, 400, "not Unicode"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "b": 1}]}]}, 400, "content[0].b"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, 400, "context_management"),
+        ({"stop_sequences": [""]}, 400, "stop"),
+    ],
+)
+def test_errors_have_the_apis_shape(
+    http: httpx.Client, model: str, body: dict[str, Any], status: int, words: str
+) -> None:
+    given = json.dumps({"model": model, "max_tokens": 8, "messages": CHAT} | body)
+    response = http.post("/v1/messages", content=given, headers={"content-type": "application/json"})
+    answer = response.json()
+    assert response.status_code == status, answer
+    assert answer["type"] == "error"
+    assert answer["error"]["type"] == {400: "invalid_request_error", 404: "not_found_error"}[status]
+    assert words in answer["error"]["message"]
+    assert response.headers["request-id"] == response.headers["x-request-id"]
+
+
+@pytest.mark.exhaustive
+def test_the_official_client_is_served(python: Path, url: str, model: str) -> None:
+    got = json.loads(run("anthropic_messages.py", python, url, model).splitlines()[-1])
+    assert got["streamed"] == got["text"]
+    assert got["counted"] == got["input"]
+    jsonschema.validate(got["tool"], SWITCH["input_schema"])
+    assert got["errors"] == ["NotFoundError", "BadRequestError"]
+    jsonschema.validate(got["parsed"], PERSON)
