@@ -35,6 +35,7 @@ class ChatTemplate:
     def __init__(self, templates: str | Mapping[str, str], names: Mapping[str, str]) -> None:
         """`names` are "bos_token" and similar variables of templates."""
         sources = {"default": templates} if isinstance(templates, str) else templates
+        self.source = "\n".join(sources.values())  # for clients that ask; several templates follow one another
         self._variables = dict(names)
         environment = _environment()
         try:

@@ -60,6 +60,11 @@ class ChatCompletion:
     def num_completion_tokens(self) -> int:
         return self._stages.num_completion_tokens
 
+    @property
+    def tokens(self) -> list[int]:
+        """Token ids of the client's prompt and of the answer so far."""
+        return self._stages.tokens
+
     def close(self) -> None:
         """Abort what still runs."""
         self._stages.close()

@@ -47,6 +47,11 @@ class StagedGeneration:
         return self._num_appended if self._is_counted else self._num_appended + len(self.sample.output_ids)
 
     @property
+    def tokens(self) -> list[int]:
+        """Token ids of the client's prompt and of the answer so far."""
+        return self._tokens if self._is_counted else [*self._tokens, *self.sample.output_ids]
+
+    @property
     def num_tokens_left(self) -> int:
         """Number of tokens that the answer may still have."""
         return self._sampling.max_new_tokens - self._num_appended

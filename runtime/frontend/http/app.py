@@ -21,6 +21,8 @@ from .native.admin import AdminApi
 from .native.generate import NativeApi
 from .native.metrics import MetricsApi
 from .native.programs import ProgramsApi, program_schemas
+from .ollama.models import OllamaModelsApi
+from .ollama.routes import OllamaApi
 from .openai.chat import ChatApi
 from .openai.chat_service import ChatService
 from .openai.completions import CompletionsApi
@@ -55,6 +57,8 @@ def create_app(
         CompletionsApi(generator),
         ChatApi(chat_service),
         MessagesApi(chat_service),
+        OllamaApi(chat_service),
+        OllamaModelsApi(chat_service),
         ResponsesApi(chat_service, siblings),
         DecisionsApi(generator),
         EmbeddingsApi(generator),

@@ -1,4 +1,4 @@
-"""Shapes of errors and streams by API: OpenAI's everywhere but under the paths of Anthropic's."""
+"""Shapes of errors and streams by API: OpenAI's everywhere but under the paths of Anthropic's and Ollama's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 
 _encoder = msgspec.json.Encoder()
 ANTHROPIC_PATH = "/v1/messages"
+OLLAMA_PATH = "/api"
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -27,13 +28,14 @@ class Dialect:
     """An API's shape of errors, and its frames of a stream.
 
     `error` makes an error's JSON from OpenAI's and the status. `frame` encodes a value of a stream, `error_frame` an
-    error in it; `end` follows the last.
+    error in it; `end` follows the last. `media_type` is the stream's.
     """
 
     error: Callable[[int, dict[str, Any]], dict[str, Any]]
     frame: Callable[[Any], bytes]
     error_frame: Callable[[Any], bytes]
     end: bytes
+    media_type: str = "text/event-stream"
 
 
 def _event(value: Any) -> bytes:
@@ -52,13 +54,23 @@ def _anthropic_error(status: int, body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}}
 
 
+def _line(value: Any) -> bytes:
+    """Encode a line of newline-delimited JSON."""
+    return _encoder.encode(value) + b"\n"
+
+
 OPENAI = Dialect(lambda _, body: body, _event, _event, b"data: [DONE]\n\n")
 OPENAI_NAMED = Dialect(
     lambda _, body: body, _named_event, _event, b"data: [DONE]\n\n"
 )  # each event has its type in a line of its own
 ANTHROPIC = Dialect(_anthropic_error, _named_event, _named_event, b"")
+OLLAMA = Dialect(lambda _, body: {"error": body["error"]["message"]}, _line, _line, b"", "application/x-ndjson")
+_DIALECTS = {ANTHROPIC_PATH: ANTHROPIC, OLLAMA_PATH: OLLAMA}
 
 
 def dialect_of(path: str) -> Dialect:
     """Return the dialect in which the route at `path` reports errors."""
-    return ANTHROPIC if path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/") else OPENAI
+    for prefix, dialect in _DIALECTS.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return dialect
+    return OPENAI

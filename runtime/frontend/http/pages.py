@@ -99,7 +99,7 @@ class PagesApi:
     @property
     def router(self) -> APIRouter:
         router = APIRouter()
-        router.add_api_route("/", self.home, methods=["GET"], include_in_schema=False)
+        router.add_api_route("/", self.home, methods=["GET", "HEAD"], include_in_schema=False)
         router.add_api_route("/docs", self.docs, methods=["GET"], include_in_schema=False)
         for name in ASSETS:
             router.add_api_route(f"/docs/{name}", self.asset, methods=["GET"], include_in_schema=False)

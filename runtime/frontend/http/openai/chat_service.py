@@ -41,7 +41,7 @@ class ChatService:
         self._tool_format: ToolFormat = (
             detect_tool_format(generator.tokenizer) if tool_parser == "auto" else FORMATS[tool_parser]
         )
-        self._reasons = can_reason(generator.tokenizer) if reasoning_parser == "auto" else reasoning_parser == "think"
+        self.can_reason = can_reason(generator.tokenizer) if reasoning_parser == "auto" else reasoning_parser == "think"
 
     async def request(
         self,
@@ -91,7 +91,7 @@ class ChatService:
         )
         tokens = await encoder.encode_async(segments, at_start=True, bound=bound)
         tail = segments[-1].text.rstrip()
-        splits = self._reasons and splits_reasoning
+        splits = self.can_reason and splits_reasoning
         may_reason = splits and not tail.endswith(THINK_END) and not continue_final_message
         in_reasoning = splits and tail.endswith(THINK_START)
         if options is not None and not options.strict and may_reason and not in_reasoning:

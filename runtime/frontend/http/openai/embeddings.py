@@ -91,7 +91,7 @@ class EmbeddingsApi:
 
     async def _embed(self, body: EmbeddingBody, info: ModelInfo) -> list[Embedded]:
         prompts = [await self._token_ids(text, body.add_special_tokens) for text in body.inputs()]
-        pooling = body.pooling or _checkpoint_pooling(Path(info.path))
+        pooling = body.pooling or checkpoint_pooling(Path(info.path))
         core = self._generator.core
         with name_prompt_field("input"):
             embedded = await embed(core, prompts, pooling, namespace=body.cache_salt, priority=body.priority)
@@ -111,7 +111,7 @@ def _encode(body: EmbeddingBody, embedded: Embedded) -> list[float] | str:
     return values.tolist() if body.encoding_format == "float" else base64.b64encode(values.tobytes()).decode()
 
 
-def _checkpoint_pooling(folder: Path) -> Pooling:
+def checkpoint_pooling(folder: Path) -> Pooling:
     """Return the checkpoint's pooling mode, in the layout of sentence-transformers."""
     path = folder / "1_Pooling" / "config.json"
     return "mean" if path.is_file() and json.loads(path.read_text("utf-8")).get("pooling_mode_mean_tokens") else "last"

@@ -61,15 +61,13 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Response of server-sent events: `first` and the values of `rest`, in the frames of `dialect`.
+    """Streamed response: `first` and the values of `rest`, in the frames of `dialect`.
 
-    An error on the way is sent as an event. The caller awaits `first`, so an early error can still be a status.
+    An error on the way is sent as a frame. The caller awaits `first`, so an early error can still be a status.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, first: T, rest: AsyncGenerator[T], *, dialect: Dialect = OPENAI) -> None:
-        super().__init__(headers={"cache-control": "no-cache"})
+        super().__init__(headers={"cache-control": "no-cache"}, media_type=dialect.media_type)
         del self.headers["content-length"]
         self._first = first
         self._rest = rest

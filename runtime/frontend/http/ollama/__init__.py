@@ -1,0 +1,1 @@
+"""Ollama's API on the chat service and the embeddings."""

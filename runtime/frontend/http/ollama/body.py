@@ -1,0 +1,284 @@
+"""Bodies of Ollama's API, and their conversion to a chat request's body. Source: Ollama's API reference.
+
+Options that say how Ollama loads a model are accepted without effect: the server's own settings hold.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from ....protocol.errors import RequestError
+from ....protocol.sampling import MAX_STOPS
+from ..bodies import Body, Many, Text, TokenIds, described, example
+from ..openai.chat_body import ChatBody
+from ..openai.chat_messages import MAX_MESSAGES
+from ..openai.embeddings import MAX_INPUTS
+from ..openai.tool_fields import Tool
+
+Level = Literal["low", "medium", "high"]
+OutputFormat = Literal["", "json"] | dict[str, Any]
+LoadOption = bool | int | None
+Images = Annotated[list[Any], described(maxItems=0)]
+
+
+class OllamaOptions(Body):
+    """Sampling options, with Ollama's defaults except `repeat_penalty`, which is off."""
+
+    num_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] = -1  # below 1: as many tokens as fit
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.8
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 40  # below 1: all
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    typical_p: Literal[1, 1.0] | None = None
+    tfs_z: Literal[1, 1.0] | None = None
+    seed: Annotated[int, Field(ge=-1, lt=1 << 62)] = -1  # -1: drawn
+    stop: Annotated[Many[Annotated[Text, described(minLength=1)]], described(maxItems=MAX_STOPS)] = Field(
+        default_factory=list
+    )
+    repeat_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
+    repeat_last_n: Literal[-1, 0] = -1  # -1: the penalty covers the whole context; 0: no penalty
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    mirostat: Literal[0] | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    penalize_newline: Literal[True] | None = None
+    num_ctx: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None  # the server's limit holds if it is lower
+    num_keep: int | None = None  # nothing is ever shifted out of the context
+    # How Ollama loads a model.
+    num_batch: LoadOption = None
+    num_gpu: LoadOption = None
+    main_gpu: LoadOption = None
+    num_thread: LoadOption = None
+    numa: LoadOption = None
+    low_vram: LoadOption = None
+    f16_kv: LoadOption = None
+    logits_all: LoadOption = None
+    vocab_only: LoadOption = None
+    use_mmap: LoadOption = None
+    use_mlock: LoadOption = None
+    embedding_only: LoadOption = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a chat body that say the same."""
+        return {
+            "temperature": self.temperature,
+            "top_k": self.top_k if self.top_k > 0 else -1,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "seed": None if self.seed < 0 else self.seed,
+            "stop": self.stop,
+            "repetition_penalty": self.repeat_penalty if self.repeat_last_n else 1.0,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+        }
+
+
+class ServedModelBody(Body):
+    """Base of bodies that name a model. `name` is its older name."""
+
+    model: Text | None = None
+    name: Text | None = None
+
+    @property
+    def asked_model(self) -> str | None:
+        return self.model or self.name
+
+
+class AnswerBody(ServedModelBody):
+    """Fields that `/api/chat` and `/api/generate` share."""
+
+    stream: bool = True
+    format: OutputFormat | None = None
+    options: OllamaOptions = OllamaOptions()
+    keep_alive: Text | float | None = None  # the model stays loaded
+    think: bool | Level | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    truncate: Literal[False] | None = None  # a prompt that does not fit is an error
+    shift: Literal[False] | None = None
+
+    @property
+    def unloads(self) -> bool:
+        """Return True if the body asks to unload the model."""
+        return self.keep_alive in (0, "0", "0s")
+
+    def chat_body(self, messages: list[dict[str, Any]], tools: list[Tool]) -> ChatBody:
+        """Convert to a chat body. Raises RequestError for what a chat body cannot have."""
+        options: dict[str, Any] = {}
+        if self.think is not None:
+            options["enable_thinking"] = self.think is not False
+        if isinstance(self.think, str):
+            options["reasoning_effort"] = self.think
+        is_prefilled = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+        values: dict[str, Any] = dict(
+            messages=messages,
+            tools=tools,
+            response_format=self._response_format(),
+            stream=self.stream,
+            logprobs=self.logprobs or self.top_logprobs > 0,
+            top_logprobs=self.top_logprobs,
+            chat_template_kwargs=options,
+            add_generation_prompt=not is_prefilled,
+            continue_final_message=is_prefilled,
+            **self.options.fields(),
+        )
+        try:
+            return ChatBody(**values)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            param = ".".join(str(part) for part in detail["loc"])
+            raise RequestError(f"{param}: {detail['msg']}", param=param) from None
+
+    def _response_format(self) -> dict[str, Any] | None:
+        if not self.format and self.format != {}:
+            return None
+        if self.format == "json":
+            return {"type": "json_object"}
+        return {"type": "json_schema", "json_schema": {"name": "output", "schema": self.format, "strict": True}}
+
+
+class OllamaFunctionCall(Body):
+    name: Text
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    index: int | None = None
+    description: Text | None = None
+
+
+class OllamaToolCall(Body):
+    function: OllamaFunctionCall
+    id: Text | None = None
+    type: Literal["function"] | None = None
+
+
+class OllamaMessage(Body):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Text = ""
+    thinking: Text | None = None
+    tool_calls: Many[OllamaToolCall] | None = None
+    tool_name: Text | None = None
+    tool_call_id: Text | None = None
+    name: Text | None = None
+    images: Images | None = None
+
+
+class OllamaChatBody(AnswerBody):
+    """Body of `/api/chat`. Without messages it asks whether the model is loaded."""
+
+    model_config = example(
+        {
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "options": {"num_predict": 16, "temperature": 0},
+        }
+    )
+    messages: Annotated[list[OllamaMessage], Field(fail_fast=True, max_length=MAX_MESSAGES)] = Field(
+        default_factory=list
+    )
+    tools: Many[Tool] = Field(default_factory=list)
+
+    def chat(self) -> ChatBody:
+        """Convert to a chat body. Raises RequestError naming the message that the model cannot read."""
+        messages: list[dict[str, Any]] = []
+        unanswered: list[tuple[str, str]] = []  # id and function of the calls that wait for a result
+        for index, message in enumerate(self.messages):
+            where = f"messages[{index}]"
+            refuse_images(message.images, f"{where}.images")
+            given: dict[str, Any] = {"role": message.role, "content": message.content}
+            if message.name or message.tool_name:
+                given["name"] = message.name or message.tool_name
+            if message.thinking is not None:
+                given["reasoning_content"] = message.thinking
+            if message.tool_calls:
+                if message.role != "assistant":
+                    raise RequestError(f"{where} has tool_calls: only an assistant calls tools", param=where)
+                calls = [_call(call, f"call_{index}_{number}") for number, call in enumerate(message.tool_calls)]
+                unanswered = [(call["id"], call["function"]["name"]) for call in calls]
+                given["tool_calls"] = calls
+            if message.role == "tool":
+                given["tool_call_id"] = message.tool_call_id or _answered(unanswered, message.tool_name, index)
+            messages.append(given)
+        return self.chat_body(messages, self.tools)
+
+
+class OllamaGenerateBody(AnswerBody):
+    """Body of `/api/generate`. Without a prompt it asks whether the model is loaded."""
+
+    model_config = example({"prompt": "The capital of France is", "options": {"num_predict": 8, "temperature": 0}})
+    prompt: Text = ""
+    system: Text = ""
+    context: TokenIds = Field(default_factory=list)
+    raw: bool = False
+    template: Literal[""] | None = None
+    suffix: Literal[""] | None = None
+    images: Images | None = None
+
+    def chat(self) -> ChatBody:
+        """Convert to a chat body of one turn. Raises RequestError for fields that exclude one another."""
+        refuse_images(self.images, "images")
+        if self.raw and (self.system or self.context):
+            given = "system" if self.system else "context"
+            raise RequestError(f"a raw prompt has no {given}: put it into the prompt", param=given)
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return self.chat_body([*system, {"role": "user", "content": self.prompt}], [])
+
+
+class OllamaEmbedBody(ServedModelBody):
+    """Body of `/api/embed`."""
+
+    model_config = example({"input": ["A cat sat on the mat.", "Stocks fell."]})
+    input: Text | Annotated[Many[Text], described(minItems=1, maxItems=MAX_INPUTS)]
+    truncate: bool = True
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    options: OllamaOptions = OllamaOptions()
+    keep_alive: Text | float | None = None
+
+
+class OllamaEmbeddingsBody(ServedModelBody):
+    """Body of `/api/embeddings`, the older route."""
+
+    model_config = example({"prompt": "A cat sat on the mat."})
+    prompt: Annotated[Text, described(minLength=1)]
+    options: OllamaOptions = OllamaOptions()
+    keep_alive: Text | float | None = None
+
+
+class OllamaShowBody(ServedModelBody):
+    """Body of `/api/show`."""
+
+    model_config = example({"verbose": False})
+    verbose: bool = False
+
+
+class OllamaPullBody(ServedModelBody):
+    """Body of `/api/pull`."""
+
+    model_config = example({"stream": False})
+    stream: bool = True
+    insecure: bool = False
+
+
+def refuse_images(images: list[Any] | None, where: str) -> None:
+    if images:
+        raise RequestError(f"{where}: this model reads text only", param=where)
+
+
+def _call(call: OllamaToolCall, made_id: str) -> dict[str, Any]:
+    arguments = json.dumps(call.function.arguments, ensure_ascii=False)
+    return {
+        "id": call.id or made_id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+
+
+def _answered(unanswered: list[tuple[str, str]], name: str | None, index: int) -> str:
+    """Take the first call of that name, else the first call at all, from `unanswered`; return its id."""
+    if not unanswered:
+        return f"call_{index}"
+    named = [call for call in unanswered if call[1] == name]
+    call = named[0] if named else unanswered[0]
+    unanswered.remove(call)
+    return call[0]
