@@ -25,7 +25,9 @@ def install_openapi(app: FastAPI, *, has_keys: bool, schemas: dict[str, Any]) ->
             if has_keys:
                 described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 described["security"] = [{"key": []}]
-                described["paths"]["/health"]["get"]["security"] = []
+                for path in ("/health", "/ping"):
+                    for operation in described["paths"][path].values():
+                        operation["security"] = []
             app.openapi_schema = described
         return app.openapi_schema
 

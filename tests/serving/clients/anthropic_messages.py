@@ -70,6 +70,8 @@ with client.messages.stream(
     final = stream.get_final_message()
 counted = client.messages.count_tokens(model=model, messages=QUESTION)
 parsed = client.messages.parse(model=model, max_tokens=100, messages=QUESTION, output_format=Person)
+[listed] = client.models.list().data
+assert client.models.retrieve(model).id == listed.id == model
 result = {
     "text": message.content[0].text,
     "streamed": streamed,

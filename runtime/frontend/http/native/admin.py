@@ -36,6 +36,10 @@ class AdminApi:
             ("/server_info", self.server_info, ["GET"], JSONResponse),
             ("/flush_cache", self.flush_cache, ["GET", "POST"], PlainTextResponse),
             ("/version", self.version, ["GET"], JSONResponse),
+            ("/ping", self.health, ["GET", "POST"], Response),
+            ("/load", self.load, ["GET"], JSONResponse),
+            ("/get_load", self.get_load, ["GET"], JSONResponse),
+            ("/reset_prefix_cache", self.flush_cache, ["POST"], PlainTextResponse),
         )
         for path, endpoint, methods, kind in routes:
             for method in methods:  # one route each, so that operation ids are unique
@@ -80,6 +84,23 @@ class AdminApi:
         }
         shares = {"cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
         return json_response({**facts, **msgspec.structs.asdict(info), **msgspec.structs.asdict(stats), **shares})
+
+    async def load(self) -> Response:
+        """Return the number of requests that run or wait, in vLLM's form."""
+        stats = await self._core.stats()
+        return json_response({"server_load": stats.num_running + stats.num_waiting})
+
+    async def get_load(self) -> Response:
+        """Return the requests and the tokens that they hold, in SGLang's form."""
+        info = self._core.require_info()
+        stats = await self._core.stats()
+        load = {
+            "dp_rank": 0,
+            "num_reqs": stats.num_running + stats.num_waiting,
+            "num_waiting_reqs": stats.num_waiting,
+            "num_tokens": stats.num_held_pages * info.page_size,
+        }
+        return json_response([load])
 
     async def version(self) -> Response:
         """Return the version of the runtime."""

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ...text.embedding import Embedded, embed, l2_normalised
+from ...text.encoding import TokenLimit
 from ..dialects import OLLAMA
 from ..errors import name_prompt_field
 from ..openai.chat_service import ChatService
@@ -25,6 +26,7 @@ from .body import OllamaEmbedBody, OllamaEmbeddingsBody, OllamaPullBody, OllamaS
 from .routes import OLLAMA_RESPONSES, OLLAMA_STREAM_RESPONSES, require_ollama_model, timestamp
 
 API_VERSION = "0.12.6"  # of Ollama, whose API this follows: clients compare it with what they need
+MAX_TRUNCATED_TOKENS = 65_536  # of a text of which the first ones are embedded
 MANAGEMENT = {
     "create": "POST",
     "copy": "POST",
@@ -137,7 +139,9 @@ class OllamaModelsApi:
         return json_response({"embedding": embedded.values.tolist()})
 
     async def _embed(self, texts: list[str], info: ModelInfo, param: str, *, truncate: bool) -> list[Embedded]:
-        prompts = [await self._generator.encoder.encode_prompt(text, with_bos=True, param=param) for text in texts]
+        encoder = self._generator.encoder
+        bound = TokenLimit(max(MAX_TRUNCATED_TOKENS, info.max_request_tokens), param, 0) if truncate else None
+        prompts = [await encoder.encode_prompt(text, param=param, bound=bound) for text in texts]
         if truncate:
             prompts = [ids[: info.max_request_tokens] for ids in prompts]
         if not all(prompts):

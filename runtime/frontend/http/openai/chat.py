@@ -21,7 +21,7 @@ from .chat_body import ChatBody
 from .chat_messages import template_messages
 from .chat_service import ChatService
 from .chunks import ChunkBuilder
-from .finish import finish_reason, stop_reason
+from .finish import finish_fields
 from .logprobs import TokenTexts, chat_logprobs
 from .usage import Stopwatch, Usage
 
@@ -85,7 +85,8 @@ class ChatApi:
                 self._choice(body, chat, completion, index, watch) for index, completion in enumerate(completions)
             )
             usage = _usage(chat, completions)
-            return {"choices": choices, "usage": usage.as_json(), "timings": watch.timings(usage)}
+            ids = {"prompt_token_ids": chat.prompt.tokens} if body.return_token_ids else {}
+            return {"choices": choices, **ids, "usage": usage.as_json(), "timings": watch.timings(usage)}
 
     async def _choice(
         self, body: ChatBody, chat: ChatRequest, completion: ChatCompletion, index: int, watch: Stopwatch
@@ -103,7 +104,7 @@ class ChatApi:
                     calls.append(_tool_call(call))
                 else:
                     calls[call.index]["function"]["arguments"] += call.arguments
-        text, reasoning_text = "".join(content), "".join(reasoning)
+        text, reasoning_text = body.echoed_text() + "".join(content), "".join(reasoning)
         message: dict[str, Any] = {
             "role": "assistant",
             "content": text if text or not (calls or reasoning_text) else None,
@@ -118,6 +119,7 @@ class ChatApi:
             "message": message,
             "logprobs": chat_logprobs(self._texts, values) if body.logprobs else None,
             **_finish_fields(chat, completion),
+            **_token_ids(body, chat, completion),
         }
 
     async def _stream(self, body: ChatBody, chat: ChatRequest, head: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
@@ -129,8 +131,10 @@ class ChatApi:
             ]
             choices = merge(sources) if len(sources) > 1 else sources[0]
             try:
+                ids = {"prompt_token_ids": chat.prompt.tokens} if body.return_token_ids else {}
                 async for choice in choices:
-                    yield chunks.chunk(choice)
+                    yield chunks.chunk(choice) | ids
+                    ids = {}
             finally:
                 await choices.aclose()
             for chunk in chunks.last():
@@ -144,7 +148,7 @@ class ChatApi:
         try:
             async for delta in deltas:
                 if is_first:
-                    yield _chunk(index, {"role": "assistant", "content": ""})
+                    yield _chunk(index, {"role": "assistant", "content": body.echoed_text()})
                     is_first = False
                 change: dict[str, Any] = {}
                 if delta.content:
@@ -158,7 +162,7 @@ class ChatApi:
                     yield _chunk(index, change, chat_logprobs(self._texts, values) if values else None)
         finally:
             await deltas.aclose()
-        yield {**_chunk(index, {}), **_finish_fields(chat, completion)}
+        yield {**_chunk(index, {}), **_finish_fields(chat, completion), **_token_ids(body, chat, completion)}
 
 
 def _chunk(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -177,10 +181,15 @@ def _tool_call_delta(call: ToolCallDelta) -> dict[str, Any]:
 
 def _finish_fields(chat: ChatRequest, completion: ChatCompletion) -> dict[str, Any]:
     assert completion.finish is not None
-    reason = finish_reason(completion.finish)
-    if completion.num_calls and reason == "stop":
-        reason = "tool_calls"
-    return {"finish_reason": reason, "stop_reason": stop_reason(completion.finish, chat.prompt.sampling)}
+    fields = finish_fields(completion.finish, chat.prompt.sampling)
+    if completion.num_calls and fields["finish_reason"] == "stop":
+        fields["finish_reason"] = "tool_calls"
+    return fields
+
+
+def _token_ids(body: ChatBody, chat: ChatRequest, completion: ChatCompletion) -> dict[str, Any]:
+    """Return the ids that the model generated, if the client asked for them."""
+    return {"token_ids": completion.tokens[len(chat.prompt.tokens) :]} if body.return_token_ids else {}
 
 
 def _usage(chat: ChatRequest, completions: list[ChatCompletion]) -> Usage:

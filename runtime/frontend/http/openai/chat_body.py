@@ -10,7 +10,7 @@ from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
 from ..bodies import Many, example
-from .chat_messages import Messages
+from .chat_messages import Messages, message_text
 from .fields import GenerationFields
 from .tool_fields import Tool, ToolChoice
 
@@ -36,6 +36,8 @@ class ChatBody(GenerationFields):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    echo: bool = False
+    return_token_ids: bool = False
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)
@@ -55,6 +57,11 @@ class ChatBody(GenerationFields):
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
+
+    def echoed_text(self) -> str:
+        """Return the text that `echo` puts before the answer: the last message's, if it is the assistant's."""
+        last = self.messages[-1]
+        return message_text(last.content, "messages") if self.echo and last.role == "assistant" else ""
 
     def template_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}

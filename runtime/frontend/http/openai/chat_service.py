@@ -187,6 +187,6 @@ class ChatService:
             sampling=fields.sampling(max_tokens, None if constraint is None else constraint[0]),
             logprobs=logprobs,
             priority=fields.priority,
-            namespace=fields.cache_salt,
+            namespace=fields.namespace,
             in_bulk=in_bulk,
         )

@@ -25,7 +25,7 @@ from ..transport.merge import merge
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from .chunks import ChunkBuilder
 from .fields import GenerationFields, completion_token_limit
-from .finish import finish_reason, name_constraint_field, stop_reason
+from .finish import finish_fields, name_constraint_field
 from .logprobs import CompletionLogprobs, TokenTexts
 from .usage import Stopwatch, Usage
 
@@ -38,6 +38,7 @@ class CompletionBody(GenerationFields):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     add_special_tokens: bool = True
+    return_token_ids: bool = False
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Return the prompts. Raises RequestError for none, and for too many."""
@@ -130,7 +131,7 @@ class CompletionsApi:
                         sampling=body.sampling(num_tokens, None if constraint is None else constraint[0]),
                         logprobs=logprobs,
                         priority=body.priority,
-                        namespace=body.cache_salt,
+                        namespace=body.namespace,
                         in_bulk=not body.stream,
                     ),
                 )
@@ -176,12 +177,15 @@ class CompletionsApi:
             values = (sequence.logprobs or [])[: len(sequence.ids)]
             writer = CompletionLogprobs(self._texts, body.logprobs)
             columns = writer.columns([*echoed, *sequence.ids], [*echoed_logprobs, *values])
+        ids = {}
+        if body.return_token_ids:
+            ids = {"prompt_token_ids": question.prompt.tokens, "token_ids": sample.output_ids}
         return {
             "index": index,
             "text": question.text + sequence.text if body.echo else sequence.text,
             "logprobs": columns,
-            "finish_reason": finish_reason(sequence.finish),
-            "stop_reason": stop_reason(sequence.finish, question.prompt.sampling),
+            **finish_fields(sequence.finish, question.prompt.sampling),
+            **ids,
         }
 
     async def _stream(
@@ -206,6 +210,7 @@ class CompletionsApi:
     ) -> AsyncGenerator[dict[str, Any]]:
         writer = None if body.logprobs is None else CompletionLogprobs(self._texts, body.logprobs)
         is_first = True
+        num_given = 0  # token ids
         async for piece in sample:
             if is_first and body.echo:
                 echoed_logprobs = sample.prompt_logprobs
@@ -213,14 +218,19 @@ class CompletionsApi:
                 if writer is not None and echoed_logprobs is not None:
                     columns = writer.columns(question.prompt.tokens, echoed_logprobs)
                 yield _chunk(index, question.text, columns)
+            ids = {}
+            if body.return_token_ids:
+                ids = {"prompt_token_ids": question.prompt.tokens if is_first else None}
             is_first = False
             over = sample.generated
             if not (piece.text or piece.ids or over):
                 continue
             chunk = _chunk(index, piece.text, None if writer is None else _columns(writer, piece))
             if over is not None:
-                chunk["finish_reason"] = finish_reason(over.sequence.finish)
-                chunk["stop_reason"] = stop_reason(over.sequence.finish, question.prompt.sampling)
+                chunk |= finish_fields(over.sequence.finish, question.prompt.sampling)
+            if body.return_token_ids:
+                chunk |= ids | {"token_ids": sample.output_ids[num_given:]}
+                num_given = len(sample.output_ids)
             yield chunk
 
 

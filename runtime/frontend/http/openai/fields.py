@@ -37,6 +37,7 @@ class GenerationFields(OpenAISampling):
     include_stop_str_in_output: bool = False
     priority: Priority = 0
     cache_salt: Text = ""
+    extra_key: Text = ""
     # Accepted without effect on the answer.
     user: Text | None = None
     metadata: dict[str, Any] | None = None
@@ -57,6 +58,15 @@ class GenerationFields(OpenAISampling):
         require_model(info, self.model)
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options are for streams: set stream", param="stream_options")
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the prefix cache: requests share prefixes only if both keys are the same."""
+        return (
+            f"{self.cache_salt}\0{self.extra_key}"
+            if self.cache_salt and self.extra_key
+            else (self.cache_salt or self.extra_key)
+        )
 
     def sampling(self, max_tokens: int, constraint: Constraint | None) -> SamplingParams:
         """Convert to SamplingParams, with a seed. Raises RequestError naming the parameter that is out of range."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ....protocol.core import Finish
 from ....protocol.errors import RequestError
@@ -19,6 +20,15 @@ def stop_reason(finish: Finish, sampling: SamplingParams) -> str | int | None:
     if isinstance(finish.matched, str):
         return finish.matched
     return finish.matched if finish.matched in sampling.stop_token_ids else None
+
+
+def finish_fields(finish: Finish, sampling: SamplingParams) -> dict[str, Any]:
+    """Return the fields of a choice that say why it ended. `matched_stop`, SGLang's, holds the model's own end too."""
+    return {
+        "finish_reason": finish_reason(finish),
+        "stop_reason": stop_reason(finish, sampling),
+        "matched_stop": finish.matched,
+    }
 
 
 @contextmanager

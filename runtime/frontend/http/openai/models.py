@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -32,7 +33,9 @@ class ModelsApi:
 
     async def list(self) -> Response:
         """List the one served model."""
-        return json_response({"object": "list", "data": [self._entry(self._core.require_info())]})
+        info = self._core.require_info()
+        pages = {"has_more": False, "first_id": info.name, "last_id": info.name}
+        return json_response({"object": "list", "data": [self._entry(info)], **pages})
 
     async def retrieve(self, model: str) -> Response:
         """Return the served model by its name or path."""
@@ -51,4 +54,8 @@ class ModelsApi:
             "root": info.path,
             "parent": None,
             "max_model_len": info.context_length,
+            # The same in Anthropic's terms.
+            "type": "model",
+            "display_name": info.name,
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
         }
