@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .lang.tools.tool_set import UnansweredCall, tool_schemas
     from .lang.tracing.trace import Trace
     from .lang.types.schema_regex import build_regex_from_object
+    from .runtime.offline import Engine
     from .runtime.processes.launch import Runtime
     from .runtime.protocol.errors import BusyError, RamiformError, RequestError, RuntimeFailed
     from .runtime.protocol.version import __version__
@@ -82,6 +83,7 @@ __all__ = [
     "Comparison",
     "DeclaredTool",
     "Demonstration",
+    "Engine",
     "ForkGroup",
     "HttpRuntime",
     "McpTools",
@@ -168,6 +170,7 @@ _MODULES = {
     "Comparison": ".lang.evaluation.report",
     "DeclaredTool": ".lang.tools.declaration",
     "Demonstration": ".lang.signatures",
+    "Engine": ".runtime.offline",
     "ForkGroup": ".lang.state",
     "HttpRuntime": ".lang.backends.http_runtime",
     "McpTools": ".lang.tools.mcp_server",

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ramiform.runtime.engine import Engine
+from ramiform.runtime.engine import ForwardEngine
 from ramiform.runtime.protocol.core import CoreReply, FromCore, Generate, RequestFailed
 from ramiform.runtime.scheduler.scheduler import Scheduler
 
@@ -35,7 +35,7 @@ class Cost:
 
 
 def play(
-    engine: Engine, scheduler: Scheduler, requests: Iterable[Generate], at_once: int | None = None
+    engine: ForwardEngine, scheduler: Scheduler, requests: Iterable[Generate], at_once: int | None = None
 ) -> tuple[dict[str, Output], Cost]:
     """Run the requests, at most `at_once` of them at a time (None: all). Returns the outputs by rid, and the cost."""
     outputs: dict[str, Output] = {}

@@ -25,7 +25,7 @@ from ramiform.bench.in_process import Cost, Output, play
 from ramiform.constrained import Choices, JsonSchema, PropertyOrder, Regex, Vocabulary, compile_constraint
 from ramiform.constrained import Constraint as GrammarSource
 from ramiform.runtime.core.main import load_core
-from ramiform.runtime.engine import Engine
+from ramiform.runtime.engine import ForwardEngine
 from ramiform.runtime.models.checkpoint import find_checkpoint
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import FlushCache, Generate
@@ -134,7 +134,7 @@ class Bench:
         core = load_core(self.config)
         torch.set_num_threads(1)
         self.info = core.info
-        self._engine: Engine = core.engine
+        self._engine: ForwardEngine = core.engine
         self._tokenizer = load_tokenizer(find_checkpoint(model))
         data = (self._tokenizer.token_bytes + [None] * core.info.vocab_size)[: core.info.vocab_size]
         self._facts = VocabularyInfo(core.info.vocab_size, data, frozenset(self._tokenizer.eos_ids))

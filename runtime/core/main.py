@@ -21,7 +21,7 @@ import zmq
 
 from ...radix.cache import PrefixCache
 from ..compile_ahead import compile_loops
-from ..engine import Engine, build_engine
+from ..engine import ForwardEngine, build_engine
 from ..engine.build import choose_device
 from ..models.checkpoint import find_checkpoint, served_name
 from ..models.gguf.file import is_gguf
@@ -160,7 +160,7 @@ class FrontendSocket:
 class LoadedCore:
     """Parts that the main loop drives."""
 
-    engine: Engine | RankZeroEngine
+    engine: ForwardEngine | RankZeroEngine
     scheduler: Scheduler | LoggingScheduler
     info: ModelInfo
     cache: PrefixCache
@@ -188,7 +188,7 @@ def load_core(
         compile_loops()
     with load_progress.show_load_progress(name) as on_progress:
         make_source = partial(build_source, config, path)
-        engine: Engine | RankZeroEngine
+        engine: ForwardEngine | RankZeroEngine
         if config.num_ranks > 1:
             assert lead is not None, "several ranks need sockets to meet at"
             engine = lead(path, on_progress, make_source)
@@ -309,7 +309,7 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
                     send([answer])
         ranks.check()
         if loader.take():
-            assert isinstance(core.engine, Engine)
+            assert isinstance(core.engine, ForwardEngine)
             core.engine.use_loops()
         if wait != 0:
             pipeline.reset_clock()

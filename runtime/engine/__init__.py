@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .build import build_engine
-from .engine import Engine, EngineInfo
+from .engine import EngineInfo, ForwardEngine
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool
 
-__all__ = ["PAGE_SIZE", "Engine", "EngineInfo", "KvMemory", "KvPool", "build_engine"]
+__all__ = ["PAGE_SIZE", "EngineInfo", "ForwardEngine", "KvMemory", "KvPool", "build_engine"]

@@ -26,7 +26,7 @@ from ..protocol.errors import RequestError
 from .cpu_threads import CpuThreads
 from .decode_graphs import CudaCapture, DecodeGraphs
 from .draft_source import DraftSource
-from .engine import Engine
+from .engine import ForwardEngine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
 
@@ -79,7 +79,7 @@ def build_engine(
     make_source: DraftSourceFactory | None = None,
     group: Group = SINGLE_RANK,
     draft_page_bytes: DraftPageBytes | None = None,
-) -> Engine:
+) -> ForwardEngine:
     """Load the checkpoint in directory `path`, and the draft source beside it if any, and return the engine.
 
     With several ranks it holds the part of model and KV of `group`'s rank.
@@ -131,7 +131,7 @@ def build_engine(
             capture=CudaCapture(),
         )
     threads = CpuThreads(num_weights, fixed=config.deterministic) if device.type == "cpu" else None
-    return Engine(
+    return ForwardEngine(
         model,
         pool,
         context_length=context_length,

@@ -37,7 +37,7 @@ class EngineInfo:
     num_host_pages: int
 
 
-class Engine:
+class ForwardEngine:
     """A model on its device with its KV pool, ready to run plans."""
 
     def __init__(

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import torch.distributed as dist
 
-from ..engine import Engine, EngineInfo, build_engine
+from ..engine import EngineInfo, ForwardEngine, build_engine
 from ..engine.build import DraftSourceFactory
 from ..engine.draft_source import DraftSource
 from ..engine.in_flight_step import InFlightStep
@@ -61,9 +61,9 @@ class RankZeroStep:
 
 
 class RankZeroEngine:
-    """An engine on several ranks; it has the interface of `Engine`."""
+    """An engine on several ranks; it has the interface of `ForwardEngine`."""
 
-    def __init__(self, engine: Engine, ranks: RankProcesses, store: dist.Store | None) -> None:
+    def __init__(self, engine: ForwardEngine, ranks: RankProcesses, store: dist.Store | None) -> None:
         """`store` is where the ranks met, and stays open for their lookups."""
         self._engine = engine
         self._ranks = ranks
@@ -83,7 +83,7 @@ class RankZeroEngine:
         return self.launch(plan).wait()
 
     def warm_up(self) -> None:
-        self.run(Engine.warm_up_plan())
+        self.run(ForwardEngine.warm_up_plan())
 
 
 # `build_rank_zero_engine` of a model path, with configuration and ranks bound.

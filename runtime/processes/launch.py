@@ -50,7 +50,7 @@ class Runtime:
                 "a program's runtime is node 0; the other nodes are started with `ramiform serve`", param="node_rank"
             )
         self.address = config.serve.client_address
-        self._serve = config.serve
+        self.serve_config = config.serve
         self._process = subprocess.Popen(
             parent_watchdog.child_command("ramiform.runtime.processes.frontend_main"),
             stdin=subprocess.PIPE,
@@ -72,12 +72,16 @@ class Runtime:
     @property
     def url(self) -> str | None:
         """URL of the HTTP server, or None without a port."""
-        return None if self.http_port is None else self._serve.url(self.http_port)
+        return None if self.http_port is None else self.serve_config.url(self.http_port)
 
     @property
     def pid(self) -> int:
         """Process id of the frontend."""
         return self._process.pid
+
+    def is_alive(self) -> bool:
+        """Return True while the runtime's processes run."""
+        return self._process.poll() is None
 
     def connection(self) -> Connection:
         """The connection that all programs of this process share."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from ..engine.build import build_engine
-from ..engine.engine import Engine
+from ..engine.engine import ForwardEngine
 from ..protocol.config import CoreConfig, QuantizeName
 from ..protocol.errors import RequestError
 from ..scheduler.plan import ForwardPlan, Row, Score
@@ -38,7 +38,7 @@ def perplexity_of(
 
 
 def perplexity(
-    engine: Engine, tokens: Sequence[int], window: int, on_progress: Callable[[int, int], None] | None = None
+    engine: ForwardEngine, tokens: Sequence[int], window: int, on_progress: Callable[[int, int], None] | None = None
 ) -> float:
     """Compute the perplexity of `tokens` with a loaded engine."""
     total, count = 0.0, 0
@@ -52,7 +52,7 @@ def perplexity(
     return math.exp(total / count)
 
 
-def _log_probability(engine: Engine, tokens: list[int]) -> float:
+def _log_probability(engine: ForwardEngine, tokens: list[int]) -> float:
     """Sum the log-probabilities of all tokens but the first."""
     score = Score(first=0, targets=tokens[1:], num_top=0)
     pages = list(range(-(-len(tokens) // engine.info.page_size)))

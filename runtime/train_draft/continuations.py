@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from ..engine.engine import Engine
+from ..engine.engine import ForwardEngine
 from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
 from ..models.decoder import Decoder
 from ..scheduler.plan import ForwardPlan, Row, Sample
@@ -68,7 +68,7 @@ def _continue(
     limits = [min(num_tokens, context - len(prompt)) for prompt in prompts]
     sizes = [-(-(len(prompt) + limit) // PAGE_SIZE) for prompt, limit in zip(prompts, limits, strict=True)]
     firsts = [sum(sizes[:index]) for index in range(len(sizes))]
-    engine = Engine(model, KvPool(KvMemory(model.config, sum(sizes), device=model.device, dtype=model.dtype)))
+    engine = ForwardEngine(model, KvPool(KvMemory(model.config, sum(sizes), device=model.device, dtype=model.dtype)))
     running = [index for index, limit in enumerate(limits) if limit > 0]
     step = 0
     while running:

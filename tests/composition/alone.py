@@ -9,7 +9,7 @@ from typing import Any
 
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.pipeline import Pipeline
-from ramiform.runtime.engine import PAGE_SIZE, Engine, build_engine
+from ramiform.runtime.engine import PAGE_SIZE, ForwardEngine, build_engine
 from ramiform.runtime.engine.draft_source import DraftRow, DraftSource, DraftStep
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.decoder import Decoder
@@ -94,7 +94,7 @@ class AnyTree:
         return DraftTree(nodes, parents, [-0.1 * depths[node] for node in range(len(nodes))])
 
 
-def make_engine(config: CoreConfig, source: DraftSource | None) -> Engine:
+def make_engine(config: CoreConfig, source: DraftSource | None) -> ForwardEngine:
     def make_source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource | None:
         return source
 
@@ -107,7 +107,7 @@ def run(
     source: DraftSource | None = None,
     aborts: dict[int, str] | None = None,
     stagger: int = 1,
-    engine: Engine | None = None,
+    engine: ForwardEngine | None = None,
     **settings: Any,
 ) -> tuple[dict[str, Got], CoreStats, list[ForwardPlan]]:
     """All of them, one more every `stagger` steps (0: all at once), until nothing is left. `aborts` ends requests

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import torch
 
-from ramiform.runtime.engine import Engine, build
+from ramiform.runtime.engine import ForwardEngine, build
 from ramiform.runtime.engine.draft_source import DraftSource
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
@@ -66,7 +66,7 @@ def wide() -> Iterator[None]:
         yield
 
 
-def engine_of(kv_dtype: str, source: DraftSource | None = None, **settings: Any) -> Engine:
+def engine_of(kv_dtype: str, source: DraftSource | None = None, **settings: Any) -> ForwardEngine:
     config = {"device": "cpu", "dtype": "float64", "num_pages": 256, "kv_dtype": kv_dtype} | settings
     return make_engine(CoreConfig(**config), source)
 

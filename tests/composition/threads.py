@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from ramiform.runtime.engine import Engine, EngineInfo, build_engine
+from ramiform.runtime.engine import EngineInfo, ForwardEngine, build_engine
 from ramiform.runtime.engine.build import DraftSourceFactory
 from ramiform.runtime.engine.draft_source import DraftSource
 from ramiform.runtime.engine.in_flight_step import InFlightStep
@@ -154,7 +154,7 @@ class RanksEngine:
             assert known.wait(PATIENCE)
             return CaptureOnlySource(captured[0]) if captured[0] else None
 
-        def build(group: Group) -> Engine:
+        def build(group: Group) -> ForwardEngine:
             return build_engine(config, path, None, source if is_rank_zero(group) else stand_in, group)
 
         self.engines = on_each(self._groups, build)

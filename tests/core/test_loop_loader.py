@@ -14,7 +14,7 @@ from ramiform import loops
 from ramiform.runtime.core import loop_loader
 from ramiform.runtime.core.loop_loader import LoopLoader
 from ramiform.runtime.core.main import LoadedCore, load_core
-from ramiform.runtime.engine import Engine
+from ramiform.runtime.engine import ForwardEngine
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Generate, LogprobParams, Tokens
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
@@ -44,7 +44,7 @@ def generate(core: LoadedCore, rid: str, constraint: Constraint | None = None) -
         plan = core.scheduler.plan(time.monotonic())
         answers = core.scheduler.answers()
         if plan is not None:
-            assert isinstance(core.engine, Engine)
+            assert isinstance(core.engine, ForwardEngine)
             answers = [*answers, *core.scheduler.commit(plan, core.engine.run(plan), time.monotonic())]
         for answer in answers:
             assert isinstance(answer, Tokens), answer
@@ -68,7 +68,7 @@ def test_answers_come_before_the_loops_and_are_the_same_afterwards(
     compiled = tmp_path / "compiled"
     loader = LoopLoader(lambda _group: [sys.executable, "-c", WAIT, str(compiled), str(status)])
     core = load_core(CoreConfig(num_pages=256, prefix_cache=False), loader=loader)
-    assert isinstance(core.engine, Engine)
+    assert isinstance(core.engine, ForwardEngine)
     loader.load()
     number = Constraint("regex", "[0-9]{3}")
 

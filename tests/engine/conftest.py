@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from ramiform.runtime.engine import Engine, build_engine
+from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.protocol.config import CoreConfig
 
 torch.set_num_threads(1)  # threads that wait for each other on a busy machine cost more than this model
@@ -33,5 +33,5 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine(checkpoint: Path) -> Engine:
+def engine(checkpoint: Path) -> ForwardEngine:
     return build_engine(CoreConfig(device="cpu", dtype="float32", num_pages=300), checkpoint)

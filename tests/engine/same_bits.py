@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from ramiform.runtime.engine import Engine
+from ramiform.runtime.engine import ForwardEngine
 from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Row, RowResult, Sample
 
 SAMPLE = Sample(temperature=0.7, top_k=50, top_p=0.95, draw=11, num_top_logprobs=20)
@@ -27,7 +27,7 @@ class OtherRows:
             yield Row(rid=f"other {index}", tokens=ids, first_position=0, pages=pages, sample=SAMPLE)
 
 
-def results_of(engine: Engine, chunks: list[int], other_rows: OtherRows | None = None) -> list[RowResult]:
+def results_of(engine: ForwardEngine, chunks: list[int], other_rows: OtherRows | None = None) -> list[RowResult]:
     """Return the results after the prompt, which is cut into `chunks` and a rest, and after each token of the
     answer."""
     pieces, start = [], 0
@@ -47,7 +47,7 @@ def results_of(engine: Engine, chunks: list[int], other_rows: OtherRows | None =
     return results
 
 
-def check_same_bits(engine: Engine, *, briefly: bool = False) -> None:
+def check_same_bits(engine: ForwardEngine, *, briefly: bool = False) -> None:
     """Compare the ways of computing the request; `briefly` runs one of each kind."""
     alone = results_of(engine, [])
     assert len(alone) == 1 + len(ANSWER)
@@ -60,7 +60,7 @@ def check_same_bits(engine: Engine, *, briefly: bool = False) -> None:
     assert _with_draft_tokens(engine) == alone
 
 
-def _with_draft_tokens(engine: Engine) -> list[RowResult]:
+def _with_draft_tokens(engine: ForwardEngine) -> list[RowResult]:
     """Return the results with each token of the answer as a draft token among wrong ones, in a step of its own."""
     results = results_of(engine, [30])[:1]
     for index, token in enumerate(ANSWER):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ramiform.kernels import attention_groups
-from ramiform.runtime.engine import Engine, build_engine
+from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, Row, Sample, Score
 
@@ -20,7 +20,7 @@ from .test_launch import ahead, one_by_one, random_steps
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def test_tokens_and_logprobs_equal_those_of_the_cpu(engine: Engine, checkpoint: Path) -> None:
+def test_tokens_and_logprobs_equal_those_of_the_cpu(engine: ForwardEngine, checkpoint: Path) -> None:
     on_gpu = build_engine(CoreConfig(device="cuda", dtype="float32", num_pages=300), checkpoint)
     draw = random.Random(5)
     rows = []
@@ -72,7 +72,7 @@ def test_a_captured_step_gives_the_results_of_a_launched_one(checkpoint: Path) -
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_rows_that_share_keys_give_the_results_of_the_cpu(
-    graphs: bool, engine: Engine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    graphs: bool, engine: ForwardEngine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention_groups, "PASS_KEYS", 0)
     config = CoreConfig(device="cuda", dtype="float32", num_pages=300, max_running=16, cuda_graphs=graphs)

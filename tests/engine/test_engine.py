@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from ramiform.runtime.engine import PAGE_SIZE, Engine, build_engine
+from ramiform.runtime.engine import PAGE_SIZE, ForwardEngine, build_engine
 from ramiform.runtime.engine.kv_pool import bytes_per_page
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.errors import CheckpointError
@@ -25,7 +25,7 @@ from ramiform.runtime.speculation.eagle.draft_memory import SCRATCH
 GREEDY = Sample(temperature=0.0, draw=0)
 
 
-def run(engine: Engine, *rows: Row, copies: tuple[PageCopy, ...] = ()) -> ForwardResult:
+def run(engine: ForwardEngine, *rows: Row, copies: tuple[PageCopy, ...] = ()) -> ForwardResult:
     return engine.run(ForwardPlan(step=7, copies=list(copies), rows=list(rows)))
 
 
@@ -34,7 +34,7 @@ def prompts(count: int) -> list[list[int]]:
     return [rng.choices(range(150), k=rng.choice([1, 2, 5, 17, 40, 70])) for _ in range(count)]
 
 
-def generate(engine: Engine, prompts: list[list[int]], steps: int) -> list[list[int]]:
+def generate(engine: ForwardEngine, prompts: list[list[int]], steps: int) -> list[list[int]]:
     """Greedy continuations of all prompts together, prefilled in chunks of up to 16 tokens beside decode rows."""
     pages = random.Random(2).sample(range(engine.info.num_pages), engine.info.num_pages)
     tables = [[pages.pop() for _ in range(-(-(len(prompt) + steps) // PAGE_SIZE))] for prompt in prompts]
@@ -63,7 +63,7 @@ def generate(engine: Engine, prompts: list[list[int]], steps: int) -> list[list[
     return [s[-steps:] for s in sequences]
 
 
-def test_a_batch_of_mixed_rows_generates_what_transformers_does(engine: Engine, checkpoint: Path) -> None:
+def test_a_batch_of_mixed_rows_generates_what_transformers_does(engine: ForwardEngine, checkpoint: Path) -> None:
     judge = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     batch = prompts(20)
     for prompt, got in zip(batch, generate(engine, batch, steps=12), strict=True):
@@ -79,13 +79,13 @@ def test_a_batch_of_mixed_rows_generates_what_transformers_does(engine: Engine, 
         assert got == want[0, len(prompt) :].tolist()
 
 
-def test_the_same_prompt_gives_the_same_tokens_alone_and_among_others(engine: Engine) -> None:
+def test_the_same_prompt_gives_the_same_tokens_alone_and_among_others(engine: ForwardEngine) -> None:
     batch = prompts(32)
     together = generate(engine, batch, steps=10)
     assert [generate(engine, [prompt], steps=10)[0] for prompt in batch] == together
 
 
-def test_sampling_and_scoring_in_one_row_and_beside_others(engine: Engine) -> None:
+def test_sampling_and_scoring_in_one_row_and_beside_others(engine: ForwardEngine) -> None:
     prompt = random.Random(4).choices(range(150), k=30)
     both = Row(
         rid="both",
@@ -107,7 +107,7 @@ def test_sampling_and_scoring_in_one_row_and_beside_others(engine: Engine) -> No
     assert result.rows[2].token == run(engine, greedy).rows[0].token
 
 
-def test_as_many_outputs_as_tokens_need_not_be_all_of_them(engine: Engine) -> None:
+def test_as_many_outputs_as_tokens_need_not_be_all_of_them(engine: ForwardEngine) -> None:
     score = Score(first=0, targets=[7, 8], num_top=0)
     silent = Row(rid="silent", tokens=[3], first_position=0, pages=[0])
     both = Row(rid="both", tokens=[6, 7], first_position=0, pages=[1], sample=GREEDY, score=score)
@@ -116,7 +116,7 @@ def test_as_many_outputs_as_tokens_need_not_be_all_of_them(engine: Engine) -> No
     assert [s.logprob for s in beside.scores] == pytest.approx([s.logprob for s in alone.scores], abs=1e-5)
 
 
-def test_pooled_hidden_states_are_those_of_transformers(engine: Engine, checkpoint: Path) -> None:
+def test_pooled_hidden_states_are_those_of_transformers(engine: ForwardEngine, checkpoint: Path) -> None:
     judge = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     prompt = random.Random(4).choices(range(150), k=30)
     want_TE = judge.model(torch.tensor([prompt])).last_hidden_state[0].detach()
@@ -137,7 +137,7 @@ def test_pooled_hidden_states_are_those_of_transformers(engine: Engine, checkpoi
     )
 
 
-def test_a_plan_may_only_copy_pages(engine: Engine) -> None:
+def test_a_plan_may_only_copy_pages(engine: ForwardEngine) -> None:
     prompt = list(range(20))
     run(engine, Row(rid="a", tokens=prompt, first_position=0, pages=[0, 1]))
     chain = (PageCopy(source=1, target=2, num_tokens=4), PageCopy(source=2, target=4, num_tokens=4))
@@ -148,7 +148,7 @@ def test_a_plan_may_only_copy_pages(engine: Engine) -> None:
     assert left.token == right.token
 
 
-def test_scores_are_cut_into_parts_that_fit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_cut_into_parts_that_fit(engine: ForwardEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = list(range(40))
     score = Score(first=0, targets=prompt[1:], num_top=2)
     row = Row(rid="a", tokens=prompt, first_position=0, pages=[0, 1, 2], score=score)
@@ -159,7 +159,7 @@ def test_scores_are_cut_into_parts_that_fit(engine: Engine, monkeypatch: pytest.
     assert [s.logprob for s in parts] == pytest.approx([s.logprob for s in whole], abs=1e-5)
 
 
-def test_warming_up_leaves_a_working_engine(engine: Engine) -> None:
+def test_warming_up_leaves_a_working_engine(engine: ForwardEngine) -> None:
     before = generate(engine, [[1, 2, 3]], steps=4)
     engine.warm_up()
     assert generate(engine, [[1, 2, 3]], steps=4) == before
@@ -181,7 +181,7 @@ def test_pages_go_to_the_host_and_come_back_as_they_were(checkpoint: Path) -> No
     assert run(engine, last, copies=up).rows[0].token == expected
 
 
-def test_info_states_the_models_facts(engine: Engine) -> None:
+def test_info_states_the_models_facts(engine: ForwardEngine) -> None:
     info = engine.info
     assert (info.architecture, info.vocab_size, info.context_length) == ("LlamaForCausalLM", 150, 128)
     assert (info.dtype, info.device, info.page_size, info.num_pages) == ("float32", "cpu", 16, 300)

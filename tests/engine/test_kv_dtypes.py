@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from ramiform.runtime.engine import Engine, build_engine, kv_format
+from ramiform.runtime.engine import ForwardEngine, build_engine, kv_format
 from ramiform.runtime.engine.kv_format import KV_DTYPES, choose_kv_dtype
 from ramiform.runtime.engine.kv_ranges import FILE_NAME, KvRanges, measure, random_texts, read_ranges, write_ranges
 from ramiform.runtime.models.errors import CheckpointError
@@ -27,11 +27,11 @@ GREEDY = Sample(temperature=0.0, draw=0)
 PROMPT = [(7 * i * i + 3 * i) % 150 for i in range(100)]
 
 
-def build(checkpoint: Path, **settings: Any) -> Engine:
+def build(checkpoint: Path, **settings: Any) -> ForwardEngine:
     return build_engine(CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 16} | settings), checkpoint)
 
 
-def logprobs(engine: Engine) -> list[float]:
+def logprobs(engine: ForwardEngine) -> list[float]:
     """Return the prompt's log-probabilities, computed in two chunks, so that the second reads the first one's KV."""
     entries = []
     for start, end in ((0, 60), (60, 99)):

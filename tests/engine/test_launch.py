@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ramiform.runtime.engine import Engine, build_engine
+from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.models import packed_linear
 from ramiform.runtime.models.quantised import factory
 from ramiform.runtime.models.rope import Rope
@@ -82,7 +82,7 @@ def random_steps(draw: random.Random, vocab_size: int, num: int, *, newcomers: S
     return steps
 
 
-def ahead(engine: Engine, steps: Sequence[Step]) -> list[list[RowResult]]:
+def ahead(engine: ForwardEngine, steps: Sequence[Step]) -> list[list[RowResult]]:
     """Run the steps, each launched before the last one's result is read."""
     step_results, rows, launched = [], [], None
     for number, step in enumerate(steps):
@@ -98,7 +98,7 @@ def ahead(engine: Engine, steps: Sequence[Step]) -> list[list[RowResult]]:
     return [*step_results, launched.wait().rows]
 
 
-def one_by_one(engine: Engine, steps: Sequence[Step]) -> list[list[RowResult]]:
+def one_by_one(engine: ForwardEngine, steps: Sequence[Step]) -> list[list[RowResult]]:
     step_results: list[list[RowResult]] = []
     rows: list[Row] = []
     for number, step in enumerate(steps):
@@ -118,7 +118,7 @@ def _after(row: Row, token: int, *, follows: int | None = None) -> Row:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_following_row_gets_the_sampled_token_at_any_index(engine: Engine, seed: int) -> None:
+def test_a_following_row_gets_the_sampled_token_at_any_index(engine: ForwardEngine, seed: int) -> None:
     steps = random_steps(random.Random(seed), engine.info.vocab_size, 8)
     ours, judge = ahead(engine, steps), one_by_one(engine, steps)
     assert [[result.tokens for result in step_results] for step_results in ours] == [
@@ -131,7 +131,7 @@ def test_a_following_row_gets_the_sampled_token_at_any_index(engine: Engine, see
 
 
 @pytest.fixture
-def without_numbers(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def without_numbers(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> ForwardEngine:
     """An engine on torch ops only, which run on tensors without values. Rotary angles, which a CPU looks up in tables,
     are computed as on other devices."""
     monkeypatch.setattr(packed_linear, "can_pack", lambda device, dtype: False)
@@ -140,7 +140,7 @@ def without_numbers(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Engine
     return build_engine(CoreConfig(device="cpu", dtype="bfloat16", num_pages=60, kernels="reference"), checkpoint)
 
 
-def test_launching_and_sampling_read_nothing_back_from_the_device(without_numbers: Engine) -> None:
+def test_launching_and_sampling_read_nothing_back_from_the_device(without_numbers: ForwardEngine) -> None:
     """Draws are left out: on a CUDA device they are a kernel, with a test of its own."""
     engine = without_numbers
     words = -(-engine.info.vocab_size // 32)

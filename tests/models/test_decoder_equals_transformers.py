@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from ramiform.runtime.engine import Engine, KvMemory, KvPool
+from ramiform.runtime.engine import ForwardEngine, KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.load import load_model
@@ -148,7 +148,7 @@ def test_scores_of_a_prompt(name: str, checkpoint: Checkpoint, judge: Judge) -> 
     row = Row(
         rid="r", tokens=prompt, first_position=0, pages=pages, score=Score(first=4, targets=prompt[5:], num_top=3)
     )
-    [result] = Engine(model, pool).run(ForwardPlan(step=1, copies=[], rows=[row])).rows
+    [result] = ForwardEngine(model, pool).run(ForwardPlan(step=1, copies=[], rows=[row])).rows
     logprobs = expected(judge(name), prompt).log_softmax(-1)
     assert [score.id for score in result.scores] == prompt[5:]
     for position, score in enumerate(result.scores, start=4):

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from ramiform.kernels import attention_groups
-from ramiform.runtime.engine import Engine, build_engine
+from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forward, graph_sizes
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS
 from ramiform.runtime.protocol.config import CoreConfig
@@ -51,21 +51,21 @@ class CountedCapture:
         return again
 
 
-def plain_engine(checkpoint: Path) -> Engine:
+def plain_engine(checkpoint: Path) -> ForwardEngine:
     config = CoreConfig(
         device="cuda" if GPU else "cpu", dtype="float32", num_pages=60, kernels="triton", cuda_graphs=False
     )
     return build_engine(config, checkpoint)
 
 
-def with_graphs(engine: Engine, capture: CountedCapture) -> Engine:
+def with_graphs(engine: ForwardEngine, capture: CountedCapture) -> ForwardEngine:
     model, pool = engine._runner.model, engine._runner.pool
     assert DecodeGraphs.supports(model, pool.layers)
     graphs = DecodeGraphs(model, pool.layers, max_rows=5, num_places=128, captures=(), capture=capture)
-    return Engine(model, pool, graphs=graphs)
+    return ForwardEngine(model, pool, graphs=graphs)
 
 
-def step(engine: Engine, rows: list[Row]) -> list[RowResult]:
+def step(engine: ForwardEngine, rows: list[Row]) -> list[RowResult]:
     return engine.run(ForwardPlan(step=0, copies=[], rows=rows)).rows
 
 
@@ -83,7 +83,7 @@ def following(row: Row, result: RowResult) -> Row:
     return Row(rid=row.rid, tokens=result.tokens, first_position=first, pages=row.pages, sample=SAMPLE)
 
 
-def generate(engine: Engine) -> list[list[RowResult]]:
+def generate(engine: ForwardEngine) -> list[list[RowResult]]:
     """The prompts, then steps of 6, 5, 3 and 1 rows."""
     rows = prompts()
     step_results = [step(engine, rows)]

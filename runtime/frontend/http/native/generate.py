@@ -131,9 +131,9 @@ class NativeApi:
         """Continue `text` or `input_ids`, one or a batch, as a whole or as a stream."""
         self._generator.core.require_info()
         if body.stream:
-            values = self._stream(body)
+            values = self.stream(body)
             return EventStream(await cancel_on_disconnect(request, anext(values)), values)
-        answers = await cancel_on_disconnect(request, self._whole(body))
+        answers = await cancel_on_disconnect(request, self.answers(body))
         return json_response(answers if body.is_batch or len(answers) > 1 else answers[0])
 
     async def abort(self, body: AbortBody, request: Request) -> Response:
@@ -155,7 +155,8 @@ class NativeApi:
             sample.abort()
         return bool(samples)
 
-    async def _whole(self, body: GenerateBody) -> list[dict[str, Any]]:
+    async def answers(self, body: GenerateBody) -> list[dict[str, Any]]:
+        """Return every output of `body`, in order. Raises RamiformError."""
         async with self._submit(body) as jobs:
             answers = []
             async for job in cooperative_iter(jobs):
@@ -163,7 +164,7 @@ class NativeApi:
                 answers.append(self._answer(body, job, generated.sequence.text))
             return answers
 
-    async def _stream(self, body: GenerateBody) -> AsyncGenerator[dict[str, Any]]:
+    async def stream(self, body: GenerateBody) -> AsyncGenerator[dict[str, Any]]:
         """Yield each output so far, as it grows. Raises RamiformError."""
         async with self._submit(body) as jobs:
             numbered = len(jobs) > 1 or body.is_batch

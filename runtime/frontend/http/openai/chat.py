@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -44,20 +45,34 @@ class ChatApi:
 
     async def create(self, body: ChatBody, request: Request) -> Response:
         """Generate the assistant's next message, or `n` alternatives."""
+        if body.stream:
+            chunks = self.chunks(body)
+            return EventStream(await cancel_on_disconnect(request, anext(chunks)), chunks)
+        return json_response(await cancel_on_disconnect(request, self.answer(body)))
+
+    async def answer(self, body: ChatBody) -> dict[str, Any]:
+        """Return the whole answer, as JSON values. Raises RamiformError."""
+        head = self._head(body)
+        return head | await self._whole(body, await self._chat_request(body))
+
+    async def chunks(self, body: ChatBody) -> AsyncGenerator[dict[str, Any]]:
+        """Yield the chunks of the answer, as JSON values. Raises RamiformError."""
+        head = self._head(body)
+        async with aclosing(self._stream(body, await self._chat_request(body), head)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _head(self, body: ChatBody) -> dict[str, Any]:
+        """Return the fields that every chunk has. Raises RequestError for fields that exclude one another."""
         info = self._generator.core.require_info()
         body.check(info)
-        head = {
+        return {
             "id": f"chatcmpl-{new_rid()}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
             "model": info.name,
             "system_fingerprint": f"ramiform-{__version__}",
         }
-        chat = await cancel_on_disconnect(request, self._chat_request(body))
-        if body.stream:
-            chunks = self._stream(body, chat, head)
-            return EventStream(await cancel_on_disconnect(request, anext(chunks)), chunks)
-        return json_response(head | await cancel_on_disconnect(request, self._whole(body, chat)))
 
     async def _chat_request(self, body: ChatBody) -> ChatRequest:
         constraint = body.constraint()

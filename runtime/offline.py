@@ -1,0 +1,400 @@
+"""`Engine`: batches, chats and streams from a script, with the results of the HTTP routes and no HTTP.
+
+The script's process is a frontend of the core: it tokenises and detokenises in an event loop in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import zmq.asyncio
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+
+from .frontend.core.client import CoreClient
+from .frontend.core.frontend_peers import FrontendPeers
+from .frontend.http.bodies import GenerateBody, SamplingBody
+from .frontend.http.errors import explain_validation_error
+from .frontend.http.native.generate import NativeApi
+from .frontend.http.openai.chat import ChatApi
+from .frontend.http.openai.chat_body import ChatBody
+from .frontend.http.openai.chat_service import ChatService
+from .frontend.http.transport.merge import gather_or_cancel
+from .frontend.text.generation import Generator
+from .models.checkpoint import find_checkpoint
+from .processes.launch import Runtime
+from .protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
+from .tokenizer import load_tokenizer
+
+MAX_IN_FLIGHT = 1024  # prompts of one call in the core; the others wait here
+WATCH_SECONDS = 0.2  # between looks at the runtime's process
+
+Result = dict[str, Any]
+Outputs = Result | list[Result]  # of one prompt: a list if n > 1
+Prompt = str | Sequence[int]
+Prompts = Prompt | Iterable[Prompt]
+Conversation = Sequence[dict[str, Any]]
+B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
+_END: Any = object()  # of a stream
+_RUNTIME_ENDED = ErrorInfo.of(RuntimeFailed("the runtime has ended"))
+
+
+class Engine:
+    """A runtime of one's own for offline batches: the counterpart of vLLM's `LLM` and SGLang's `Engine`.
+
+    `settings` are those of `Runtime`. Ends with `shutdown`, the `with` block, or the program. `runtime` runs programs
+    of the language on the same model. Raises RamiformError when the model cannot be loaded, RequestError for an unknown
+    setting.
+    """
+
+    def __init__(self, model: str | None = None, *, model_path: str | None = None, **settings: Any) -> None:
+        self.runtime = Runtime(model, model_path=model_path, **settings)
+        self.info = self.runtime.info
+        self._owner = os.getpid()
+        try:
+            self.tokenizer = load_tokenizer(find_checkpoint(self.info.path))
+            self._thread = _LoopThread()
+        except BaseException:
+            self.runtime.shutdown()
+            raise
+        self._finalizer = weakref.finalize(self, _end, self._thread, self.runtime, self._owner)
+        try:
+            self._native, self._chat = self._thread.run(self._connect())
+        except BaseException:
+            self._finalizer()
+            raise
+
+    async def _connect(self) -> tuple[NativeApi, ChatApi]:
+        serve = self.runtime.serve_config
+        context = zmq.asyncio.Context()
+        core = CoreClient(context, serve.core_address)
+        core.start()
+        self._thread.closing = _closing(core, context)
+        self._thread.watch(self.runtime, core)
+        await core.ready()
+        generator = Generator(core, self.tokenizer)
+        peers = FrontendPeers(context, serve.socket_dir, 0, 1, core.observer.measures)
+        service = ChatService(generator, tool_parser=serve.tool_call_parser, reasoning_parser=serve.reasoning_parser)
+        return NativeApi(generator, peers), ChatApi(service)
+
+    def generate(
+        self,
+        prompt: Prompts | None = None,
+        sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        *,
+        input_ids: Sequence[int] | Iterable[Sequence[int]] | None = None,
+        stream: bool = False,
+        progress: bool = False,
+        return_exceptions: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """Continue one prompt or many: texts or token ids.
+
+        `sampling_params` and `fields` are those of `/generate`; a list of sampling parameters has one per prompt, and
+        `fields` hold for all prompts. A result is an answer of that route, a dict with "text", "output_ids" and
+        "meta_info"; with `n` above 1 a list of them. Many prompts give a list of results in order. With `stream`, an
+        iterator over the answers so far of one prompt. `progress` shows a bar on a terminal. `return_exceptions` puts
+        the error of a prompt in its place.
+
+        Raises RequestError naming the prompt and the parameter, RuntimeFailed when the runtime has ended.
+        """
+        make, prompts = self._bodies(prompt, sampling_params, input_ids, fields | {"stream": stream})
+        if stream:
+            return self._iterate(self._native.stream(self._only(make, prompts)))
+        return self._run(self._all(self._generate_one, make, prompts, progress, return_exceptions))
+
+    async def agenerate(
+        self,
+        prompt: Prompts | None = None,
+        sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
+        *,
+        input_ids: Sequence[int] | Iterable[Sequence[int]] | None = None,
+        stream: bool = False,
+        progress: bool = False,
+        return_exceptions: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """Do as `generate`, without blocking the event loop; `stream` returns an asynchronous iterator."""
+        make, prompts = self._bodies(prompt, sampling_params, input_ids, fields | {"stream": stream})
+        if stream:
+            return self._aiterate(self._native.stream(self._only(make, prompts)))
+        return await self._arun(self._all(self._generate_one, make, prompts, progress, return_exceptions))
+
+    def chat(
+        self,
+        messages: Conversation | Iterable[Conversation],
+        *,
+        stream: bool = False,
+        progress: bool = False,
+        return_exceptions: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """Generate the next message of one conversation, or of many.
+
+        `fields` are those of `/v1/chat/completions`, and hold for all conversations. A result is an answer of that
+        route, a dict with "choices" and "usage"; with `stream` an iterator over its chunks. The other parameters, and
+        the errors, are those of `generate`.
+        """
+        make, conversations = self._chat_bodies(messages, fields | {"stream": stream})
+        if stream:
+            return self._iterate(self._chat.chunks(self._only(make, conversations)))
+        return self._run(self._all(self._chat.answer, make, conversations, progress, return_exceptions))
+
+    async def achat(
+        self,
+        messages: Conversation | Iterable[Conversation],
+        *,
+        stream: bool = False,
+        progress: bool = False,
+        return_exceptions: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """Do as `chat`, without blocking the event loop; `stream` returns an asynchronous iterator."""
+        make, conversations = self._chat_bodies(messages, fields | {"stream": stream})
+        if stream:
+            return self._aiterate(self._chat.chunks(self._only(make, conversations)))
+        return await self._arun(self._all(self._chat.answer, make, conversations, progress, return_exceptions))
+
+    def shutdown(self) -> None:
+        """End the runtime. Calls that still run fail with RuntimeFailed. Calling it again does nothing."""
+        self._finalizer()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    # Bodies of the routes
+
+    def _bodies(
+        self, prompt: Any, sampling_params: Any, input_ids: Any, fields: dict[str, Any]
+    ) -> tuple[Callable[[int, Any], GenerateBody], Any]:
+        """Return what makes a body of a prompt and its number, and the prompt or the prompts."""
+        if (prompt is None) == (input_ids is None):
+            raise RequestError("give either prompt or input_ids", param="prompt")
+        given = input_ids if prompt is None else prompt
+        for name in ("text", "rid"):
+            if name in fields:
+                raise RequestError(f"{name} is a parameter of the route, and not of an Engine", param=name)
+        many = None
+        if isinstance(sampling_params, (list, tuple)):
+            if _is_one_prompt(given) or not hasattr(given, "__len__") or len(given) != len(sampling_params):
+                raise RequestError("a list of sampling_params has one for each prompt", param="sampling_params")
+            many = sampling_params
+        shared = None if many is not None else _build(SamplingBody, sampling_params or {})
+
+        def make(number: int, one: Any) -> GenerateBody:
+            sampling = shared if many is None else _build(SamplingBody, many[number])
+            name = "text" if isinstance(one, str) else "input_ids"
+            value = one if isinstance(one, str) else list(one)
+            return _build(GenerateBody, {name: value, "sampling_params": sampling} | fields)
+
+        return make, given
+
+    def _chat_bodies(self, messages: Any, fields: dict[str, Any]) -> tuple[Callable[[int, Any], ChatBody], Any]:
+        if hasattr(messages, "__len__") and len(messages) == 0:
+            raise RequestError("messages must not be empty", param="messages")
+        return lambda _, one: _build(ChatBody, {"messages": list(one)} | fields), messages
+
+    def _only(self, make: Callable[[int, Any], B], given: Any) -> B:
+        """Return the body of the one prompt that a stream is for."""
+        if not _is_one_prompt(given):
+            raise RequestError("a stream is of one prompt", param="stream")
+        return make(0, given)
+
+    # Execution on the thread's event loop
+
+    async def _generate_one(self, body: GenerateBody) -> Outputs:
+        answers = await self._native.answers(body)
+        return answers[0] if len(answers) == 1 else answers
+
+    async def _all(
+        self,
+        answer: Callable[[B], Coroutine[Any, Any, Any]],
+        make: Callable[[int, Any], B],
+        given: Any,
+        progress: bool,
+        return_exceptions: bool,
+    ) -> Any:
+        """Answer one prompt, or many with at most MAX_IN_FLIGHT at once. Raises RequestError naming the prompt."""
+        if _is_one_prompt(given):
+            return await answer(make(0, given))
+        results: dict[int, Any] = {}
+        numbered = enumerate(given)
+
+        async def work() -> None:
+            for number, one in numbered:
+                try:
+                    results[number] = await answer(make(number, one))
+                except RamiformError as error:
+                    if not return_exceptions:
+                        raise _with_number(error, number) from None
+                    results[number] = error
+                advance()
+
+        with _progress_bar(len(given) if hasattr(given, "__len__") else None, progress) as advance:
+            await gather_or_cancel(work() for _ in range(MAX_IN_FLIGHT))
+        return [results[number] for number in range(len(results))]
+
+    def _check_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise RuntimeFailed("an Engine belongs to the process that made it; make another one after a fork")
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._check_owner()
+        except RuntimeFailed:
+            work.close()
+            raise
+        return self._thread.run(work)
+
+    async def _arun(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._check_owner()
+        except RuntimeFailed:
+            work.close()
+            raise
+        return await asyncio.wrap_future(self._thread.submit(work))
+
+    def _iterate(self, values: AsyncGenerator[T]) -> Iterator[T]:
+        try:
+            while (value := self._run(_next(values))) is not _END:
+                yield value
+        finally:
+            self._run(_close(values))
+
+    async def _aiterate(self, values: AsyncGenerator[T]) -> AsyncIterator[T]:
+        try:
+            while (value := await self._arun(_next(values))) is not _END:
+                yield value
+        finally:
+            await self._arun(_close(values))
+
+
+class _LoopThread:
+    """An event loop in a daemon thread. `closing` runs before the loop ends."""
+
+    def __init__(self) -> None:
+        self.closing: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._watcher: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ramiform-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Any:
+        """Begin `work` in the loop; return its concurrent future. Raises RuntimeFailed after `close`."""
+        if self._is_closed:
+            work.close()
+            raise _RUNTIME_ENDED.to_exception()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`; an interrupt cancels it."""
+        future = self.submit(work)
+        try:
+            result: T = future.result()
+        except BaseException:
+            future.cancel()
+            raise
+        return result
+
+    def watch(self, runtime: Runtime, core: CoreClient) -> None:
+        """Fail all requests when the runtime's process ends. Call it in the loop."""
+        self._watcher = asyncio.ensure_future(_watch(runtime, core))
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        if self._watcher is not None:
+            self._loop.call_soon_threadsafe(self._watcher.cancel)
+        if self.closing is not None:
+            self.run(self.closing())
+        self._is_closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _end(thread: _LoopThread, runtime: Runtime, owner: int) -> None:
+    if os.getpid() == owner:  # a fork's copy owns neither the thread nor the processes
+        thread.close()
+        runtime.shutdown()
+
+
+def _closing(core: CoreClient, context: zmq.asyncio.Context) -> Callable[[], Coroutine[Any, Any, None]]:
+    async def close() -> None:
+        core.fail(ErrorInfo.of(RuntimeFailed("the engine was shut down")))
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=5.0)  # they fail at once
+        await core.close()
+        context.term()
+
+    return close
+
+
+async def _watch(runtime: Runtime, core: CoreClient) -> None:
+    while runtime.is_alive():
+        await asyncio.sleep(WATCH_SECONDS)
+    core.fail(_RUNTIME_ENDED)
+
+
+async def _next(values: AsyncGenerator[T]) -> T:
+    return await anext(values, _END)
+
+
+async def _close(values: AsyncGenerator[Any]) -> None:
+    await values.aclose()
+
+
+def _is_one_prompt(given: Any) -> bool:
+    """Return True for a text, a list of token ids, or one conversation; False for several."""
+    if isinstance(given, str):
+        return True
+    return isinstance(given, Sequence) and bool(given) and isinstance(given[0], (int, dict))
+
+
+def _build(kind: type[B], values: Any) -> B:
+    """Validate as the HTTP routes do. Raises RequestError naming the parameter."""
+    if isinstance(values, kind):
+        return values
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        details = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        message, param = explain_validation_error(RequestValidationError(details, body=values))
+        raise RequestError(message, param=param) from None
+
+
+def _with_number(error: RamiformError, number: int) -> RamiformError:
+    if not isinstance(error, RequestError):
+        return error
+    return RequestError(f"prompt {number}: {error}", param=error.param, code=error.code)
+
+
+@contextmanager
+def _progress_bar(total: int | None, wanted: bool) -> Iterator[Callable[[], None]]:
+    """Show a bar on the terminal of the standard error; yield what advances it by one."""
+    if not wanted or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
