@@ -21,6 +21,7 @@ from rich.text import Text
 
 from . import __version__
 from .flags import LOG_SETTINGS, MODEL_SETTINGS, SERVE_SETTINGS, TranslatingCommand, with_settings
+from .runtime.load_test.command import serve_load
 from .runtime.planner.command import plan
 from .runtime.protocol.config import RuntimeConfig
 from .runtime.protocol.errors import RamiformError, RequestError
@@ -434,6 +435,7 @@ def _print_info(connection: Any) -> None:
 bench = typer.Typer(help="Measurements, and the analysis of recorded ones.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 bench.command()(replay)
+bench.command("serve")(serve_load)
 
 
 def _shown(value: Any) -> str:

@@ -61,7 +61,7 @@ LAYERS = (
     ("runtime/frontend/http/anthropic", "runtime/frontend/http/ollama"),
     ("runtime/frontend",),
     ("runtime/processes",),
-    ("runtime/planner", "runtime/quantize", "runtime/train_draft", "runtime"),
+    ("runtime/planner", "runtime/quantize", "runtime/train_draft", "runtime/load_test", "runtime"),
     ROOT_MODULES[:-1],
 )
 # Layers that can be used without the rest: all that they may import of the package.

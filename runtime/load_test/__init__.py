@@ -1,0 +1,1 @@
+"""Load tests of servers that speak OpenAI's API: `ramiform bench serve`."""
