@@ -202,7 +202,21 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     tool_call_parser: Annotated[
         Literal[
-            "auto", "hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"
+            "auto",
+            "hermes",
+            "llama3_json",
+            "pythonic",
+            "mistral",
+            "mistral_args",
+            "deepseek",
+            "deepseek_v31",
+            "kimi_k2",
+            "granite",
+            "phi4_mini",
+            "qwen3_coder",
+            "glm45",
+            "minimax_m2",
+            "json",
         ],
         Meta(description="format of the model's tool calls; auto: as in its chat template"),
     ] = "auto"

@@ -120,7 +120,7 @@ class ChatCompletion:
 
     async def _parse_deltas(self, tools: ToolCallOptions | None) -> AsyncGenerator[ChatDelta]:
         """Yield one request's output, parsed into reasoning, text and calls."""
-        parser = None if tools is None else ToolCallParser(tools.format, tools.schemas)
+        parser = None if tools is None else ToolCallParser(tools.format, tools.schemas, tools.schemas)
         async for piece in self._stages.sample:
             yield self._split(piece, parser)
             if self.num_calls and tools is not None and not tools.parallel:
@@ -214,7 +214,7 @@ class ChatCompletion:
                 self.finish = stages.finish
                 return
             stages.discard()  # appended again with what follows, in the tokens of the joined text
-            self._begin_arguments(tools, name, f"{name}{tools.format.before_arguments}")
+            self._begin_arguments(tools, name, f"{name}{tools.format.arguments_opening(self.num_calls)}")
         index, self.num_calls = self.num_calls, self.num_calls + 1
         yield ChatDelta(calls=[ToolCallDelta(index, "", new_tool_call_id(), name)])
         closing, text, begun = tools.format.generated_closing, "", False
@@ -233,7 +233,9 @@ class ChatCompletion:
     def _open_call(self, tools: ToolCallOptions, opening: str) -> None:
         names = list(tools.schemas)
         if len(names) == 1:
-            self._begin_arguments(tools, names[0], f"{opening}{names[0]}{tools.format.before_arguments}")
+            self._begin_arguments(
+                tools, names[0], f"{opening}{names[0]}{tools.format.arguments_opening(self.num_calls)}"
+            )
             return
         # Includes the terminator, so that no name is a prefix of another choice.
         choices = json.dumps([name + tools.format.name_terminator for name in names], ensure_ascii=False)

@@ -162,7 +162,7 @@ def test_several_forced_calls_in_one_answer() -> None:
     serving(say, check)
 
 
-FORMAT_NAMES = ["hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"]
+FORMAT_NAMES = sorted(FORMATS)
 SEVERAL = [name for name in FORMAT_NAMES if FORMATS[name].has_marker]
 
 

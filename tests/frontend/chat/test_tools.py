@@ -13,6 +13,7 @@ from ramiform.runtime.frontend.chat.tools.calls import ToolCall
 from ramiform.runtime.frontend.chat.tools.detect import detect_tool_format
 from ramiform.runtime.frontend.chat.tools.formats import FORMATS
 from ramiform.runtime.frontend.chat.tools.parser import ToolCallParser
+from ramiform.runtime.protocol.sampling import Constraint
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 from ramiform.tests.frontend import templates
 from ramiform.tests.frontend.harness import shipped_tokenizer
@@ -48,6 +49,38 @@ def write(name: str, calls: Written) -> str:
         case "deepseek v3.1":
             inner = "".join(f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{dump(a)}<｜tool▁call▁end｜>" for n, a in calls)
             return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+        case "kimi_k2":
+            inner = "".join(
+                f"<|tool_call_begin|>functions.{n}:{i}<|tool_call_argument_begin|>{dump(a)}<|tool_call_end|>"
+                for i, (n, a) in enumerate(calls)
+            )
+            return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
+        case "granite":
+            return "<|tool_call|>" + dump([{"name": n, "arguments": a} for n, a in calls])
+        case "phi4_mini":
+            return "<|tool_call|>" + dump([{"name": n, "arguments": a} for n, a in calls]) + "<|/tool_call|>"
+        case "qwen3_coder":
+            return "\n".join(
+                f"<tool_call>\n<function={n}>\n"
+                + "".join(f"<parameter={k}>\n{raw(v)}\n</parameter>\n" for k, v in a.items())
+                + "</function>\n</tool_call>"
+                for n, a in calls
+            )
+        case "glm45":
+            return "\n".join(
+                f"<tool_call>{n}\n"
+                + "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{raw(v)}</arg_value>\n" for k, v in a.items())
+                + "</tool_call>"
+                for n, a in calls
+            )
+        case "minimax_m2":
+            inner = "".join(
+                f'<invoke name="{n}">\n'
+                + "".join(f'<parameter name="{k}">{raw(v)}</parameter>\n' for k, v in a.items())
+                + "</invoke>\n"
+                for n, a in calls
+            )
+            return f"<minimax:tool_call>\n{inner}</minimax:tool_call>"
         case "json":
             return dump([{"name": n, "arguments": a} for n, a in calls])
         case "json fenced":
@@ -63,14 +96,27 @@ DIALECTS = [
     "mistral v11",
     "deepseek",
     "deepseek v3.1",
+    "kimi_k2",
+    "granite",
+    "phi4_mini",
     "json",
     "json fenced",
 ]
-MARKED = ["hermes", "mistral", "deepseek"]
+MARKED = ["hermes", "mistral", "deepseek", "kimi_k2", "granite", "phi4_mini", "qwen3_coder", "glm45", "minimax_m2"]
+TAGGED = ["qwen3_coder", "glm45", "minimax_m2"]
+SCHEMA = Constraint(
+    "json_schema",
+    """{"properties": {"city": {"type": "string"}, "unit": {"anyOf": [{"enum": ["k", "c"]}, {"type": "null"}]},
+        "a": {"type": "integer"}, "b": {"type": "boolean"}, "d": {"type": "array"}}}""",
+)
+
+
+def raw(value: Any) -> str:
+    return value if isinstance(value, str) else dump(value)
 
 
 def parse(dialect: str, pieces: list[str]) -> tuple[str, list[ToolCall]]:
-    parser = ToolCallParser(FORMATS[dialect.split()[0]], NAMES)
+    parser = ToolCallParser(FORMATS[dialect.split()[0]], NAMES, dict.fromkeys(NAMES, SCHEMA))
     parsed = [*(parser.feed(piece) for piece in pieces), parser.finish()]
     return "".join(part.text for part in parsed), [call for part in parsed for call in part.calls]
 
@@ -95,6 +141,41 @@ def test_calls_are_read_whatever_the_pieces(dialect: str, calls: Written, places
     text, read = parse(dialect, cut(write(dialect, calls), places))
     assert text == ""
     assert [(call.name, json.loads(call.arguments)) for call in read] == calls
+
+
+typed_calls = st.lists(
+    st.tuples(
+        st.sampled_from(NAMES),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "city": st.text("ab1\"\\\\ {}é<,[]'\n", max_size=8),
+                "unit": st.sampled_from(["k", "c"]),
+                "a": st.integers(-99, 99),
+                "b": st.booleans(),
+                "d": st.lists(st.integers(0, 9), max_size=3),
+            },
+        ),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(st.sampled_from(TAGGED), typed_calls, st.lists(st.integers(0, 999), max_size=8))
+def test_arguments_written_as_texts_get_the_types_of_the_schema(
+    dialect: str, calls: Written, places: list[int]
+) -> None:
+    text, read = parse(dialect, cut(write(dialect, calls), places))
+    assert text == ""
+    assert [(call.name, json.loads(call.arguments)) for call in read] == calls
+
+
+def test_texts_without_a_schema_are_json_where_they_can_be() -> None:
+    call = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=c>\nTrue\n</parameter>\n"
+    reader = ToolCallParser(FORMATS["qwen3_coder"], NAMES)
+    [read] = reader.feed(call + "<parameter=e>\nso so\n</parameter>\n</function>\n</tool_call>").calls
+    assert json.loads(read.arguments) == {"a": 1, "c": True, "e": "so so"}
 
 
 @given(st.sampled_from(MARKED), written_calls, st.lists(st.integers(0, 999), max_size=8))
@@ -124,6 +205,12 @@ def test_what_is_no_call_comes_out_unchanged(name: str, text: str, places: list[
         ("pythonic", "[add(a=__import__('os'))]"),
         ("mistral", "[TOOL_CALLS] nothing"),
         ("deepseek", "<｜tool▁calls▁begin｜>oops<｜tool▁calls▁end｜>"),
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_calls_section_end|>"),
+        ("granite", "<|tool_call|>[1]"),
+        ("qwen3_coder", "<tool_call>\n<function=add>\n<parameter=a>1</function></tool_call>"),
+        ("glm45", "<tool_call>add\n<arg_key>a</arg_key>1</arg_value></tool_call>"),
+        ("glm45", "<tool_call>nobody</tool_call>"),
+        ("minimax_m2", '<minimax:tool_call><invoke name="add"></minimax:tool_call>'),
         ("json", '{"city": "Paris"}'),
         ("json", "[" * 5000),
     ],
@@ -165,6 +252,25 @@ def test_the_format_is_read_off_the_template() -> None:
             "{{ c.function.name }}{% endfor %}{% endfor %}",
             "deepseek",
         ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}<tool_call><function={{ c.function.name }}>"
+            "</function></tool_call>{% endfor %}{% endfor %}",
+            "qwen3_coder",
+        ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}"
+            "{% for k in c.function.arguments %}<arg_key>{{ k }}</arg_key>{% endfor %}</tool_call>"
+            "{% endfor %}{% endfor %}",
+            "glm45",
+        ),
+        ("{% if tools %}Between <minimax:tool_call> tags.{% endif %}", "minimax_m2"),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}<|tool_call_begin|>{{ c.id }}"
+            "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}{% endfor %}",
+            "kimi_k2",
+        ),
+        ("{% if tools %}<|tool|>{{ tools | tojson }}<|/tool|>{% endif %}", "phi4_mini"),
+        ("{% if tools %}Write <|tool_call|> first.{% endif %}", "granite"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "json"),
         (
             "{% if tools %}Write <tool_call> first.{% endif %}{{ raise_exception('no') if messages|length > 1 }}",

@@ -1,4 +1,4 @@
-"""Tool calls as values, and their readers for JSON and Python syntax."""
+"""Tool calls as values, and their readers for JSON, Python and tags."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_PYTHON_CHARACTERS = 1 << 16
+_PYTHON_LITERALS = {"True": True, "False": False, "None": None}
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,59 @@ def read_python_calls(text: str) -> list[ToolCall]:
         return [_python_call(element) for element in expression.elts]
     except (SyntaxError, RecursionError, MemoryError, TypeError) as error:
         raise ValueError(f"not Python: {error}") from None
+
+
+def read_tagged(text: str, begin: str, separator: str, end: str) -> list[tuple[str, str]]:
+    """Parse pairs `begin NAME separator BODY end` with blanks between them. Raises ValueError for anything else."""
+    pairs = []
+    rest = text.strip()
+    while rest:
+        if not rest.startswith(begin):
+            raise ValueError("no call")
+        name, separated, rest = rest.removeprefix(begin).partition(separator)
+        body, ended, rest = rest.partition(end)
+        if not (separated and ended):
+            raise ValueError("no call")
+        pairs.append((name, body))
+        rest = rest.lstrip()
+    return pairs
+
+
+def call_of_texts(name: str, arguments: list[tuple[str, str]]) -> ToolCall:
+    """Return a call whose arguments are all texts. `typed_call` gives them their types."""
+    return ToolCall(name.strip(), json.dumps(dict(arguments), ensure_ascii=False))
+
+
+def typed_call(call: ToolCall, schema: str | None) -> ToolCall:
+    """Read the texts of a call's arguments as JSON, but for those that are strings in `schema`, a JSON schema's text.
+
+    A text that is no JSON stays a string.
+    """
+    described = json.loads(schema) if schema else {}
+    properties = described.get("properties") if isinstance(described, dict) else None
+    values = json.loads(call.arguments)
+    for name, text in values.items():
+        if not _takes_text(properties.get(name) if isinstance(properties, dict) else None):
+            values[name] = _PYTHON_LITERALS[text] if text in _PYTHON_LITERALS else _json_or_text(text)
+    return ToolCall(call.name, json.dumps(values, ensure_ascii=False))
+
+
+def _takes_text(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    kinds = schema.get("type", ())
+    if "string" in ([kinds] if isinstance(kinds, str) else kinds):
+        return True
+    if any(isinstance(value, str) for value in (*schema.get("enum", ()), schema.get("const"))):
+        return True
+    return any(_takes_text(each) for name in ("anyOf", "oneOf") for each in schema.get(name, ()))
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def read_arguments(text: str) -> str:

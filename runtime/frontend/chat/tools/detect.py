@@ -23,7 +23,14 @@ _TOOL = {
     "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 _SIGNS = (
+    ("<function=probe>", "qwen3_coder"),
+    ("<arg_key>x", "glm45"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<|tool_call_begin|>", "kimi_k2"),
     ("<tool_call>", "hermes"),
+    ("<|/tool_call|>", "phi4_mini"),
+    ("<|tool|>", "phi4_mini"),
+    ("<|tool_call|>", "granite"),
     ("[ARGS]", "mistral_args"),
     ("[TOOL_CALLS]", "mistral"),
     ("<｜tool▁call▁begin｜>probe", "deepseek_v31"),

@@ -10,9 +10,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from .calls import ToolCall, read_arguments, read_json_calls, read_python_calls
+from .calls import ToolCall, call_of_texts, read_arguments, read_json_calls, read_python_calls, read_tagged
 
-FormatName = Literal["hermes", "llama3_json", "pythonic", "mistral", "mistral_args", "deepseek", "deepseek_v31", "json"]
+FormatName = Literal[
+    "hermes",
+    "llama3_json",
+    "pythonic",
+    "mistral",
+    "mistral_args",
+    "deepseek",
+    "deepseek_v31",
+    "kimi_k2",
+    "granite",
+    "phi4_mini",
+    "qwen3_coder",
+    "glm45",
+    "minimax_m2",
+    "json",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +35,11 @@ class ToolFormat:
     """Texts around a model's tool calls, for parsing its output and for writing calls for it.
 
     Parsing: a block begins with one of `begin_markers`, or is an answer that begins with one of `bare_prefixes`. It
-    ends with `end_marker`, or with the answer.
+    ends with `end_marker`, or with the answer. `has_texts`: arguments are texts, to which the schema gives types.
 
     Writing: `trigger` shows that the model is about to call. `opening` begins with it and precedes the name. Then
-    follow `before_arguments`, the arguments and `after_arguments`. `next_trigger` and `next_opening` do the same for
-    a further call of the answer; `end_of_calls` follows the last one.
+    follow `before_arguments`, the arguments and `after_arguments`; `{index}` is the call's number. `next_trigger` and
+    `next_opening` do the same for a further call of the answer; `end_of_calls` follows the last one.
     """
 
     name: FormatName
@@ -32,6 +47,7 @@ class ToolFormat:
     end_marker: str | None = None
     bare_prefixes: tuple[str, ...] = ()
     parse: Callable[[str], list[ToolCall]] = read_json_calls
+    has_texts: bool = False
     trigger: str
     opening: str
     before_arguments: str
@@ -43,7 +59,11 @@ class ToolFormat:
     @property
     def name_terminator(self) -> str:
         """Character that ends a name; "" where a special token does, which is never split."""
-        return self.before_arguments[0] if self.before_arguments[0] in '"\n' else ""
+        return self.before_arguments[0] if self.before_arguments[0] in '":\n' else ""
+
+    def arguments_opening(self, index: int) -> str:
+        """Return the text between the name and the arguments of call `index` of the answer."""
+        return self.before_arguments.replace("{index}", str(index))
 
     @property
     def generated_closing(self) -> str:
@@ -90,6 +110,42 @@ def _read_mistral(block: str) -> list[ToolCall]:
     return calls
 
 
+def _read_kimi(block: str) -> list[ToolCall]:
+    """Parse `functions.NAME:INDEX<|tool_call_argument_begin|>{...}`, each between its begin and end."""
+    pairs = read_tagged(block, "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+    return [
+        ToolCall(call_id.strip().rpartition(":")[0].removeprefix("functions."), read_arguments(arguments))
+        for call_id, arguments in pairs
+    ]
+
+
+def _read_qwen3_coder(block: str) -> list[ToolCall]:
+    """Parse `<function=NAME><parameter=KEY>\nVALUE\n</parameter>...</function>`."""
+    calls = []
+    for name, body in read_tagged(block, "<function=", ">", "</function>"):
+        pairs = read_tagged(body, "<parameter=", ">", "</parameter>")
+        calls.append(call_of_texts(name, [(key, text.removeprefix("\n").removesuffix("\n")) for key, text in pairs]))
+    return calls
+
+
+def _read_glm(block: str) -> list[ToolCall]:
+    """Parse `NAME` and `<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`, repeated."""
+    name, key, rest = block.partition("<arg_key>")
+    pairs = read_tagged(key + rest, "<arg_key>", "</arg_key>", "</arg_value>")
+    values = [(key.strip(), value.lstrip().partition("<arg_value>")) for key, value in pairs]
+    if any(before for _, (before, _, _) in values):
+        raise ValueError("no call")
+    return [call_of_texts(name, [(key, text) for key, (_, _, text) in values])]
+
+
+def _read_minimax(block: str) -> list[ToolCall]:
+    """Parse `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`, repeated."""
+    return [
+        call_of_texts(name, read_tagged(body, '<parameter name="', '">', "</parameter>"))
+        for name, body in read_tagged(block, '<invoke name="', '">', "</invoke>")
+    ]
+
+
 def _read_fenced(block: str) -> list[ToolCall]:
     text = block.strip()
     if text.startswith("```"):
@@ -97,6 +153,12 @@ def _read_fenced(block: str) -> list[ToolCall]:
     return read_json_calls(text)
 
 
+# Formats whose arguments are texts between tags: their name, the tag around calls, their reader.
+_TAGGED: tuple[tuple[FormatName, str, Callable[[str], list[ToolCall]]], ...] = (
+    ("qwen3_coder", "tool_call", _read_qwen3_coder),
+    ("glm45", "tool_call", _read_glm),
+    ("minimax_m2", "minimax:tool_call", _read_minimax),
+)
 _ALL = (
     ToolFormat(
         name="hermes",
@@ -177,6 +239,56 @@ _ALL = (
         next_trigger="<｜tool▁call▁begin｜>",
         next_opening="<｜tool▁call▁begin｜>",
         end_of_calls="<｜tool▁calls▁end｜>",
+    ),
+    ToolFormat(
+        name="kimi_k2",
+        begin_markers=("<|tool_calls_section_begin|>",),
+        end_marker="<|tool_calls_section_end|>",
+        parse=_read_kimi,
+        trigger="<|tool_calls_section_begin|>",
+        opening="<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+        before_arguments=":{index}<|tool_call_argument_begin|>",
+        after_arguments="<|tool_call_end|>",
+        next_trigger="<|tool_call_begin|>",
+        next_opening="<|tool_call_begin|>functions.",
+        end_of_calls="<|tool_calls_section_end|>",
+    ),
+    ToolFormat(
+        name="granite",
+        begin_markers=("<|tool_call|>",),
+        trigger="<|tool_call|>",
+        opening='<|tool_call|>[{"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        next_trigger=", {",
+        next_opening=', {"name": "',
+        end_of_calls="]",
+    ),
+    ToolFormat(
+        name="phi4_mini",
+        begin_markers=("<|tool_call|>",),
+        end_marker="<|/tool_call|>",
+        trigger="<|tool_call|>",
+        opening='<|tool_call|>[{"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        next_trigger=", {",
+        next_opening=', {"name": "',
+        end_of_calls="]<|/tool_call|>",
+    ),
+    *(
+        ToolFormat(
+            name=name,
+            begin_markers=(f"<{tag}>",),
+            end_marker=f"</{tag}>",
+            parse=parse,
+            has_texts=True,
+            trigger='{"name": "',  # arguments of a forced call are JSON, which a schema can constrain
+            opening='{"name": "',
+            before_arguments='", "arguments": ',
+            after_arguments="}",
+        )
+        for name, tag, parse in _TAGGED
     ),
     ToolFormat(
         name="json",

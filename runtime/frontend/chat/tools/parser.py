@@ -5,10 +5,11 @@ Text that may become a call is held back. A block that turns out to be no call i
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from .calls import ToolCall
+from ....protocol.sampling import Constraint
+from .calls import ToolCall, typed_call
 from .formats import ToolFormat
 
 
@@ -21,11 +22,17 @@ class ParsedToolCalls:
 
 
 class ToolCallParser:
-    """Incremental parser. `names` are the known tools; a block that calls another tool is text."""
+    """Incremental parser. `names` are the known tools; a block that calls another tool is text.
 
-    def __init__(self, tool_format: ToolFormat, names: Collection[str]) -> None:
+    `schemas` gives types to the arguments of formats that write them as texts.
+    """
+
+    def __init__(
+        self, tool_format: ToolFormat, names: Collection[str], schemas: Mapping[str, Constraint] | None = None
+    ) -> None:
         self._format = tool_format
         self._names = names
+        self._schemas = schemas or {}
         self._pending = ""  # not returned yet
         self._block: str | None = None  # inside a block: the blanks before it and its marker
         self._at_start = True  # only blanks so far
@@ -106,9 +113,13 @@ class ToolCallParser:
         except ValueError:
             read = []
         if read and all(call.name in self._names for call in read):
-            calls += read
+            calls += [self._typed(call) for call in read] if self._format.has_texts else read
         else:
             texts.append(f"{self._block}{body}{end}")
+
+    def _typed(self, call: ToolCall) -> ToolCall:
+        schema = self._schemas.get(call.name)
+        return typed_call(call, None if schema is None else schema.source)
 
     def _result(self, texts: list[str], calls: list[ToolCall]) -> ParsedToolCalls:
         self._found_call = self._found_call or bool(calls)
