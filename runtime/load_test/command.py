@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("ttft", "tpot", "e2e")
 COMPARED = ("output_rate", "request_rate", "ttft", "itl", "e2e")
-console = Console()
 
 
 def serve_load(
@@ -105,7 +104,7 @@ def serve_load(
         asyncio.run(run())
     except KeyboardInterrupt:
         test.keep_interrupted()
-        console.print("interrupted; what was measured:")
+        Console().print("interrupted; what was measured:")
     _report(test, urls, out, plot)
 
 
@@ -167,10 +166,10 @@ def _report(test: LoadTest, urls: Sequence[str], out: Path | None, plot: Path | 
     for server, url in enumerate(urls):
         mine = [summary for number, _, summary in test.results if number == server]
         if mine:
-            console.print(_table(url, mine))
+            Console().print(_table(url, mine))
             _warn(mine)
     if len(urls) == 2:
-        console.print(_comparison(test, urls))
+        Console().print(_comparison(test, urls))
     if out is not None:
         written = [{"url": urls[server], "level": level} | summary.as_json() for server, level, summary in test.results]
         out.write_text(
@@ -204,16 +203,16 @@ def _warn(summaries: Sequence[Summary]) -> None:
     """Print what limits the figures: errors, a busy client, counts without usage, answers outside their schema."""
     for each in summaries:
         for kind, number in each.errors.items():
-            console.print(f"{each.label}: {number} requests failed: {kind}")
+            Console().print(f"{each.label}: {number} requests failed: {kind}")
         if each.is_client_busy:
-            console.print(
+            Console().print(
                 f"{each.label}: this client used {each.client_cpu:.0%} of a core, and its event loop was "
                 f"{1000 * each.client_lag:.1f} ms late: it may be the bottleneck"
             )
         if not each.has_usage:
-            console.print(f"{each.label}: the server sends no usage; output tokens are chunks")
+            Console().print(f"{each.label}: the server sends no usage; output tokens are chunks")
         if each.num_structured:
-            console.print(
+            Console().print(
                 f"{each.label}: {each.num_valid} of {each.num_structured} structured answers fit their schema"
             )
 
