@@ -190,6 +190,7 @@ def fits_schema(text: str) -> bool:
         and isinstance(value["name"], str)
         and len(value["name"]) <= 24
         and type(value["count"]) is int
+        and 0 <= value["count"] <= 999
         and type(value["sure"]) is bool
     )
 

@@ -21,7 +21,7 @@ ANSWER_SCHEMA = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 24},
-        "count": {"type": "integer"},
+        "count": {"type": "integer", "minimum": 0, "maximum": 999},
         "sure": {"type": "boolean"},
     },
     "required": ["name", "count", "sure"],

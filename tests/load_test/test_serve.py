@@ -155,6 +155,7 @@ def test_an_open_loop_counts_from_the_scheduled_time() -> None:
         ('{"name": "a", "count": 1, "sure": true}', True),
         ('{"name": "a", "count": 1.5, "sure": true}', False),
         ('{"name": "a", "count": true, "sure": true}', False),
+        ('{"name": "a", "count": 1000, "sure": true}', False),
         ('{"name": "a", "count": 1}', False),
         ("[]", False),
         ('{"name": "a', False),
