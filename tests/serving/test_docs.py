@@ -1,4 +1,4 @@
-"""docs/http.md agrees with the server's OpenAPI document."""
+"""docs/http.md and docs/ollama.md agree with the server's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 import ramiform
 
 DOCS = (Path(ramiform.__file__).parent / "docs/http.md").read_text("utf-8")
-WORDS = frozenset(re.findall(r"[a-z_0-9]+", DOCS))
+OLLAMA = (Path(ramiform.__file__).parent / "docs/ollama.md").read_text("utf-8")
+WORDS = frozenset(re.findall(r"[a-z_0-9]+", DOCS + OLLAMA))
 
 
 @pytest.mark.slow
