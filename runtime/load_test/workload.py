@@ -100,7 +100,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class LoadWorkload:
-    """What the requests are like. `prefix_tokens` of each prompt are shared within one of `prefix_groups` groups."""
+    """Draws the requests of a round. `prefix_tokens` of each prompt are shared within one of `prefix_groups` groups."""
 
     num_requests: int
     prompt: Length

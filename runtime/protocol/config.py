@@ -18,6 +18,24 @@ OverlapName = Literal["auto", "on", "off"]
 KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
+# Formats of tool calls; the frontend has their texts.
+ToolFormatName = Literal[
+    "hermes",
+    "llama3_json",
+    "pythonic",
+    "mistral",
+    "mistral_args",
+    "deepseek",
+    "deepseek_v31",
+    "kimi_k2",
+    "granite",
+    "phi4_mini",
+    "qwen3_coder",
+    "glm45",
+    "minimax_m2",
+    "json",
+]
+
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the core: the model, its memory, and the size of a step."""
@@ -201,23 +219,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="HTTP connections of one client address (IPv6: /64 network); default: half of all"),
     ] = None
     tool_call_parser: Annotated[
-        Literal[
-            "auto",
-            "hermes",
-            "llama3_json",
-            "pythonic",
-            "mistral",
-            "mistral_args",
-            "deepseek",
-            "deepseek_v31",
-            "kimi_k2",
-            "granite",
-            "phi4_mini",
-            "qwen3_coder",
-            "glm45",
-            "minimax_m2",
-            "json",
-        ],
+        Literal["auto", ToolFormatName],
         Meta(description="format of the model's tool calls; auto: as in its chat template"),
     ] = "auto"
     reasoning_parser: Annotated[

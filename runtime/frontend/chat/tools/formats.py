@@ -8,26 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
+from ....protocol.config import ToolFormatName
 from .calls import ToolCall, call_of_texts, read_arguments, read_json_calls, read_python_calls, read_tagged
-
-FormatName = Literal[
-    "hermes",
-    "llama3_json",
-    "pythonic",
-    "mistral",
-    "mistral_args",
-    "deepseek",
-    "deepseek_v31",
-    "kimi_k2",
-    "granite",
-    "phi4_mini",
-    "qwen3_coder",
-    "glm45",
-    "minimax_m2",
-    "json",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +25,7 @@ class ToolFormat:
     `next_opening` do the same for a further call of the answer; `end_of_calls` follows the last one.
     """
 
-    name: FormatName
+    name: ToolFormatName
     begin_markers: tuple[str, ...] = ()
     end_marker: str | None = None
     bare_prefixes: tuple[str, ...] = ()
@@ -154,7 +137,7 @@ def _read_fenced(block: str) -> list[ToolCall]:
 
 
 # Formats whose arguments are texts between tags: their name, the tag around calls, their reader.
-_TAGGED: tuple[tuple[FormatName, str, Callable[[str], list[ToolCall]]], ...] = (
+_TAGGED: tuple[tuple[ToolFormatName, str, Callable[[str], list[ToolCall]]], ...] = (
     ("qwen3_coder", "tool_call", _read_qwen3_coder),
     ("glm45", "tool_call", _read_glm),
     ("minimax_m2", "minimax:tool_call", _read_minimax),
