@@ -16,13 +16,12 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import zmq.asyncio
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from .frontend.core.client import CoreClient
 from .frontend.core.frontend_peers import FrontendPeers
 from .frontend.http.bodies import GenerateBody, SamplingBody
-from .frontend.http.errors import explain_validation_error
+from .frontend.http.errors import validated
 from .frontend.http.native.generate import NativeApi
 from .frontend.http.openai.chat import ChatApi
 from .frontend.http.openai.chat_body import ChatBody
@@ -193,20 +192,20 @@ class Engine:
             if _is_one_prompt(given) or not hasattr(given, "__len__") or len(given) != len(sampling_params):
                 raise RequestError("a list of sampling_params has one for each prompt", param="sampling_params")
             many = sampling_params
-        shared = None if many is not None else _build(SamplingBody, sampling_params or {})
+        shared = None if many is not None else validated(SamplingBody, sampling_params or {})
 
         def make(number: int, one: Any) -> GenerateBody:
-            sampling = shared if many is None else _build(SamplingBody, many[number])
+            sampling = shared if many is None else validated(SamplingBody, many[number])
             name = "text" if isinstance(one, str) else "input_ids"
             value = one if isinstance(one, str) else list(one)
-            return _build(GenerateBody, {name: value, "sampling_params": sampling} | fields)
+            return validated(GenerateBody, {name: value, "sampling_params": sampling} | fields)
 
         return make, given
 
     def _chat_bodies(self, messages: Any, fields: dict[str, Any]) -> tuple[Callable[[int, Any], ChatBody], Any]:
         if hasattr(messages, "__len__") and len(messages) == 0:
             raise RequestError("messages must not be empty", param="messages")
-        return lambda _, one: _build(ChatBody, {"messages": list(one)} | fields), messages
+        return lambda _, one: validated(ChatBody, {"messages": list(one)} | fields), messages
 
     def _only(self, make: Callable[[int, Any], B], given: Any) -> B:
         """Return the body of the one prompt that a stream is for."""
@@ -365,18 +364,6 @@ def _is_one_prompt(given: Any) -> bool:
     if isinstance(given, str):
         return True
     return isinstance(given, Sequence) and bool(given) and isinstance(given[0], (int, dict))
-
-
-def _build(kind: type[B], values: Any) -> B:
-    """Validate as the HTTP routes do. Raises RequestError naming the parameter."""
-    if isinstance(values, kind):
-        return values
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        details = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-        message, param = explain_validation_error(RequestValidationError(details, body=values))
-        raise RequestError(message, param=param) from None
 
 
 def _with_number(error: RamiformError, number: int) -> RamiformError:

@@ -18,6 +18,47 @@ from .workload import ANSWER_SCHEMA, LoadRequest
 LAG_SECONDS = 0.02  # between two looks at the event loop's delay
 
 
+class StreamedDelta(msgspec.Struct):
+    """The change of a chat's chunk. Servers name the reasoning in two ways."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class StreamedChoice(msgspec.Struct):
+    """A choice of a chunk: of a chat with `delta`, of a completion with `text`."""
+
+    delta: StreamedDelta | None = None
+    text: str | None = None
+
+    @property
+    def new_text(self) -> str:
+        delta = self.delta or StreamedDelta()
+        return self.text or delta.content or delta.reasoning_content or delta.reasoning or ""
+
+
+class CachedDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class StreamedUsage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: CachedDetails | None = None
+
+
+class StreamedChunk(msgspec.Struct):
+    """A server-sent event of OpenAI's API, as far as the test reads it."""
+
+    choices: list[StreamedChoice] = []
+    usage: StreamedUsage | None = None
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(StreamedChunk)
+
+
 @dataclass
 class Outcome:
     """One request. Times are seconds of one clock; `scheduled` is when the request should have been sent."""
@@ -68,7 +109,7 @@ async def served_model(url: str, api_key: str | None) -> str:
             answer = await client.get(f"{url}/v1/models")
             answer.raise_for_status()
             name = answer.json()["data"][0]["id"]
-        except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError) as error:
             raise RequestError(f"{url}/v1/models names no model ({_kind(error)}); give --model", param="url") from None
     return str(name)
 
@@ -132,8 +173,10 @@ async def _send(
                 outcome.error = f"HTTP {response.status_code}"
             else:
                 await _read(response.aiter_raw(), outcome, texts)
-    except (httpx2.HTTPError, OSError, msgspec.DecodeError) as error:
+    except (httpx2.HTTPError, OSError) as error:
         outcome.error = _kind(error)
+    except msgspec.DecodeError:
+        outcome.error = "an event that is no chunk"
     outcome.ended = time.perf_counter()
     if outcome.error is None and not outcome.num_output:
         outcome.num_output, outcome.is_counted = len(outcome.chunks), True
@@ -154,28 +197,19 @@ async def _read(parts: AsyncIterator[bytes], outcome: Outcome, texts: list[str])
             data = line[5:].strip()
             if data == b"[DONE]":
                 return
-            event = msgspec.json.decode(data)
-            if "error" in event:
+            event = _decoder.decode(data)
+            if event.error is not None:
                 outcome.error = "an error in the stream"
                 return
-            if (text := _text(event)) is not None:
+            if text := "".join(choice.new_text for choice in event.choices):
                 outcome.chunks.append(now)
                 texts.append(text)
-            if usage := event.get("usage"):
-                outcome.num_prompt = usage.get("prompt_tokens") or 0
-                outcome.num_output = usage.get("completion_tokens") or 0
-                outcome.num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            if event.usage is not None:
+                outcome.num_prompt = event.usage.prompt_tokens or 0
+                outcome.num_output = event.usage.completion_tokens or 0
+                details = event.usage.prompt_tokens_details
+                outcome.num_cached = 0 if details is None else details.cached_tokens or 0
     outcome.error = "the stream ended early"
-
-
-def _text(event: dict[str, Any]) -> str | None:
-    """Return the text that a chunk adds, reasoning and calls too; None for a chunk without any."""
-    for choice in event.get("choices") or ():
-        delta = choice.get("delta") or {}
-        for text in (choice.get("text"), delta.get("content"), delta.get("reasoning_content"), delta.get("reasoning")):
-            if text:
-                return str(text)
-    return None
 
 
 def fits_schema(text: str) -> bool:

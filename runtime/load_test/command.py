@@ -50,7 +50,10 @@ def serve_load(
     route: Annotated[Literal["chat", "completions"], typer.Option(help="The route that is asked.")] = "chat",
     ignore_eos: Annotated[bool, typer.Option(help="Generate all tokens (vLLM, SGLang and ramiform).")] = False,
     model: Annotated[str | None, typer.Option(help="The model's name; default: the first that is listed.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="Sent as Authorization: Bearer.", envvar="API_KEY")] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="RAMIFORM_API_KEY", show_envvar=True, help="API key, sent to every server measured."),
+    ] = None,
     slo: Annotated[str | None, typer.Option(help="Objectives of goodput, such as ttft=200ms,tpot=50ms,e2e=2s.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that a request may take.", min=0.1)] = 600.0,
     seed: Annotated[int, typer.Option(help="The same seed draws the same requests.")] = 0,

@@ -87,10 +87,11 @@ def test_wrong_options_are_refused_by_name(url: str, arguments: list[str], param
     assert done.exception.param == param
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
-    done = serve("http://127.0.0.1:9", "--requests", "1")
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "nowhere", "http://["])
+def test_a_server_that_is_not_there_is_named(address: str) -> None:
+    done = serve(address, "--requests", "1")
     assert isinstance(done.exception, ramiform.RequestError)
-    assert "http://127.0.0.1:9" in str(done.exception)
+    assert address in str(done.exception)
 
 
 @contextmanager
@@ -125,6 +126,7 @@ def test_failures_are_counted_by_kind_and_harm_no_other_request() -> None:
         HEAD + b'data: {"error": {"message": "no"}}\n\n',
         b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
         HEAD + b"data: nonsense\n\n",
+        HEAD + b'data: [{"choices": 1}]\n\n',
     )
     measured = Measured()
     with answering(*answers) as run:
@@ -136,7 +138,8 @@ def test_failures_are_counted_by_kind_and_harm_no_other_request() -> None:
         "the stream ended early",
         "an error in the stream",
         "HTTP 429",
-        "DecodeError",
+        "an event that is no chunk",
+        "an event that is no chunk",
     ]
 
 

@@ -52,6 +52,8 @@ def test_the_text_is_that_of_a_chat_completion(http: httpx.Client, model: str) -
     assert answer["total_duration"] >= answer["prompt_eval_duration"] + answer["eval_duration"] - 1
     cut = ask(http, options={"temperature": 0, "num_predict": 3})
     assert (cut["done_reason"], cut["eval_count"]) == ("length", 3)
+    neutral = {"typical_p": 1.0, "tfs_z": 1, "mirostat": 0, "num_gpu": 1, "num_ctx": 1 << 20}
+    assert ask(http, options=GREEDY | neutral)["message"] == answer["message"]
     penalised = {"repeat_penalty": 1.5, "presence_penalty": 0.5, "stop": ["zebra"]}
     assert (
         ask(http, options=GREEDY | penalised)["message"]["content"]
@@ -160,6 +162,7 @@ def test_embeddings_are_those_of_the_openai_route(http: httpx.Client) -> None:
         ("/api/chat", {"model": "other"}, 404, "'other' does not exist"),
         ("/api/chat", {"options": {"top_q": 1}}, 400, "options.top_q"),
         ("/api/chat", {"options": {"mirostat": 2}}, 400, "options.mirostat"),
+        ("/api/chat", {"options": {"typical_p": 0.7}}, 400, "options.typical_p"),
         ("/api/chat", {"options": {"num_ctx": 3}}, 400, "options.num_ctx"),
         ("/api/chat", {"options": {"repeat_last_n": 64}}, 400, "options.repeat_last_n"),
         ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, 400, "reads text only"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,6 +18,8 @@ from starlette.types import Receive, Scope, Send
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from .dialects import dialect_of
 from .peer_fields import unsupported_reason
+
+B = TypeVar("B", bound=BaseModel)
 
 
 class NotFoundError(RequestError):
@@ -172,6 +174,16 @@ def name_prompt_field(field: str) -> Iterator[None]:
         if error.param != "prompt":
             raise
         raise RequestError(str(error), param=field, code=error.code) from None
+
+
+def validated(kind: type[B], values: Any) -> B:
+    """Validate `values` as the body of a route is. Raises RequestError naming the parameter at fault."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        details = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+        message, param = explain_validation_error(RequestValidationError(details, body=values))
+        raise RequestError(message, param=param) from None
 
 
 def explain_validation_error(error: RequestValidationError) -> tuple[str, str | None]:

@@ -7,7 +7,7 @@ are generated. Sources: the chat templates of the models named.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....protocol.config import ToolFormatName
 from .calls import ToolCall, call_of_texts, read_arguments, read_json_calls, read_python_calls, read_tagged
@@ -142,6 +142,17 @@ _TAGGED: tuple[tuple[ToolFormatName, str, Callable[[str], list[ToolCall]]], ...]
     ("glm45", "tool_call", _read_glm),
     ("minimax_m2", "minimax:tool_call", _read_minimax),
 )
+_GRANITE = ToolFormat(
+    name="granite",
+    begin_markers=("<|tool_call|>",),
+    trigger="<|tool_call|>",
+    opening='<|tool_call|>[{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments="}",
+    next_trigger=", {",
+    next_opening=', {"name": "',
+    end_of_calls="]",
+)
 _ALL = (
     ToolFormat(
         name="hermes",
@@ -236,29 +247,8 @@ _ALL = (
         next_opening="<|tool_call_begin|>functions.",
         end_of_calls="<|tool_calls_section_end|>",
     ),
-    ToolFormat(
-        name="granite",
-        begin_markers=("<|tool_call|>",),
-        trigger="<|tool_call|>",
-        opening='<|tool_call|>[{"name": "',
-        before_arguments='", "arguments": ',
-        after_arguments="}",
-        next_trigger=", {",
-        next_opening=', {"name": "',
-        end_of_calls="]",
-    ),
-    ToolFormat(
-        name="phi4_mini",
-        begin_markers=("<|tool_call|>",),
-        end_marker="<|/tool_call|>",
-        trigger="<|tool_call|>",
-        opening='<|tool_call|>[{"name": "',
-        before_arguments='", "arguments": ',
-        after_arguments="}",
-        next_trigger=", {",
-        next_opening=', {"name": "',
-        end_of_calls="]<|/tool_call|>",
-    ),
+    _GRANITE,
+    replace(_GRANITE, name="phi4_mini", end_marker="<|/tool_call|>", end_of_calls="]<|/tool_call|>"),
     *(
         ToolFormat(
             name=name,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import MAX_STOPS
 from ..bodies import Body, Many, Text, described, example
+from ..errors import validated
 from ..openai.chat_body import ChatBody, Effort
 from ..openai.chat_messages import MAX_MESSAGES
 from ..openai.tool_fields import Function, FunctionName, NamedChoice, Tool, ToolChoice
@@ -153,12 +154,7 @@ class CountBody(Body):
             continue_final_message=is_prefilled,
             **fields,
         )
-        try:
-            chat = ChatBody(**values)
-        except ValidationError as error:
-            detail = error.errors()[0]
-            param = ".".join(str(part) for part in detail["loc"])
-            raise RequestError(f"{param}: {detail['msg']}", param=param) from None
+        chat = validated(ChatBody, values)
         return chat.model_copy(update={"tools": [tool.to_tool(index) for index, tool in enumerate(self.tools)]})
 
     def _choice(self) -> tuple[ToolChoice | None, bool]:

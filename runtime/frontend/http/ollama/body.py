@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import MAX_STOPS
 from ..bodies import Body, Many, Text, TokenIds, described, example
+from ..errors import validated
 from ..openai.chat_body import ChatBody
 from ..openai.chat_messages import MAX_MESSAGES
 from ..openai.embeddings import MAX_INPUTS
@@ -20,6 +21,7 @@ from ..openai.tool_fields import Tool
 
 Level = Literal["low", "medium", "high"]
 OutputFormat = Literal["", "json"] | dict[str, Any]
+Off = Annotated[float, Field(ge=1, le=1)]  # of a filter that the sampler does not have
 LoadOption = bool | int | None
 Images = Annotated[list[Any], described(maxItems=0)]
 
@@ -32,8 +34,8 @@ class OllamaOptions(Body):
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 40  # below 1: all
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    typical_p: Literal[1, 1.0] | None = None
-    tfs_z: Literal[1, 1.0] | None = None
+    typical_p: Off | None = None
+    tfs_z: Off | None = None
     seed: Annotated[int, Field(ge=-1, lt=1 << 62)] = -1  # -1: drawn
     stop: Annotated[Many[Annotated[Text, described(minLength=1)]], described(maxItems=MAX_STOPS)] = Field(
         default_factory=list
@@ -126,12 +128,7 @@ class AnswerBody(ServedModelBody):
             continue_final_message=is_prefilled,
             **self.options.fields(),
         )
-        try:
-            return ChatBody(**values)
-        except ValidationError as error:
-            detail = error.errors()[0]
-            param = ".".join(str(part) for part in detail["loc"])
-            raise RequestError(f"{param}: {detail['msg']}", param=param) from None
+        return validated(ChatBody, values)
 
     def _response_format(self) -> dict[str, Any] | None:
         if not self.format and self.format != {}:

@@ -194,5 +194,5 @@ def _details(info: ModelInfo) -> dict[str, Any]:
 
 
 async def _nothing() -> AsyncGenerator[dict[str, str]]:
-    for each in ():
+    for each in list[dict[str, str]]():
         yield each

@@ -19,6 +19,7 @@ from ..bodies import Many, RequestBody, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
 from .fields import require_model
+from .usage import Usage
 
 MAX_CONTINUATIONS = 1024
 
@@ -100,12 +101,7 @@ class ScoreApi:
                 "object": "list",
                 "model": info.name,
                 "data": [_score_entry(index, part) for index, part in enumerate(scored)],
-                "usage": {
-                    "prompt_tokens": num_prompt,
-                    "completion_tokens": 0,
-                    "total_tokens": num_prompt,
-                    "prompt_tokens_details": {"cached_tokens": sum(part.cached_tokens for part in scored)},
-                },
+                "usage": _usage(num_prompt, sum(part.cached_tokens for part in scored)),
             }
         )
 
@@ -144,12 +140,7 @@ class ScoreApi:
             "object": "scoring",
             "model": info.name,
             "scores": scores,
-            "usage": {
-                "prompt_tokens": num_prompt,
-                "completion_tokens": 0,
-                "total_tokens": num_prompt,
-                "prompt_tokens_details": {"cached_tokens": num_cached},
-            },
+            "usage": _usage(num_prompt, num_cached),
         }
 
     async def _label_prompts(self, body: ScoreBody) -> list[list[int]]:
@@ -202,6 +193,10 @@ class ScoreApi:
 
     async def _token_ids(self, text: str) -> list[int]:
         return await self._generator.encoder.encode_prompt(text)
+
+
+def _usage(num_prompt: int, num_cached: int) -> dict[str, Any]:
+    return Usage(prompt=num_prompt, completion=0, cached=num_cached).as_json()
 
 
 def _score_entry(index: int, scored: Scored) -> dict[str, Any]:
