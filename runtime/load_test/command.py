@@ -260,14 +260,21 @@ def _pyplot() -> Any:
 
 
 def _draw(test: LoadTest, urls: Sequence[str], path: Path) -> None:
-    """Draw throughput and latency over the levels."""
+    """Draw throughput and latency over the levels: the median of the rounds, from the lowest to the highest."""
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 4))
+    levels = sorted({level for _, level, _ in test.results})
     for axis, name in zip(axes, ("output_rate", "ttft", "itl"), strict=True):
+        scale = 1 if name == "output_rate" else 1000
         for server, url in enumerate(urls):
-            points = sorted((level, _figure(s, name)) for number, level, s in test.results if number == server)
-            scale = 1 if name == "output_rate" else 1000
-            axis.plot([level for level, _ in points], [scale * value for _, value in points], "o-", label=url)
+            rounds = {
+                at: [scale * _figure(s, name) for number, level, s in test.results if (number, level) == (server, at)]
+                for at in levels
+            }
+            medians = {at: statistics.median(values) for at, values in rounds.items() if values}
+            below = [medians[at] - min(rounds[at]) for at in medians]
+            above = [max(rounds[at]) - medians[at] for at in medians]
+            axis.errorbar([*medians], [*medians.values()], yerr=[below, above], fmt="o-", capsize=3, label=url)
         axis.set_xlabel(test.kind)
         axis.set_ylabel("output tokens/s" if name == "output_rate" else f"{name.upper()} p50, ms")
     axes[0].legend()
