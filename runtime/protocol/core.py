@@ -78,6 +78,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     the final hidden state of its last token or the mean over all tokens. With `in_bulk`, tokens after the first may
     come many at a time. `namespace` separates caches: nothing is shared across namespaces. `program` is the program
     that the request belongs to, for scheduling; `claims` are its soft pins, for eviction; `outlook` is its progress.
+    `banned` are the token sequences of `sampling.bad_words`: no output completes one.
     """
 
     rid: str
@@ -91,6 +92,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     claims: list[SoftPin] = []
     outlook: ProgramProgress | None = None
     in_bulk: bool = False
+    banned: list[list[int]] = []
 
 
 class EndStates(msgspec.Struct, frozen=True, tag="end_states"):

@@ -23,6 +23,8 @@ Dialect = Literal["openai", "sglang", "vllm"]
 Stage = Literal["limit", "draw", "logits", "stop", "text"]
 MAX_STOPS = 64
 MAX_STOP_REGEX = 4096  # characters
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD = 256  # characters
 MAX_TOP_LOGPROBS = 64
 MAX_ASKED_LOGPROBS = 1024
 
@@ -178,6 +180,16 @@ class SamplingParams(DrawParams, frozen=True, forbid_unknown_fields=True, kw_onl
     logit_bias: Annotated[
         dict[int, float], ParameterSpec("logits", "added to the logits of tokens, by id", -100.0, 100.0)
     ] = {}
+    bad_words: Annotated[
+        tuple[str, ...],
+        ParameterSpec(
+            "logits", "words whose tokens, with or without a space before, are never completed", dialects=("vllm",)
+        ),
+    ] = ()
+    allowed_token_ids: Annotated[
+        tuple[int, ...],
+        ParameterSpec("logits", "the only tokens that may be generated; none: all", dialects=("vllm",)),
+    ] = ()
     seed: Annotated[
         int | None,
         ParameterSpec(
@@ -225,6 +237,13 @@ class SamplingParams(DrawParams, frozen=True, forbid_unknown_fields=True, kw_onl
             raise RequestError(
                 f"stop_regex must be at most {MAX_STOPS} patterns of 1 to {MAX_STOP_REGEX} characters, got {shown!r}",
                 param="stop_regex",
+            )
+
+        if len(self.bad_words) > MAX_BAD_WORDS or any(not 0 < len(w) <= MAX_BAD_WORD for w in self.bad_words):
+            words = [word[:80] for word in self.bad_words[: MAX_BAD_WORDS + 1]]
+            raise RequestError(
+                f"bad_words must be at most {MAX_BAD_WORDS} words of 1 to {MAX_BAD_WORD} characters, got {words!r}",
+                param="bad_words",
             )
 
     @property

@@ -134,4 +134,6 @@ def jump_forward(request: Request, retokenise: Retokenise) -> int:
 
 def _may_be_appended(request: Request, token: int) -> bool:
     stops, num_output = request.stops, request.num_output
+    if request.rules is not None and not request.rules.allows(token, request.recent_output):
+        return False
     return token not in stops.suppressed(num_output) and not stops.would_end(token, num_output)

@@ -55,31 +55,40 @@ def prepare_draft(
 
 
 def _node_masks(request: Request, tree: DraftTree, vocab_size: int, *, at_once: bool) -> dict[int, bytes | None]:
-    """Mask of each node that the grammar accepts. The matcher's state is restored."""
+    """Mask of each node that the grammar and the token rules accept. The matcher's state is restored."""
     matcher = request.matcher
-    if matcher is None:
+    rules, recent = request.rules, request.recent_output
+    if matcher is None and rules is None:
         suppressed = [request.stops.suppressed(request.num_output + depth) for depth in tree.depths]
         return {node: token_mask(None, tokens, vocab_size) for node, tokens in enumerate(suppressed)}
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
     masks: dict[int, bytes | None] = {}
-    accept = matcher.accept_at_once if at_once else matcher.accept
 
-    def visit(parent: int, depth: int) -> None:
+    def accepts(token: int) -> bool:
+        if matcher is None:
+            return True
+        try:
+            return matcher.accept_at_once(token) if at_once else matcher.accept(token)
+        except GrammarError:
+            return False  # too complex; plain decoding reports it if it gets there
+
+    def visit(parent: int, depth: int, output: list[int]) -> None:
         for node in children.get(parent, ()):
+            token = tree.tokens[node]
+            if (rules is not None and not rules.allows(token, output)) or not accepts(token):
+                continue
             try:
-                if not accept(tree.tokens[node]):
-                    continue
-            except GrammarError:
-                continue  # too complex; plain decoding reports it if it gets there
-            try:
-                if not at_once or matcher.is_ready(forced=False):
-                    masks[node] = token_mask(matcher, request.stops.suppressed(request.num_output + depth), vocab_size)
-                    visit(node, depth + 1)
+                if matcher is None or not at_once or matcher.is_ready(forced=False):
+                    suppressed = request.stops.suppressed(request.num_output + depth)
+                    after = [] if rules is None else [*output, token]
+                    masks[node] = token_mask(matcher, suppressed, vocab_size, rules, after)
+                    visit(node, depth + 1, after)
             except (RequestError, GrammarError):
                 pass  # nothing can follow, or the mask is too complex: as above
-            matcher.rollback(1)
+            if matcher is not None:
+                matcher.rollback(1)
 
-    visit(-1, 1)
+    visit(-1, 1, recent)
     return masks

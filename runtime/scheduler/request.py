@@ -17,6 +17,7 @@ from .embedding_pooling import EmbeddingPooling
 from .plan import Sample
 from .speculation_policy import Acceptance
 from .stops import StopRules
+from .token_rules import TokenRules
 
 MAX_PROMPT_LOGPROBS = 3 << 20  # 20 bytes each at most; a message holds 64 MiB
 
@@ -33,6 +34,9 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
     _check_token_ids(message.tokens, vocab_size, "prompt")
     _check_token_ids(params.stop_token_ids, vocab_size, "stop_token_ids")
     _check_token_ids(params.logit_bias, vocab_size, "logit_bias")
+    _check_token_ids(params.allowed_token_ids, vocab_size, "allowed_token_ids")
+    for sequence in message.banned:
+        _check_token_ids(sequence, vocab_size, "bad_words")
     if params.seed is None and not params.greedy:
         raise RequestError("sampling needs a seed", param="seed")
     if message.pooling is not None and params.max_new_tokens:
@@ -104,6 +108,7 @@ class Request:
     end: int  # maximum length of `tokens`
     stops: StopRules
     tokens: list[int]  # the prompt, then the output so far
+    rules: TokenRules | None = None  # None: every token may follow
     clock: RequestClock = field(default_factory=lambda: RequestClock(0.0))
     matcher: OutputMatcher | None = None
     awaits_grammar: bool = False  # until it is compiled, all but the last token may be computed
@@ -163,6 +168,12 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def recent_output(self) -> list[int]:
+        """The end of the output, as far as the token rules look at it."""
+        num = 0 if self.rules is None else self.rules.num_context
+        return self.tokens[max(self.num_prompt, len(self.tokens) - num) :] if num else []
 
     @property
     def num_uncomputed(self) -> int:

@@ -7,7 +7,7 @@ mixed first, so that neighbouring seeds give unrelated streams instead of shifte
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from ...constrained.backends import OutputMatcher
 from ...constrained.errors import GrammarError
 from ..protocol.errors import RequestError
 from .request import Request
+from .token_rules import TokenRules
 
 _MASK_64 = (1 << 64) - 1
 _SPLITMIX_GAMMA = 0x9E3779B97F4A7C15
@@ -35,13 +36,19 @@ def random_bits(seed: int, position: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def token_mask(matcher: OutputMatcher | None, suppressed: Collection[int], vocab_size: int) -> bytes | None:
+def token_mask(
+    matcher: OutputMatcher | None,
+    suppressed: Collection[int],
+    vocab_size: int,
+    rules: TokenRules | None = None,
+    output: Sequence[int] = (),
+) -> bytes | None:
     """Bitmask of the tokens that may be sampled, as words of a Row's mask; None if all may.
 
-    Suppressed tokens are removed only if others remain: the grammar wins. Raises RequestError when the grammar allows
-    no token at all.
+    Suppressed tokens are removed only if others remain: the grammar wins. Raises RequestError when the grammar, or
+    `rules` after `output`, leave no token at all.
     """
-    if matcher is None and not suppressed:
+    if matcher is None and not suppressed and rules is None:
         return None
     allowed = _all_tokens(vocab_size)
     if matcher is not None:
@@ -52,6 +59,15 @@ def token_mask(matcher: OutputMatcher | None, suppressed: Collection[int], vocab
         if not allowed.any():
             raise RequestError(
                 "no token of the vocabulary can continue the constrained output", param="constraint", code="dead_end"
+            )
+    if rules is not None:
+        if not rules.restrict(allowed, output) and matcher is None and not suppressed:
+            return None
+        if not allowed.any():
+            raise RequestError(
+                "bad_words and allowed_token_ids leave no token to continue the output",
+                param="bad_words" if rules.num_bans else "allowed_token_ids",
+                code="dead_end",
             )
     if suppressed:
         kept = allowed.copy()
@@ -66,7 +82,8 @@ def request_mask(request: Request, vocab_size: int) -> bytes | None:
     num_tokens = len(request.tokens)
     if request.mask is None or request.mask[0] != num_tokens:
         suppressed = request.stops.suppressed(request.num_output)
-        request.mask = num_tokens, token_mask(request.matcher, suppressed, vocab_size)
+        mask = token_mask(request.matcher, suppressed, vocab_size, request.rules, request.recent_output)
+        request.mask = num_tokens, mask
     return request.mask[1]
 
 

@@ -58,6 +58,7 @@ from .request import Request, RequestClock, length_limit, program_id
 from .row_builder import build_following_row, build_row, build_sampling
 from .sampling_inputs import grammar_too_complex
 from .stops import StopRules
+from .token_rules import token_rules
 
 __all__ = ["Scheduler", "VocabularyInfo"]
 
@@ -295,6 +296,7 @@ class Scheduler:
             end=end,
             stops=stops,
             tokens=list(message.tokens),
+            rules=token_rules(message, self._vocabulary.vocab_size),
             clock=RequestClock(now),
             pooling=None if message.pooling is None else EmbeddingPooling(message.pooling, len(message.tokens)),
         )

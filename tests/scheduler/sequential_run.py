@@ -49,6 +49,11 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
             0 if params.seed is None else random_bits(params.seed, len(history)),
             len(answer.ids) if params.penalised else None,
         )
+        base &= set(params.allowed_token_ids or base)
+        base -= {ids[-1] for ids in message.banned if (answer.ids + [ids[-1]])[-len(ids) :] == ids}
+        if not base:
+            answer.error = "dead_end"
+            return answer
         token = choose(history, base - avoided or base, how)
         if answer.logprobs is not None:
             answer.logprobs.append(logprob(history, token, num_top, of))
@@ -93,6 +98,9 @@ def _text(data: bytes) -> str | None:
 
 
 def assert_equal(answer: Answer, expected: Answer) -> None:
+    if expected.error is not None:
+        assert answer.error is not None and answer.error.code == expected.error
+        return
     assert answer.error is None
     assert (answer.ids, answer.finish) == (expected.ids, expected.finish)
     assert answer.logprobs == expected.logprobs

@@ -73,6 +73,11 @@ def requests(draw: st.DrawFn) -> list[Generate]:
         pooling = draw(st.sampled_from([None, None, None, "last", "mean"]))
         if pooling is not None:
             chosen |= {"max_new_tokens": 0, "min_new_tokens": 0}
+        if draw(st.integers(0, 5)) == 0:
+            # Few tokens, so that banned sequences begin often.
+            chosen["allowed_token_ids"] = draw(st.lists(token, min_size=1, max_size=5).map(tuple))
+        sequences = st.lists(st.sampled_from(chosen.get("allowed_token_ids") or range(6)), min_size=1, max_size=3)
+        banned = draw(st.just([]) | st.lists(sequences, max_size=4))
         for copy in range(draw(st.integers(1, 3))):
             drawn.append(
                 generate(
@@ -86,6 +91,7 @@ def requests(draw: st.DrawFn) -> list[Generate]:
                     program=draw(st.sampled_from([None, "p", "q"])),
                     claims=draw(st.just([]) | st.lists(claims, max_size=2)),
                     in_bulk=draw(st.booleans()),
+                    banned=banned,
                 )
             )
     return drawn

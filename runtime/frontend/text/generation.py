@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import NamedTuple
@@ -95,6 +95,7 @@ class SampleStream:
                 claims=prompt.claims,
                 outlook=prompt.outlook,
                 in_bulk=prompt.in_bulk,
+                banned=banned_sequences(generator.tokenizer, prompt.sampling.bad_words),
             )
         )
 
@@ -225,6 +226,13 @@ class Generator:
                 for i in range(n)
             ]
         )
+
+
+def banned_sequences(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
+    """Return the token sequences of `words`, each as it begins a text and as it follows a space."""
+    variants = [text for word in words for text in (word, f" {word}")]
+    encoded = [tuple(tokenizer.encode(text, parse_special=False, continues=True)) for text in variants]
+    return [list(ids) for ids in dict.fromkeys(encoded) if ids]
 
 
 def _seeded(sampling: SamplingParams, seed: int) -> SamplingParams:
