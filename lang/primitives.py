@@ -38,7 +38,7 @@ from .types.questions import TypedPick, choice_text, instructions_of, values_of_
 from .types.result_types import reasoning_format
 
 # Arguments that are text, in which a plan's symbols may stand.
-_TEXT_ARGUMENTS = ("stop", "stop_regex", "regex", "grammar", "choices", "tool_result")
+_TEXT_ARGUMENTS = ("stop", "stop_regex", "bad_words", "regex", "grammar", "choices", "tool_result")
 
 
 P = ParamSpec("P")
@@ -78,6 +78,8 @@ def gen(
     presence_penalty: float | None = None,
     repetition_penalty: float | None = None,
     logit_bias: Mapping[int | str, float] | None = None,
+    bad_words: StringOrMany | None = None,
+    allowed_token_ids: Sequence[int] | None = None,
     seed: int | None = None,
     ignore_eos: bool | None = None,
     return_logprob: bool | None = None,

@@ -70,7 +70,7 @@ def _node_masks(request: Request, tree: DraftTree, vocab_size: int, *, at_once: 
         if matcher is None:
             return True
         try:
-            return matcher.accept_at_once(token) if at_once else matcher.accept(token)
+            return bool(matcher.accept_at_once(token) if at_once else matcher.accept(token))
         except GrammarError:
             return False  # too complex; plain decoding reports it if it gets there
 

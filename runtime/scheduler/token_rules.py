@@ -25,9 +25,7 @@ class TokenRules:
     def forbidden(self, output: Sequence[int]) -> set[int]:
         """Return the tokens that would complete a banned sequence after `output`, of which the end suffices."""
         ended = (
-            last
-            for before, last in self._last_tokens.items()
-            if not before or tuple(output[-len(before) :]) == before
+            last for before, last in self._last_tokens.items() if not before or tuple(output[-len(before) :]) == before
         )
         return set().union(*ended)
 

@@ -50,7 +50,7 @@ def sequential(message: Generate, *, context_length: int = 200, num_slots: int =
             len(answer.ids) if params.penalised else None,
         )
         base &= set(params.allowed_token_ids or base)
-        base -= {ids[-1] for ids in message.banned if (answer.ids + [ids[-1]])[-len(ids) :] == ids}
+        base -= {ids[-1] for ids in message.banned if [*answer.ids, ids[-1]][-len(ids) :] == ids}
         if not base:
             answer.error = "dead_end"
             return answer
@@ -99,7 +99,8 @@ def _text(data: bytes) -> str | None:
 
 def assert_equal(answer: Answer, expected: Answer) -> None:
     if expected.error is not None:
-        assert answer.error is not None and answer.error.code == expected.error
+        assert answer.error is not None
+        assert answer.error.code == expected.error
         return
     assert answer.error is None
     assert (answer.ids, answer.finish) == (expected.ids, expected.finish)

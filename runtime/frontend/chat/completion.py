@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncGenerator
 
 from ...protocol.core import Finish
-from ...protocol.sampling import Constraint
+from ...protocol.sampling import Constraint, TokenLogprob
 from ..text.generation import Generator, Piece
 from .reasoning import THINK_END, THINK_START, ReasoningParser
 from .request import ChatDelta, ChatRequest, ToolCallDelta, ToolCallOptions
@@ -47,7 +47,10 @@ class ChatCompletion:
             skip_special_tokens=sampling.skip_special_tokens and not shows_special,
         )
         if request.is_staged and self._reasoning is not None:
-            self._stages.begin("" if request.in_reasoning else f"{THINK_START}\n", self._stages.until(THINK_END))
+            thinking = self._stages.until(THINK_END)
+            if request.thinking_budget is not None:
+                thinking = with_token_limit(thinking, request.thinking_budget)
+            self._stages.begin("" if request.in_reasoning else f"{THINK_START}\n", thinking)
         else:
             self._begin_answer()
 
@@ -59,6 +62,11 @@ class ChatCompletion:
     @property
     def num_completion_tokens(self) -> int:
         return self._stages.num_completion_tokens
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """Log-probabilities of the client's prompt, if they were requested."""
+        return self._stages.prompt_logprobs
 
     @property
     def tokens(self) -> list[int]:
@@ -111,7 +119,8 @@ class ChatCompletion:
             yield ChatDelta(reasoning=parser.feed(piece.text)[0], logprobs=piece.logprobs)
         yield ChatDelta(reasoning=parser.finish()[0])
         self.num_reasoning_tokens = self.num_completion_tokens
-        if self._stages.finish.type != "stop" or self._stages.stopped_by_client(THINK_END):
+        is_cut = self._stages.finish.type == "length" and self._stages.num_tokens_unused > 0  # by the budget
+        if not is_cut and (self._stages.finish.type != "stop" or self._stages.stopped_by_client(THINK_END)):
             self.finish = self._stages.finish
             return
         self._stages.keep()

@@ -33,6 +33,7 @@ class ChatRequest:
     constraint_field: str | None = None  # the request field of the constraint, for errors
     may_reason: bool = False  # the answer may begin with reasoning
     in_reasoning: bool = False  # the prompt has begun the reasoning
+    thinking_budget: int | None = None  # maximum number of reasoning tokens; then the reasoning is closed
     tools: ToolCallOptions | None = None
 
     @property
@@ -42,8 +43,12 @@ class ChatRequest:
 
     @property
     def is_staged(self) -> bool:
-        """Return True if a constrained part follows free text, or a call is forced: then the answer runs in stages."""
+        """Return True if the answer runs in stages: a constrained part follows free text, a call is forced, or the
+        reasoning has a limit.
+        """
         if self.tools is not None and (self.tools.forced or self.tools.constrained):
+            return True
+        if self.splits_reasoning and self.thinking_budget is not None:
             return True
         has_parts = self.splits_reasoning or self.tools is not None
         return self.prompt.sampling.constraint is not None and has_parts

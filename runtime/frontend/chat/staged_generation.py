@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 
 from ...protocol.core import Finish
-from ...protocol.sampling import Constraint, SamplingParams
+from ...protocol.sampling import Constraint, SamplingParams, TokenLogprob
 from ..text.encoding import PromptSegment
 from ..text.generation import Generator, SampleStream
 from .request import ChatRequest
@@ -34,6 +34,7 @@ class StagedGeneration:
         self._tokens = request.prompt.tokens  # prompt of the current stage
         self._is_counted = False  # the stage's output is in the prompt already, or discarded
         self._first_cached: int | None = None
+        self._first_sample: SampleStream | None = None
 
     @property
     def num_cached_tokens(self) -> int:
@@ -50,6 +51,17 @@ class StagedGeneration:
     def tokens(self) -> list[int]:
         """Token ids of the client's prompt and of the answer so far."""
         return self._tokens if self._is_counted else [*self._tokens, *self.sample.output_ids]
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """Log-probabilities of the client's prompt, if they were requested."""
+        values = None if self._first_sample is None else self._first_sample.prompt_logprobs
+        return None if values is None else values[: len(self._prompt.tokens)]
+
+    @property
+    def num_tokens_unused(self) -> int:
+        """Number of tokens that the answer may still have after the current stage."""
+        return self._sampling.max_new_tokens - self.num_completion_tokens
 
     @property
     def num_tokens_left(self) -> int:
@@ -97,6 +109,11 @@ class StagedGeneration:
         self._num_stages += 1
         self._is_counted = False
         self.sample = self._generator.start(replace(self._prompt, tokens=self._tokens, sampling=sampling))[0]
+        if self._first_sample is None:
+            self._first_sample = self.sample
+            if self._prompt.logprobs is not None:  # the prompt's are known now
+                logprobs = msgspec.structs.replace(self._prompt.logprobs, prompt_from=None)
+                self._prompt = replace(self._prompt, logprobs=logprobs)
 
     def append(self, text: str, *, trusted: bool = True) -> None:
         """Append text to the prompt; only trusted text may contain special tokens."""

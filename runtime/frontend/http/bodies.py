@@ -15,6 +15,8 @@ from pydantic_core import CoreSchema
 
 from ...protocol.errors import RequestError
 from ...protocol.sampling import (
+    MAX_BAD_WORD,
+    MAX_BAD_WORDS,
     MAX_STOP_REGEX,
     MAX_STOPS,
     PARAMETERS,
@@ -173,7 +175,15 @@ class RequestBody(Body):
         return described
 
 
-_STRUCTURED = {"logit_bias": LogitBias, "stop": Stop, "stop_regex": StopRegex, "stop_token_ids": TokenIds}
+BadWord = Annotated[Text, described(minLength=1, maxLength=MAX_BAD_WORD)]
+_STRUCTURED = {
+    "logit_bias": LogitBias,
+    "bad_words": Annotated[Many[BadWord], described(maxItems=MAX_BAD_WORDS)],
+    "allowed_token_ids": TokenIds,
+    "stop": Stop,
+    "stop_regex": StopRegex,
+    "stop_token_ids": TokenIds,
+}
 
 
 def sampling_fields(api: Api) -> dict[str, Any]:

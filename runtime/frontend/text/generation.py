@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -27,7 +28,10 @@ MAX_SAMPLES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """Token ids to continue, and how. A missing seed is drawn. The first of several samples carries the soft pins."""
+    """Token ids to continue, and how. A missing seed is drawn. The first of several samples carries the soft pins.
+
+    `name` is the client's id of the request, by which `Generator.abort` ends it.
+    """
 
     tokens: list[int]
     sampling: SamplingParams
@@ -37,6 +41,7 @@ class Prompt:
     program: str | None = None
     claims: list[SoftPin] = field(default_factory=list)
     outlook: ProgramProgress | None = None
+    name: str | None = None
     in_bulk: bool = False  # nobody reads the stream: pieces may be long
 
 
@@ -83,6 +88,8 @@ class SampleStream:
         self._began = time.monotonic()
         self._core = generator.core
         self._rid = new_rid()
+        self._name = prompt.name
+        self._named = generator.named
         self._answer = self._core.submit(
             Generate(
                 rid=self._rid,
@@ -98,6 +105,8 @@ class SampleStream:
                 banned=banned_sequences(generator.tokenizer, prompt.sampling.bad_words),
             )
         )
+        if self._name is not None:
+            self._named[self._name].add(self)
 
     async def result(self) -> FinishedSample:
         """Wait for the end and return the output. Raises RamiformError when the request failed."""
@@ -115,6 +124,7 @@ class SampleStream:
     def close(self) -> None:
         """Abort the request unless it is over."""
         self._answer.close()
+        self._forget()
 
     def abort(self) -> None:
         """End the output early; its reader gets the text so far, with a finish of type "abort"."""
@@ -135,10 +145,18 @@ class SampleStream:
             text, num_ids, leftover = self._end(tokens.ids, tokens.finish)
         self._texts.append(text)
         if tokens.finish is not None:
+            self._forget()
             self.generated = self._finished(tokens, tokens.finish, num_ids, leftover)
         start, self._num_ids_given = self._num_ids_given, num_ids
         logprobs = None if self.logprobs is None else self.logprobs[start:num_ids]
         return Piece(text, self.output_ids[start:num_ids], logprobs)
+
+    def _forget(self) -> None:
+        """Remove the output from those that can be aborted by name."""
+        if self._name is not None and (samples := self._named.get(self._name)) is not None:
+            samples.discard(self)
+            if not samples:
+                del self._named[self._name]
 
     def _end(self, ids: list[int], finish: Finish) -> tuple[str, int, str]:
         """Return the rest of the text, the number of kept ids, and the text that these ids lack."""
@@ -204,6 +222,14 @@ class Generator:
         self.core = core
         self.tokenizer = tokenizer
         self.encoder = Encoder(tokenizer, core.max_request_tokens)
+        self.named: defaultdict[str, set[SampleStream]] = defaultdict(set)  # running, by the client's id
+
+    def abort(self, name: str) -> bool:
+        """End the outputs of the client's request `name` early. Returns False if there are none."""
+        samples = self.named.get(name, ())
+        for sample in samples:
+            sample.abort()
+        return bool(samples)
 
     def start(self, prompt: Prompt, n: int = 1) -> SampleStreams:
         """Submit `n` samples together; sample i has seed + i.

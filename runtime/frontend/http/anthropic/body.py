@@ -150,6 +150,7 @@ class CountBody(Body):
             response_format=self._response_format(),
             reasoning_effort=self._effort(),
             chat_template_kwargs=options,
+            thinking_token_budget=self._thinking_budget(),
             add_generation_prompt=not is_prefilled,
             continue_final_message=is_prefilled,
             **fields,
@@ -183,6 +184,9 @@ class CountBody(Body):
         if not given:
             return None
         return {"type": "json_schema", "json_schema": {"name": "output", "schema": given[0].schema_, "strict": True}}
+
+    def _thinking_budget(self) -> int | None:
+        return None if self.thinking is None or self.thinking.type == "disabled" else self.thinking.budget_tokens
 
     def _effort(self) -> Effort | None:
         effort = self.output_config.effort if self.output_config else None

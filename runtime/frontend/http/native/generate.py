@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -113,7 +113,6 @@ class NativeApi:
         self._generator = generator
         self._siblings = siblings
         siblings.on("abort", self._abort_here)
-        self._running: defaultdict[str, set[SampleStream]] = defaultdict(set)
 
     @property
     def router(self) -> APIRouter:
@@ -150,10 +149,7 @@ class NativeApi:
         if rid is None:
             self._generator.core.abort(None)
             return True
-        samples = self._running.get(rid, ())
-        for sample in samples:
-            sample.abort()
-        return bool(samples)
+        return self._generator.abort(rid)
 
     async def answers(self, body: GenerateBody) -> list[dict[str, Any]]:
         """Return every output of `body`, in order. Raises RamiformError."""
@@ -203,15 +199,7 @@ class NativeApi:
                     name = rid if num_outputs[rid] == 1 else f"{rid}-{numbers[rid]}"
                     numbers[rid] += 1
                     jobs.append(Job(name, prompt, sample))
-                    self._running[rid].add(sample)
-                    stack.callback(self._remove, rid, sample)
             yield jobs
-
-    def _remove(self, rid: str, sample: SampleStream) -> None:
-        samples = self._running[rid]
-        samples.discard(sample)
-        if not samples:
-            del self._running[rid]
 
     async def _requests(self, body: GenerateBody) -> list[tuple[str, Prompt, int]]:
         """Return the client's id, the prompt and the number of outputs of each request. Raises RequestError."""
@@ -233,6 +221,7 @@ class NativeApi:
                     logprobs=logprob_params(wanted, start, num_top, of_ids, len(ids)),
                     priority=priority,
                     namespace=extra_key or "",
+                    name=rid,
                     in_bulk=not body.stream,
                 ),
                 part.n,

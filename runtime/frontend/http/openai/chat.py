@@ -10,10 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from ....protocol.sampling import TokenLogprob
 from ....protocol.version import __version__
 from ...chat.completion import ChatCompletion
 from ...chat.request import ChatRequest, ToolCallDelta
-from ...core.client import new_rid
 from ...text.offload import offload_if_large
 from ..transport.body_route import BodyRoute
 from ..transport.merge import gather_or_cancel, merge
@@ -23,7 +23,7 @@ from .chat_messages import template_messages
 from .chat_service import ChatService
 from .chunks import ChunkBuilder
 from .finish import finish_fields
-from .logprobs import TokenTexts, chat_logprobs
+from .logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from .usage import Stopwatch, Usage
 
 
@@ -34,6 +34,7 @@ class ChatApi:
         self._service = service
         self._generator = service.generator
         self._texts = TokenTexts(self._generator.tokenizer)
+        self._id_texts = TokenTexts(self._generator.tokenizer, as_ids=True)
 
     @property
     def router(self) -> APIRouter:
@@ -67,7 +68,7 @@ class ChatApi:
         info = self._generator.core.require_info()
         body.check(info)
         return {
-            "id": f"chatcmpl-{new_rid()}",
+            "id": body.response_id("chatcmpl"),
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
             "model": info.name,
@@ -90,6 +91,9 @@ class ChatApi:
             template_options=body.template_options(),
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
+            thinking_budget=body.thinking_budget,
+            truncation=body.truncation(self._generator.core.require_info(), body.limit[0]),
+            name=body.name,
             in_bulk=not body.stream,
         )
 
@@ -100,7 +104,10 @@ class ChatApi:
                 self._choice(body, chat, completion, index, watch) for index, completion in enumerate(completions)
             )
             usage = _usage(chat, completions)
-            ids = {"prompt_token_ids": chat.prompt.tokens} if body.return_token_ids else {}
+            ids: dict[str, Any] = {"prompt_token_ids": chat.prompt.tokens} if body.return_token_ids else {}
+            if body.prompt_logprobs is not None:
+                values = completions[0].prompt_logprobs
+                ids["prompt_logprobs"] = prompt_logprobs(self._texts, values, body.prompt_logprobs)
             return {"choices": choices, **ids, "usage": usage.as_json(), "timings": watch.timings(usage)}
 
     async def _choice(
@@ -125,17 +132,23 @@ class ChatApi:
             "content": text if text or not (calls or reasoning_text) else None,
             "refusal": None,
         }
-        if reasoning_text and body.include_reasoning:
+        if reasoning_text and body.shows_reasoning:
             message |= {"reasoning_content": reasoning_text, "reasoning": reasoning_text}
-        if calls:
+        if calls and body.calls_functions:
+            message["function_call"] = calls[0]["function"]
+        elif calls:
             message["tool_calls"] = calls
         return {
             "index": index,
             "message": message,
-            "logprobs": chat_logprobs(self._texts, values) if body.logprobs else None,
-            **_finish_fields(chat, completion),
+            "logprobs": self._logprobs(body, values) if body.logprobs else None,
+            **_finish_fields(body, chat, completion),
             **_token_ids(body, chat, completion),
         }
+
+    def _logprobs(self, body: ChatBody, values: list[TokenLogprob]) -> dict[str, Any]:
+        texts = self._id_texts if body.return_tokens_as_token_ids else self._texts
+        return chat_logprobs(texts, values, body.top_logprobs, body.logprob_token_ids)
 
     async def _stream(self, body: ChatBody, chat: ChatRequest, head: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         watch = Stopwatch()
@@ -168,16 +181,18 @@ class ChatApi:
                 change: dict[str, Any] = {}
                 if delta.content:
                     change["content"] = delta.content
-                if delta.reasoning and body.include_reasoning:
+                if delta.reasoning and body.shows_reasoning:
                     change["reasoning_content"] = change["reasoning"] = delta.reasoning
-                if delta.calls:
+                if delta.calls and body.calls_functions:
+                    change["function_call"] = _tool_call_delta(delta.calls[0])["function"]
+                elif delta.calls:
                     change["tool_calls"] = [_tool_call_delta(call) for call in delta.calls]
                 values = delta.logprobs if body.logprobs else None
                 if change or values:
-                    yield _chunk(index, change, chat_logprobs(self._texts, values) if values else None)
+                    yield _chunk(index, change, self._logprobs(body, values) if values else None)
         finally:
             await deltas.aclose()
-        yield {**_chunk(index, {}), **_finish_fields(chat, completion), **_token_ids(body, chat, completion)}
+        yield {**_chunk(index, {}), **_finish_fields(body, chat, completion), **_token_ids(body, chat, completion)}
 
 
 def _chunk(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -194,11 +209,11 @@ def _tool_call_delta(call: ToolCallDelta) -> dict[str, Any]:
     return {"index": call.index, "function": {"arguments": call.arguments}}
 
 
-def _finish_fields(chat: ChatRequest, completion: ChatCompletion) -> dict[str, Any]:
+def _finish_fields(body: ChatBody, chat: ChatRequest, completion: ChatCompletion) -> dict[str, Any]:
     assert completion.finish is not None
     fields = finish_fields(completion.finish, chat.prompt.sampling)
     if completion.num_calls and fields["finish_reason"] == "stop":
-        fields["finish_reason"] = "tool_calls"
+        fields["finish_reason"] = "function_call" if body.calls_functions else "tool_calls"
     return fields
 
 

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr, model_validator
 
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
-from ..bodies import Many, example
+from ..bodies import Body, Many, example
 from .chat_messages import Messages, message_text
-from .fields import GenerationFields
-from .tool_fields import Tool, ToolChoice
+from .fields import MAX_TOP, CompletionFields
+from .tool_fields import Function, FunctionName, NamedChoice, Tool, ToolChoice
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
-class ChatBody(GenerationFields):
+Budget = Annotated[int, Field(ge=0)]
+
+
+class ThinkingOptions(Body):
+    """Anthropic's form, which other servers take too."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Budget | None = None
+
+
+class ReasoningOptions(Body):
+    """OpenRouter's form. `exclude` leaves the reasoning out of the answer."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    exclude: bool = False
+    max_tokens: Budget | None = None
+
+
+class ChatBody(CompletionFields):
     model_config = example(
         {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 16}
     )
@@ -25,9 +44,11 @@ class ChatBody(GenerationFields):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
     tools: Many[Tool] = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
+    functions: Many[Function] = Field(default_factory=list)
+    function_call: Literal["none", "auto"] | FunctionName | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: Effort | None = None
     separate_reasoning: bool = True
@@ -37,10 +58,37 @@ class ChatBody(GenerationFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False
-    return_token_ids: bool = False
+    thinking: ThinkingOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking_token_budget: Budget | None = None
+    max_thinking_tokens: Budget | None = None
+
+    _calls_functions: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="after")
+    def _convert_functions(self) -> Self:
+        """Convert `functions` and `function_call`, the older form of tools."""
+        if self.functions and not self.tools and self.tool_choice is None:
+            self._calls_functions = True
+            self.tools = [Tool.model_construct(type="function", function=function) for function in self.functions]
+            self.parallel_tool_calls = False
+            if isinstance(self.function_call, FunctionName):
+                self.tool_choice = NamedChoice.model_construct(type="function", function=self.function_call)
+            else:
+                self.tool_choice = self.function_call
+        return self
+
+    @property
+    def calls_functions(self) -> bool:
+        """Return True if calls are answered in the older form, as `function_call`."""
+        return self._calls_functions
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)
+        if self.functions and not self.calls_functions:
+            raise RequestError("functions is the older form of tools: give one", param="functions")
+        if self.function_call not in (None, "none", "auto") and not self.functions:
+            raise RequestError("function_call needs functions", param="function_call")
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -48,6 +96,11 @@ class ChatBody(GenerationFields):
             raise RequestError(
                 "max_tokens and max_completion_tokens are two names of one limit", param="max_completion_tokens"
             )
+        if len({effort for effort in self._efforts if effort is not None}) > 1:
+            raise RequestError("reasoning.effort is reasoning_effort: give one", param="reasoning")
+        if len(set(self._budgets.values())) > 1:
+            *_, last = self._budgets
+            raise RequestError(f"{' and '.join(self._budgets)} are names of one limit", param=last)
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise RequestError("tool_choice needs tools", param="tool_choice")
 
@@ -65,13 +118,54 @@ class ChatBody(GenerationFields):
 
     def template_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            options["reasoning_effort"] = self.reasoning_effort
-            if self.reasoning_effort == "none":
-                options["enable_thinking"] = False
+        effort = next((effort for effort in self._efforts if effort is not None), None)
+        if effort is not None:
+            options["reasoning_effort"] = effort
+        thinks = self._thinks
+        if thinks is not None or effort == "none":
+            # Templates of different families call the switch so.
+            options["enable_thinking"] = options["thinking"] = bool(thinks) and effort != "none"
         if self.verbosity is not None:
             options["verbosity"] = self.verbosity
         return options | self.chat_template_kwargs
 
+    @property
+    def thinking_budget(self) -> int | None:
+        """Maximum number of reasoning tokens; None: no limit of its own."""
+        return next(iter(self._budgets.values()), None)
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Return True if the answer contains the reasoning."""
+        return self.include_reasoning and not (self.reasoning is not None and self.reasoning.exclude)
+
+    @property
+    def _efforts(self) -> tuple[Effort | None, ...]:
+        return self.reasoning_effort, None if self.reasoning is None else self.reasoning.effort
+
+    @property
+    def _thinks(self) -> bool | None:
+        """Return whether the request switches thinking on or off; None: neither."""
+        if self.thinking is not None and self.thinking.type != "adaptive":
+            return self.thinking.type == "enabled"
+        return None if self.reasoning is None else self.reasoning.enabled
+
+    @property
+    def _budgets(self) -> dict[str, int]:
+        """The given limits of reasoning tokens, by field."""
+        given = {
+            "thinking_token_budget": self.thinking_token_budget,
+            "max_thinking_tokens": self.max_thinking_tokens,
+            "thinking.budget_tokens": self.thinking.budget_tokens if self.thinking is not None else None,
+            "reasoning.max_tokens": self.reasoning.max_tokens if self.reasoning is not None else None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
     def logprob_params(self) -> LogprobParams | None:
-        return LogprobParams(num_top=self.top_logprobs) if self.logprobs else None
+        if not self.logprobs and self.prompt_logprobs is None:
+            return None
+        return LogprobParams(
+            num_top=max(self.top_logprobs, self.prompt_logprobs or 0),
+            prompt_from=None if self.prompt_logprobs is None else 0,
+            of=tuple(self.logprob_token_ids),
+        )

@@ -63,16 +63,21 @@ class Message(Body):
                     "required": ["tool_calls"],
                 },
                 {
+                    "properties": {"role": {"const": "assistant"}, "function_call": {"type": "object"}},
+                    "required": ["function_call"],
+                },
+                {
                     "properties": {"content": {"not": {"type": "null"}}, "tool_call_id": {"type": "string"}},
                     "required": ["content", "tool_call_id"],
                 },
             ]
         },
     )
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | Many[ContentPart] | None = None
     name: Text | None = None
     tool_calls: Many[PastCall] | None = None
+    function_call: CalledFunction | None = None
     tool_call_id: Text | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = None
@@ -85,7 +90,29 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Convert messages for a chat template. Raises RequestError naming the first unsupported message."""
     if not messages:
         raise RequestError("messages must not be empty", param="messages")
+    if any(message.function_call is not None or message.role == "function" for message in messages):
+        messages = _with_tool_calls(messages)
     return [_for_template(message, index) for index, message in enumerate(messages)]
+
+
+def _with_tool_calls(messages: Sequence[Message]) -> list[Message]:
+    """Replace `function_call` and messages of the role `function`, the older form, by tool calls and their results."""
+    replaced = []
+    call_id = ""
+    for index, message in enumerate(messages):
+        changes: dict[str, Any] = {}
+        if message.function_call is not None:
+            if message.tool_calls:
+                raise RequestError(f"messages[{index}] has function_call and tool_calls: give one", param="messages")
+            call_id = f"call_{index}"
+            call = PastCall.model_construct(id=call_id, type="function", function=message.function_call)
+            changes = {"tool_calls": [call], "function_call": None}
+        elif message.role == "function":
+            if not call_id:
+                raise RequestError(f"messages[{index}] answers no function_call", param="messages")
+            changes = {"role": "tool", "tool_call_id": call_id}
+        replaced.append(message.model_copy(update=changes))
+    return replaced
 
 
 def _for_template(message: Message, index: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ...chat.tools.formats import FORMATS, ToolFormat
 from ...text.generation import Generator, Prompt
 from ..transport.merge import gather_or_cancel
 from .chat_messages import with_short_ids
-from .fields import GenerationFields, completion_token_limit
+from .fields import GenerationFields, Truncation, completion_token_limit, truncation_bound
 from .finish import name_constraint_field
 from .tool_fields import Tool, ToolChoice, tool_call_options
 
@@ -60,12 +60,16 @@ class ChatService:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         default_limit: int | None = None,
+        thinking_budget: int | None = None,
+        truncation: Truncation | None = None,
+        name: str | None = None,
         in_bulk: bool = False,
     ) -> ChatRequest:
         """Render and tokenise the messages, and build the request.
 
         `limit` is the maximum number of tokens and its field; without one, `default_limit` holds, or what fits.
         `prompt_field` names the messages' field in errors. `in_bulk`: the answer is read as a whole.
+        `thinking_budget` is the maximum number of reasoning tokens; `name` is the client's id of the request.
         Raises RequestError.
         """
         options = tool_call_options(
@@ -79,7 +83,7 @@ class ChatService:
         if options is not None:
             options = await self._check_schemas(options)
         encoder = self.generator.encoder
-        bound = await encoder.prompt_bound(prompt_field, limit[0])
+        bound = truncation_bound(truncation) or await encoder.prompt_bound(prompt_field, limit[0])
         segments = await self._renderer.render_aside(
             encoder,
             with_short_ids(messages) if self._tool_format.name == "mistral" else messages,
@@ -90,11 +94,13 @@ class ChatService:
             options=template_options,
         )
         tokens = await encoder.encode_async(segments, at_start=True, bound=bound)
+        if truncation is not None:
+            tokens = truncation.cut(tokens)
         tail = segments[-1].text.rstrip()
         splits = self.can_reason and splits_reasoning
         may_reason = splits and not tail.endswith(THINK_END) and not continue_final_message
         in_reasoning = splits and tail.endswith(THINK_START)
-        if options is not None and not options.strict and may_reason and not in_reasoning:
+        if options is not None and not options.strict and may_reason and not in_reasoning and thinking_budget is None:
             # Stages would force the model to reason, which the client did not ask for.
             options = replace(options, constrained=False)
         return ChatRequest(
@@ -107,10 +113,12 @@ class ChatService:
                 default_limit=default_limit,
                 in_bulk=in_bulk,
                 logprobs=logprobs,
+                name=name,
             ),
             constraint_field=None if constraint is None else constraint[1],
             may_reason=may_reason,
             in_reasoning=in_reasoning,
+            thinking_budget=thinking_budget,
             tools=options,
         )
 
@@ -177,6 +185,7 @@ class ChatService:
         default_limit: int | None,
         in_bulk: bool,
         logprobs: LogprobParams | None = None,
+        name: str | None = None,
     ) -> Prompt:
         info = self.generator.core.require_info()
         max_tokens = completion_token_limit(
@@ -188,5 +197,6 @@ class ChatService:
             logprobs=logprobs,
             priority=fields.priority,
             namespace=fields.namespace,
+            name=name,
             in_bulk=in_bulk,
         )

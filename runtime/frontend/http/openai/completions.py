@@ -16,7 +16,6 @@ from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
 from ....protocol.version import __version__
-from ...core.client import new_rid
 from ...text.generation import MAX_SAMPLES, Generator, Piece, Prompt, SampleStream
 from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, Many, Text, TokenIds, described, example
@@ -24,21 +23,20 @@ from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from .chunks import ChunkBuilder
-from .fields import GenerationFields, completion_token_limit
+from .fields import MAX_TOP, CompletionFields, completion_token_limit, truncation_bound
 from .finish import finish_fields, name_constraint_field
-from .logprobs import CompletionLogprobs, TokenTexts
+from .logprobs import CompletionLogprobs, TokenTexts, prompt_logprobs
 from .usage import Stopwatch, Usage
 
 
-class CompletionBody(GenerationFields):
+class CompletionBody(CompletionFields):
     model_config = example({"prompt": "The capital of France is", "max_tokens": 8})
     prompt: Annotated[Text | Many[Text] | TokenIds | Many[TokenIds], described(minItems=1)]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     add_special_tokens: bool = True
-    return_token_ids: bool = False
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Return the prompts. Raises RequestError for none, and for too many."""
@@ -51,12 +49,26 @@ class CompletionBody(GenerationFields):
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)
-        if self.max_tokens == 0 and not self.echo:
-            raise RequestError("max_tokens may be 0 with echo only: there is nothing to answer", param="max_tokens")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise RequestError(
+                "max_tokens may be 0 with echo or prompt_logprobs only: there is nothing to answer", param="max_tokens"
+            )
         if self.best_of is not None and self.best_of < self.n:
             raise RequestError(f"best_of must be at least n, {self.n}; got {self.best_of}", param="best_of")
         if self.best_of is not None and self.stream and self.best_of > self.n:
             raise RequestError("the best of several cannot be streamed", param="best_of")
+
+    def logprob_params(self) -> LogprobParams | None:
+        """Return the log-probabilities that the answer needs."""
+        is_ranked = (self.best_of or self.n) > self.n
+        if self.logprobs is None and self.prompt_logprobs is None and not is_ranked:
+            return None
+        of_prompt = self.prompt_logprobs is not None or (self.echo and self.logprobs is not None)
+        return LogprobParams(
+            num_top=max(self.logprobs or 0, self.prompt_logprobs or 0),
+            prompt_from=0 if of_prompt else None,
+            of=tuple(self.logprob_token_ids),
+        )
 
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -77,6 +89,7 @@ class CompletionsApi:
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._texts = TokenTexts(generator.tokenizer)
+        self._id_texts = TokenTexts(generator.tokenizer, as_ids=True)
 
     @property
     def router(self) -> APIRouter:
@@ -91,7 +104,7 @@ class CompletionsApi:
         info = self._generator.core.require_info()
         body.check(info)
         head = {
-            "id": f"cmpl-{new_rid()}",
+            "id": body.response_id("cmpl"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": info.name,
@@ -109,17 +122,18 @@ class CompletionsApi:
         given = body.prompts()
         if len(given) * (body.best_of or body.n) > MAX_BATCH:
             raise RequestError(f"{len(given)} prompts may have at most {MAX_BATCH} outputs in all", param="n")
-        wanted = body.logprobs is not None
-        logprobs = None
-        if wanted or (body.best_of or body.n) > body.n:
-            logprobs = LogprobParams(num_top=body.logprobs or 0, prompt_from=0 if body.echo and wanted else None)
-        bound = await encoder.prompt_bound("prompt", body.max_tokens)
+        logprobs = body.logprob_params()
+        truncation = body.truncation(info, body.max_tokens)
+        bound = truncation_bound(truncation) or await encoder.prompt_bound("prompt", body.max_tokens)
         prompts = []
         for prompt in given:
             if isinstance(prompt, str):
                 text, ids = prompt, await encoder.encode_prompt(prompt, with_bos=body.add_special_tokens, bound=bound)
             else:
                 text, ids = await encoder.decode_async(prompt) if body.echo else "", prompt
+            if truncation is not None and len(ids) > truncation.num_tokens:
+                ids = truncation.cut(ids)
+                text = await encoder.decode_async(ids) if body.echo else ""
             num_tokens = completion_token_limit(
                 info, len(ids), body.max_tokens, prompt="prompt", limit="max_tokens", default=DEFAULT_COMPLETION_TOKENS
             )
@@ -132,6 +146,7 @@ class CompletionsApi:
                         logprobs=logprobs,
                         priority=body.priority,
                         namespace=body.namespace,
+                        name=body.name,
                         in_bulk=not body.stream,
                     ),
                 )
@@ -175,11 +190,13 @@ class CompletionsApi:
             echoed = question.prompt.tokens if body.echo else []
             echoed_logprobs = (sample.prompt_logprobs or []) if body.echo else []
             values = (sequence.logprobs or [])[: len(sequence.ids)]
-            writer = CompletionLogprobs(self._texts, body.logprobs)
+            writer = self._logprobs(body, body.logprobs)
             columns = writer.columns([*echoed, *sequence.ids], [*echoed_logprobs, *values])
-        ids = {}
+        ids: dict[str, Any] = {}
         if body.return_token_ids:
             ids = {"prompt_token_ids": question.prompt.tokens, "token_ids": sample.output_ids}
+        if body.prompt_logprobs is not None:
+            ids["prompt_logprobs"] = prompt_logprobs(self._texts, sample.prompt_logprobs, body.prompt_logprobs)
         return {
             "index": index,
             "text": question.text + sequence.text if body.echo else sequence.text,
@@ -187,6 +204,10 @@ class CompletionsApi:
             **finish_fields(sequence.finish, question.prompt.sampling),
             **ids,
         }
+
+    def _logprobs(self, body: CompletionBody, num_top: int) -> CompletionLogprobs:
+        texts = self._id_texts if body.return_tokens_as_token_ids else self._texts
+        return CompletionLogprobs(texts, num_top, asked=body.logprob_token_ids)
 
     async def _stream(
         self, body: CompletionBody, prompts: list[tuple[str, Prompt]], head: dict[str, Any]
@@ -208,7 +229,7 @@ class CompletionsApi:
     async def _stream_output(
         self, body: CompletionBody, question: CompletionPrompt, sample: SampleStream, index: int
     ) -> AsyncGenerator[dict[str, Any]]:
-        writer = None if body.logprobs is None else CompletionLogprobs(self._texts, body.logprobs)
+        writer = None if body.logprobs is None else self._logprobs(body, body.logprobs)
         is_first = True
         num_given = 0  # token ids
         async for piece in sample:

@@ -31,7 +31,12 @@ class ConstrainedBody(GenerationFields):
     """One of `regex`, `json_schema`, `grammar` and `choices`, and one of `prompt` and `messages`."""
 
     exactly_one = (("prompt", "messages"), ("regex", "json_schema", "grammar", "choices"))
-    undocumented = frozenset(ConstraintFields.model_fields) - {"regex", "json_schema", "additional_properties"}
+    undocumented = frozenset(ConstraintFields.model_fields) - {
+        "regex",
+        "json_schema",
+        "grammar",
+        "additional_properties",
+    }
     model_config = example({"prompt": "The capital of France is", "choices": [" Paris", " Rome", " Oslo"]})
     stream: Literal[False] = False
     n: Literal[1] = 1
@@ -41,7 +46,6 @@ class ConstrainedBody(GenerationFields):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     regex: Text | None = None
     json_schema: Schema | Text | None = None
-    grammar: Text | None = None
     choices: Annotated[Many[Text], described(minItems=1)] | None = None
 
     def check(self, info: ModelInfo) -> None:
@@ -53,8 +57,6 @@ class ConstrainedBody(GenerationFields):
         """Return the constraint and its field. Raises RequestError unless exactly one is given."""
         asked = super().constraint()
         given = [] if asked is None else [asked]
-        if self.grammar is not None:
-            given.append(self.as_constraint("grammar", "grammar", self.grammar))
         if self.choices is not None:
             given.append(self.as_constraint("choices", "choices", self.choices))
         if len(given) != 1:

@@ -1,6 +1,7 @@
 """Constraint fields of all dialects; a request may use one of them.
 
-OpenAI's `response_format`; vLLM's `structured_outputs` and `guided_*`; SGLang's `regex`, `ebnf`, `json_schema`.
+OpenAI's `response_format`; vLLM's `structured_outputs` and `guided_*`; SGLang's `regex`, `ebnf`, `json_schema`;
+llama.cpp's `grammar`.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class ConstraintFields(RequestBody):
     guided_grammar: Text | None = None
     regex: Text | None = None
     ebnf: Text | None = None
+    grammar: Text | None = None  # "" is llama.cpp's none
     json_schema: Schema | Text | None = None
     structural_tag: Text | dict[str, Any] | None = None
     additional_properties: AdditionalProperties | None = None  # applies to the schemas of tools too
@@ -131,6 +133,7 @@ class ConstraintFields(RequestBody):
             RequestedConstraint("guided_grammar", "grammar", self.guided_grammar),
             RequestedConstraint("regex", "regex", self.regex),
             RequestedConstraint("ebnf", "grammar", self.ebnf),
+            RequestedConstraint("grammar", "grammar", self.grammar or None),
             RequestedConstraint("json_schema", "json_schema", self.json_schema),
             RequestedConstraint("structural_tag", "structural_tag", self.structural_tag),
         ]

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, create_model
 
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError, context_exceeded
 from ....protocol.sampling import Constraint, SamplingParams
+from ...core.client import new_rid
+from ...text.encoding import TokenLimit
 from ...text.generation import MAX_SAMPLES
-from ..bodies import Body, Priority, Text, sampling_fields, sampling_params
+from ..bodies import Body, Priority, Text, TokenIds, described, sampling_fields, sampling_params
 from ..errors import NotFoundError
 from ..peer_fields import PEER_FIELDS
 from .constraints import ConstraintFields
+
+MAX_TOP = 20  # alternatives at a position
+MAX_TRUNCATED = 1 << 20  # tokens of a prompt that is to be truncated
+
+RequestId = Annotated[Text, Field(min_length=1, max_length=256)]
+Side = Literal["left", "right"]
 
 
 class StreamOptions(Body):
@@ -81,6 +89,75 @@ class GenerationFields(OpenAISampling):
             no_stop_trim=self.no_stop_trim or self.include_stop_str_in_output,
             constraint=constraint,
         )
+
+
+class Truncation(NamedTuple):
+    """Shortens a prompt to `num_tokens`: side "left" drops its first tokens, "right" its last."""
+
+    num_tokens: int
+    side: Side
+
+    def cut(self, ids: list[int]) -> list[int]:
+        return ids[-self.num_tokens :] if self.side == "left" else ids[: self.num_tokens]
+
+
+def truncation_bound(truncation: Truncation | None) -> TokenLimit | None:
+    """Return the limit of a text before it is truncated; None for one that is not."""
+    if truncation is None:
+        return None
+    return TokenLimit(MAX_TRUNCATED, "truncate_prompt_tokens", route="truncate_prompt_tokens")
+
+
+class CompletionFields(GenerationFields):
+    """Fields of completions and chat that the other routes do not have."""
+
+    request_id: RequestId | None = None
+    rid: RequestId | None = None
+    truncate_prompt_tokens: Annotated[int, described(anyOf=[{"const": -1}, {"minimum": 1}])] | None = None
+    truncation_side: Side = "left"
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    logprob_token_ids: TokenIds = Field(default_factory=list)
+    return_tokens_as_token_ids: bool = False
+    return_token_ids: bool = False
+
+    def check(self, info: ModelInfo) -> None:
+        super().check(info)
+        if self.rid is not None and self.request_id is not None and self.rid != self.request_id:
+            raise RequestError("rid and request_id are two names of one id", param="request_id")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs are not part of a stream", param="prompt_logprobs")
+        most = info.max_request_tokens
+        if self.truncate_prompt_tokens is not None and not (
+            self.truncate_prompt_tokens == -1 or 1 <= self.truncate_prompt_tokens <= most
+        ):
+            raise RequestError(
+                f"truncate_prompt_tokens must be -1 or between 1 and {most}, got {self.truncate_prompt_tokens}",
+                param="truncate_prompt_tokens",
+            )
+        if self.logprob_token_ids and not self.returns_logprobs:
+            raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+
+    @property
+    def returns_logprobs(self) -> bool:
+        """Return True if the client asked for the output's log-probabilities."""
+        return getattr(self, "logprobs", None) not in (None, False)
+
+    @property
+    def name(self) -> str | None:
+        """Id that the client gave the request, by which `/abort_request` ends it."""
+        return self.request_id if self.rid is None else self.rid
+
+    def response_id(self, prefix: str) -> str:
+        """Return the id of the answer: `rid` as it is, another id after `prefix`."""
+        return self.rid or f"{prefix}-{self.request_id or new_rid()}"
+
+    def truncation(self, info: ModelInfo, asked: int | None) -> Truncation | None:
+        """Return how to shorten the prompt of an answer of `asked` tokens; None: not at all."""
+        if self.truncate_prompt_tokens is None:
+            return None
+        if self.truncate_prompt_tokens > 0:
+            return Truncation(self.truncate_prompt_tokens, self.truncation_side)
+        return Truncation(max(1, info.max_request_tokens - (1 if asked is None else asked)), self.truncation_side)
 
 
 def require_model(info: ModelInfo, name: str | None) -> None:

@@ -13,9 +13,10 @@ MIN_LOGPROB = -9999.0  # replaces -inf, which JSON cannot express
 
 
 class TokenTexts:
-    """Bytes and text of single tokens."""
+    """Bytes and text of single tokens. With `as_ids` the text of token 5 is "token_id:5"."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+        self._as_ids = as_ids
         self._bytes = tokenizer.token_bytes
         self._names = {token: name for name, token in tokenizer.special_ids.items()}
 
@@ -28,10 +29,14 @@ class TokenTexts:
         return (self._bytes[token] if token < len(self._bytes) else None) or b""
 
     def text(self, token: int) -> str:
+        if self._as_ids:
+            return f"token_id:{token}"
         return self.data(token).decode("utf-8", "replace")
 
     def key(self, token: int) -> str:
         """Return a unique text of the token: one that is not valid UTF-8 is written as escaped bytes."""
+        if self._as_ids:
+            return f"token_id:{token}"
         data = self.data(token)
         try:
             return data.decode()
@@ -40,12 +45,13 @@ class TokenTexts:
 
 
 class CompletionLogprobs:
-    """Columns of one growing output. `offset`: characters before its first token."""
+    """Columns of one growing output. `asked`: further tokens to list at every position."""
 
-    def __init__(self, texts: TokenTexts, num_top: int, offset: int = 0) -> None:
+    def __init__(self, texts: TokenTexts, num_top: int, asked: Sequence[int] = ()) -> None:
         self._texts = texts
         self._num_top = num_top
-        self._offset = offset
+        self._asked = asked
+        self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def columns(self, ids: Sequence[int], values: Sequence[TokenLogprob | None]) -> dict[str, list[Any]]:
@@ -63,18 +69,52 @@ class CompletionLogprobs:
         }
 
     def _top(self, value: TokenLogprob) -> dict[str, float]:
-        """Return the likeliest tokens, and the token itself if it is not among them."""
+        """Return the likeliest tokens, those asked for, and the token itself."""
         top = {self._texts.key(token): max(logprob, MIN_LOGPROB) for logprob, token in value.top[: self._num_top]}
+        top |= {
+            self._texts.key(token): max(logprob, MIN_LOGPROB)
+            for token, logprob in zip(self._asked, value.of, strict=False)
+        }
         return top | {self._texts.key(value.id): max(value.logprob, MIN_LOGPROB)}
 
 
-def chat_logprobs(texts: TokenTexts, values: Sequence[TokenLogprob]) -> dict[str, Any]:
+def chat_logprobs(
+    texts: TokenTexts, values: Sequence[TokenLogprob], num_top: int | None = None, asked: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return the log-probabilities of a chat's tokens: each with `num_top` alternatives (None: all), then the tokens
+    `asked`.
+    """
+
     def entry(logprob: float, token: int) -> dict[str, Any]:
         data = texts.data(token)
         return {"token": texts.text(token), "logprob": max(logprob, MIN_LOGPROB), "bytes": list(data)}
 
-    content = [
-        {**entry(value.logprob, value.id), "top_logprobs": [entry(*alternative) for alternative in value.top]}
-        for value in values
-    ]
+    def alternatives(value: TokenLogprob) -> list[dict[str, Any]]:
+        top = value.top[:num_top]
+        listed = {token for _, token in top}
+        further = [pair for pair in zip(value.of, asked, strict=True) if pair[1] not in listed] if asked else []
+        return [entry(*pair) for pair in [*top, *further]]
+
+    content = [{**entry(value.logprob, value.id), "top_logprobs": alternatives(value)} for value in values]
     return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(
+    texts: TokenTexts, values: Sequence[TokenLogprob | None] | None, num_top: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """Return vLLM's form: for each prompt token a map of token ids; None for the first, which has no log-probability.
+
+    The rank of a token that is not among the listed alternatives is None.
+    """
+
+    def entry(logprob: float, token: int, rank: int | None) -> dict[str, Any]:
+        return {"logprob": max(logprob, MIN_LOGPROB), "rank": rank, "decoded_token": texts.text(token)}
+
+    def position(value: TokenLogprob) -> dict[str, dict[str, Any]]:
+        ranks = {token: rank for rank, (_, token) in enumerate(value.top, 1)}
+        own = {str(value.id): entry(value.logprob, value.id, ranks.get(value.id))}
+        return own | {
+            str(token): entry(logprob, token, rank) for rank, (logprob, token) in enumerate(value.top[:num_top], 1)
+        }
+
+    return [None if value is None else position(value) for value in values or ()]
