@@ -115,13 +115,24 @@ class FlushCache(msgspec.Struct, frozen=True, tag="flush"):
     call: int
 
 
+Hold = Literal["nothing", "waiting", "all"]
+
+
+class Pause(msgspec.Struct, frozen=True, tag="pause"):
+    """Set what the core holds back: requests that wait to start, or all computing; "nothing" resumes. Answered by
+    `CoreReply`."""
+
+    call: int
+    hold: Hold
+
+
 class GetStats(msgspec.Struct, frozen=True, tag="stats"):
     """Request the statistics. Answered by `CoreReply` with a `CoreStats`."""
 
     call: int
 
 
-ToCore = Attach | Generate | EndStates | Abort | FlushCache | GetStats
+ToCore = Attach | Generate | EndStates | Abort | FlushCache | Pause | GetStats
 
 # Core -> frontend
 
@@ -199,6 +210,7 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_guessed_tokens: int = 0  # draft tokens that were verified
     num_accepted_tokens: int = 0  # draft tokens that were accepted
     accepted_lengths: list[int] = []  # verifications that accepted 0, 1, 2, ... tokens
+    is_paused: bool = False
 
     @property
     def cache_hit_rate(self) -> float:

@@ -10,7 +10,7 @@ from typing import IO
 import msgspec
 
 from ..protocol.config import CoreConfig
-from ..protocol.core import Abort, EndStates, FlushCache, FromCore, Generate, GetStats, ToCore
+from ..protocol.core import Abort, EndStates, FlushCache, FromCore, Generate, GetStats, Pause, ToCore
 from ..protocol.errors import RequestError
 from .interfaces import VocabularyInfo
 from .jump_forward import CONTEXT_TOKENS, Retokenise
@@ -67,7 +67,7 @@ class LoggedMessage(msgspec.Struct, frozen=True, tag="message"):
     """A message that the scheduler handled."""
 
     owner: bytes
-    message: Generate | EndStates | Abort | FlushCache | GetStats
+    message: Generate | EndStates | Abort | FlushCache | Pause | GetStats
 
 
 class LoggedPlan(msgspec.Struct, frozen=True, tag="plan"):
@@ -141,7 +141,7 @@ class LoggingScheduler:
         return self._scheduler.pending_grammars
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
-        assert isinstance(message, Generate | EndStates | Abort | FlushCache | GetStats)
+        assert isinstance(message, Generate | EndStates | Abort | FlushCache | Pause | GetStats)
         self._log.write(LoggedMessage(owner, message))
         return self._scheduler.handle(message, now, owner)
 

@@ -36,6 +36,8 @@ from ..protocol.core import (
     FromCore,
     Generate,
     GetStats,
+    Hold,
+    Pause,
     RequestFailed,
     ToCore,
 )
@@ -122,12 +124,16 @@ class Scheduler:
         jump = None if self._retokenise is None else self._jump
         self._preparation = None if prepare_masks is None else MaskPreparation(prepare_masks, jump)
         self._num_arrived = 0
+        self._hold: Hold = "nothing"
         self._counters = SchedulerCounters()
 
     @property
     def idle(self) -> bool:
-        """True if there is nothing to compute or to answer now. Requests may still wait for their grammars."""
-        return not (self._waiting or self._batch or self._in_flight or self._answers)
+        """True if there is nothing to compute or to answer now. Requests may still wait, for their grammars or for the
+        end of a pause."""
+        if self._in_flight or self._answers or self._hold == "all":
+            return not (self._in_flight or self._answers)
+        return not (self._batch or (self._waiting and self._hold == "nothing"))
 
     @property
     def compiling(self) -> frozenset[str]:
@@ -154,6 +160,9 @@ class Scheduler:
                 self._cache.flush()
                 self._drafting.flush()
                 return [CoreReply(call)]
+            case Pause(call=call, hold=hold):
+                self._hold = hold
+                return [CoreReply(call)]
             case GetStats(call=call):
                 return [CoreReply(call, stats=self.stats())]
             case Attach():
@@ -165,6 +174,8 @@ class Scheduler:
         assert len(self._in_flight) < 2, "at most one plan may be in flight while the next one is made"
         if self._in_flight and (self._in_flight[-1].plan.followed or not self._drafting.can_plan_ahead(self._batch)):
             return None  # the next drafts depend on the tokens in flight
+        if self._hold == "all":
+            return None
         self._take_compiled_grammars()
         self._settle_masks()
         num_guesses = self._drafting.propose(self._batch, self._token_budget)
@@ -177,7 +188,7 @@ class Scheduler:
             self._waiting.add(request)
             self._output_lengths.record_retraction()
         self._counters.num_retractions += len(running_shares.retracted)
-        admitted = self._waiting.admit(running_shares.num_left)
+        admitted = self._waiting.admit(running_shares.num_left if self._hold == "nothing" else 0)
         for item in admitted.scheduled:
             self._counters.count_prompt(item.request)
             item.request.clock.start(now)
@@ -268,9 +279,10 @@ class Scheduler:
 
     def stats(self) -> CoreStats:
         num_waiting = len(self._waiting) + len(self._parked)
-        return self._counters.stats(
+        stats = self._counters.stats(
             self._cache, self._drafting.counts, num_running=len(self._batch), num_waiting=num_waiting
         )
+        return replace(stats, is_paused=self._hold != "nothing")
 
     def _arrive(self, message: Generate, now: float, owner: bytes) -> list[FromCore]:
         assert message.rid not in self._requests, f"rid {message.rid!r} is taken"

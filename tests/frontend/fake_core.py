@@ -30,6 +30,7 @@ from ramiform.runtime.protocol.core import (
     Generate,
     GetStats,
     ModelInfo,
+    Pause,
     RequestFailed,
     ToCore,
     Tokens,
@@ -141,6 +142,8 @@ class FakeCore:
                 self.ended.append(message)
             case FlushCache(call=call):
                 self.num_flushes += 1
+                self.send(CoreReply(call))
+            case Pause(call=call):
                 self.send(CoreReply(call))
             case GetStats(call=call):
                 values = dict.fromkeys(CoreStats.__struct_fields__, 0) | {"accepted_lengths": []}

@@ -30,6 +30,8 @@ ARGUMENTS: dict[str, list[tuple[Any, str, Any]]] = {
     "presence_penalty": [(0.1, "presence_penalty", 0.1), (0.2, "presence_penalty", 0.2)],
     "repetition_penalty": [(1.1, "repetition_penalty", 1.1), (1.2, "repetition_penalty", 1.2)],
     "logit_bias": [({"5": 1.0}, "logit_bias", {5: 1.0}), ({6: -1}, "logit_bias", {6: -1.0})],
+    "bad_words": [("a", "bad_words", ("a",)), (["b", "c"], "bad_words", ("b", "c"))],
+    "allowed_token_ids": [([1], "allowed_token_ids", (1,)), ((2, 3), "allowed_token_ids", (2, 3))],
     "stop_regex": [("a+", "stop_regex", ("a+",)), (["b", "c|d"], "stop_regex", ("b", "c|d"))],
     "seed": [(0, "seed", 0), (-3, "seed", -3)],
     "ignore_eos": [(True, "ignore_eos", True), (False, "ignore_eos", False)],

@@ -140,7 +140,7 @@ class Runtime:
         for answers in self.pipeline.advance():
             self.cache.check()
             self.take(answers)
-        if self.scheduler.idle:
+        if self.scheduler.idle and not self.scheduler.stats().is_paused:
             assert not self.cache.leases
             assert self.cache.num_free + self.cache.num_cached == self.cache.num_pages
         return len(self.plans) > num_plans or self.num_waited > num_waited

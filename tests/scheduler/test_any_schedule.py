@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.runtime.protocol.core import EndStates, FlushCache, Generate, SoftPin
+from ramiform.runtime.protocol.core import EndStates, FlushCache, Generate, Hold, Pause, SoftPin
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 
 from .fake_model import VOCABULARY
@@ -122,7 +122,7 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
         "speculative_num_draft_tokens": draw(st.integers(2, 12)),
     }
     kinds = st.sampled_from(
-        ["add", "add", "add", "nothing", "nothing", "abort", "abort_in_flight", "compile", "flush", "end"]
+        ["add", "add", "add", "nothing", "nothing", "abort", "abort_in_flight", "compile", "flush", "end", "pause"]
     )
     events = st.builds(Event, kinds, st.integers(0, len(mix) - 1))
     return shape, mix, draw(st.lists(st.lists(events, max_size=3), max_size=25))
@@ -156,9 +156,13 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
                 case "end":
                     states = None if event.request % 2 else [event.request]
                     runtime.scheduler.handle(EndStates("p", states), 0.0)
+                case "pause":
+                    hold: Hold = ("waiting", "all", "nothing")[event.request % 3]
+                    runtime.scheduler.handle(Pause(0, hold), 0.0)
                 case "flush":
                     runtime.scheduler.handle(FlushCache(0), 0.0)
         runtime.step(in_flight)
+    runtime.scheduler.handle(Pause(0, "nothing"), 0.0)
     runtime.add(*to_come)
     runtime.finish()
     for message in mix:

@@ -30,7 +30,9 @@ from ...protocol.core import (
     FromCore,
     Generate,
     GetStats,
+    Hold,
     ModelInfo,
+    Pause,
     RequestFailed,
     ToCore,
     Tokens,
@@ -167,6 +169,10 @@ class CoreClient:
     async def flush_cache(self) -> None:
         await self._call(FlushCache(next(self._calls)))
 
+    async def pause(self, hold: Hold) -> None:
+        """Set what the core holds back until the next call. Other requests of this client still arrive."""
+        await self._call(Pause(next(self._calls), hold))
+
     async def stats(self) -> CoreStats:
         stats = (await self._call(GetStats(next(self._calls)))).stats
         assert stats is not None
@@ -208,7 +214,7 @@ class CoreClient:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
 
-    async def _call(self, message: FlushCache | GetStats) -> CoreReply:
+    async def _call(self, message: FlushCache | Pause | GetStats) -> CoreReply:
         self._check_alive()
         future = self._replies[message.call] = asyncio.get_running_loop().create_future()
         self._send(message)

@@ -20,6 +20,7 @@ from .middleware.request_limits import RequestLimitsMiddleware
 from .native.admin import AdminApi
 from .native.generate import NativeApi
 from .native.metrics import MetricsApi
+from .native.pause import PauseApi
 from .native.programs import ProgramsApi, program_schemas
 from .ollama.models import OllamaModelsApi
 from .ollama.routes import OllamaApi
@@ -52,6 +53,7 @@ def create_app(
         NativeApi(generator, siblings),
         ProgramsApi(generator, siblings),
         AdminApi(generator, config.client_address),
+        PauseApi(generator.core, siblings),
         TokenizationApi(generator),
         ModelsApi(generator),
         CompletionsApi(generator),

@@ -312,3 +312,58 @@ def test_thinking_and_a_forced_call_go_together() -> None:
         assert whole["tool_calls"] == [["a", '{"x": 1}']]
 
     serving(say, check, reasoning_parser="think")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"thinking_token_budget": 5},
+        {"max_thinking_tokens": 5},
+        {"thinking": {"type": "enabled", "budget_tokens": 5}},
+        {"reasoning": {"max_tokens": 5}},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+@pytest.mark.parametrize("constrained", [False, True])
+def test_thinking_beyond_its_budget_is_closed_and_the_answer_follows(field: dict[str, Any], constrained: bool) -> None:
+    def say(prompt: str, request: Generate) -> str:
+        if prompt.endswith("</think>\n\n"):
+            return "42"
+        assert prompt.endswith("<think>\n")
+        return "and so on " * 50
+
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        whole, usage = await both(client, field | ({"response_format": FORMAT} if constrained else {}))
+        assert (whole["content"], whole["finish_reason"]) == ("42", "stop")
+        thinking, answering = built.core.requests[:2]
+        assert thinking.sampling.max_new_tokens == 5
+        num_opening = len(TOKENIZER.encode("<think>\n", parse_special=True, continues=True))
+        assert usage["completion_tokens_details"]["reasoning_tokens"] == 5 + num_opening
+        assert "and so on".startswith(whole["reasoning"][:9])
+        assert answering.tokens[: len(thinking.tokens)] == thinking.tokens
+
+    serving(say, check, reasoning_parser="think")
+
+
+def test_a_budget_of_nothing_closes_the_thinking_at_once_and_a_large_one_changes_nothing() -> None:
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        without, _ = await both(client, {"thinking_token_budget": 0})
+        assert (without["content"], without["reasoning"]) == ("42", "")
+        whole, _ = await both(client, {"thinking_token_budget": 500})
+        assert (whole["content"], whole["reasoning"], whole["finish_reason"]) == ("42", "Let me see.", "stop")
+        cut, usage = await both(client, {"thinking_token_budget": 500, "max_tokens": 8})
+        assert (cut["content"], cut["finish_reason"], usage["completion_tokens"]) == ("", "length", 8)
+
+    def say(prompt: str, _: Generate) -> str:
+        return "42" if prompt.endswith("</think>\n\n") else "Let me see.\n</think>"
+
+    serving(say, check, reasoning_parser="think")
+
+
+def test_excluded_reasoning_is_left_out_of_the_answer() -> None:
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        whole, usage = await both(client, {"reasoning": {"exclude": True}})
+        assert (whole["content"], whole["reasoning"]) == ("42", "")
+        assert usage["completion_tokens_details"]["reasoning_tokens"] > 0
+
+    serving(lambda prompt, _: "<think>Let me see.</think>42", check, reasoning_parser="think")

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from ....protocol.sampling import SamplingParams
 from ....protocol.version import __version__
 from ...text.generation import Generator, Prompt
+from ..errors import error_response
 from ..middleware.auth import require_admin
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
@@ -52,8 +53,10 @@ class AdminApi:
         return Response(status_code=200)
 
     async def health_generate(self, request: Request) -> Response:
-        """Return 200 after generating one token."""
+        """Return 200 after generating one token, 503 while generation is paused."""
         self._core.require_info()
+        if (await self._core.stats()).is_paused:
+            return error_response(503, "generation is paused")
         tokenizer = self._generator.tokenizer
         token = 0 if tokenizer.bos_id is None else tokenizer.bos_id
         sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
