@@ -146,7 +146,7 @@ class FakeCore:
             case Pause(call=call):
                 self.send(CoreReply(call))
             case GetStats(call=call):
-                values = dict.fromkeys(CoreStats.__struct_fields__, 0) | {"accepted_lengths": []}
+                values = dict.fromkeys(CoreStats.__struct_fields__, 0) | {"accepted_lengths": [], "is_paused": False}
                 self.send(CoreReply(call, stats=CoreStats(**values | {"num_waiting": len(self._waiting)})))
 
     async def _load(self) -> None:

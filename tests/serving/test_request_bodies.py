@@ -135,6 +135,7 @@ def test_other_values_of_them_are_refused_by_name(http: httpx.Client, path: str)
         error = answer.json()["error"]
         assert error["param"] == name
         assert f"{name}, a parameter of {PEER_FIELDS[name].whose}, is not supported" in error["message"]
+        assert PEER_FIELDS[name].why in error["message"]
 
 
 @pytest.mark.parametrize("sampling_params", [{"beam_width": 2}, {"use_beam_search": True}, {"typical_p": 0.5}])
@@ -162,3 +163,7 @@ def test_the_page_lists_exactly_these_fields() -> None:
     rows = re.findall(r"^\| (OpenAI|vLLM|SGLang|llama\.cpp) \| (.*) \| (`.*`) \|$", page, re.MULTILINE)
     listed = [(name, whose, values) for whose, values, names in rows for name in re.findall(r"`(\w+)`", names)]
     assert sorted(listed) == sorted((name, field.whose, field.accepted) for name, field in PEER_FIELDS.items())
+    table = page.partition("| reason | fields |")[2].partition("\n\n")[0]
+    reasons = re.findall(r"^\| (.+) \| (`.*`) \|$", table, re.MULTILINE)
+    given = [(name, why) for why, names in reasons for name in re.findall(r"`(\w+)`", names)]
+    assert sorted(given) == sorted((name, field.why) for name, field in PEER_FIELDS.items())

@@ -227,7 +227,9 @@ def _body_path(detail: dict[str, Any], body: Any) -> list[str | int]:
     """Return the path through the body to the fault. The validator's own path also names alternatives of unions."""
     path: list[str | int] = []
     value = body
-    location = detail["loc"][1:]
+    source, *location = detail["loc"]
+    if source in ("query", "path"):
+        return [*location]
     for index, part in enumerate(location, start=1):
         if (isinstance(value, dict) and part in value) or (
             isinstance(value, list) and isinstance(part, int) and part < len(value)

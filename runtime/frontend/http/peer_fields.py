@@ -1,7 +1,7 @@
 """Unsupported request fields of other servers, and their neutral values.
 
 Clients written for vLLM, SGLang, llama.cpp or OpenAI send such fields with default values. The server accepts these
-values and refuses all others, because the answer would lack their effect. `null` means "not given" in every field. A
+values and refuses all others with the reason, because the answer would lack their effect. `null` means "not given" in every field. A
 route's own field, such as `echo` of completions, is not looked up here.
 
 Sources: the request models of vLLM and SGLang, llama.cpp's server, OpenAI's API reference.
@@ -19,6 +19,7 @@ class PeerField:
     """Field of the server `whose`, with its neutral values."""
 
     whose: str
+    why: str  # the reason why other values are refused
     neutral: tuple[Any, ...] = ()  # values without effect, besides null
     tunes: str | None = None  # the field that this one adjusts; that field is off, so any value is neutral
 
@@ -170,8 +171,152 @@ _NEUTRAL: dict[
         "xtc_threshold": "xtc_probability",
     },
 }
+_REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
+    "the models read and write text": (
+        "audio",
+        "audio_data",
+        "image_data",
+        "images_config",
+        "max_dynamic_patch",
+        "media_io_kwargs",
+        "min_dynamic_patch",
+        "mm_processor_kwargs",
+        "modalities",
+        "use_audio_in_video",
+        "video_data",
+    ),
+    "a prompt is text or token ids": ("input_embeds", "prompt_embeds"),
+    "the server runs no tools and searches nothing": ("max_tool_calls", "web_search_options"),
+    "the server runs no code of its clients": (
+        "custom_labels",
+        "custom_logit_processor",
+        "custom_params",
+        "logits_processors",
+        "vllm_xargs",
+    ),
+    "the server has no adapters": ("lora", "lora_id", "lora_path"),
+    "the prefix cache reuses what a session or a slot would keep": (
+        "cache_prompt",
+        "conversation",
+        "context_management",
+        "id_slot",
+        "n_cache_reuse",
+        "n_discard",
+        "n_keep",
+        "session_id",
+        "session_params",
+    ),
+    "one runtime computes the whole answer": (
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "data_parallel_rank",
+        "disagg_prefill_dp_rank",
+        "kv_transfer_params",
+        "routed_dp_rank",
+    ),
+    "there is no beam search; n and best_of draw samples": (
+        "best_of",
+        "early_stopping",
+        "length_penalty",
+        "use_beam_search",
+    ),
+    "the sampler has no such rule": (
+        "dry_allowed_length",
+        "dry_base",
+        "dry_multiplier",
+        "dry_penalty_last_n",
+        "dry_sequence_breakers",
+        "dynatemp_exponent",
+        "dynatemp_range",
+        "min_keep",
+        "mirostat",
+        "mirostat_eta",
+        "mirostat_tau",
+        "n_indent",
+        "penalize_nl",
+        "repeat_last_n",
+        "repetition_detection",
+        "samplers",
+        "tfs_z",
+        "top_a",
+        "top_n_sigma",
+        "typical_p",
+        "watermarking",
+        "xtc_probability",
+        "xtc_threshold",
+    ),
+    "log-probabilities are of the model's own distribution": ("post_sampling_probs",),
+    "the core keeps no hidden states and routes of experts for clients": (
+        "return_entropy",
+        "return_hidden_states",
+        "return_routed_experts",
+        "routed_experts_start_len",
+    ),
+    "only some routes have it": (
+        "add_generation_prompt",
+        "continue_final_message",
+        "echo",
+        "extra_key",
+        "include_reasoning",
+        "include_stop_str_in_output",
+        "logprob_token_ids",
+        "max_thinking_tokens",
+        "min_tokens",
+        "prompt_logprobs",
+        "request_id",
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+        "rid",
+        "separate_reasoning",
+        "thinking_token_budget",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "verbosity",
+    ),
+    "another field has its effect": (
+        "n_predict",
+        "n_probs",
+        "repeat_penalty",
+        "return_cached_tokens_details",
+        "return_prompt_text",
+        "return_prompt_token_ids",
+        "return_tokens",
+        "t_max_predict_ms",
+    ),
+    "templates get documents as a variable, in chat_template_kwargs": ("documents",),
+    "the server renders its own chat template only": ("chat_template",),
+    "the format of the answer is fixed": (
+        "embed_dtype",
+        "endianness",
+        "log_metrics",
+        "no_logs",
+        "parse_tool_calls",
+        "reasoning_format",
+        "response_fields",
+        "return_bytes",
+        "return_meta_info",
+        "return_progress",
+        "spaces_between_special_tokens",
+        "stream_interval",
+        "stream_reasoning",
+        "timings_per_token",
+    ),
+    "the grammar engine is chosen at start, and its whitespace is bounded": (
+        "grammar_lazy",
+        "grammar_triggers",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+    ),
+    "the chat template decides whether the model reasons": ("require_reasoning", "thinking_forced_open"),
+    "the models are not trained to fill in text": ("suffix",),
+    "an expected answer would not make this one faster": ("prediction",),
+}
+_REASON_OF = {name: reason for reason, names in _REASONS.items() for name in names}
 PEER_FIELDS = {
-    name: PeerField(whose, tunes=neutral) if isinstance(neutral, str) else PeerField(whose, neutral)
+    name: PeerField(whose, _REASON_OF[name], tunes=neutral)
+    if isinstance(neutral, str)
+    else PeerField(whose, _REASON_OF[name], neutral)
     for whose, fields in _NEUTRAL.items()
     for name, neutral in fields.items()
 }
@@ -181,4 +326,5 @@ def unsupported_reason(name: str) -> str | None:
     """Return the error message for a field of another server; None for a field that no server has."""
     if (field := PEER_FIELDS.get(name)) is None:
         return None
-    return f"{name}, a parameter of {field.whose}, is not supported here: only {field.accepted.replace('`', '')}"
+    accepted = field.accepted.replace("`", "")
+    return f"{name}, a parameter of {field.whose}, is not supported here: only {accepted} ({field.why})"

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from ...core.client import CoreClient
 from ...core.frontend_peers import FrontendPeers
-from ..bodies import Body
+from ..bodies import Body, example
 from ..middleware.auth import require_admin
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
@@ -23,6 +23,7 @@ PauseMode = Literal["abort", "wait", "keep"]
 class PauseBody(Body):
     """SGLang's body. "in_place" keeps running requests, and their KV, where they are."""
 
+    model_config = example({"mode": "in_place"})
     mode: Literal["abort", "in_place"] = "abort"
 
 

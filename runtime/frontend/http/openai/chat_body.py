@@ -20,14 +20,14 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Budget = Annotated[int, Field(ge=0)]
 
 
-class ThinkingOptions(Body):
+class ThinkingSwitch(Body):
     """Anthropic's form, which other servers take too."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Budget | None = None
 
 
-class ReasoningOptions(Body):
+class ReasoningSettings(Body):
     """OpenRouter's form. `exclude` leaves the reasoning out of the answer."""
 
     effort: Effort | None = None
@@ -58,8 +58,8 @@ class ChatBody(CompletionFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False
-    thinking: ThinkingOptions | None = None
-    reasoning: ReasoningOptions | None = None
+    thinking: ThinkingSwitch | None = None
+    reasoning: ReasoningSettings | None = None
     thinking_token_budget: Budget | None = None
     max_thinking_tokens: Budget | None = None
 
