@@ -348,7 +348,7 @@ def _body(draw: random.Random, index: int, text: str, tokens_of: Callable[[str],
     if draw.random() < 0.5:
         params |= {"temperature": draw.choice([0.7, 1.2]), "sampling_seed": draw.randrange(3)}
         params |= draw.choice([{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.05}])
-    match draw.randrange(8):
+    match draw.randrange(9):
         case 0:
             params |= {"stop": ["e", " the"]}
         case 1:
@@ -363,6 +363,10 @@ def _body(draw: random.Random, index: int, text: str, tokens_of: Callable[[str],
             params |= {"min_new_tokens": 3, "max_new_tokens": 9, "presence_penalty": 0.4, "stop": "in"}
         case 6:
             params |= {"stop_regex": draw.choice(["[aeiou]r", ["s +[a-z]", "t.?e"]]), "stop": ["on", "  "]}
+        case 7:
+            params |= {"bad_words": ["the", ", and", "s"], "ignore_eos": True}
+            if draw.random() < 0.3:
+                params |= {"allowed_token_ids": sorted(set(tokens_of(text)))}
     ids = tokens_of(text)
     ids = ids[: draw.choice([len(ids), draw.randint(1, len(ids))])]  # ends anywhere in a page
     body: dict[str, Any] = {"input_ids": ids, "sampling_params": params, "priority": draw.choice([0, 0, 0, 1, -1])}

@@ -1,8 +1,8 @@
 """Unsupported request fields of other servers, and their neutral values.
 
 Clients written for vLLM, SGLang, llama.cpp or OpenAI send such fields with default values. The server accepts these
-values and refuses all others with the reason, because the answer would lack their effect. `null` means "not given" in every field. A
-route's own field, such as `echo` of completions, is not looked up here.
+values and refuses all others with the reason, because the answer would lack their effect. `null` means "not given" in
+every field. A route's own field, such as `echo` of completions, is not looked up here.
 
 Sources: the request models of vLLM and SGLang, llama.cpp's server, OpenAI's API reference.
 """
