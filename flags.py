@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from .runtime.protocol.config import CoreConfig, ServeConfig
 from .runtime.protocol.errors import RequestError
-from .runtime.protocol.setting_aliases import setting_for_alias
+from .runtime.protocol.setting_aliases import setting_for_alias, value_for_alias
 
 PANELS = {
     "Model": "served_model_name device kernels cuda_graphs wait_for_loops deterministic dtype quantize context_length",
@@ -71,11 +71,28 @@ class TranslatingCommand(TyperCommand):
         shown = {parameter.name: _shown(parameter) for parameter in self.params}
         own = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
         for flag in (argument.partition("=")[0] for argument in args):
-            name = flag.removeprefix("--").replace("-", "_")
+            name = _setting(flag)
             ours = "model" if name == "model" else setting_for_alias(name)
             if flag.startswith("--") and flag not in own and ours in shown:
                 raise RequestError(f"no such option: {flag}; here it is {shown[ours]}", param=name)
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, _with_our_values(args))
+
+
+def _with_our_values(args: list[str]) -> list[str]:
+    """Replace other servers' values of flags, such as names of parsers, by ours."""
+    translated: list[str] = []
+    for index, argument in enumerate(args):
+        before = args[index - 1] if index else ""
+        flag, has_value, value = argument.partition("=")
+        if argument.startswith("--") and has_value:
+            translated.append(f"{flag}={value_for_alias(_setting(flag), value)}")
+        else:
+            translated.append(str(value_for_alias(_setting(before), argument)))
+    return translated
+
+
+def _setting(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def _shown(parameter: Any) -> str:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 import ramiform
 from ramiform import RamiformError, RequestError
 from ramiform.cli import app
-from ramiform.flags import PANELS
+from ramiform.flags import PANELS, _with_our_values
 from ramiform.runtime.processes.launch import make_config
 from ramiform.runtime.protocol import setting_aliases as peer_names
 from ramiform.runtime.protocol.config import CoreConfig, ServeConfig
@@ -302,6 +303,27 @@ def test_a_flag_of_vllm_or_sglang_is_answered_with_ours(arguments: list[str], ou
     assert isinstance(result.exception, RequestError)
     assert str(result.exception).startswith(f"no such option: {arguments[1].partition('=')[0]}; here it is")
     assert ours in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("setting", "theirs", "ours"),
+    [("tool_call_parser", "qwen25", "hermes"), ("reasoning_parser", "deepseek_r1", "think")],
+)
+def test_a_parser_s_name_at_vllm_or_sglang_means_ours(setting: str, theirs: str, ours: str) -> None:
+    flag = "--" + setting.replace("_", "-")
+    assert _with_our_values(["serve", flag, theirs, "x"]) == ["serve", flag, ours, "x"]
+    assert _with_our_values([f"{flag}={theirs}", theirs]) == [f"{flag}={ours}", theirs]
+    config = make_config(None, {setting: theirs})
+    Path(config.serve.socket_dir).rmdir()
+    assert getattr(config.serve, setting) == ours
+
+
+def test_every_value_of_others_is_one_of_ours() -> None:
+    for setting, values in peer_names._VALUES.items():
+        for theirs, ours in values.items():
+            msgspec.convert({"socket_dir": "", setting: ours}, ServeConfig)
+            with pytest.raises(msgspec.ValidationError):
+                msgspec.convert({"socket_dir": "", setting: theirs}, ServeConfig)
 
 
 def test_what_others_call_a_setting_is_a_setting_of_ours() -> None:

@@ -19,7 +19,7 @@ from ..parallel.master_address import check_nodes
 from ..protocol.client import Connection
 from ..protocol.config import CoreConfig, RuntimeConfig, ServeConfig
 from ..protocol.errors import RamiformError, RequestError, RuntimeFailed
-from ..protocol.setting_aliases import suggest_setting
+from ..protocol.setting_aliases import suggest_setting, value_for_alias
 from ..protocol.start_report import Started, StartFailed, StartReport
 from ..protocol.transport import check_bind
 from . import parent_watchdog
@@ -122,6 +122,7 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
             ours = suggest_setting(name, known)
             hint = f"the settings are {', '.join(known)}" if ours is None else f"here it is {ours!r}"
             raise RequestError(f"unknown setting {name!r}; {hint}", param=name)
+    settings = {name: value_for_alias(name, value) for name, value in settings.items()}
     core = _convert({"model": model} | {n: value for n, value in settings.items() if n in _CORE_FIELDS}, CoreConfig)
     serve = {n: value for n, value in settings.items() if n in _SERVE_FIELDS}
     checked = _convert({"socket_dir": ""} | serve, ServeConfig)

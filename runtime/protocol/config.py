@@ -37,6 +37,10 @@ ToolFormatName = Literal[
 ]
 
 
+# Formats of reasoning; the frontend has their markers.
+ReasoningFormatName = Literal["think", "magistral", "kimi", "seed_oss", "granite"]
+
+
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the core: the model, its memory, and the size of a step."""
 
@@ -223,8 +227,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="format of the model's tool calls; auto: as in its chat template"),
     ] = "auto"
     reasoning_parser: Annotated[
-        Literal["auto", "none", "think"],
-        Meta(description="separate <think> parts from answers; auto: if the model was trained to think"),
+        Literal["auto", "none", ReasoningFormatName],
+        Meta(description="format of the model's reasoning, separated from answers; auto: as in its chat template"),
     ] = "auto"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="log level of all processes")

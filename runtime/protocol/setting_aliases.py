@@ -1,4 +1,7 @@
-"""Names that vLLM, SGLang and llama-server use for our settings, to suggest ours to those who type theirs."""
+"""Names that vLLM, SGLang and llama-server use for our settings, to suggest ours to those who type theirs.
+
+Their values, such as names of parsers, are taken as ours.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,47 @@ _ALIASES = {
     "tensor_parallel_size": "tp",
     "tp_size": "tp",
 }
+
+
+_VALUES = {  # setting -> their value -> ours
+    "tool_call_parser": {
+        "deepseek_v3": "deepseek",
+        "deepseekv3": "deepseek",
+        "deepseekv31": "deepseek_v31",
+        "glm": "glm45",
+        "glm47": "glm45",
+        "granite-20b-fc": "granite",
+        "kimi": "kimi_k2",
+        "llama3": "llama3_json",
+        "llama4_json": "llama3_json",
+        "llama4_pythonic": "pythonic",
+        "minimax-m2": "minimax_m2",
+        "phi4_mini_json": "phi4_mini",
+        "qwen": "hermes",
+        "qwen25": "hermes",
+        "qwen3_xml": "qwen3_coder",
+    },
+    "reasoning_parser": {
+        "deepseek_r1": "think",
+        "deepseek-r1": "think",
+        "deepseek-v3": "think",
+        "deepseek_v3": "think",
+        "ernie45": "think",
+        "glm45": "think",
+        "holo2": "think",
+        "minimax": "think",
+        "minimax_m2": "think",
+        "mistral": "magistral",
+        "qwen3": "think",
+        "qwen3-thinking": "think",
+        "step3": "think",
+    },
+}
+
+
+def value_for_alias(setting: str, value: object) -> object:
+    """Our value for a value of theirs, such as the name of a parser; other values as they are."""
+    return _VALUES.get(setting, {}).get(value, value) if isinstance(value, str) else value
 
 
 def setting_for_alias(name: str) -> str | None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 from ...protocol.core import Finish
 from ...protocol.sampling import Constraint, TokenLogprob
 from ..text.generation import Generator, Piece
-from .reasoning import THINK_END, THINK_START, ReasoningParser
+from .reasoning import ReasoningMarkers, ReasoningParser
 from .request import ChatDelta, ChatRequest, ToolCallDelta, ToolCallOptions
 from .staged_generation import StagedGeneration, with_token_limit
 from .tools.calls import ToolCall, new_tool_call_id
@@ -38,7 +38,8 @@ class ChatCompletion:
         self._tools = request.tools
         self._sampling = sampling = request.prompt.sampling
         assert sampling.seed is not None
-        self._reasoning = ReasoningParser(is_open=request.in_reasoning) if request.splits_reasoning else None
+        self._format = request.reasoning if request.splits_reasoning else None
+        self._reasoning = None if self._format is None else ReasoningParser(self._format, is_open=request.in_reasoning)
         shows_special = any(marker in generator.tokenizer.special_ids for marker in _markers(request))
         self._stages = StagedGeneration(
             generator,
@@ -46,11 +47,11 @@ class ChatCompletion:
             sampling.seed + number,
             skip_special_tokens=sampling.skip_special_tokens and not shows_special,
         )
-        if request.is_staged and self._reasoning is not None:
-            thinking = self._stages.until(THINK_END)
+        if request.is_staged and self._format is not None:
+            thinking = self._stages.until(self._format.end)
             if request.thinking_budget is not None:
                 thinking = with_token_limit(thinking, request.thinking_budget)
-            self._stages.begin("" if request.in_reasoning else f"{THINK_START}\n", thinking)
+            self._stages.begin("" if request.in_reasoning else f"{self._format.start}\n", thinking)
         else:
             self._begin_answer()
 
@@ -85,8 +86,8 @@ class ChatCompletion:
                 yield ChatDelta(piece.text, logprobs=piece.logprobs)
             self.finish = self._stages.finish
             return
-        if self._request.is_staged and self._reasoning is not None:
-            async for delta in self._generate_reasoning():
+        if self._request.is_staged and self._format is not None:
+            async for delta in self._generate_reasoning(self._format):
                 yield delta
             if self.finish is not None:
                 return
@@ -112,19 +113,19 @@ class ChatCompletion:
         else:
             self._stages.begin("", self._sampling)
 
-    async def _generate_reasoning(self) -> AsyncGenerator[ChatDelta]:
+    async def _generate_reasoning(self, reasoning: ReasoningMarkers) -> AsyncGenerator[ChatDelta]:
         """Yield the reasoning, which is free, then begin the answer, which is constrained."""
-        parser, self._reasoning = ReasoningParser(is_open=True), None
+        parser, self._reasoning = ReasoningParser(reasoning, is_open=True), None
         async for piece in self._stages.sample:
             yield ChatDelta(reasoning=parser.feed(piece.text)[0], logprobs=piece.logprobs)
         yield ChatDelta(reasoning=parser.finish()[0])
         self.num_reasoning_tokens = self.num_completion_tokens
         is_cut = self._stages.finish.type == "length" and self._stages.num_tokens_unused > 0  # by the budget
-        if not is_cut and (self._stages.finish.type != "stop" or self._stages.stopped_by_client(THINK_END)):
+        if not is_cut and (self._stages.finish.type != "stop" or self._stages.stopped_by_client(reasoning.end)):
             self.finish = self._stages.finish
             return
         self._stages.keep()
-        self._stages.append(f"{THINK_END}\n\n")
+        self._stages.append(f"{reasoning.end}\n\n")
         self._begin_answer()
 
     async def _parse_deltas(self, tools: ToolCallOptions | None) -> AsyncGenerator[ChatDelta]:
@@ -301,7 +302,9 @@ def _json_between(before: str, value: Constraint, after: str) -> Constraint:
 
 def _markers(request: ChatRequest) -> list[str]:
     """Return the markers that the parsers look for; special tokens among them must be detokenised."""
-    markers = [THINK_START, THINK_END] if request.splits_reasoning else []
+    markers: list[str] = []
+    if request.reasoning is not None and request.splits_reasoning:
+        markers += [request.reasoning.start, request.reasoning.end]
     if request.tools is not None:
         tool_format = request.tools.format
         markers += [*tool_format.begin_markers, tool_format.end_marker or "", tool_format.next_trigger or ""]

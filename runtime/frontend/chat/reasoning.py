@@ -1,39 +1,69 @@
-"""Split a model's reasoning, between `<think>` and `</think>`, from its answer as it streams."""
+"""Split a model's reasoning, between the markers of its format, from its answer as it streams."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from ...protocol.config import ReasoningFormatName
 from ...protocol.errors import RequestError
+from ...tokenizer.chat_template import ChatTemplate
 from ...tokenizer.interface import Tokenizer
 
-THINK_START = "<think>"
-THINK_END = "</think>"
 _PROBE: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
+_VARIANTS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False}, {"thinking": True})
 
 
-def can_reason(tokenizer: Tokenizer) -> bool:
-    """Return True if the model was trained to reason: `</think>` is a token, or the chat template has `<think>`."""
+@dataclass(frozen=True)
+class ReasoningMarkers:
+    """Markers around the reasoning. `is_prompted`: the model reasons only if the prompt mentions the markers."""
+
+    start: str
+    end: str
+    is_prompted: bool = False
+
+
+REASONING_FORMATS: dict[ReasoningFormatName, ReasoningMarkers] = {
+    "think": ReasoningMarkers("<think>", "</think>"),
+    "magistral": ReasoningMarkers("[THINK]", "[/THINK]"),
+    "kimi": ReasoningMarkers("◁think▷", "◁/think▷"),
+    "seed_oss": ReasoningMarkers("<seed:think>", "</seed:think>"),
+    "granite": ReasoningMarkers("Here is my thought process:", "Here is my response:", is_prompted=True),
+}
+
+
+def detect_reasoning_markers(tokenizer: Tokenizer) -> ReasoningMarkers | None:
+    """Return the format in which the model was trained to reason; None if it was not.
+
+    Its end marker is a token, or the chat template writes one of its markers.
+    """
     if tokenizer.chat is None:
-        return False
-    if THINK_END in tokenizer.special_ids or THINK_END.encode() in tokenizer.token_bytes:
-        return True
-    variants: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False})
-    for options in variants:
+        return None
+    rendered = "".join(_rendered_probes(tokenizer.chat))
+    for each in REASONING_FORMATS.values():
+        if each.end in tokenizer.special_ids or (not each.is_prompted and each.end.encode() in tokenizer.token_bytes):
+            return each
+        if (each.end if each.is_prompted else each.start) in rendered:
+            return each
+    return None
+
+
+def _rendered_probes(chat: ChatTemplate) -> Iterator[str]:
+    for options in _VARIANTS:
         try:
-            if THINK_START in tokenizer.chat.render(_PROBE, add_generation_prompt=True, **options):
-                return True
+            yield chat.render(_PROBE, add_generation_prompt=True, **options)
         except RequestError:
             continue  # the template rejects this message
-    return False
 
 
 class ReasoningParser:
     """Incremental splitter. `is_open`: the prompt has begun the reasoning. Otherwise only an answer that begins with
-    THINK_START has any.
+    the start marker has any.
     """
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(self, markers: ReasoningMarkers, *, is_open: bool) -> None:
+        self._start, self._end = markers.start, markers.end
         self._state = "reasoning" if is_open else "start"
         self._pending = ""
         self._has_text = False  # the current part has more than blanks
@@ -50,9 +80,9 @@ class ReasoningParser:
         reasoning = ""
         if self._state == "start":
             begun = self._pending.lstrip()
-            if begun.startswith(THINK_START):
-                self._state, self._pending = "reasoning", begun[len(THINK_START) :]
-            elif not THINK_START.startswith(begun):
+            if begun.startswith(self._start):
+                self._state, self._pending = "reasoning", begun[len(self._start) :]
+            elif not self._start.startswith(begun):
                 self._state = "answer"
                 self._has_text = True  # leading blanks belong to the answer
             else:
@@ -72,7 +102,7 @@ class ReasoningParser:
         return (rest.rstrip(), "") if self._state == "reasoning" else ("", rest)
 
     def _take_reasoning(self) -> str:
-        body, closed, after = self._pending.partition(THINK_END)
+        body, closed, after = self._pending.partition(self._end)
         if closed:
             self._state, self._pending = "answer", after
             reasoning = body.rstrip()
@@ -82,7 +112,7 @@ class ReasoningParser:
         if not self._has_text:
             self._pending = self._pending.lstrip()
         num_held = max(
-            (size for size in range(1, len(THINK_END)) if self._pending.endswith(THINK_END[:size])), default=0
+            (size for size in range(1, len(self._end)) if self._pending.endswith(self._end[:size])), default=0
         )
         body = self._pending[: len(self._pending) - num_held].rstrip()
         self._pending = self._pending[len(body) :]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ...protocol.sampling import Constraint, TokenLogprob
 from ..text.generation import Prompt
+from .reasoning import ReasoningMarkers
 from .tools.formats import ToolFormat
 
 
@@ -31,6 +32,7 @@ class ChatRequest:
 
     prompt: Prompt
     constraint_field: str | None = None  # the request field of the constraint, for errors
+    reasoning: ReasoningMarkers | None = None
     may_reason: bool = False  # the answer may begin with reasoning
     in_reasoning: bool = False  # the prompt has begun the reasoning
     thinking_budget: int | None = None  # maximum number of reasoning tokens; then the reasoning is closed
@@ -39,7 +41,7 @@ class ChatRequest:
     @property
     def splits_reasoning(self) -> bool:
         """Return True if the answer may contain reasoning."""
-        return self.may_reason or self.in_reasoning
+        return self.reasoning is not None and (self.may_reason or self.in_reasoning)
 
     @property
     def is_staged(self) -> bool:

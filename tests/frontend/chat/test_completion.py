@@ -123,6 +123,21 @@ def test_a_grammar_begins_after_the_thinking() -> None:
     serving(say, check, reasoning_parser="think")
 
 
+def test_a_grammar_begins_after_the_thinking_in_other_markers() -> None:
+    def say(prompt: str, request: Generate) -> str:
+        if request.sampling.constraint is not None:
+            assert prompt.endswith("[THINK]\nLet me see.\n[/THINK]\n\n")
+            return "42"
+        assert prompt.endswith("[THINK]\n")
+        return "Let me see.\n[/THINK]\n\nforty-two"
+
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        whole, _ = await both(client, {"response_format": FORMAT})
+        assert (whole["content"], whole["reasoning"], whole["finish_reason"]) == ("42", "Let me see.", "stop")
+
+    serving(say, check, reasoning_parser="magistral")
+
+
 @pytest.mark.parametrize("stop", [{"stop": " me"}, {"stop_regex": " m[aeiou]"}])
 def test_a_stop_of_the_clients_ends_the_answer_in_its_thinking_too(stop: dict[str, str]) -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:

@@ -6,15 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramiform.runtime.frontend.chat.reasoning import ReasoningParser, can_reason
+from ramiform.runtime.frontend.chat.reasoning import (
+    REASONING_FORMATS,
+    ReasoningMarkers,
+    ReasoningParser,
+    detect_reasoning_markers,
+)
+from ramiform.runtime.protocol.config import ReasoningFormatName
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 from ramiform.tests.frontend.harness import shipped_tokenizer
 
 from .test_tools import cut
 
+THINK = REASONING_FORMATS["think"]
 
-def split(pieces: list[str], *, is_open: bool = False) -> tuple[str, str]:
-    splitter = ReasoningParser(is_open=is_open)
+
+def split(pieces: list[str], *, is_open: bool = False, markers: ReasoningMarkers = THINK) -> tuple[str, str]:
+    splitter = ReasoningParser(markers, is_open=is_open)
     parts = [*(splitter.feed(piece) for piece in pieces), splitter.finish()]
     return "".join(thought for thought, _ in parts), "".join(answer for _, answer in parts)
 
@@ -52,8 +60,28 @@ def test_models_that_think_are_known_by_their_template() -> None:
         def __init__(self, template: str) -> None:
             self.chat = ChatTemplate(template, {})
 
+    def detected(template: str) -> ReasoningMarkers | None:
+        return detect_reasoning_markers(Told(template))  # type: ignore[arg-type]
+
     qwen = "{{ messages[0].content }}{% if enable_thinking is false %}<think>\n\n</think>{% endif %}"
-    assert can_reason(Told(qwen))  # type: ignore[arg-type]
-    assert can_reason(Told("{{ messages[0].content }}<think>\n"))  # type: ignore[arg-type]
-    assert not can_reason(Told("{{ messages[0].content }}"))  # type: ignore[arg-type]
-    assert not can_reason(shipped_tokenizer())
+    granite = "{% if thinking %}Think after 'Here is my thought process:', then 'Here is my response:'{% endif %}"
+    assert detected(qwen) == THINK
+    assert detected("{{ messages[0].content }}<think>\n") == THINK
+    assert detected("[SYSTEM]First [THINK]draft[/THINK] then answer.") == REASONING_FORMATS["magistral"]
+    assert detected("{{ messages[0].content }}◁think▷") == REASONING_FORMATS["kimi"]
+    assert detected("<seed:bos>{{ messages[0].content }}<seed:think>") == REASONING_FORMATS["seed_oss"]
+    assert detected(granite) == REASONING_FORMATS["granite"]
+    assert detected("{{ messages[0].content }}") is None
+    assert detect_reasoning_markers(shipped_tokenizer()) is None
+
+
+@pytest.mark.parametrize("name", REASONING_FORMATS)
+@given(st.text(max_size=30), st.text(max_size=30), st.lists(st.integers(0, 99), max_size=8))
+def test_every_format_is_told_from_the_answer_however_it_is_cut(
+    name: ReasoningFormatName, thought: str, answer: str, places: list[int]
+) -> None:
+    markers = REASONING_FORMATS[name]
+    text = f"{markers.start}\n{thought}\n{markers.end}\n{answer}"
+    parts = split(cut(text, places), markers=markers)
+    assert parts == split([text], markers=markers)
+    assert parts == (thought.strip(), answer.lstrip())

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
+from ....protocol.config import ReasoningFormatName, ToolFormatName
 from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint, LogprobParams
 from ...chat.completion import ChatCompletion
-from ...chat.reasoning import THINK_END, THINK_START, can_reason
+from ...chat.reasoning import REASONING_FORMATS, ReasoningMarkers, detect_reasoning_markers
 from ...chat.renderer import MessageRenderer
 from ...chat.request import ChatRequest, ToolCallOptions
 from ...chat.schema_check import SchemaCheck
@@ -33,7 +34,13 @@ TokenLimitField = tuple[int | None, str]  # the maximum number of tokens, and it
 class ChatService:
     """Builds chat requests and runs their completions, for every route that chats."""
 
-    def __init__(self, generator: Generator, *, tool_parser: str = "auto", reasoning_parser: str = "auto") -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        tool_parser: Literal["auto", ToolFormatName] = "auto",
+        reasoning_parser: Literal["auto", "none", ReasoningFormatName] = "auto",
+    ) -> None:
         """`tool_parser` and `reasoning_parser`: "auto" detects the model's format from its chat template."""
         self.generator = generator
         self._renderer = MessageRenderer(generator.tokenizer)
@@ -41,7 +48,18 @@ class ChatService:
         self._tool_format: ToolFormat = (
             detect_tool_format(generator.tokenizer) if tool_parser == "auto" else FORMATS[tool_parser]
         )
-        self.can_reason = can_reason(generator.tokenizer) if reasoning_parser == "auto" else reasoning_parser == "think"
+        self._reasoning: ReasoningMarkers | None = (
+            detect_reasoning_markers(generator.tokenizer)
+            if reasoning_parser == "auto"
+            else None
+            if reasoning_parser == "none"
+            else REASONING_FORMATS[reasoning_parser]
+        )
+
+    @property
+    def can_reason(self) -> bool:
+        """Return True if the model reasons before it answers."""
+        return self._reasoning is not None
 
     async def request(
         self,
@@ -97,9 +115,11 @@ class ChatService:
         if truncation is not None:
             tokens = truncation.cut(tokens)
         tail = segments[-1].text.rstrip()
-        splits = self.can_reason and splits_reasoning
-        may_reason = splits and not tail.endswith(THINK_END) and not continue_final_message
-        in_reasoning = splits and tail.endswith(THINK_START)
+        reasoning = self._reasoning if splits_reasoning else None
+        if reasoning is not None and reasoning.is_prompted and not any(reasoning.end in each.text for each in segments):
+            reasoning = None
+        may_reason = reasoning is not None and not tail.endswith(reasoning.end) and not continue_final_message
+        in_reasoning = reasoning is not None and tail.endswith(reasoning.start)
         if options is not None and not options.strict and may_reason and not in_reasoning and thinking_budget is None:
             # Stages would force the model to reason, which the client did not ask for.
             options = replace(options, constrained=False)
@@ -116,6 +136,7 @@ class ChatService:
                 name=name,
             ),
             constraint_field=None if constraint is None else constraint[1],
+            reasoning=reasoning,
             may_reason=may_reason,
             in_reasoning=in_reasoning,
             thinking_budget=thinking_budget,
