@@ -23,7 +23,9 @@ logger = logging.getLogger("ramiform.frontend")
 
 PEER_TIMEOUT_SECONDS = 30.0  # for a frontend that is busy or stopped; one that has died ends the runtime
 
-PeerQuestionKind = Literal["measures", "abort", "find_response", "remove_response", "cancel_response", "close_states"]
+PeerQuestionKind = Literal[
+    "measures", "abort", "find_response", "remove_response", "cancel_response", "close_states", "session"
+]
 T = TypeVar("T")
 
 

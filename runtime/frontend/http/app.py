@@ -22,6 +22,7 @@ from .native.generate import NativeApi
 from .native.metrics import MetricsApi
 from .native.pause import PauseApi
 from .native.programs import ProgramsApi, program_schemas
+from .native.sessions import SessionsApi, SessionStore
 from .ollama.models import OllamaModelsApi
 from .ollama.routes import OllamaApi
 from .openai.chat import ChatApi
@@ -49,8 +50,10 @@ def create_app(
     openapi.install_openapi(app, has_keys=bool(keys), schemas=program_schemas())
     app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
     chat_service = ChatService(generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
+    sessions = SessionStore(siblings)
     for api in (
-        NativeApi(generator, siblings),
+        NativeApi(generator, siblings, sessions),
+        SessionsApi(sessions),
         ProgramsApi(generator, siblings),
         AdminApi(generator, config.client_address),
         PauseApi(generator.core, siblings),

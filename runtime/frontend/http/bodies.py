@@ -265,6 +265,20 @@ class SamplingBody(NativeSampling):
         return Constraint(kind, json_text(source, name), additional_properties=self.additional_properties)
 
 
+class SessionParams(Body):
+    """What a request continues: the finished request `rid` of the session `id`, nothing without a `rid`.
+
+    `offset` cuts the continued tokens as the end of a Python slice does. `drop_previous_output` leaves its output out.
+    `replace` forgets the requests that continued the same one.
+    """
+
+    id: Text
+    rid: Text | None = None
+    offset: int | None = None
+    replace: bool = False
+    drop_previous_output: bool = False
+
+
 class GenerateBody(RequestBody):
     """One prompt or a batch. A per-prompt field has one value for all prompts, or a list of the batch's length."""
 
@@ -285,6 +299,7 @@ class GenerateBody(RequestBody):
     rid: Text | Many[Text] | None = None
     priority: Priority | Many[Priority] = 0
     extra_key: Text | Many[Text] | None = None
+    session_params: SessionParams | None = None
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Return the prompts. Raises RequestError unless exactly one of `text` and `input_ids` is given."""

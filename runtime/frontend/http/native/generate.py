@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,14 @@ from ...core.client import new_rid
 from ...core.frontend_peers import FrontendPeers
 from ...text.generation import Generator, Prompt, SampleStream
 from ...text.offload import cooperative_iter
-from ..bodies import MAX_BATCH, AbortBody, GenerateBody, logprob_params
+from ..bodies import MAX_BATCH, AbortBody, GenerateBody, SessionParams, logprob_params
 from ..errors import name_prompt_field
 from ..middleware.auth import require_admin
+from ..scope import SCOPE_API_KEY
 from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
+from .sessions import SessionStore
 
 LogprobEntry = list[Any]  # [log-probability, token id, text or null]
 
@@ -106,11 +108,23 @@ class Job:
     sample: SampleStream
 
 
+@dataclass(frozen=True)
+class SessionTurn:
+    """A request of a session. `body` has the whole prompt, of which `num_before` tokens are of earlier requests."""
+
+    key: str | None
+    params: SessionParams
+    body: GenerateBody
+    num_before: int
+
+
 class NativeApi:
     """Runs native requests, and indexes their samples by the clients' ids for aborts."""
 
-    def __init__(self, generator: Generator, siblings: FrontendPeers) -> None:
+    def __init__(self, generator: Generator, siblings: FrontendPeers, sessions: SessionStore | None = None) -> None:
+        """`sessions` are needed for `session_params`."""
         self._generator = generator
+        self._sessions = sessions
         self._siblings = siblings
         siblings.on("abort", self._abort_here)
 
@@ -129,10 +143,16 @@ class NativeApi:
     async def generate(self, body: GenerateBody, request: Request) -> Response:
         """Continue `text` or `input_ids`, one or a batch, as a whole or as a stream."""
         self._generator.core.require_info()
+        turn = None
+        if body.session_params is not None:
+            turn = await self._begin_turn(request.scope[SCOPE_API_KEY], body, body.session_params)
+            body = turn.body
         if body.stream:
-            values = self.stream(body)
+            values = self.stream(body) if turn is None else self._record_stream(turn)
             return EventStream(await cancel_on_disconnect(request, anext(values)), values)
         answers = await cancel_on_disconnect(request, self.answers(body))
+        if turn is not None:
+            await self._record(turn, answers[0])
         return json_response(answers if body.is_batch or len(answers) > 1 else answers[0])
 
     async def abort(self, body: AbortBody, request: Request) -> Response:
@@ -150,6 +170,36 @@ class NativeApi:
             self._generator.core.abort(None)
             return True
         return self._generator.abort(rid)
+
+    async def _begin_turn(self, key: str | None, body: GenerateBody, params: SessionParams) -> SessionTurn:
+        """Put the tokens that a request of a session continues before its own. Raises RequestError."""
+        assert self._sessions is not None
+        prompts = body.prompts()
+        if len(prompts) != 1 or isinstance(body.sampling_params, list) or body.sampling_params.n != 1:
+            raise RequestError("a request of a session has one prompt and one output", param="session_params")
+        own = await self._tokens(prompts[0])
+        before = await self._sessions.begin(key, params)
+        if before and own[:1] == [self._generator.tokenizer.bos_id]:
+            own = own[1:]
+        rid = body.rid[0] if isinstance(body.rid, list) else body.rid
+        whole = {"text": None, "input_ids": [*before, *own], "rid": new_rid() if rid is None else rid}
+        return SessionTurn(key, params, body.model_copy(update=whole), len(before))
+
+    async def _record_stream(self, turn: SessionTurn) -> AsyncGenerator[dict[str, Any]]:
+        """Yield a stream of a session; the session knows the request before the client has its end."""
+        async with aclosing(self.stream(turn.body)) as values:
+            async for value in values:
+                if value["meta_info"]["finish_reason"] is not None:
+                    await self._record(turn, value)
+                yield value
+
+    async def _record(self, turn: SessionTurn, answer: dict[str, Any]) -> None:
+        assert self._sessions is not None
+        prompt: list[int] = turn.body.input_ids  # type: ignore[assignment]
+        tokens = [*prompt, *answer["output_ids"]]
+        await self._sessions.record(
+            turn.key, turn.params, answer["meta_info"]["id"], tokens, len(prompt), turn.num_before
+        )
 
     async def answers(self, body: GenerateBody) -> list[dict[str, Any]]:
         """Return every output of `body`, in order. Raises RamiformError."""

@@ -1,0 +1,227 @@
+"""Sessions of the native route: a request continues an earlier one of its session, token by token.
+
+Source: SGLang's `/open_session`, `/close_session` and `session_params`. A session belongs to the API key that opened
+it. It lives in one frontend; the others ask for it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from ....protocol.errors import RequestError
+from ...core.frontend_peers import FrontendPeers
+from ..bodies import Body, SessionParams, Text, example
+from ..scope import SCOPE_API_KEY
+from ..transport.body_route import BodyRoute
+from ..transport.streaming import json_response
+
+MAX_SESSIONS = 1024  # of one frontend; the one used last is dropped first
+MAX_SESSION_TOKENS = 1 << 22  # of one frontend, in all its sessions
+IDLE_SECONDS = 3600.0
+
+SessionKey = tuple[str | None, str]  # API key and id
+
+
+class OpenSessionBody(Body):
+    """Body of `/open_session`. `capacity_of_str_len` is accepted without effect: sessions share one limit."""
+
+    model_config = example({"capacity_of_str_len": 1000})
+    capacity_of_str_len: Annotated[int, Field(ge=0)] = 0
+    session_id: Annotated[Text, Field(min_length=1, max_length=256)] | None = None
+
+
+class CloseSessionBody(Body):
+    """Body of `/close_session`."""
+
+    model_config = example({"session_id": "of-open_session"})
+    session_id: Text
+
+
+@dataclass
+class SessionNode:
+    """A finished request: the first `num_kept` tokens of its parent, then its own prompt and output."""
+
+    parent: SessionNode | None
+    num_kept: int
+    own: list[int]
+    num_prompt: int
+    children: list[str] = field(default_factory=list)
+
+    def tokens(self) -> list[int]:
+        """Return the ids of the whole prompt and output."""
+        parts: list[list[int]] = []
+        node: SessionNode | None = self
+        num = self.num_kept + len(self.own)
+        while node is not None:
+            parts.append(node.own[: max(0, num - node.num_kept)])
+            num = min(num, node.num_kept)
+            node = node.parent
+        return [token for part in reversed(parts) for token in part]
+
+
+@dataclass
+class Session:
+    """The finished requests of a session, by rid."""
+
+    expires: float
+    nodes: dict[str, SessionNode] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(node.own) for node in self.nodes.values())
+
+    def begin(self, params: SessionParams) -> list[int]:
+        """Return the tokens that a request continues. With `replace`, forget those that came after them.
+
+        Raises RequestError for an unknown rid.
+        """
+        if params.rid is None:
+            if params.replace:
+                self.nodes.clear()
+            return []
+        node = self._node(params.rid)
+        if params.replace:
+            self._forget_children(node)
+        tokens = node.tokens()
+        if params.drop_previous_output:
+            tokens = tokens[: node.num_prompt]
+        return tokens[: params.offset] if params.offset else tokens
+
+    def record(self, rid: str, parent: str | None, tokens: Sequence[int], num_prompt: int, num_kept: int) -> None:
+        """Add a finished request, whose first `num_kept` tokens are its parent's."""
+        node = None if parent is None else self.nodes.get(parent)
+        kept = num_kept if node is not None else 0
+        self.nodes[rid] = SessionNode(node, kept, [*tokens[kept:]], num_prompt)
+        if node is not None:
+            node.children.append(rid)
+
+    def _node(self, rid: str) -> SessionNode:
+        if rid not in self.nodes:
+            raise RequestError(f"the session has no finished request {rid!r}", param="session_params")
+        return self.nodes[rid]
+
+    def _forget_children(self, node: SessionNode) -> None:
+        pending, node.children = node.children, []
+        while pending:
+            child = self.nodes.pop(pending.pop(), None)
+            if child is not None:
+                pending += child.children
+
+
+class SessionStore:
+    """Sessions of this frontend, and access to those of the others."""
+
+    def __init__(self, siblings: FrontendPeers, clock: Callable[[], float] = time.monotonic) -> None:
+        self._siblings = siblings
+        self._clock = clock
+        self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # used last at the end
+        siblings.on("session", self._asked)
+
+    async def open(self, key: str | None, session_id: str | None) -> str:
+        """Open a session and return its id. Raises RequestError if the id is in use."""
+        chosen = uuid.uuid4().hex if session_id is None else session_id
+        if await self._do("has", key, chosen):
+            raise RequestError(f"the session {chosen!r} is open already", param="session_id")
+        self._sessions[key, chosen] = Session(self._clock() + IDLE_SECONDS)
+        self._drop_excess()
+        return chosen
+
+    async def close(self, key: str | None, session_id: str) -> None:
+        """Close a session. Raises RequestError if there is none."""
+        if not await self._do("close", key, session_id):
+            raise _unknown(session_id, "session_id")
+
+    async def begin(self, key: str | None, params: SessionParams) -> list[int]:
+        """Return the tokens that a request of the session continues. Raises RequestError."""
+        answer = await self._do("begin", key, params.id, params.model_dump())
+        if answer is None:
+            raise _unknown(params.id, "session_params")
+        if "error" in answer:
+            raise RequestError(answer["error"], param="session_params")
+        tokens: list[int] = answer["tokens"]
+        return tokens
+
+    async def record(
+        self, key: str | None, params: SessionParams, rid: str, tokens: list[int], num_prompt: int, num_kept: int
+    ) -> None:
+        """Add a finished request to its session, unless that was closed meanwhile."""
+        await self._do("record", key, params.id, [rid, params.rid, tokens, num_prompt, num_kept])
+
+    async def _do(self, action: str, key: str | None, session_id: str, value: Any = None) -> Any:
+        """Act on a session here, or where it lives; None if there is none."""
+        if (answer := self._do_here(action, key, session_id, value)) is not None:
+            return answer
+        answers: list[Any] = await self._siblings.ask("session", json.dumps([action, key, session_id, value]), object)
+        return next(iter(answers), None)
+
+    async def _asked(self, about: str | None) -> Any:
+        return None if about is None else self._do_here(*json.loads(about))
+
+    def _do_here(self, action: str, key: str | None, session_id: str, value: Any) -> Any:
+        now = self._clock()
+        while self._sessions and next(iter(self._sessions.values())).expires < now:
+            self._sessions.popitem(last=False)
+        session = self._sessions.get((key, session_id))
+        if session is None:
+            return None
+        session.expires = now + IDLE_SECONDS
+        self._sessions.move_to_end((key, session_id))
+        match action:
+            case "close":
+                del self._sessions[key, session_id]
+            case "begin":
+                try:
+                    return {"tokens": session.begin(SessionParams.model_validate(value))}
+                except RequestError as error:
+                    return {"error": str(error)}
+            case "record":
+                session.record(*value)
+                self._drop_excess()
+        return True
+
+    def _drop_excess(self) -> None:
+        num_tokens = sum(session.num_tokens for session in self._sessions.values())
+        while len(self._sessions) > MAX_SESSIONS or (num_tokens > MAX_SESSION_TOKENS and len(self._sessions) > 1):
+            _, session = self._sessions.popitem(last=False)
+            num_tokens -= session.num_tokens
+
+
+def _unknown(session_id: str, param: str) -> RequestError:
+    return RequestError(f"no session {session_id!r} is open", param=param, code="session_not_found")
+
+
+class SessionsApi:
+    """Routes that open and close sessions."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+
+    @property
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["native"], route_class=BodyRoute)
+        router.add_api_route(
+            "/open_session", self.open, methods=["POST"], response_model=None, response_class=JSONResponse
+        )
+        router.add_api_route(
+            "/close_session", self.close, methods=["POST"], response_model=None, response_class=Response
+        )
+        return router
+
+    async def open(self, body: OpenSessionBody, request: Request) -> Response:
+        """Open a session and return its id, as a JSON string."""
+        return json_response(await self._store.open(request.scope[SCOPE_API_KEY], body.session_id))
+
+    async def close(self, body: CloseSessionBody, request: Request) -> Response:
+        """Close a session and forget its requests."""
+        await self._store.close(request.scope[SCOPE_API_KEY], body.session_id)
+        return Response(status_code=200)
