@@ -35,7 +35,7 @@ SessionKey = tuple[str | None, str]  # API key and id
 class OpenSessionBody(Body):
     """Body of `/open_session`. `capacity_of_str_len` is accepted without effect: sessions share one limit."""
 
-    model_config = example({"capacity_of_str_len": 1000})
+    model_config = example({"capacity_of_str_len": 1000, "session_id": "mine"})
     capacity_of_str_len: Annotated[int, Field(ge=0)] = 0
     session_id: Annotated[Text, Field(min_length=1, max_length=256)] | None = None
 
@@ -43,7 +43,7 @@ class OpenSessionBody(Body):
 class CloseSessionBody(Body):
     """Body of `/close_session`."""
 
-    model_config = example({"session_id": "of-open_session"})
+    model_config = example({"session_id": "mine"})
     session_id: Text
 
 
