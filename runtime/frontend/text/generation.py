@@ -68,7 +68,7 @@ class FinishedSample:
 class SampleStream:
     """One output that is being generated: iterate over its pieces, or await its `result`."""
 
-    def __init__(self, generator: Generator, prompt: Prompt, patterns: Search) -> None:
+    def __init__(self, generator: Generator, prompt: Prompt, patterns: Search, banned: list[list[int]]) -> None:
         self.output_ids: list[int] = []  # so far, including the stop token
         self.num_cached = 0
         self.logprobs: list[TokenLogprob] | None = None if prompt.logprobs is None else []
@@ -102,7 +102,7 @@ class SampleStream:
                 claims=prompt.claims,
                 outlook=prompt.outlook,
                 in_bulk=prompt.in_bulk,
-                banned=banned_sequences(generator.tokenizer, prompt.sampling.bad_words),
+                banned=banned,
             )
         )
         if self._name is not None:
@@ -244,10 +244,14 @@ class Generator:
             patterns = search(prompt.sampling.stop_regex)
         except GrammarError as error:
             raise RequestError(str(error), param="stop_regex") from None
+        banned = banned_sequences(self.tokenizer, prompt.sampling.bad_words)
         return SampleStreams(
             [
                 SampleStream(
-                    self, replace(others if i else prompt, sampling=_seeded(prompt.sampling, seed + i)), patterns
+                    self,
+                    replace(others if i else prompt, sampling=_seeded(prompt.sampling, seed + i)),
+                    patterns,
+                    banned,
                 )
                 for i in range(n)
             ]
