@@ -175,7 +175,9 @@ class FakeFrontend:
                 for key in [key for key, state in self._states.items() if state.program in programs]:
                     del self._states[key]
             case session.Call(call=number, method=method):
-                stats = CoreStats(**dict.fromkeys(CoreStats.__struct_fields__, 0) | {"accepted_lengths": []})
+                stats = CoreStats(
+                    **dict.fromkeys(CoreStats.__struct_fields__, 0) | {"accepted_lengths": [], "is_paused": False}
+                )
                 reply = session.Reply(
                     number, info=self.info if method == "info" else None, stats=stats if method == "stats" else None
                 )

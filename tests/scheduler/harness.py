@@ -12,7 +12,7 @@ import numpy as np
 from ramiform.radix.cache import Lease, PrefixCache
 from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.protocol.config import CoreConfig, EvictionName, OrderName
-from ramiform.runtime.protocol.core import Abort, Finish, FromCore, Generate, RequestFailed, Tokens
+from ramiform.runtime.protocol.core import Abort, Finish, FromCore, Generate, Hold, Pause, RequestFailed, Tokens
 from ramiform.runtime.protocol.sampling import SamplingParams, TokenLogprob
 from ramiform.runtime.scheduler.jump_forward import Retokenise
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
@@ -121,6 +121,7 @@ class Runtime:
         self.answers: dict[str, Answer] = {}
         self.plans: list[ForwardPlan] = []
         self.replies: list[FromCore] = []
+        self.is_paused = False
 
     def add(self, *messages: Generate, owner: bytes = b"") -> None:
         for message in messages:
@@ -131,6 +132,10 @@ class Runtime:
         self.take(self.scheduler.handle(Abort(rid), 0.0, owner))
         self.cache.check()
 
+    def pause(self, hold: Hold) -> None:
+        self.scheduler.handle(Pause(0, hold), 0.0)
+        self.is_paused = hold != "nothing"
+
     def step(self, aborts_in_flight: Sequence[str] = ()) -> bool:
         """Run one step. Returns True if anything was computed."""
         num_plans, num_waited = len(self.plans), self.num_waited
@@ -140,7 +145,7 @@ class Runtime:
         for answers in self.pipeline.advance():
             self.cache.check()
             self.take(answers)
-        if self.scheduler.idle and not self.scheduler.stats().is_paused:
+        if self.scheduler.idle and not self.is_paused:
             assert not self.cache.leases
             assert self.cache.num_free + self.cache.num_cached == self.cache.num_pages
         return len(self.plans) > num_plans or self.num_waited > num_waited

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.runtime.protocol.core import EndStates, FlushCache, Generate, Hold, Pause, SoftPin
+from ramiform.runtime.protocol.core import EndStates, FlushCache, Generate, Hold, SoftPin
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 
 from .fake_model import VOCABULARY
@@ -158,11 +158,11 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
                     runtime.scheduler.handle(EndStates("p", states), 0.0)
                 case "pause":
                     hold: Hold = ("waiting", "all", "nothing")[event.request % 3]
-                    runtime.scheduler.handle(Pause(0, hold), 0.0)
+                    runtime.pause(hold)
                 case "flush":
                     runtime.scheduler.handle(FlushCache(0), 0.0)
         runtime.step(in_flight)
-    runtime.scheduler.handle(Pause(0, "nothing"), 0.0)
+    runtime.pause("nothing")
     runtime.add(*to_come)
     runtime.finish()
     for message in mix:

@@ -200,7 +200,7 @@ def test_models_are_known_by_name(client: OpenAI, model: str) -> None:
         ({"modalities": ["audio"]}, "modalities"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
-        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"functions": [{"name": "f"}], "tool_choice": "auto"}, "functions"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
         ({"max_completion_tokens": 1 << 20}, "max_completion_tokens"),
         ({"reasoning_effort": "heroic"}, "reasoning_effort"),
