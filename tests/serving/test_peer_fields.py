@@ -202,6 +202,7 @@ def test_functions_are_called_and_answered_in_the_older_form(http: httpx.Client)
         ({"functions": FUNCTIONS, "function_call": {"name": "other"}}, "tool_choice"),
         ({"messages": [{"role": "function", "name": "f", "content": "a"}]}, "messages"),
         ({"thinking_token_budget": 3, "max_thinking_tokens": 4}, "max_thinking_tokens"),
+        ({"max_thinking_tokens": 4, "separate_reasoning": False}, "max_thinking_tokens"),
         ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning"),
         ({"thinking": {"type": "always"}}, "thinking.type"),
     ],

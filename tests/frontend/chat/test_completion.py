@@ -375,6 +375,19 @@ def test_a_budget_of_nothing_closes_the_thinking_at_once_and_a_large_one_changes
     serving(say, check, reasoning_parser="think")
 
 
+def test_a_budget_does_not_make_a_model_think_whose_thinking_is_off() -> None:
+    def say(prompt: str, _: Generate) -> str:
+        assert not prompt.endswith("<think>\n")
+        return "42"
+
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        for switch in ({"thinking": {"type": "disabled", "budget_tokens": 5}}, {"reasoning_effort": "none"}):
+            whole, _ = await both(client, {"max_thinking_tokens": 5} | switch)
+            assert (whole["content"], whole["reasoning"]) == ("42", "")
+
+    serving(say, check, reasoning_parser="think")
+
+
 def test_excluded_reasoning_is_left_out_of_the_answer() -> None:
     async def check(built: House, client: httpx.AsyncClient) -> None:
         whole, usage = await both(client, {"reasoning": {"exclude": True}})

@@ -101,6 +101,8 @@ class ChatBody(CompletionFields):
         if len(set(self._budgets.values())) > 1:
             *_, last = self._budgets
             raise RequestError(f"{' and '.join(self._budgets)} are names of one limit", param=last)
+        if self.thinking_budget is not None and not self.separate_reasoning:
+            raise RequestError("a limit of the reasoning needs separate_reasoning", param=next(iter(self._budgets)))
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise RequestError("tool_choice needs tools", param="tool_choice")
 
@@ -122,17 +124,16 @@ class ChatBody(CompletionFields):
         if effort is not None:
             options["reasoning_effort"] = effort
         thinks = self._thinks
-        if thinks is not None or effort == "none":
-            # Templates of different families call the switch so.
-            options["enable_thinking"] = options["thinking"] = bool(thinks) and effort != "none"
+        if thinks is not None:
+            options["enable_thinking"] = options["thinking"] = thinks  # families differ in the name
         if self.verbosity is not None:
             options["verbosity"] = self.verbosity
         return options | self.chat_template_kwargs
 
     @property
     def thinking_budget(self) -> int | None:
-        """Maximum number of reasoning tokens; None: no limit of its own."""
-        return next(iter(self._budgets.values()), None)
+        """Maximum number of reasoning tokens; None: no limit of its own, or thinking is switched off."""
+        return None if self._thinks is False else next(iter(self._budgets.values()), None)
 
     @property
     def shows_reasoning(self) -> bool:
@@ -146,6 +147,8 @@ class ChatBody(CompletionFields):
     @property
     def _thinks(self) -> bool | None:
         """Return whether the request switches thinking on or off; None: neither."""
+        if "none" in self._efforts:
+            return False
         if self.thinking is not None and self.thinking.type != "adaptive":
             return self.thinking.type == "enabled"
         return None if self.reasoning is None else self.reasoning.enabled
