@@ -78,6 +78,7 @@ def trace_of(recording: Recording) -> Trace:
 def save(traces: list[Trace], path: str | os.PathLike[str]) -> None:
     """Write traces as JSON of the Chrome trace event format."""
     events = [event for number, trace in enumerate(traces) for event in chrome_events(trace, number)]
+    events.sort(key=lambda event: (event["ts"], event.get("cat") == "gap"))  # a gap follows an operation of no length
     content = {"traceEvents": events, "displayTimeUnit": "ms", "ramiform": traces}
     Path(path).write_bytes(msgspec.json.encode(content))
 

@@ -104,6 +104,8 @@ def test_a_saved_trace_is_a_chrome_trace_and_is_read_again(traced: ProgramState,
             of_track[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
         elif event["ph"] in "sf":
             flows[event["id"]].append((event["ph"], event["ts"]))
+    times = [event["ts"] for event in content["traceEvents"]]
+    assert times == sorted(times)
     assert by_track.keys() == {0, 1, 2, 3}
     for slices in by_track.values():  # slices of a track follow one another, as the format wants them
         assert all(before[1] <= after[0] + 0.01 for before, after in itertools.pairwise(slices)), slices
