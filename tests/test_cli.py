@@ -67,6 +67,7 @@ MODEL_FLAGS = {
     "--additional-properties",
 }
 HTTP_FLAGS = {
+    "--cache-scope",
     "--cors-origins",
     "--max-body-mib",
     "--max-requests-per-key",

@@ -16,6 +16,7 @@ GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 QuantizeName = Literal["int8", "int4", "fp8"]
 OverlapName = Literal["auto", "on", "off"]
 KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
+CacheScope = Literal["auto", "key", "shared"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
 # Formats of tool calls; the frontend has their texts.
@@ -198,6 +199,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="API key that may act on others: flush the cache, abort all; several are separated by commas"),
     ] = None
+    cache_scope: Annotated[
+        CacheScope,
+        Meta(description="who shares cached prefixes: requests of one API key, or all; auto: by key with several keys"),
+    ] = "auto"
     cors_origins: Annotated[
         str | None, Meta(description="allowed origins of web pages, separated by commas, or *; default: none")
     ] = None

@@ -84,6 +84,7 @@ def create_app(
         AuthMiddleware,
         api_keys=keys,
         admin_keys=_listed(config.admin_key),
+        cache_scope=config.cache_scope,
         max_body_bytes=config.max_body_mib << 20,
     )
     if origins := _listed(config.cors_origins):

@@ -13,6 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ....protocol.config import CacheScope
+from ...core.tenant import Tenant, current_tenant
 from ..dialects import ANTHROPIC, dialect_of
 from ..errors import AdminKeyError, error_response, internal_error_message
 from ..scope import PUBLIC_PATHS, SCOPE_API_KEY, SCOPE_IS_ADMIN
@@ -36,10 +38,18 @@ class AuthMiddleware:
 
     Admin keys are API keys too. Without any, a server with at most one API key has one user, who may administer it.
     With several API keys nobody may.
+
+    `cache_scope`: "key" separates the prefix cache by API key, "shared" does not, "auto" does with several keys.
     """
 
     def __init__(
-        self, app: ASGIApp, *, api_keys: Sequence[str], max_body_bytes: int, admin_keys: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        *,
+        api_keys: Sequence[str],
+        max_body_bytes: int,
+        admin_keys: Sequence[str] = (),
+        cache_scope: CacheScope = "auto",
     ) -> None:
         self._app = app
         self._requires_key = bool(api_keys)
@@ -47,6 +57,9 @@ class AuthMiddleware:
         self._admin_keys = frozenset(admin_keys)
         self._all_are_admins = not admin_keys and len(set(api_keys)) <= 1
         self._max_body_bytes = max_body_bytes
+        is_scoped = cache_scope == "key" or (cache_scope == "auto" and len(set(api_keys)) > 1)
+        keys = sorted({*api_keys, *admin_keys}) if is_scoped else []
+        self._cache_scopes = {key: f"key {index}" for index, key in enumerate(keys)}  # no secret: KV events name them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -54,7 +67,9 @@ class AuthMiddleware:
             return
         headers = Headers(scope=scope)
         key = scope[SCOPE_API_KEY] = self._find_key(headers)
-        scope[SCOPE_IS_ADMIN] = self._all_are_admins or key in self._admin_keys
+        is_admin = scope[SCOPE_IS_ADMIN] = self._all_are_admins or key in self._admin_keys
+        # The server runs each request in a context of its own, so nothing has to be reset.
+        current_tenant.set(Tenant(key, is_admin, "" if key is None else self._cache_scopes.get(key, "")))
         is_allowed = not self._requires_key or key is not None or scope["path"] in PUBLIC_PATHS
         if scope["type"] == "websocket":
             if is_allowed:
