@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import logging
 import re
@@ -22,6 +24,9 @@ from ..scope import PUBLIC_PATHS, SCOPE_API_KEY, SCOPE_IS_ADMIN
 logger = logging.getLogger("ramiform.frontend")
 
 INVALID_API_KEY = "wrong or missing API key"
+# A body that is too long is discarded up to these bounds: many clients read the answer only after sending all of it.
+MAX_DISCARDED_BYTES = 1 << 30
+DISCARD_SECONDS = 5.0
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -97,7 +102,9 @@ class AuthMiddleware:
         error_answer = None
         if not is_allowed:
             error_answer = error_response(401, INVALID_API_KEY, code="invalid_api_key")
-        elif self._is_too_long(headers):
+        elif (length := _content_length(headers)) > self._max_body_bytes:
+            if length <= MAX_DISCARDED_BYTES and "expect" not in headers:  # such a client waits before it sends
+                await _discard_body(receive)
             error_answer = error_response(
                 413, self._too_long, code="request_too_large", headers={"connection": "close"}
             )
@@ -119,11 +126,6 @@ class AuthMiddleware:
         # Compare with every key, so that the time does not depend on which one matches.
         return next(iter([key for key, known in self._keys if hmac.compare_digest(header, known)]), None)
 
-    def _is_too_long(self, headers: Headers) -> bool:
-        length = headers.get("content-length", "").lstrip("0")
-        # Python refuses to convert thousands of digits.
-        return length.isdecimal() and (len(length) > 19 or int(length) > self._max_body_bytes)
-
     @property
     def _too_long(self) -> str:
         return f"the body is longer than {self._max_body_bytes} bytes"
@@ -137,7 +139,27 @@ class AuthMiddleware:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
+                await _discard_body(receive)
                 raise HTTPException(413, self._too_long)
             return message
 
         return receive_bounded
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Read what is left of the body, up to MAX_DISCARDED_BYTES and DISCARD_SECONDS."""
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while num_bytes <= MAX_DISCARDED_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):  # its end, or the client is gone
+                    return
+
+
+def _content_length(headers: Headers) -> int:
+    """Return the declared length of the body in bytes; 0 without one."""
+    length = headers.get("content-length", "").lstrip("0")
+    # Python refuses to convert thousands of digits.
+    return int(length[:20]) if length.isdecimal() else 0
