@@ -33,12 +33,26 @@ ToolFormatName = Literal[
     "qwen3_coder",
     "glm45",
     "minimax_m2",
+    "harmony",
+    "deepseek_v32",
+    "deepseek_v4",
+    "functiongemma",
+    "gemma4",
+    "seed_oss",
+    "step3",
+    "lfm2",
+    "olmo3",
+    "hunyuan_a13b",
+    "apertus",
+    "granite_20b_fc",
+    "internlm",
+    "longcat",
     "json",
 ]
 
 
 # Formats of reasoning; the frontend has their markers.
-ReasoningFormatName = Literal["think", "magistral", "kimi", "seed_oss", "granite"]
+ReasoningFormatName = Literal["think", "magistral", "kimi", "seed_oss", "gemma4", "harmony", "granite"]
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from ....protocol.config import ReasoningFormatName, ToolFormatName
 from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint, LogprobParams
+from ...chat import harmony
+from ...chat.channel_completion import ChannelCompletion
 from ...chat.completion import ChatCompletion
 from ...chat.reasoning import REASONING_FORMATS, ReasoningMarkers, detect_reasoning_markers
 from ...chat.renderer import MessageRenderer
@@ -22,13 +24,15 @@ from ...chat.tools.detect import detect_tool_format
 from ...chat.tools.formats import FORMATS, ToolFormat
 from ...text.generation import Generator, Prompt
 from ..transport.merge import gather_or_cancel
-from .chat_messages import with_short_ids
+from .chat_messages import for_harmony, with_short_ids
 from .fields import GenerationFields, Truncation, completion_token_limit, truncation_bound
 from .finish import name_constraint_field
 from .tool_fields import Tool, ToolChoice, tool_call_options
 
 FieldConstraint = tuple[Constraint, str]  # a constraint, and the request field that it came in
 TokenLimitField = tuple[int | None, str]  # the maximum number of tokens, and its request field
+
+_MESSAGE_CHANGES = {"mistral": with_short_ids, "harmony": for_harmony}  # what templates of a tool format ask for
 
 
 class ChatService:
@@ -55,6 +59,11 @@ class ChatService:
             if reasoning_parser == "none"
             else REASONING_FORMATS[reasoning_parser]
         )
+        markers = REASONING_FORMATS["harmony"]
+        self._has_channels = self._tool_format.name == "harmony" or self._reasoning == markers
+        if self._has_channels:  # both or none
+            self._tool_format = FORMATS["harmony"]
+            self._reasoning = None if reasoning_parser == "none" else markers
 
     @property
     def can_reason(self) -> bool:
@@ -104,9 +113,9 @@ class ChatService:
         bound = truncation_bound(truncation) or await encoder.prompt_bound(prompt_field, limit[0])
         segments = await self._renderer.render_aside(
             encoder,
-            with_short_ids(messages) if self._tool_format.name == "mistral" else messages,
+            _MESSAGE_CHANGES.get(self._tool_format.name, list)(messages),
             bound=bound,
-            tools=None if options is None else [tool.model_dump(exclude_none=True) for tool in tools or []],
+            tools=None if options is None else self._template_tools(tools or []),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             options=template_options,
@@ -141,7 +150,22 @@ class ChatService:
             in_reasoning=in_reasoning,
             thinking_budget=thinking_budget,
             tools=options,
+            place=self._place(tail, continue_final_message) if self._has_channels else None,
         )
+
+    def _template_tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+        """Convert tools for the chat template."""
+        given = [tool.model_dump(exclude_none=True) for tool in tools]
+        if self._has_channels:  # its template takes every tool to have a description
+            for tool in given:
+                tool["function"].setdefault("description", "")
+        return given
+
+    def _place(self, tail: str, continue_final_message: bool) -> harmony.Place:
+        """Return where in a message the answer to a prompt in harmony begins."""
+        if tail.endswith(harmony.ANALYSIS):
+            return "analysis"
+        return "final" if continue_final_message or tail.endswith(harmony.MESSAGE) else "start"
 
     async def plain_request(
         self,
@@ -176,7 +200,8 @@ class ChatService:
         completions: list[ChatCompletion] = []
         try:
             with name_constraint_field(request.constraint_field):
-                completions += (ChatCompletion(self.generator, request, number) for number in range(n))
+                kind = ChatCompletion if request.place is None else ChannelCompletion
+                completions += (kind(self.generator, request, number) for number in range(n))
                 yield completions
         finally:
             for completion in completions:
