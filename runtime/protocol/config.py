@@ -236,6 +236,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="HTTP connections of one client address (IPv6: /64 network); default: half of all"),
     ] = None
+    trust_request_chat_template: Annotated[
+        bool, Meta(description="let requests bring a chat template of their own, in the field chat_template")
+    ] = False
     tool_call_parser: Annotated[
         Literal["auto", ToolFormatName],
         Meta(description="format of the model's tool calls; auto: as in its chat template"),

@@ -19,6 +19,7 @@ from ...chat.completion import ChatCompletion
 from ...chat.reasoning import REASONING_FORMATS, ReasoningMarkers, detect_reasoning_markers
 from ...chat.renderer import MessageRenderer
 from ...chat.request import ChatRequest, ToolCallOptions
+from ...chat.request_templates import RequestTemplates
 from ...chat.schema_check import SchemaCheck
 from ...chat.tools.detect import detect_tool_format
 from ...chat.tools.formats import FORMATS, ToolFormat
@@ -44,10 +45,14 @@ class ChatService:
         *,
         tool_parser: Literal["auto", ToolFormatName] = "auto",
         reasoning_parser: Literal["auto", "none", ReasoningFormatName] = "auto",
+        trusts_templates: bool = False,
     ) -> None:
-        """`tool_parser` and `reasoning_parser`: "auto" detects the model's format from its chat template."""
+        """`tool_parser` and `reasoning_parser`: "auto" detects the model's format from its chat template.
+
+        `trusts_templates`: requests may bring a template of their own.
+        """
         self.generator = generator
-        self._renderer = MessageRenderer(generator.tokenizer)
+        self.renderer = MessageRenderer(generator.tokenizer, RequestTemplates() if trusts_templates else None)
         self._schemas = SchemaCheck(generator)
         self._tool_format: ToolFormat = (
             detect_tool_format(generator.tokenizer) if tool_parser == "auto" else FORMATS[tool_parser]
@@ -83,6 +88,7 @@ class ChatService:
         parallel_calls: bool = True,
         logprobs: LogprobParams | None = None,
         splits_reasoning: bool = True,
+        template: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -96,8 +102,8 @@ class ChatService:
 
         `limit` is the maximum number of tokens and its field; without one, `default_limit` holds, or what fits.
         `prompt_field` names the messages' field in errors. `in_bulk`: the answer is read as a whole.
-        `thinking_budget` is the maximum number of reasoning tokens; `name` is the client's id of the request.
-        Raises RequestError.
+        `thinking_budget` is the maximum number of reasoning tokens; `name` is the client's id of the request;
+        `template` is its own chat template. Raises RequestError.
         """
         options = tool_call_options(
             self._tool_format,
@@ -111,7 +117,7 @@ class ChatService:
             options = await self._check_schemas(options)
         encoder = self.generator.encoder
         bound = truncation_bound(truncation) or await encoder.prompt_bound(prompt_field, limit[0])
-        segments = await self._renderer.render_aside(
+        segments = await self.renderer.render_aside(
             encoder,
             _MESSAGE_CHANGES.get(self._tool_format.name, list)(messages),
             bound=bound,
@@ -119,6 +125,7 @@ class ChatService:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             options=template_options,
+            template=template,
         )
         tokens = await encoder.encode_async(segments, at_start=True, bound=bound)
         if truncation is not None:
