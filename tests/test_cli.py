@@ -78,6 +78,7 @@ HTTP_FLAGS = {
     "--admin-key",
     "--tool-call-parser",
     "--reasoning-parser",
+    "--trust-request-chat-template",
     "--uds",
     "--ssl-certfile",
     "--ssl-keyfile",

@@ -34,12 +34,26 @@ ToolFormatName = Literal[
     "qwen3_coder",
     "glm45",
     "minimax_m2",
+    "harmony",
+    "deepseek_v32",
+    "deepseek_v4",
+    "functiongemma",
+    "gemma4",
+    "seed_oss",
+    "step3",
+    "lfm2",
+    "olmo3",
+    "hunyuan_a13b",
+    "apertus",
+    "granite_20b_fc",
+    "internlm",
+    "longcat",
     "json",
 ]
 
 
 # Formats of reasoning; the frontend has their markers.
-ReasoningFormatName = Literal["think", "magistral", "kimi", "seed_oss", "granite"]
+ReasoningFormatName = Literal["think", "magistral", "kimi", "seed_oss", "gemma4", "harmony", "granite"]
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,6 +241,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="HTTP connections of one client address (IPv6: /64 network); default: half of all"),
     ] = None
+    trust_request_chat_template: Annotated[
+        bool, Meta(description="let requests bring a chat template of their own, in the field chat_template")
+    ] = False
     tool_call_parser: Annotated[
         Literal["auto", ToolFormatName],
         Meta(description="format of the model's tool calls; auto: as in its chat template"),
