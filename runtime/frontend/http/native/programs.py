@@ -36,6 +36,8 @@ from ....tokenizer.chat_template import ChatTemplate
 from ...core.frontend_peers import FrontendPeers
 from ...programs.play import Answer, ProgramPlay
 from ...programs.roles import ChatState
+from ...records.log import Owner
+from ...records.recorder import ProgramRecorder
 from ...text.generation import Generator
 from ...text.offload import CancellationToken, offload
 from ..bodies import Body, Many, Text, described, example
@@ -179,8 +181,14 @@ class ProgramsApi:
         name = f"http:{uuid.uuid4().hex}"
         messages = Play([*body.messages], body.complete)
         namespace = body.extra_key or ""
+        log = self._generator.log
         play = self._running[key] = ProgramPlay(
-            self._generator, name, messages, max_states=MAX_STATES, namespace=namespace
+            self._generator,
+            name,
+            messages,
+            max_states=MAX_STATES,
+            namespace=namespace,
+            recorder=None if log is None else ProgramRecorder(log, Owner("http", key[0])),
         )
         values = play.answers(KEEP_ALIVE_SECONDS)
         is_first = True
