@@ -185,6 +185,7 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     gathered: tuple[int, ...] = ()
     gathered_at: NoteText = ""  # file:line
     waits: list[ReadWait] = []  # before it
+    ended: bool = False  # the program's function has returned; `op` is the number of operations
 
 
 class Open(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="open"):

@@ -115,8 +115,9 @@ class ProgramRecord:
 
     def open(self, state: int) -> None:
         """Record that a first state is opened."""
-        self.states[state] = StateRecord(state, time.monotonic())
-        self.entry.touch()
+        if state not in self.states:
+            self.states[state] = StateRecord(state, time.monotonic())
+            self.entry.touch()
 
     def append(self, message: Append) -> None:
         """Record operations that have arrived."""
@@ -213,6 +214,11 @@ class ProgramRecord:
             self.status = "done"
         self.entry.end(is_final=is_final)
 
+    def finish(self) -> None:
+        """Make an end final."""
+        if self.ended is not None:
+            self.entry.end()
+
     def resume(self, message: Append, num_known: int) -> Append:
         """Go on with a message that repeats the state's first `num_known` operations in the form that generates
         nothing; return it without those that are recorded."""
@@ -306,15 +312,21 @@ class ProgramRecord:
         states are closed."""
         if self.error is not None:
             return self.status, self.error.message, self.error.line or self._waiting_place()
+        status = self.status
         if (found := self._first_error()) is not None:
             state, op = found
             error = state.errors[op]
-            return (
-                ("failed" if self.ended is not None else self.status),
-                error.message,
-                error.line or state.place_of(op),
-            )
-        return self.status, _NOT_ANSWERED if self.status == "lost" else None, None
+            return "failed" if self._has_returned else status, error.message, error.line or state.place_of(op)
+        if status == "running" and self._has_returned:
+            status = "done"
+        return status, _NOT_ANSWERED if status == "lost" else None, None
+
+    @property
+    def _has_returned(self) -> bool:
+        """Return whether the program has returned and all that it asked for is answered."""
+        return self.returned is not None and all(
+            len(state.answers) >= len(state.operations) for state in self.states.values() if state.ended is None
+        )
 
     def _first_error(self) -> tuple[StateRecord, int] | None:
         """Return the first operation that failed, and is not rolled back."""

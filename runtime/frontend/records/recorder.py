@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.session import Answer, Append, Attempted, Close, Fork, Lost, Open, Play, Supply
 from .log import Owner, ProgramLog
 from .program import ProgramRecord
 
+MAX_RUNS = 1000  # programs over HTTP that may go on
+LINGER_SECONDS = 30.0  # from the end of a program's request until it counts as the last one
+
+
+@dataclass(eq=False)
+class RecordedRun:
+    """A program whose operations come by several requests, each of which repeats what the ones before were answered."""
+
+    record: ProgramRecord | None = None
+    num_playing: int = 0  # requests
+    closing: asyncio.TimerHandle | None = None
+
+
+class RecordedRuns:
+    """The latest programs of this kind, by owner and the client's name of the run."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[tuple[Owner, str], RecordedRun] = OrderedDict()
+
+    def find(self, owner: Owner, name: str) -> RecordedRun:
+        run = self._runs.setdefault((owner, name), RecordedRun())
+        self._runs.move_to_end((owner, name))
+        if len(self._runs) > MAX_RUNS:
+            self._runs.popitem(last=False)
+        return run
+
 
 class ProgramRecorder:
     """Call `receive` before the interpreter gets a message, `sent` with what it sends, `ended` when a program is over.
 
-    `context` is what the caller's trace context is, for exports.
+    With `run` the messages are of one program that may be recorded already, and repeat `known` operations, by state.
+    `context` is the caller's trace context, for exports.
     """
 
-    def __init__(self, log: ProgramLog, owner: Owner, context: Any = None) -> None:
+    def __init__(
+        self,
+        log: ProgramLog,
+        owner: Owner,
+        context: Any = None,
+        *,
+        run: RecordedRun | None = None,
+        known: Mapping[int, int] | None = None,
+    ) -> None:
         self._log = log
         self._owner = owner
         self._context = context
+        self._run = run
+        self._known = known or {}
         self._programs: dict[int, ProgramRecord] = {}  # by the client's number
         self._of: dict[int, ProgramRecord] = {}  # by state
         self._over: list[ProgramRecord] = []  # ended, and an error may still follow
@@ -47,24 +88,27 @@ class ProgramRecorder:
             return
         if states is not None:
             record.close(tuple(states))
-        else:
+            return
+        self._over.append(record)
+        if self._run is None:
             record.end()
-            self._over.append(record)
+            return
+        self._run.num_playing -= 1
+        if not self._run.num_playing:
+            record.end(is_final=False)
+            self._run.closing = asyncio.get_running_loop().call_later(LINGER_SECONDS, record.finish)
 
     def _receive(self, message: Open | Append | Play | Supply | Close) -> None:
         match message:
             case Append(state=state):
                 if (record := self._of.get(state)) is not None:
-                    record.append(message)
+                    record.append(message if self._run is None else record.resume(message, self._known.get(state, 0)))
                     for operation in message.operations:
                         if isinstance(operation, Fork):
                             for child in operation.children:
                                 self._of.setdefault(child, record)
             case Open(state=state, program=program) if state not in self._of:
-                record = self._programs.get(program)
-                if record is None:
-                    record = self._programs[program] = ProgramRecord(self._log, self._owner, message.title)
-                    record.context = self._context
+                record = self._programs.get(program) or self._begin(program, message.title)
                 self._of[state] = record
                 record.open(state)
             case Play(messages=messages):
@@ -79,3 +123,18 @@ class ProgramRecorder:
                         record.end(error)
             case _:
                 return
+
+    def _begin(self, program: int, title: str | None) -> ProgramRecord:
+        run = self._run
+        record = None if run is None else run.record
+        if record is None:
+            record = ProgramRecord(self._log, self._owner, title)
+            record.context = self._context
+        if run is not None:
+            run.record = record
+            run.num_playing += 1
+            if run.closing is not None:
+                run.closing.cancel()
+                run.closing = None
+        self._programs[program] = record
+        return record
