@@ -38,7 +38,7 @@ class NoteTaker:
         """
         now = time.perf_counter()
         waits = [
-            ReadWait(now - wait.start, now - wait.end, wait.place[:MAX_NOTE])
+            ReadWait(now - wait.start, now - wait.end, wait.place[:MAX_NOTE], self._code(wait.place))
             for wait in self._waits.pop(threading.get_ident(), ())
         ]
         notes = []

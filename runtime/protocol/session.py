@@ -167,6 +167,7 @@ class ReadWait(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     began: float
     ended: float
     place: NoteText = ""
+    code: NoteText = ""  # as in `Note`
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

@@ -129,25 +129,30 @@ class ProgramRecord:
             return
         now = time.monotonic()
         num_bytes = OPERATION_BYTES * len(message.operations)
+        num_generations = 0
         for op, operation in enumerate(message.operations, start=message.first):
             match operation:
                 case Text(text=text) | Generated(text=text):
                     num_bytes += len(text)
                 case Gen(sampling=sampling):
+                    num_generations += 1
                     num_bytes += GENERATION_BYTES
                     if sampling.constraint is not None:
                         num_bytes += len(sampling.constraint.source)
+                case Select() | Decide():
+                    num_generations += 1
                 case Fork(children=children):
                     num_bytes += OPERATION_BYTES * len(children)
                     for child in children:
                         self.states.setdefault(child, StateRecord(child, now, state, op))
                 case Rollback(mark=mark):
                     state.errors = {number: error for number, error in state.errors.items() if number < mark}
+        self._num_generations += num_generations
         state.arrivals.append((message.first, now))
         state.operations += message.operations
         for note in message.notes:
             state.notes.append((now, note))
-            num_bytes += len(note.code)
+            num_bytes += len(note.code) + len(note.place)
             if note.ended:
                 self.returned = now
         self.last_change = now
@@ -183,6 +188,8 @@ class ProgramRecord:
         for number in states:
             if (state := self.states.get(number)) is not None and state.ended is None:
                 state.ended = now
+                if len(state.answers) < len(state.operations):
+                    self.last_change = now
 
     def supply(self, state: int, op: int, label: str) -> None:
         """Record what a text that the client supplied comes from."""
@@ -235,6 +242,8 @@ class ProgramRecord:
             num_kept = op + 1
         else:
             return msgspec.structs.replace(message, first=num_kept, operations=[], notes=[])
+        dropped = state.operations[num_kept:]
+        self._num_generations -= sum(isinstance(operation, Gen | Select | Decide) for operation in dropped)
         state.keep_until(num_kept)
         rest = message.operations[num_kept - message.first :]
         notes = [note for note in message.notes if note.op >= num_kept]
@@ -242,7 +251,6 @@ class ProgramRecord:
 
     def _generated(self, answer: Done) -> dict[str, Any]:
         fields = answer_fields(answer)
-        self._num_generations += 1
         if (tokens := fields.get("tokens")) is not None:
             self._prompt_tokens += tokens.prompt
             self._cached_tokens += tokens.cached
@@ -301,6 +309,7 @@ class ProgramRecord:
                 parent=None if state.parent is None else numbers[state.parent.number],
                 events=list(_events(state, numbers, began)),
                 begin=_begin(state) - began,
+                ended=None if state.ended is None else state.ended - began,
             )
             for state in list(self.states.values())
         ]
@@ -349,7 +358,9 @@ class ProgramRecord:
         return None
 
     def _source(self) -> dict[str, str]:
-        return {note.place: note.code for state in self.states.values() for _, note in state.notes if note.code}
+        notes = [note for state in self.states.values() for _, note in state.notes]
+        waits = [wait for note in notes for wait in note.waits]
+        return {one.place: one.code for one in (*notes, *waits) if one.code}
 
 
 def _repeats(operation: Operation, recorded: Operation) -> bool:
