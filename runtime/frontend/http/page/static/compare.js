@@ -41,13 +41,13 @@ function Totals({ a, b }) {
     ["states", (view) => view.states.length, count],
     ["generations", (view) => view.generations, count],
     ["prompt tokens", (view) => view.prompt_tokens, count],
-    ["cached", hitRate, shareText],
+    ["cached", hitRate, shareText, (points) => `${(100 * points).toFixed(0)} points`],
     ["output tokens", (view) => view.completion_tokens, count],
   ];
   return html`<table class="totals" aria-label="Totals">
     <thead><tr><th scope="col"></th><th scope="col" class="number">A</th><th scope="col" class="number">B</th><th scope="col" class="number">B − A</th></tr></thead>
-    <tbody>${rows.map(([name, value, format]) => html`<tr key=${name}><th scope="row">${name}</th><td class="number">${format(value(a))}</td><td class="number">${format(value(b))}</td>
-      <td class="number">${difference(value(a), value(b), format)}</td></tr>`)}</tbody>
+    <tbody>${rows.map(([name, value, format, formatChange = format]) => html`<tr key=${name}><th scope="row">${name}</th><td class="number">${format(value(a))}</td><td class="number">${format(value(b))}</td>
+      <td class="number">${difference(value(a), value(b), formatChange)}</td></tr>`)}</tbody>
   </table>`;
 }
 
@@ -132,7 +132,7 @@ function columnsOf(byBranch, longest) {
     { key: "place", title: byBranch ? "branch, line" : "line", width: 140, cell: title, sort: orderable(({ place }) => place) },
     { key: "code", title: "code", wide: true, cell: (row) => html`<code class="clip" title=${row.code}>${row.code}</code>` },
     ...["a", "b"].map((side) => ({ key: side, title: side.toUpperCase(), width: 74, number: true, cell: (row) => (row[side] ? seconds(time(row[side])) : "–"), sort: orderable((row) => time(row[side]) ?? 0) })),
-    { key: "change", title: "B − A", width: 84, number: true, cell: (row) => html`<span class=${Math.abs(change(row)) < 0.001 ? "muted" : change(row) > 0 ? "worse" : "better"}>${difference(time(row.a) ?? 0, time(row.b) ?? 0, seconds)}</span>`, sort: orderable(change) },
+    { key: "change", title: "B − A", width: 100, number: true, cell: (row) => html`<span class=${Math.abs(change(row)) < 0.001 ? "muted" : change(row) > 0 ? "worse" : "better"}>${difference(time(row.a) ?? 0, time(row.b) ?? 0, seconds)}</span>`, sort: orderable(change) },
     { key: "causes", title: "A above B, by cause", width: 170, wide: true, cell: (row) => html`<span class="pair">${[row.a, row.b].map((side, index) => html`<${CauseBar} key=${index} bySeconds=${side?.seconds ?? {}} longest=${longest} />`)}</span>` },
     { key: "tokens", title: "computed tokens", hint: "prompt tokens that were not cached, and output tokens", width: 124, number: true, wide: true, cell: (row) => `${row.a ? count(tokens(row.a)) : "–"} → ${row.b ? count(tokens(row.b)) : "–"}`, sort: orderable((row) => (tokens(row.b) ?? 0) - (tokens(row.a) ?? 0)) },
   ];

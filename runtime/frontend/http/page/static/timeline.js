@@ -428,9 +428,10 @@ function drawNames(pen, width, { events }, top, x, range, colours, now) {
       pen.strokeRect(left + 0.5, top + BAND_Y + 0.5, Math.max(4, right - left), BAND - 1);
       pen.setLineDash([]);
     }
-    if (!event.error && (right - left > 22 || event.end === null) && left >= free) {
-      pen.fillStyle = event.kind === "text" || event.kind === "role" ? colours.muted : colours.fg;
-      const text = fitted(pen, event.name ?? event.kind, Math.max(40, right - left - 2));
+    const isMinor = event.kind === "text" || event.kind === "role";
+    if (!event.error && (right - left > (isMinor ? 40 : 22) || event.end === null) && left >= free) {
+      pen.fillStyle = isMinor ? colours.muted : colours.fg;
+      const text = fitted(pen, event.name ?? event.kind, Math.max(isMinor ? 0 : 40, right - left - 2));
       pen.fillText(text, left + 1, top + BAND_Y - 4);
       free = left + pen.measureText(text).width + 6;
     }
