@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .events import RunRecord, TokenCounts, total_of
-from .spans import CAUSES, Cause, spans_of
+from ...runtime.programs.records.events import RunRecord, TokenCounts, total_of
+from ...runtime.programs.records.spans import CAUSES, Cause, spans_of
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -256,6 +256,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     num_retractions: int = 0
     num_passes: int = 0  # forward passes of the model that gave the tokens
     accepted_lengths: list[int] = []  # how many verifications accepted 0, 1, 2, ... draft tokens
+    num_guessed: int = 0  # draft tokens that were verified
     timings: Timings | None = None  # None if it was aborted
     token_texts: dict[int, str] | None = None  # the text of every id that the log-probabilities name
 

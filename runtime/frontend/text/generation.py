@@ -185,6 +185,7 @@ class SampleStream:
             num_retractions=last.num_retractions,
             num_passes=last.num_passes,
             accepted_lengths=last.accepted_lengths,
+            num_guessed=last.num_guessed,
             timings=last.timings,
         )
         return FinishedSample(sequence, self.output_ids, leftover)

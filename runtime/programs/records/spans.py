@@ -1,4 +1,4 @@
-"""Divides the time of a traced state by cause: what was computed or waited for, from its beginning to its last answer.
+"""Divides the time of a recorded state by cause: what was computed or waited for, from its begin to its last answer.
 
 A state's spans follow one another without a gap, so their seconds add up to the length of its track. Spans of an
 operation lie inside it; the others, the gaps, lie before it and count for the line that appended it.
@@ -7,24 +7,33 @@ operation lie inside it; the others, the gaps, lie before it and count for the l
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
+import msgspec
+
+from ...protocol.core import Timings
 from .events import Event, ProgramWait, RunRecord, TracedState
 
-Cause = Literal["start", "python", "tool", "wait", "queue", "model", "transport"]
+Cause = Literal[
+    "start", "python", "tool", "wait", "queue", "grammar", "prefill", "decode", "retracted", "model", "transport"
+]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 MEANINGS: dict[Cause, str] = {
     "start": "from the call of run to the first line of the program: the connection to the runtime",
     "python": "the program computed before it appended an operation",
     "tool": "a tool or a choices method of the program ran",
     "wait": "the program read a value that was not there yet, or a join waited for its branches",
-    "queue": "a generation waited in the runtime, for its turn or its grammar",
-    "model": "prefill and decode",
+    "queue": "a generation waited in the runtime for its turn",
+    "grammar": "a generation waited for its constraint: to be compiled, or to say which tokens may follow",
+    "prefill": "the prompt was computed, up to the first token",
+    "decode": "tokens were generated",
+    "retracted": "a generation had lost its memory to older ones and waited to go on",
+    "model": "a model computed whose runtime tells no more",
     "transport": "the rest of an operation: messages, tokenising, templates",
 }
 
 
-class TrackSpan(NamedTuple):
+class TrackSpan(msgspec.Struct, frozen=True, gc=False):
     """A piece of a state's track. `event` is the index of the operation that it belongs to or comes before."""
 
     cause: Cause
@@ -97,11 +106,28 @@ def _parts(event: Event, start: float) -> Iterator[tuple[Cause, float, float]]:
             if (timings := event.timings) is None:
                 yield "model", start, end  # the backend does not say more
                 return
-            # The runtime's times are aligned to the end; what comes before them is transport.
-            model = max(start, end - timings.prefill - timings.decode)
-            queue = max(start, model - timings.queue)
-            yield "transport", start, queue
-            yield "queue", queue, model
-            yield "model", model, end
+            yield from phases(timings, start, end)
         case _:
             yield "transport", start, end
+
+
+# In the order in which a generation goes through them at first; each is one span, though it may have had several parts.
+_PHASES: tuple[Literal["queue", "grammar", "prefill", "retracted", "decode"], ...] = (
+    "queue",
+    "grammar",
+    "prefill",
+    "retracted",
+    "decode",
+)
+
+
+def phases(timings: Timings, start: float, end: float) -> Iterator[tuple[Cause, float, float]]:
+    """Yield the parts of a generation by the runtime's timings, aligned to its end; what comes before is transport."""
+    found: list[tuple[Cause, float, float]] = []
+    until = end
+    for name in reversed(_PHASES):
+        begin = max(start, until - getattr(timings, name))
+        found.append((name, begin, until))
+        until = begin
+    found.append(("transport", start, until))
+    yield from reversed(found)
