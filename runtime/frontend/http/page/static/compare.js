@@ -72,7 +72,7 @@ export function alignedByLine(a, b) {
       const key = keyOfLine(line.code, line.place);
       const number = seen.get(key) ?? 0;
       seen.set(key, number + 1);
-      const row = rows.get(`${key}#${number}`) ?? { key: `${key}#${number}`, place: line.place, code: line.code, a: null, b: null };
+      const row = rows.get(`${key}#${number}`) ?? { key: `${key}#${number}`, place: line.place, code: line.code ?? "", a: null, b: null };
       row[side] = { seconds: line.seconds, prompt: line.prompt_tokens, cached: line.cached_tokens, completion: line.completion_tokens };
       rows.set(row.key, row);
     }

@@ -68,6 +68,7 @@ export function Program({ view, range: shared, label }) {
       : html`<${Legend} causes=${causes} chosen=${chosen} onChoose=${setChosen} />
         <${Timeline} view=${view} range=${range} cursor=${cursor} onCursor=${setCursor} isCritical=${isCritical} chosen=${chosen} label=${label ?? "Timeline"} />
         <${Details} view=${view} cursor=${cursor} onClose=${() => setCursor(null)} />`}
+    ${view.cut && html`<p class="note warn">The program had more operations than a record holds: the rest is not shown.</p>`}
     <h3>By source line</h3>
     <${Lines} view=${view} />
   </section>`;
@@ -193,7 +194,7 @@ function lineColumns(longest) {
   const number = (key, title, width, value, wide = true) => ({ key, title, width, number: true, wide, cell: (line) => (value(line) ? count(value(line)) : ""), sort: value });
   return [
     { key: "place", title: "line", width: 130, cell: (line) => html`<span title=${line.place}>${shortPlace(line.place) || "after the last"}</span>`, sort: lineOrder },
-    { key: "code", title: "code", wide: true, cell: (line) => html`<code class="clip" title=${line.code}>${line.code}</code>` },
+    { key: "code", title: "code", wide: true, cell: (line) => html`<code class="clip" title=${line.code ?? ""}>${line.code ?? ""}</code>` },
     { key: "time", title: "time", width: 76, number: true, cell: (line) => seconds(sumOf(line.seconds)), sort: (line) => sumOf(line.seconds) },
     { key: "causes", title: "by cause", width: 200, cell: (line) => html`<${CauseBar} bySeconds=${line.seconds} longest=${longest} />` },
     number("generations", "gens", 56, (line) => line.generations),

@@ -120,13 +120,13 @@ function useRows(api, live) {
   return { ...state, older };
 }
 
-const rowOf = (view) => ({ ...view, states: view.states.length, isFile: true });
+const rowOf = (view, isFile) => ({ ...view, states: view.states.length, isFile });
 
 function List({ api, live, setRoute, onLoad }) {
   const { rows: fromServer, error, kept, older } = useRows(api, live);
   const [filter, setFilter] = useState({ status: "", kind: "", text: "" });
   const [marked, setMarked] = useState([]);
-  const rows = useMemo(() => [...[...opened.values()].map(rowOf), ...fromServer], [fromServer, opened.size]);
+  const rows = useMemo(() => [...[...opened.values()].map((view) => rowOf(view, api !== null)), ...fromServer], [fromServer, opened.size]);
   const shown = useMemo(() => filtered(rows, filter), [rows, filter]);
   const mark = (id) => setMarked(marked.includes(id) ? marked.filter((one) => one !== id) : [...marked, id].slice(-2));
   const columns = useMemo(() => listColumns(marked, mark), [marked]);
@@ -137,7 +137,7 @@ function List({ api, live, setRoute, onLoad }) {
     <div class="row">
       <div class="segmented" role="group" aria-label="Status">
         ${choice("", `All ${count(rows.length)}`)}
-        ${["running", "done", "failed", "lost"].filter((status) => numbers[status] || status !== "lost").map((status) => choice(status, `${status} ${count(numbers[status])}`))}
+        ${["running", "done", "failed", "lost"].filter((status) => numbers[status] || (api && status !== "lost")).map((status) => choice(status, `${status} ${count(numbers[status])}`))}
       </div>
       ${api && html`<select class="narrow" aria-label="Kind" value=${filter.kind} onChange=${(event) => change({ kind: event.target.value })}>
         <option value="">all kinds</option><option value="program">programs</option><option value="request">requests</option>

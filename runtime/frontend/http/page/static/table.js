@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.mjs";
 
-const OVERSCAN = 8; // rows kept beyond either edge, so that a slow frame shows no hole
+const OVERSCAN = 6; // rows kept beyond either edge, so that a slow frame shows no hole
 
 // columns: [{key, title, width, cell(row), sort(row) or null, number: bool, wide: bool (left out on phones), hint}]
 export function Table({ label, columns, rows, keyOf, rowClass, onOpen, rowHeight = 28, order, className = "", onEnd, empty = "nothing yet" }) {
@@ -29,11 +29,12 @@ export function Table({ label, columns, rows, keyOf, rowClass, onOpen, rowHeight
 
   const head = 30;
   const first = Math.max(0, Math.floor(top / rowHeight) - OVERSCAN);
-  const last = Math.min(sorted.length, Math.ceil((top + height) / rowHeight) + OVERSCAN);
+  const size = Math.ceil(height / rowHeight) + 2 * OVERSCAN;
+  const last = Math.min(sorted.length, first + size);
 
   function onScroll() {
     const at = box.current.scrollTop;
-    const step = OVERSCAN / 2; // a render each few rows is enough: the overscan covers the rest
+    const step = OVERSCAN / 3; // a render each few rows is enough: the overscan covers the rest
     const snapped = Math.floor(at / rowHeight / step) * rowHeight * step;
     if (snapped !== top) setTop(snapped);
     if (onEnd && at + height > sorted.length * rowHeight - 600) onEnd();
@@ -73,7 +74,8 @@ export function Table({ label, columns, rows, keyOf, rowClass, onOpen, rowHeight
       <thead><tr>${heads}</tr></thead>
       <tbody>
         <tr key="above" aria-hidden="true" class="space" style=${{ height: first * rowHeight + "px" }}></tr>
-        ${sorted.slice(first, last).map((row, index) => html`<tr key=${keyOf(row)} aria-rowindex=${first + index + 2}
+        ${/* A row that leaves at one edge is used again at the other: that is cheaper than a new one. */ null}
+        ${sorted.slice(first, last).map((row, index) => html`<tr key=${(first + index) % size} data-key=${keyOf(row)} aria-rowindex=${first + index + 2}
             class=${(rowClass?.(row) ?? "") + (first + index === active ? " active" : "") + (onOpen ? " opens" : "")}
             style=${{ height: rowHeight + "px" }} onClick=${onOpen && ((event) => opens(event) && onOpen(row))}>${cells(row)}</tr>`)}
         <tr key="below" aria-hidden="true" class="space" style=${{ height: (sorted.length - last) * rowHeight + "px" }}></tr>

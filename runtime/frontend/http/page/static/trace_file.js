@@ -24,13 +24,16 @@ function isView(view) {
 
 /** Save programs as one file. */
 export function saveFile(views) {
-  const content = JSON.stringify({ traceEvents: views.flatMap(chromeEvents), displayTimeUnit: "ms", programs: views });
+  const content = JSON.stringify({ traceEvents: views.flatMap(chromeEvents), displayTimeUnit: "ms", ramiform: views.map(recordOf), programs: views });
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([content], { type: "application/json" }));
   link.download = `${views[0].title.replace(/[^\w.-]+/g, "-").slice(0, 60) || "trace"}.json`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
+
+// Return what `ramiform trace FILE` reads of a program.
+const recordOf = ({ title, began_at, states }) => ({ title, began_at, states: states.map(({ number, parent, begin, events }) => ({ number, parent, begin, events })) });
 
 // Return the spans and operations of a program in the Chrome trace event format, in microseconds.
 function chromeEvents(view, process) {
