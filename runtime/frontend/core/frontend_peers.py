@@ -24,7 +24,15 @@ logger = logging.getLogger("ramiform.frontend")
 PEER_TIMEOUT_SECONDS = 30.0  # for a frontend that is busy or stopped; one that has died ends the runtime
 
 PeerQuestionKind = Literal[
-    "measures", "abort", "find_response", "remove_response", "cancel_response", "close_states", "session"
+    "measures",
+    "abort",
+    "find_response",
+    "remove_response",
+    "cancel_response",
+    "close_states",
+    "session",
+    "record_rows",
+    "record_view",
 ]
 T = TypeVar("T")
 

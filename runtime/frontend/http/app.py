@@ -35,6 +35,7 @@ from .openai.models import ModelsApi
 from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
 from .openai.tokenization import TokenizationApi
+from .page.records import RecordsApi
 from .pages import PagesApi
 from .transport.streaming import ClientDisconnectedError
 
@@ -72,6 +73,8 @@ def create_app(
         MetricsApi(generator.core, siblings),
     ):
         app.include_router(api.router, responses=errors.ERROR_RESPONSES)
+    if generator.log is not None:
+        app.include_router(RecordsApi(generator.log, siblings).router, responses=errors.ERROR_RESPONSES)
     app.include_router(PagesApi(generator, has_keys=bool(keys)).router)
     if (per_minute := config.share(config.requests_per_minute_per_key)) is not None:
         app.add_middleware(RateLimitMiddleware, per_minute=per_minute)
@@ -96,7 +99,8 @@ def create_app(
             expose_headers=["x-request-id", "retry-after"],
         )
     # The outermost, so rejected requests are counted too.
-    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer)
+    is_recorded = generator.log is not None
+    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer, is_recorded=is_recorded)
     return app
 
 

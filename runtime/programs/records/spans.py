@@ -48,37 +48,61 @@ class TrackSpan(msgspec.Struct, frozen=True, gc=False):
         return self.end - self.start
 
 
-def spans_of(record: RunRecord, state: TracedState) -> list[TrackSpan]:
-    """Return the spans of a state's track, in order, without those of no length."""
-    return [span for span in _spans(record, state) if span.end > span.start]
+def spans_of(record: RunRecord, state: TracedState, now: float | None = None) -> list[TrackSpan]:
+    """Return the spans of a state's track, in order, without those of no length. `now`: as in `track_of`."""
+    return [span for span in _spans(record, state, now) if span.end > span.start]
 
 
-def track_of(record: RunRecord, state: TracedState) -> tuple[float, float]:
+def track_of(record: RunRecord, state: TracedState, now: float | None = None) -> tuple[float, float]:
     """Return the begin and end of a state's track.
 
-    It ends with the last answer, or where the program's function ended if that was later.
+    It ends with the last answer, or where the program's function ended if that was later. While an operation runs, it
+    ends `now`, if that is given.
     """
     ends = [event.end for event in state.events if event.end is not None]
     end = max(ends, default=state.begin)
-    if state.parent is None and record.body_ended is not None and len(ends) == len(state.events):
+    all_answered = len(ends) == len(state.events)
+    if now is not None and not all_answered:
+        return state.begin, max(end, now)
+    if state.parent is None and record.body_ended is not None and all_answered:
         end = max(end, record.body_ended)
     return state.begin, end
 
 
-def _spans(record: RunRecord, state: TracedState) -> Iterator[TrackSpan]:
-    at, end = track_of(record, state)
+def _spans(record: RunRecord, state: TracedState, now: float | None) -> Iterator[TrackSpan]:
+    at, end = track_of(record, state, now)
     if state.parent is None and record.body_began > 0:
         until = min(record.body_began, end)
         yield TrackSpan("start", at, until, state.events[0].place if state.events else "", 0, True)
         at = until
     for index, event in enumerate(state.events):
         if event.end is None:
+            if now is not None:  # it is the one that runs
+                start = min(max(at, event.start), end)
+                yield from _gap(at, start, event.waits, event.place, index)
+                if event.kind == "gen" and (first := event.first_text) is not None and start <= first <= end:
+                    yield TrackSpan("prefill", start, first, event.place, index, False)
+                    start = first
+                yield TrackSpan(_running(event), start, end, event.place, index, False)
             return
         yield from _gap(at, event.start, event.waits, event.place, index)
         for cause, start, until in _parts(event, max(at, event.start)):
             yield TrackSpan(cause, start, until, event.place, index, False)
         at = max(at, event.end)
     yield from _gap(at, end, record.last_waits, "", len(state.events))
+
+
+def _running(event: Event) -> Cause:
+    """Return what takes the time of an operation that is not answered, as far as that is known."""
+    match event.kind:
+        case "ask":
+            return "tool"
+        case "join":
+            return "wait"
+        case "gen" | "select" | "decide":
+            return "model" if event.first_text is None else "decode"
+        case _:
+            return "transport"
 
 
 def _gap(at: float, end: float, waits: tuple[ProgramWait, ...], place: str, index: int) -> Iterator[TrackSpan]:
