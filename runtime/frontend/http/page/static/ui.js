@@ -4,23 +4,25 @@ import { html, useEffect, useRef, useState } from "./vendor/standalone.mjs";
 
 // State
 
-/** State of a view, kept in sessionStorage so that changing tabs and reloading lose nothing. `slim` shortens what does not fit. */
-export function createStore(name, initial, slim = (state) => state) {
+/**
+ * State of a view, kept in sessionStorage so that changing tabs and reloading lose nothing. `revive` repairs what was stored,
+ * `slim` shortens what does not fit.
+ */
+export function createStore(name, initial, { revive = (state) => state, slim = (state) => state } = {}) {
   const key = `ramiform.${name}`;
   const subscribers = new Set();
   let state = initial;
   let saving = null;
   try {
-    state = { ...initial, ...JSON.parse(sessionStorage.getItem(key) ?? "{}") };
+    state = revive({ ...initial, ...JSON.parse(sessionStorage.getItem(key) ?? "{}") });
   } catch {
     sessionStorage.removeItem(key);
   }
   const save = () => {
     saving = null;
-    const { running, ...kept } = state; // requests in flight end with the page
-    for (const value of [kept, slim(kept)]) {
+    for (const kept of [(value) => value, slim]) {
       try {
-        sessionStorage.setItem(key, JSON.stringify(value));
+        sessionStorage.setItem(key, JSON.stringify(kept(state)));
         return;
       } catch {
         // The quota is spent: keep less.
