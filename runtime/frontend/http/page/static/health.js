@@ -81,7 +81,7 @@ function Plot({ plot, points }) {
   const values = plot.lines.map(([name, token, value]) => [name, token, point && value(point) != null ? plot.format(value(point)) : "–"]);
   return html`<section class="panel plot" aria-label=${`${plot.title}: ${values.map(([name, , text]) => `${name} ${text}`).join(", ")}`}>
     <div class="row baseline"><h3 title=${plot.hint}>${plot.title}</h3><span class="grow"></span><span class="muted small">${time}</span></div>
-    <div class="values">${values.map(([name, token, text]) => html`<span key=${name} class="small"><i class="swatch line" style=${{ backgroundColor: `var(${token})` }}></i>${name} <b>${text}</b></span>`)}</div>
+    <div class="values">${values.map(([name, token, text]) => html`<span key=${name} class="small"><i class="patch line" style=${{ backgroundColor: `var(${token})` }}></i>${name} <b>${text}</b></span>`)}</div>
     <div ref=${box} class="chart" aria-hidden="true"></div>
   </section>`;
 }
@@ -96,10 +96,10 @@ function optionsOf(plot, width, setAt) {
     padding: [6, 4, 0, 0],
     cursor: { points: { size: 6 }, drag: { x: false, y: false }, sync: { key: "health", setSeries: false } },
     hooks: { setCursor: [(chart) => setAt(chart.cursor.idx ?? null)] },
-    scales: { x: { time: true, range: (chart, from, to) => [Math.min(from ?? 0, (to ?? 0) - 60), to ?? 60] }, y: { range: (chart, from, to) => [0, plot.max ?? Math.max(to ?? 0, Number.MIN_VALUE) * 1.08] } },
+    scales: { x: { time: true, range: (chart, from, to) => [(to ?? WINDOW) - WINDOW, to ?? WINDOW] }, y: { range: (chart, from, to) => [0, plot.max ?? Math.max(to ?? 0, Number.MIN_VALUE) * 1.08] } },
     axes: [
-      { ...axis, size: 18, gap: 2, space: 70, values: (chart, times) => times.map((time) => new Date(time * 1e3).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" })) },
-      { ...axis, size: 52, gap: 4, space: 28, values: (chart, values) => values.map((value) => (value === 0 ? "0" : plot.format(value))) },
+      { ...axis, size: 18, gap: 2, space: 70, incrs: [300], values: (chart, times) => times.map((time) => new Date(time * 1e3).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" })) },
+      { ...axis, size: 52, gap: 4, space: 28, incrs: plot.format === whole ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5, 1e6] : undefined, values: (chart, values) => values.map((value) => (value === 0 ? "0" : plot.format(value))) },
     ],
     series: [{}, ...plot.lines.map(([label, token], index) => ({ label, stroke: color(token), width: 1.5, dash: index ? [5, 3] : undefined, points: { show: false } }))],
   };

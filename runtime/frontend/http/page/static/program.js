@@ -30,7 +30,7 @@ export function Facts({ view }) {
     [shareText(hitRate(view)), "cached"],
     [count(view.completion_tokens), "output tokens"],
   ];
-  return html`<dl class="facts">${facts.map(([value, name]) => html`<div key=${name}><dd>${value}</dd><dt>${name}</dt></div>`)}</dl>`;
+  return html`<dl class="figures">${facts.map(([value, name]) => html`<div key=${name}><dd>${value}</dd><dt>${name}</dt></div>`)}</dl>`;
 }
 
 /** Say where and why a program failed. */
@@ -92,7 +92,7 @@ function Details({ view, cursor, onClose }) {
   const code = view.source?.[span.place];
   return html`<div class="details panel" aria-live="polite">
     <div class="row">
-      <i class="swatch" style=${background(span.cause)}></i>
+      <i class="patch" style=${background(span.cause)}></i>
       <b>${isGap ? CAUSES[span.cause]?.title ?? span.cause : event.name ?? event.kind}</b>
       <span class="muted">${CAUSES[span.cause]?.title ?? span.cause}: ${seconds(span.end - span.start)} from ${seconds(span.start)} on</span>
       <span class="grow"></span>

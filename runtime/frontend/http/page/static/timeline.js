@@ -56,10 +56,10 @@ export function causesOf(view) {
 }
 
 export function Legend({ causes, chosen, onChoose }) {
-  return html`<div class="legend" role="group" aria-label="Causes of time">
+  return html`<div class="bands" role="group" aria-label="Causes of time">
     ${causes.map((cause) => html`<button type="button" key=${cause} class="quiet small" aria-pressed=${chosen === cause} title=${CAUSES[cause].meaning}
         onClick=${() => onChoose(chosen === cause ? null : cause)}>
-      <i class="swatch" style=${background(cause)}></i>${CAUSES[cause].title}
+      <i class="patch" style=${background(cause)}></i>${CAUSES[cause].title}
     </button>`)}
   </div>`;
 }

@@ -60,7 +60,7 @@ export function TreeView({ api, live, about }) {
       </div>
       <nav class="row tight" aria-label="Path">
         <button type="button" class="quiet" disabled=${root === null} onClick=${() => zoom(null)}>All</button>
-        ${trail.map((id) => html`<button type="button" key=${id} class="quiet" disabled=${id === root} onClick=${() => zoom(id)}>› ${nodes.get(id)?.namespace ?? id}</button>`)}
+        ${trail.map((id) => html`<button type="button" key=${id} class="quiet" disabled=${id === root} onClick=${() => zoom(id)}>› ${nodes.has(id) ? nameOf(nodes.get(id)) : id}</button>`)}
       </nav>
       <span class="grow"></span>
       <span class="muted small wide">arrows move, Enter or a double click zooms in, Escape zooms out</span>
@@ -88,8 +88,11 @@ function Totals({ totals, happened, shown }) {
     [computed ? percent(happened.hit_tokens / computed) : "–", "hit since you look"],
     [count(happened.evicted_tokens), "tokens evicted"],
   ];
-  return html`<dl class="facts">${facts.map(([value, name]) => html`<div key=${name}><dd>${value}</dd><dt>${name}</dt></div>`)}</dl>`;
+  return html`<dl class="figures">${facts.map(([value, name]) => html`<div key=${name}><dd>${value}</dd><dt>${name}</dt></div>`)}</dl>`;
 }
+
+// The root of a namespace has its label; that of no namespace has an empty one.
+const nameOf = (node) => (node.parent === null ? node.namespace || "root" : node.id);
 
 const categories = new Map();
 
@@ -109,12 +112,12 @@ function Keys({ boxes }) {
     return [...tokens].sort((a, b) => b[1] - a[1]).slice(0, 8);
   }, [boxes]);
   const shade = color("--cat-8");
-  return html`<div class="legend small" aria-label="Meaning of patterns and colours">
+  return html`<div class="bands small" aria-label="Meaning of patterns and colours">
     ${Object.entries(STATES).map(([state, { title, meaning, pattern }]) => html`<span key=${state} class="key" title=${meaning}>
-      <i class=${"swatch " + state} style=${{ opacity: ALPHA[state], backgroundColor: shade, backgroundImage: pattern ? `url(${tile(shade, pattern).toDataURL()})` : "none" }}></i>${title}</span>`)}
+      <i class=${"patch " + state} style=${{ opacity: ALPHA[state], backgroundColor: shade, backgroundImage: pattern ? `url(${tile(shade, pattern).toDataURL()})` : "none" }}></i>${title}</span>`)}
     <span class="key divider"></span>
     ${programs.map(([program, tokens]) => html`<span key=${program + String(isDark)} class="key" title=${`${count(tokens)} tokens`}>
-      <i class="swatch" style=${{ backgroundColor: color(`--cat-${categoryOf(program)}`) }}></i>${program ?? "no program"}</span>`)}
+      <i class="patch" style=${{ backgroundColor: color(`--cat-${categoryOf(program)}`) }}></i>${program ?? "no program"}</span>`)}
   </div>`;
 }
 
@@ -273,7 +276,7 @@ function NodeDetails({ id, node, api, onZoom }) {
   if (!node) return html`<div class="details muted small" aria-live="polite">Node ${id} was evicted.</div>`;
   const ago = node.used + (performance.now() - node.seen) / 1e3;
   return html`<div class="details panel" aria-live="polite">
-    <div class="row"><b>${node.namespace ?? `node ${id}`}</b>
+    <div class="row"><b>${node.parent === null ? nameOf(node) : `node ${id}`}</b>
       <span class="muted">${count(node.tokens)} tokens${details?.depth_tokens === undefined ? "" : `, up to ${count(details.depth_tokens)}`}, ${STATES[node.state]?.title ?? node.state}, ${node.program ? `program ${node.program}` : "no program"}, ${count(node.hits)} hits, used ${seconds(ago)} ago</span>
       <span class="grow"></span><button type="button" class="quiet" onClick=${() => onZoom(id)}>Zoom in</button></div>
     <${ErrorNote} error=${details?.error} />
@@ -282,7 +285,7 @@ function NodeDetails({ id, node, api, onZoom }) {
 }
 
 const COLUMNS = [
-  { key: "id", title: "node", width: 90, cell: ({ node }) => node.namespace ?? node.id, sort: ({ node }) => node.id },
+  { key: "id", title: "node", width: 90, cell: ({ node }) => nameOf(node), sort: ({ node }) => node.id },
   { key: "parent", title: "parent", width: 80, wide: true, cell: ({ node }) => node.parent ?? "", sort: ({ node }) => node.parent },
   { key: "before", title: "after tokens", width: 110, number: true, cell: ({ tokensBefore }) => count(tokensBefore), sort: ({ tokensBefore }) => tokensBefore },
   { key: "tokens", title: "tokens", width: 80, number: true, cell: ({ node }) => count(node.tokens), sort: ({ node }) => node.tokens },
