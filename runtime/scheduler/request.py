@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from msgspec.structs import replace
+
 from ...constrained.backends import OutputMatcher
 from ...radix.cache import Lease
 from ..protocol.core import Generate, Timings
@@ -149,6 +151,7 @@ class Request:
             logit_bias=params.logit_bias,
             num_top_logprobs=None if logprobs is None else logprobs.num_top,
             logprobs_of=() if logprobs is None else logprobs.of,
+            logprob_details=logprobs is not None and logprobs.details,
         )
 
     @property
@@ -262,7 +265,10 @@ class Request:
         if logprobs is None or logprobs.prompt_from is None:
             return None
         assert self._num_unscored == 0
-        return [None, *self.prompt_scores] if logprobs.prompt_from == 0 else list(self.prompt_scores)
+        scores = self.prompt_scores
+        if logprobs.details:  # a prompt's tokens were not chosen under the request's rules
+            scores = [replace(score, details=None) for score in scores]
+        return [None, *scores] if logprobs.prompt_from == 0 else list(scores)
 
 
 def program_id(owner: bytes, program: str) -> str:

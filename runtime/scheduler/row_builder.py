@@ -80,4 +80,5 @@ def _score(request: Request, first: int, end: int) -> Score | None:
         targets=request.tokens[target : end + 1],
         num_top=request.message.logprobs.num_top,
         of=request.message.logprobs.of,
+        details=request.message.logprobs.details,
     )

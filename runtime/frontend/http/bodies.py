@@ -295,6 +295,7 @@ class GenerateBody(RequestBody):
     top_logprobs_num: int | Many[int] = 0
     token_ids_logprob: TokenIds | Many[TokenIds] | None = None
     return_text_in_logprobs: bool = False
+    token_details: bool = False
     stream: bool = False
     rid: Text | Many[Text] | None = None
     priority: Priority | Many[Priority] = 0
@@ -338,10 +339,13 @@ class GenerateBody(RequestBody):
 
 
 def logprob_params(
-    wanted: bool, start: int, num_top: int, asked: list[int] | None, num_prompt: int
+    wanted: bool, start: int, num_top: int, asked: list[int] | None, num_prompt: int, *, details: bool = False
 ) -> LogprobParams | None:
-    """Build the log-probability options of a prompt. Raises RequestError when `start` is outside the prompt."""
+    """Build the log-probability options of a prompt. Raises RequestError when `start` is outside the prompt, and for
+    `details` without log-probabilities."""
     if not wanted:
+        if details:
+            raise RequestError("token_details needs return_logprob", param="token_details")
         return None
     if not -1 <= start <= num_prompt:
         raise RequestError(
@@ -349,7 +353,10 @@ def logprob_params(
             param="logprob_start_len",
         )
     return LogprobParams(
-        num_top=num_top, prompt_from=None if start in (-1, num_prompt) else start, of=tuple(asked or ())
+        num_top=num_top,
+        prompt_from=None if start in (-1, num_prompt) else start,
+        of=tuple(asked or ()),
+        details=details,
     )
 
 

@@ -22,6 +22,7 @@ from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, AbortBody, GenerateBody, SessionParams, logprob_params
 from ..errors import name_prompt_field
 from ..middleware.auth import require_admin
+from ..openai.logprobs import TokenTexts, token_entry
 from ..scope import SCOPE_API_KEY
 from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
@@ -44,6 +45,9 @@ def answer(
     }
     if prompt.logprobs is not None:
         meta |= _logprobs(tokenizer, prompt, prompt.logprobs, sample, with_texts)
+    if prompt.logprobs is not None and prompt.logprobs.details:
+        texts, asked = TokenTexts(tokenizer), prompt.logprobs.of
+        meta["output_token_details"] = [token_entry(texts, value, asked=asked) for value in sample.logprobs or []]
     if sample.generated is not None:
         sequence = sample.generated.sequence
         meta["finish_reason"] = _finish_reason(sequence.finish, sequence.completion_tokens)
@@ -268,7 +272,7 @@ class NativeApi:
                 Prompt(
                     tokens=ids,
                     sampling=sampling_params,
-                    logprobs=logprob_params(wanted, start, num_top, of_ids, len(ids)),
+                    logprobs=logprob_params(wanted, start, num_top, of_ids, len(ids), details=body.token_details),
                     priority=priority,
                     namespace=extra_key or "",
                     name=rid,

@@ -68,6 +68,7 @@ class CompletionBody(CompletionFields):
             num_top=max(self.logprobs or 0, self.prompt_logprobs or 0),
             prompt_from=0 if of_prompt else None,
             of=tuple(self.logprob_token_ids),
+            details=self.token_details,
         )
 
 
@@ -207,7 +208,7 @@ class CompletionsApi:
 
     def _logprobs(self, body: CompletionBody, num_top: int) -> CompletionLogprobs:
         texts = self._id_texts if body.return_tokens_as_token_ids else self._texts
-        return CompletionLogprobs(texts, num_top, asked=body.logprob_token_ids)
+        return CompletionLogprobs(texts, num_top, asked=body.logprob_token_ids, detailed=body.token_details)
 
     async def _stream(
         self, body: CompletionBody, prompts: list[tuple[str, Prompt]], head: dict[str, Any]

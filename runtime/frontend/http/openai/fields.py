@@ -117,6 +117,7 @@ class CompletionFields(GenerationFields):
     truncation_side: Side = "left"
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     logprob_token_ids: TokenIds = Field(default_factory=list)
+    token_details: bool = False
     return_tokens_as_token_ids: bool = False
     return_token_ids: bool = False
 
@@ -136,6 +137,8 @@ class CompletionFields(GenerationFields):
             )
         if self.logprob_token_ids and not self.returns_logprobs:
             raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+        if self.token_details and not self.returns_logprobs:
+            raise RequestError("token_details needs logprobs", param="token_details")
 
     @property
     def returns_logprobs(self) -> bool:
