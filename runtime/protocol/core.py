@@ -9,6 +9,7 @@ import msgspec
 from .errors import ErrorInfo
 from .metrics import CoreMetrics
 from .sampling import LogprobParams, SamplingParams, TokenLogprob
+from .tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +133,7 @@ class GetStats(msgspec.Struct, frozen=True, tag="stats"):
     call: int
 
 
-ToCore = Attach | Generate | EndStates | Abort | FlushCache | Pause | GetStats
+ToCore = Attach | Generate | EndStates | Abort | FlushCache | Pause | GetStats | GetTree | GetTreeNode
 
 # Core -> frontend
 
@@ -229,6 +230,8 @@ class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
     call: int
     stats: CoreStats | None = None
     measures: CoreMetrics | None = None  # beside the stats
+    tree: TreeMessage | None = None
+    tree_node: NodeContent | None = None
     error: ErrorInfo | None = None
 
 

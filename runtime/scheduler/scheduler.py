@@ -42,6 +42,7 @@ from ..protocol.core import (
     ToCore,
 )
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
+from ..protocol.tree import GetTree, GetTreeNode
 from .admission import Admission
 from .apply_result import abort_answer, apply_result, prompt_answer
 from .batch import Batch, ScheduledRequest
@@ -165,8 +166,8 @@ class Scheduler:
                 return [CoreReply(call)]
             case GetStats(call=call):
                 return [CoreReply(call, stats=self.stats())]
-            case Attach():
-                raise AssertionError("the core answers Attach")
+            case Attach() | GetTree() | GetTreeNode():
+                raise AssertionError("the core's loop answers this")
 
     def plan(self, now: float) -> ForwardPlan | None:
         """Plan the next step. Returns None if there is nothing to compute, or nothing before the plan in flight is
