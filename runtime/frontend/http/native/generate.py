@@ -264,7 +264,9 @@ class NativeApi:
         settings = [body.per_prompt(name, num) for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")]
         if sum(part.n for part in sampling) > MAX_BATCH:
             raise RequestError(f"n must be such that {num} prompts make at most {MAX_BATCH} outputs in all", param="n")
-        params = [part.params() for part in sampling]  # before tokenisation: the check is cheap, and often fails
+        continued = body.per_prompt("continued_tokens", num)
+        # Before tokenisation: the check is cheap, and often fails.
+        params = [part.params(after) for part, after in zip(sampling, continued, strict=True)]
         tokens = [await self._tokens(prompt) for prompt in prompts]
         fallback_rid = new_rid()
         return [
@@ -278,13 +280,15 @@ class NativeApi:
                     namespace=extra_key or "",
                     name=rid,
                     in_bulk=not body.stream,
+                    continued=after,
                 ),
                 part.n,
             )
-            for ids, sampling_params, part, wanted, start, num_top, of_ids, rid, priority, extra_key in zip(
+            for ids, sampling_params, part, after, wanted, start, num_top, of_ids, rid, priority, extra_key in zip(
                 tokens,
                 params,
                 sampling,
+                continued,
                 *settings,
                 body.logprob_token_ids(num),
                 body.per_prompt("rid", num),

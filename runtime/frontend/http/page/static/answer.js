@@ -70,7 +70,7 @@ export async function run(request, answers, onChange, signal) {
   const changed = () => (timer ??= setTimeout(flush, FLUSH_MS));
   try {
     await api.stream(request.path, request.body, (event) => {
-      for (const choice of event.choices) addChoice(drafts[choice.index], choice, event, request.path === CHAT);
+      for (const choice of event.choices) addChoice(drafts[choice.index], choice, event, request);
       if (event.usage) for (const draft of drafts) Object.assign(draft, { usage: event.usage, timings: event.timings ?? null });
       changed();
     }, signal);
@@ -90,7 +90,9 @@ export async function run(request, answers, onChange, signal) {
   flush();
 }
 
-function addChoice(draft, choice, event, isChat) {
+function addChoice(draft, choice, event, { path, body }) {
+  const isChat = path === CHAT;
+  const isEcho = body.echo && draft.text === "" && !isChat; // the first chunk repeats the prompt
   draft.promptIds ??= (isChat ? event.prompt_token_ids : choice.prompt_token_ids) ?? null;
   if (isChat) {
     const delta = choice.delta;
@@ -101,7 +103,7 @@ function addChoice(draft, choice, event, isChat) {
     if (choice.token_ids) draft.ids = choice.token_ids;
   } else {
     draft.text += choice.text;
-    for (const entry of columnEntries(choice.logprobs)) draft.tokens.push(tokenOf(entry));
+    if (!isEcho) for (const entry of columnEntries(choice.logprobs)) draft.tokens.push(tokenOf(entry));
     if (choice.token_ids) draft.ids.push(...choice.token_ids);
   }
   if (choice.finish_reason) draft.finish = choice.finish_reason;
@@ -115,10 +117,10 @@ function addCall(draft, { index, id, function: { name, arguments: text = "" } })
 /** Completions have columns instead of entries, and entries when the details are asked for. */
 function columnEntries(columns) {
   if (!columns) return [];
-  return columns.details ?? columns.tokens.map((token, index) => ({
+  return columns.tokens.map((token, index) => columns.details?.[index] ?? {
     token, logprob: columns.token_logprobs[index],
     top_logprobs: Object.entries(columns.top_logprobs[index] ?? {}).map(([other, logprob]) => ({ token: other, logprob })),
-  }));
+  });
 }
 
 function tokenOf(entry) {

@@ -72,14 +72,14 @@ const putInto = (id) => (answers) =>
     }),
   }));
 
-/** Ask for the answer to the messages before the message `id`, which is made if it is null. */
-function ask(about, before, id, { more, common } = {}) {
-  const { request, error } = nextRequest(chat.get(), before, about, more);
+/** Ask for the answer to `before`: another one in the message `id`, or in a new message if it is null. Returns an error or null. */
+function ask(about, before, id) {
+  const { request, error } = nextRequest(chat.get(), before, about);
   if (error) return error;
-  const message = before.length < chat.get().messages.length && id ? chat.get().messages.find((each) => each.id === id) : { id: newId(), role: "assistant", answers: [], chosen: null };
-  chat.set({ messages: [...before.filter((each) => each.id !== message.id), message] });
+  const message = chat.get().messages.find((each) => each.id === id) ?? { id: newId(), role: "assistant", answers: [], chosen: null };
+  chat.set({ messages: [...before, message] });
   drawSeed();
-  start("chat", request, newAnswers(request, common), putInto(message.id));
+  start("chat", request, newAnswers(request), putInto(message.id));
   return null;
 }
 

@@ -12,7 +12,7 @@ const look = createStore("strip", { colour: "entropy", showsPrompt: false });
 const ORIGINS = {
   forced: { mark: "»", label: "forced by the grammar" },
   accepted: { mark: "✓", label: "a guess that was verified" },
-  chosen: { mark: "⑂", label: "chosen by you" },
+  chosen: { mark: "◆", label: "chosen by you" },
 };
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 const letter = (row) => LETTERS[row] ?? String(row + 1);
@@ -250,6 +250,7 @@ function Popover({ answer, at, onClose, onFork, strip, allowedAt }) {
     <div class="row"><b class="mono token">${visible(token.text)}</b><span class="grow"></span>
       <button type="button" class="quiet icon" aria-label="Close" onClick=${onClose}>✕</button></div>
     <dl class="facts small">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    <div class="alternative head small muted" aria-hidden="true"><span>token</span><span></span><span class="number">model</span><span class="number">masked</span></div>
     <div class="alternatives" role="listbox" tabindex="0" aria-label="Alternatives" aria-activedescendant=${`alternative-${chosen}`}>
       ${alternatives.map((each, index) => html`<div key=${index} id=${`alternative-${index}`} role="option" aria-selected=${index === chosen} aria-disabled=${each.allowed === false}
           class=${`alternative ${each.allowed === false ? "refused" : ""} ${isOwn(each) ? "own" : ""}`}
