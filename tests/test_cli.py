@@ -83,10 +83,12 @@ HTTP_FLAGS = {
     "--frontends",
     "--drain-seconds",
     "--otlp-endpoint",
+    "--page",
+    "--page-texts",
 }
 LOG_FLAGS = {"--log-level", "--log-format"}
 FLAGS = {
-    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--bind", "--keys"} | LOG_FLAGS | HTTP_FLAGS,
+    "serve": MODEL_FLAGS | {"--host", "--port", "--open", "--api-key", "--bind", "--keys"} | LOG_FLAGS | HTTP_FLAGS,
     "run": MODEL_FLAGS | {"--model", "--address", "--keys"} | LOG_FLAGS,
     "eval": MODEL_FLAGS
     | {"--model", "--address", "--keys", "--data", "--limit", "--concurrency", "--resume", "--against"}

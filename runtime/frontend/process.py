@@ -27,6 +27,7 @@ from .records.log import ProgramLog
 from .text.generation import Generator
 
 if TYPE_CHECKING:
+    from .http.page.routes import Page
     from .http.transport.server import HttpServer
 
 SHUT_DOWN_ERROR = ErrorInfo.of(RuntimeFailed("the runtime was shut down"))
@@ -44,6 +45,7 @@ class Frontend:
         self, config: RuntimeConfig, tokenizer: Tokenizer, *, index: int = 0, listener: socket.socket | None = None
     ) -> None:
         self._config = config.serve
+        self._core_config = config.core
         self._index = index
         self._listener = listener
         self._context = zmq.asyncio.Context()
@@ -73,6 +75,7 @@ class Frontend:
             self._context, config.serve.socket_dir, index, config.serve.frontends, self._observer.measures
         )
         self._http: HttpServer | None = None
+        self._page: Page | None = None
         self._closed = asyncio.Event()
 
     @property
@@ -97,7 +100,10 @@ class Frontend:
             from .http.app import create_app  # here: a script's runtime does not wait for the web framework
             from .http.transport.server import HttpServer
 
-            app = create_app(self._generator, self._config, self._peers, self._tracer)
+            app = create_app(self._generator, self._config, self._peers, self._tracer, core_config=self._core_config)
+            self._page = app.state.page
+            if self._page is not None:
+                self._page.start()
             self._http = HttpServer(app, listener, self._config)
             await self._http.start()
 
@@ -145,6 +151,8 @@ class Frontend:
             await self._remote_server.stop(reason)
         if self._http is not None:
             await self._http.stop()
+        if self._page is not None:
+            await self._page.stop()
         await self._peers.stop()
         await self._core.close()
         self._context.term()

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from msgspec.structs import replace
+
 from ...constrained.backends import OutputMatcher
 from ...radix.cache import Lease
 from ..protocol.core import Generate, Timings
@@ -38,6 +40,11 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
     _check_token_ids(params.allowed_token_ids, vocab_size, "allowed_token_ids")
     for sequence in message.banned:
         _check_token_ids(sequence, vocab_size, "bad_words")
+    if not 0 <= message.continued < num_prompt:
+        raise RequestError(
+            f"continued_tokens must be less than the prompt's {num_prompt} tokens, got {message.continued}",
+            param="continued_tokens",
+        )
     if params.seed is None and not params.greedy:
         raise RequestError("sampling needs a seed", param="seed")
     if message.pooling is not None and params.max_new_tokens:
@@ -137,6 +144,8 @@ class Request:
     unaccepted: int | None = None  # token that the grammar has still to accept
     mask: tuple[int, bytes | None] | None = None  # number of tokens, and the mask of the one after them
     jump_due: bool = False  # the text that is forced after `tokens` has still to be appended
+    continued_due: bool = False  # the grammar has still to follow the continued tokens of the prompt
+    forced_rest: list[int] = field(default_factory=list)  # forced ids after those, still to be appended
     lease: Lease | None = None
     num_computed: int = 0
     num_cached: int | None = None  # prompt tokens reused at the first start
@@ -171,6 +180,7 @@ class Request:
             logit_bias=params.logit_bias,
             num_top_logprobs=None if logprobs is None else logprobs.num_top,
             logprobs_of=() if logprobs is None else logprobs.of,
+            logprob_details=logprobs is not None and logprobs.details,
         )
 
     @property
@@ -192,10 +202,15 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def output_start(self) -> int:
+        """Position at which the output begins for its rules; continued tokens of the prompt belong to it."""
+        return self.num_prompt - self.message.continued
+
+    @property
     def recent_output(self) -> list[int]:
         """The end of the output, as far as the token rules look at it."""
         num = 0 if self.rules is None else self.rules.num_context
-        return self.tokens[max(self.num_prompt, len(self.tokens) - num) :] if num else []
+        return self.tokens[max(self.output_start, len(self.tokens) - num) :] if num else []
 
     @property
     def num_uncomputed(self) -> int:
@@ -285,7 +300,10 @@ class Request:
         if logprobs is None or logprobs.prompt_from is None:
             return None
         assert self._num_unscored == 0
-        return [None, *self.prompt_scores] if logprobs.prompt_from == 0 else list(self.prompt_scores)
+        scores = self.prompt_scores
+        if logprobs.details:  # a prompt's tokens were not chosen under the request's rules
+            scores = [replace(score, details=None) for score in scores]
+        return [None, *scores] if logprobs.prompt_from == 0 else list(scores)
 
 
 def program_id(owner: bytes, program: str) -> str:

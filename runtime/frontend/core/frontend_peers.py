@@ -33,6 +33,7 @@ PeerQuestionKind = Literal[
     "session",
     "record_rows",
     "record_view",
+    "health",
 ]
 T = TypeVar("T")
 
@@ -58,6 +59,11 @@ class FrontendPeers:
         self._questions = msgspec.msgpack.Decoder(PeerQuestion)
         self._handlers: dict[PeerQuestionKind, Callable[[str | None], Awaitable[Any]]] = {}
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """True for the peers of the first frontend."""
+        return self._index == 0
 
     def on(self, kind: PeerQuestionKind, handler: Callable[[str | None], Awaitable[Any]]) -> None:
         """Answer the peers' questions of that kind by `handler(about)`."""

@@ -16,6 +16,7 @@ PUBLIC_PATHS = frozenset(
         HEALTH_PATH,
         "/ping",  # the same, for platforms that ask there
         # Pages for browsers, which cannot send a key before they have a page. They are the same on every server.
+        # So are the files of the page at `/`, below PAGE_FILES.
         "/",
         "/docs",
         "/docs/favicon-32x32.png",
@@ -24,6 +25,13 @@ PUBLIC_PATHS = frozenset(
         "/openapi.json",
     }
 )
+PAGE_FILES = "/page/"
+LIVE_PATH = "/v1/ramiform/live"  # a WebSocket whose first message has the key
+
+
+def is_public(path: str) -> bool:
+    """Return True for a path that needs no API key."""
+    return path in PUBLIC_PATHS or path.startswith(PAGE_FILES)
 
 
 def owner_of(scope: Scope) -> Owner:
