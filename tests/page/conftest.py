@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+
 from .browser import Browser, Page, find_browser, start_browser
 
 
