@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-
 from .browser import Browser, Page, find_browser, start_browser
 
 
