@@ -23,6 +23,7 @@ PANELS = {
     "Speculation": "speculative speculative_draft_model speculative_num_steps speculative_eagle_topk "
     "speculative_num_draft_tokens speculative_adaptive",
     "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",
+    "Page for browsers": "page page_texts",
     "Access and limits": "api_key admin_key cache_scope max_requests_per_key requests_per_minute_per_key "
     "max_connections max_connections_per_address",
     "Model's dialect": "tool_call_parser reasoning_parser trust_request_chat_template",

@@ -17,6 +17,7 @@ QuantizeName = Literal["int8", "int4", "fp8"]
 OverlapName = Literal["auto", "on", "off"]
 KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
 CacheScope = Literal["auto", "key", "shared"]
+PageTextsName = Literal["auto", "on", "off"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
 # Formats of tool calls; the frontend has their texts.
@@ -220,6 +221,14 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: Annotated[
         str | None, Meta(description="allowed origins of web pages, separated by commas, or *; default: none")
     ] = None
+    page: Annotated[bool, Meta(description="serve the page for browsers at /: chat, programs, cache, health")] = True
+    page_texts: Annotated[
+        PageTextsName,
+        Meta(
+            description="show texts of prompts and outputs on the page; auto: to all who may see it, with several API "
+            "keys only to the key that asked"
+        ),
+    ] = "auto"
     max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="maximum size of an HTTP request's body in MiB")] = 32
     max_requests_per_key: Annotated[
         Annotated[int, Meta(ge=1)] | None,

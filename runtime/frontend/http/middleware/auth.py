@@ -19,7 +19,7 @@ from ....protocol.config import CacheScope
 from ...core.tenant import Tenant, current_tenant
 from ..dialects import ANTHROPIC, dialect_of
 from ..errors import AdminKeyError, error_response, internal_error_message
-from ..scope import PUBLIC_PATHS, SCOPE_API_KEY, SCOPE_IS_ADMIN
+from ..scope import LIVE_PATH, SCOPE_API_KEY, SCOPE_IS_ADMIN, is_public
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -36,13 +36,35 @@ def require_admin(request: Request, action: str) -> None:
         raise AdminKeyError(action, has_key=request.scope[SCOPE_API_KEY] is not None)
 
 
+class ApiKeys:
+    """The keys of a server. Admin keys are API keys too.
+
+    Without admin keys, a server with at most one API key has one user, who may administer it. With several API keys
+    nobody may. `required`: requests need a key. `several`: more than one user may ask.
+    """
+
+    def __init__(self, api_keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
+        self.required = bool(api_keys)
+        self.several = len({*api_keys, *admin_keys}) > 1 or (not api_keys and bool(admin_keys))
+        self._keys = [(key, f"Bearer {key}".encode()) for key in {*api_keys, *admin_keys}]
+        self._admin_keys = frozenset(admin_keys)
+        self._all_are_admins = not admin_keys and len(set(api_keys)) <= 1
+
+    def find(self, header: bytes) -> str | None:
+        """Return the key of an `Authorization` header if it is valid, else None."""
+        # Compare with every key, so that the time does not depend on which one matches.
+        return next(iter([key for key, known in self._keys if hmac.compare_digest(header, known)]), None)
+
+    def is_admin(self, key: str | None) -> bool:
+        """Return True if the holder of a valid key, or with None somebody without one, may affect other users."""
+        return self._all_are_admins or key in self._admin_keys
+
+
 class AuthMiddleware:
     """Echo or create `x-request-id`, require an API key, bound the body, answer a 500 on failure.
 
-    The key comes as `Authorization: Bearer KEY` or, as Anthropic's clients send it, `x-api-key: KEY`.
-
-    Admin keys are API keys too. Without any, a server with at most one API key has one user, who may administer it.
-    With several API keys nobody may.
+    The key comes as `Authorization: Bearer KEY` or, as Anthropic's clients send it, `x-api-key: KEY`. The WebSocket at
+    LIVE_PATH is let through: it asks for the key itself.
 
     `cache_scope`: "key" separates the prefix cache by API key, "shared" does not, "auto" does with several keys.
     """
@@ -57,10 +79,7 @@ class AuthMiddleware:
         cache_scope: CacheScope = "auto",
     ) -> None:
         self._app = app
-        self._requires_key = bool(api_keys)
-        self._keys = [(key, f"Bearer {key}".encode()) for key in {*api_keys, *admin_keys}]
-        self._admin_keys = frozenset(admin_keys)
-        self._all_are_admins = not admin_keys and len(set(api_keys)) <= 1
+        self._keys = ApiKeys(api_keys, admin_keys)
         self._max_body_bytes = max_body_bytes
         is_scoped = cache_scope == "key" or (cache_scope == "auto" and len(set(api_keys)) > 1)
         keys = sorted({*api_keys, *admin_keys}) if is_scoped else []
@@ -72,12 +91,12 @@ class AuthMiddleware:
             return
         headers = Headers(scope=scope)
         key = scope[SCOPE_API_KEY] = self._find_key(headers)
-        is_admin = scope[SCOPE_IS_ADMIN] = self._all_are_admins or key in self._admin_keys
+        is_admin = scope[SCOPE_IS_ADMIN] = self._keys.is_admin(key)
         # The server runs each request in a context of its own, so nothing has to be reset.
         current_tenant.set(Tenant(key, is_admin, "" if key is None else self._cache_scopes.get(key, "")))
-        is_allowed = not self._requires_key or key is not None or scope["path"] in PUBLIC_PATHS
+        is_allowed = not self._keys.required or key is not None or is_public(scope["path"])
         if scope["type"] == "websocket":
-            if is_allowed:
+            if is_allowed or scope["path"] == LIVE_PATH:
                 await self._app(scope, receive, send)
             else:  # before acceptance, this is an HTTP 403
                 await send({"type": "websocket.close", "code": 1008, "reason": INVALID_API_KEY})
@@ -122,9 +141,7 @@ class AuthMiddleware:
     def _find_key(self, headers: Headers) -> str | None:
         """Return the key of the request if it is valid, else None."""
         given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
-        header = given.encode("latin-1")
-        # Compare with every key, so that the time does not depend on which one matches.
-        return next(iter([key for key, known in self._keys if hmac.compare_digest(header, known)]), None)
+        return self._keys.find(given.encode("latin-1"))
 
     @property
     def _too_long(self) -> str:

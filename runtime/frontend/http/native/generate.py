@@ -24,6 +24,7 @@ from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, AbortBody, GenerateBody, SessionParams, logprob_params
 from ..errors import name_prompt_field
 from ..middleware.auth import require_admin
+from ..openai.logprobs import TokenTexts, token_entry
 from ..scope import SCOPE_API_KEY
 from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
@@ -46,6 +47,9 @@ def answer(
     }
     if prompt.logprobs is not None:
         meta |= _logprobs(tokenizer, prompt, prompt.logprobs, sample, with_texts)
+    if prompt.logprobs is not None and prompt.logprobs.details:
+        texts, asked = TokenTexts(tokenizer), prompt.logprobs.of
+        meta["output_token_details"] = [token_entry(texts, value, asked=asked) for value in sample.logprobs or []]
     if sample.generated is not None:
         sequence = sample.generated.sequence
         meta["finish_reason"] = _finish_reason(sequence.finish, sequence.completion_tokens)
@@ -56,6 +60,7 @@ def answer(
         meta["spec_accept_histogram"] = sequence.accepted_lengths
         if (timings := sequence.timings) is not None:
             meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}
+            meta |= {"grammar_time": timings.grammar, "retracted_time": timings.retracted}
     return {"text": text, "output_ids": list(sample.output_ids), "meta_info": meta}
 
 
@@ -263,7 +268,9 @@ class NativeApi:
         settings = [body.per_prompt(name, num) for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")]
         if sum(part.n for part in sampling) > MAX_BATCH:
             raise RequestError(f"n must be such that {num} prompts make at most {MAX_BATCH} outputs in all", param="n")
-        params = [part.params() for part in sampling]  # before tokenisation: the check is cheap, and often fails
+        continued = body.per_prompt("continued_tokens", num)
+        # Before tokenisation: the check is cheap, and often fails.
+        params = [part.params(after) for part, after in zip(sampling, continued, strict=True)]
         tokens = [await self._tokens(prompt) for prompt in prompts]
         fallback_rid = new_rid()
         return [
@@ -272,18 +279,20 @@ class NativeApi:
                 Prompt(
                     tokens=ids,
                     sampling=sampling_params,
-                    logprobs=logprob_params(wanted, start, num_top, of_ids, len(ids)),
+                    logprobs=logprob_params(wanted, start, num_top, of_ids, len(ids), details=body.token_details),
                     priority=priority,
                     namespace=extra_key or "",
                     name=rid,
                     in_bulk=not body.stream,
+                    continued=after,
                 ),
                 part.n,
             )
-            for ids, sampling_params, part, wanted, start, num_top, of_ids, rid, priority, extra_key in zip(
+            for ids, sampling_params, part, after, wanted, start, num_top, of_ids, rid, priority, extra_key in zip(
                 tokens,
                 params,
                 sampling,
+                continued,
                 *settings,
                 body.logprob_token_ids(num),
                 body.per_prompt("rid", num),
