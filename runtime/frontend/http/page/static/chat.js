@@ -187,7 +187,7 @@ function ToolsPanel({ state }) {
     <div class="row">
       <label class="inline small muted">tool_choice
         <select name="tool_choice" value=${state.toolChoice} onChange=${(event) => chat.set({ toolChoice: event.target.value })}>
-          <option>auto</option><option>required</option><option>none</option>
+          ${["auto", "required", "none"].map((choice) => html`<option key=${choice} value=${choice}>${choice}</option>`)}
         </select>
       </label>
       <span class="grow"></span>
