@@ -2,7 +2,7 @@
 
 import { forkAnswer, merged, newAnswers, revivedAnswer, slimAnswer, start, stop, watched } from "./answer.js";
 import { AnswerView, CopyRequest } from "./answer_view.js";
-import { allowedAt, checkConstraint, checkedFields, choicesOf, KINDS, Mask, requestFields } from "./constraint.js";
+import { checkConstraint, checkedFields, choicesOf, KINDS, Mask, requestFields } from "./constraint.js";
 import { drawSeed, readSettings, settings, SettingsPanel } from "./settings.js";
 import { createStore, ErrorNote, short, useKeys, useStore } from "./ui.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.mjs";
@@ -122,7 +122,7 @@ export function StructuredView({ about }) {
             : html`<button type="button" class="primary" title="Ctrl+Enter" onClick=${send}>Generate</button>`}
         </div>
         <${ErrorNote} error=${error} />
-        ${shown ? html`<${AnswerView} answers=${answers} chosen=${shown.id} about=${about} onFork=${fork} allowedAt=${allowedAt} onChoose=${(id) => structured.set({ chosen: id })}>
+        ${shown ? html`<${AnswerView} answers=${answers} chosen=${shown.id} about=${about} onFork=${fork} onChoose=${(id) => structured.set({ chosen: id })}>
           <button type="button" class="quiet" onClick=${() => structured.set({ text: shown.text, cursor: 0 })} title="Show for each position which tokens were possible">Step through</button>
           <button type="button" class="quiet" disabled=${isRunning} onClick=${() => structured.set({ answers: [], chosen: null })}>Clear</button>
         <//>` : null}
