@@ -174,6 +174,24 @@ def test_under_a_schema_the_mask_is_shown_and_holds_in_forks(page: Page, home: s
     assert ids(second) == expected_fork(url, first, at, ids(second)[at], body)
 
 
+def test_a_text_of_ones_own_takes_a_tokens_place(page: Page, home: str, url: str) -> None:
+    complete(page, home, "Once upon a time", seed="5", max_tokens="30")
+    page.click(chip(4))
+    page.fill("[name=typed]", " and a <b>river</b>")
+    page.press("Enter")
+    page.wait(FORKED)
+    first, second = stored(page, "complete")
+    typed = httpx.post(f"{url}/tokenize", json={"prompt": " and a <b>river</b>", "add_special_tokens": False}).json()
+    assert len(typed["tokens"]) > 2
+    assert ids(second)[4 : 4 + typed["count"]] == typed["tokens"]
+    *before, last = typed["tokens"]
+    shared = {**first, "tokens": [*first["tokens"][:4], *({"id": token} for token in before)]}
+    at = 4 + len(before)
+    assert ids(second) == expected_fork(url, shared, at, last, {"max_tokens": 30 - at - 1})
+    assert page.text(".answer .text").startswith(first["text"][:3])
+    assert "and a <b>river</b>" in page.text(".answer .text")
+
+
 def test_arrows_lead_along_the_tokens_and_between_branches(page: Page, home: str) -> None:
     complete(page, home, "Once upon a time", seed="5", max_tokens="20")
     fork(page, 5)

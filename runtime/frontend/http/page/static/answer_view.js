@@ -58,7 +58,8 @@ function Numbers({ answer: { request, usage, timings, finish, isRunning, tokens,
     const isOneOfSeveral = request.body.n > 1; // usage is of all of them
     parts.push(`${count(usage.prompt_tokens)} prompt${cached ? `, ${count(cached)} cached` : ""}`, `${count(isOneOfSeveral ? tokens.length : usage.completion_tokens)} tokens`);
   }
-  if (timings) parts.push(`first after ${seconds(timings.prompt_ms / 1000)}`, `${Math.round(timings.predicted_per_second)}/s`);
+  if (timings) parts.push(`first after ${seconds(timings.prompt_ms / 1000)}`);
+  if (timings?.predicted_n > 4) parts.push(`${count(timings.predicted_per_second)}/s`);
   if (finish && finish !== "stop") parts.push({ length: "cut at the limit", tool_calls: "calls tools", stopped: "stopped", error: "failed" }[finish] ?? finish);
   return html`<span class="numbers">${parts.join(" · ")}</span>`;
 }

@@ -198,9 +198,9 @@ function ToolsPanel({ state }) {
 
 function Message({ message, about, isEditing, isRunning, isLast, onEdit, onSave, onAgain, onDelete, onResults, onError }) {
   const name = { user: "You", assistant: "Model", tool: `Result of ${message.name}` }[message.role];
-  const fork = async (answer, at, alternative) => {
+  const fork = async (answer, at, choice) => {
     try {
-      const draft = await forkAnswer(answer, at, alternative, about.model.context_length);
+      const draft = await forkAnswer(answer, at, choice, about.model.context_length);
       start("chat", draft.request, [draft], putInto(message.id));
     } catch (error) {
       onError(error);

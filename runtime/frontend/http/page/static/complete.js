@@ -40,9 +40,9 @@ export function CompleteView({ about }) {
     drawSeed();
     start("complete", request, newAnswers(request), put);
   };
-  const fork = async (answer, at, alternative) => {
+  const fork = async (answer, at, choice) => {
     try {
-      const draft = await forkAnswer(answer, at, alternative, about.model.context_length);
+      const draft = await forkAnswer(answer, at, choice, about.model.context_length);
       start("complete", draft.request, [draft], put);
     } catch (caught) {
       setError(caught);

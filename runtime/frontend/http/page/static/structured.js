@@ -81,9 +81,9 @@ export function StructuredView({ about }) {
     drawSeed();
     start("structured", request, newAnswers(request), put);
   };
-  const fork = async (answer, at, alternative) => {
+  const fork = async (answer, at, choice) => {
     try {
-      const draft = await forkAnswer(answer, at, alternative, about.model.context_length);
+      const draft = await forkAnswer(answer, at, choice, about.model.context_length);
       start("structured", draft.request, [draft], put);
     } catch (caught) {
       setError(caught);
