@@ -128,7 +128,9 @@ class Page:
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field, as by selecting all of it and typing."""
         self.wait(f"!!document.querySelector({json.dumps(selector)})")
-        self.eval(f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.focus(); it.select(); }})()")
+        self.eval(
+            f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.focus(); it.select(); }})()"
+        )
         if text:
             self.call("Input.insertText", text=text)
         else:
