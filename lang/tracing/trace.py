@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...runtime.programs.records.events import RunRecord
+from ...runtime.programs.records.view import view_of
 from ...runtime.protocol.errors import RequestError
 from .chrome import chrome_events
 from .collect import record_of
-from .events import RunRecord
 from .recording import Recording
 
 if TYPE_CHECKING:
@@ -76,10 +77,11 @@ def trace_of(recording: Recording) -> Trace:
 
 
 def save(traces: list[Trace], path: str | os.PathLike[str]) -> None:
-    """Write traces as JSON of the Chrome trace event format."""
+    """Write traces as JSON of the Chrome trace event format, with what `load` and the server's page read beside it."""
     events = [event for number, trace in enumerate(traces) for event in chrome_events(trace, number)]
     events.sort(key=lambda event: (event["ts"], event.get("cat") == "gap"))  # a gap follows an operation of no length
-    content = {"traceEvents": events, "displayTimeUnit": "ms", "ramiform": traces}
+    views = [view_of(trace, id=str(number), seq=number) for number, trace in enumerate(traces, 1)]
+    content = {"traceEvents": events, "displayTimeUnit": "ms", "ramiform": traces, "programs": views}
     Path(path).write_bytes(msgspec.json.encode(content))
 
 

@@ -24,7 +24,16 @@ logger = logging.getLogger("ramiform.frontend")
 PEER_TIMEOUT_SECONDS = 30.0  # for a frontend that is busy or stopped; one that has died ends the runtime
 
 PeerQuestionKind = Literal[
-    "measures", "abort", "find_response", "remove_response", "cancel_response", "close_states", "session", "health"
+    "measures",
+    "abort",
+    "find_response",
+    "remove_response",
+    "cancel_response",
+    "close_states",
+    "session",
+    "record_rows",
+    "record_view",
+    "health",
 ]
 T = TypeVar("T")
 

@@ -36,6 +36,7 @@ from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
 from .openai.tokenization import TokenizationApi
 from .page.access import PageAccess
+from .page.records import RecordsApi
 from .page.routes import Page
 from .pages import PagesApi
 from .transport.streaming import ClientDisconnectedError
@@ -79,6 +80,8 @@ def create_app(
         MetricsApi(generator.core, siblings),
     ):
         app.include_router(api.router, responses=errors.ERROR_RESPONSES)
+    if generator.log is not None:
+        app.include_router(RecordsApi(generator.log, siblings).router, responses=errors.ERROR_RESPONSES)
     app.include_router(PagesApi(generator, has_keys=bool(keys), has_home=not config.page).router)
     app.state.page = None
     if config.page:
@@ -109,7 +112,8 @@ def create_app(
             expose_headers=["x-request-id", "retry-after"],
         )
     # The outermost, so rejected requests are counted too.
-    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer)
+    is_recorded = generator.log is not None
+    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer, is_recorded=is_recorded)
     return app
 
 
