@@ -12,7 +12,7 @@ import pytest
 from .browser import Page
 from .test_chat import ANSWERED, ask, open_chat, posted
 
-AWKWARD = "What's the capital of \"France\"?\nSay it — $HOME, `x`, \\n, é, 😀, {{s}}."
+AWKWARD = 'What\'s the capital of "France"?\nSay it — $HOME, `x`, \\n, é, 😀, {{s}}.'
 
 
 def copied(page: Page, label: str) -> str:
