@@ -85,7 +85,9 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab(browser: Browser, locked: s
         page.wait("document.querySelector('dialog').open")
         page.fill("dialog input", "wrong")
         page.press("Enter")
-        page.wait("document.querySelector('dialog').open && document.querySelector('dialog').innerText.includes('refused')")
+        page.wait(
+            "document.querySelector('dialog').open && document.querySelector('dialog').innerText.includes('refused')"
+        )
         page.fill("dialog input", KEY)
         page.press("Enter")
         page.wait("!!document.querySelector('[name=message]') && !document.querySelector('dialog').open")

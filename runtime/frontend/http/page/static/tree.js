@@ -65,7 +65,7 @@ export function TreeView({ api, live, about }) {
       <span class="grow"></span>
       <span class="muted small wide">arrows move, Enter or a double click zooms in, Escape zooms out</span>
     </div>
-    <${Totals} totals=${totals} happened=${happened} shown=${boxes.length} />
+    <${Totals} totals=${totals} happened=${happened} shown=${boxes.filter(({ node, hidden }) => !hidden && node.tokens > 0).length} />
     <${ErrorNote} error=${error} />
     <${Keys} boxes=${boxes} />
     ${isTable
