@@ -41,11 +41,11 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
 
     Raises RequestError naming the setting when Triton is not installed or has no such op.
     """
-    rotates = model.rope.type == "dynamic"
+    rotates = model.rope.depends_on_length
     if config.kernels == "triton":
         if rotates:
             raise RequestError(
-                "kernels 'triton' do not rotate keys when they are read, as dynamic rotary scaling needs it: use auto",
+                "kernels 'triton' do not rotate keys when they are read, as the model's rotary scaling needs: use auto",
                 param="kernels",
             )
         if importlib.util.find_spec("triton") is None:
@@ -54,7 +54,7 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
     if rotates and config.deterministic:
         # A token's numbers depend on the length at which it was computed, with any op set.
         logger.warning(
-            "with dynamic rotary scaling, deterministic does not cover other batches and chunks, only processes"
+            "with rotary scaling by length, deterministic does not cover other batches and chunks, only processes"
         )
     if rotates or not config.deterministic:
         return None if config.kernels == "auto" else for_device(device, config.kernels, attention_cap=cap)
@@ -96,6 +96,7 @@ def build_engine(
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, num_weights)
     context_length = _context_length(config, model_config)
+    model_config = replace(model_config, rope=model_config.rope.within(context_length))
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device)
     # Pages have the same numbers on every stage, so there are as many as the largest stage has memory for.
     largest = replace(model_config, num_layers=max(layer_counts(whole_config, group.stage.size)))
@@ -108,7 +109,14 @@ def build_engine(
         torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices))
     ops = choose_ops(config, model_config, device)
     model = load_model(
-        path, device=device, dtype=dtype, quantize=config.quantize, ops=ops, on_progress=on_progress, group=group
+        path,
+        device=device,
+        dtype=dtype,
+        quantize=config.quantize,
+        ops=ops,
+        on_progress=on_progress,
+        group=group,
+        context_length=context_length,
     )
     chosen = choose_scales(config, path, model, kv_dtype, group)
     num_host_pages = int(config.host_kv_memory * 2**30) // page

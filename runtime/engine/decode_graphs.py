@@ -195,11 +195,10 @@ class DecodeGraphs:
 
     def _forward(self, size: int, shares: bool) -> None:
         model, positions_R = self._model, self._positions_R[:size]
-        cos, sin = model.rope.angles(positions_R, positions_R + 1)
         inputs = DecoderInputs(
             ids_T=self._ids_R[:size],
-            cos_T1D=cos,
-            sin_T1D=sin,
+            positions_T=positions_R,
+            angles=model.angles(positions_R, positions_R + 1),
             slots_T=self._slots_R[:size],
             attention={window: self._attention(size, window, shares) for window in set(model.config.windows)},
             wanted_O=None,

@@ -53,6 +53,16 @@ class ConfigFields:
             raise self.invalid(field, "must be a positive number")
         return float(value)
 
+    def numbers(self, field: str, count: int) -> tuple[float, ...]:
+        """Return a list of `count` positive numbers."""
+        value = self._value(field, None)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.invalid(field, f"must list {count} numbers")
+        items = ConfigFields(
+            {str(place): item for place, item in enumerate(value)}, self.file, f"{self._within}{field}."
+        )
+        return tuple(items.number(place) for place in items.raw)
+
     def boolean(self, field: str, *, default: bool) -> bool:
         """Return true or false."""
         value = self._value(field, default)

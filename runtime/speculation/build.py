@@ -39,7 +39,7 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
     if requested is None and draft_model is None:
         if has_head and not _is_cheap(config, path):
             return "eagle"
-        verifies = DEFAULT_SOURCE == "off" or read_config(path).rope.type != "dynamic"
+        verifies = DEFAULT_SOURCE == "off" or not _rope_depends_on_length(config, path)
         return DEFAULT_SOURCE if verifies else "off"
     if requested is None or (draft_model is not None and requested not in ("eagle", "draft")):
         raise RequestError(
@@ -93,6 +93,11 @@ def build_source(
         _check_same_vocabulary(path, target, folder, model)
         return DraftModelSource(model, num_pages, num_host_pages)
     return None
+
+
+def _rope_depends_on_length(config: CoreConfig, path: Path) -> bool:
+    model = read_config(path)
+    return model.rope.within(config.context_length or model.context_length).depends_on_length
 
 
 def _is_cheap(config: CoreConfig, path: Path) -> bool:
