@@ -88,7 +88,9 @@ def build_engine(
     device does not exist or lacks the KV's dtype, when the context is longer than the model's, and when the KV memory
     cannot hold one sequence or exceeds the device's.
     """
-    whole_config = read_config(path)
+    whole_config = read_config(path, config.model_impl)
+    if not whole_config.is_native:
+        _check_transformers_settings(config, group)
     if config.deterministic and group is SINGLE_RANK:
         group = SingleRank(shard_of(whole_config, rank=0, size=1, ordered=True))
     model_config = group.shard.local(group.stage.local(whole_config))
@@ -117,6 +119,7 @@ def build_engine(
         on_progress=on_progress,
         group=group,
         context_length=context_length,
+        impl=config.model_impl,
     )
     chosen = choose_scales(config, path, model, kv_dtype, group)
     num_host_pages = int(config.host_kv_memory * 2**30) // page
@@ -129,7 +132,13 @@ def build_engine(
     pool = KvPool(memory, host, chosen.scales)
     graphs = None
     alone = group.shard.size == group.stage.size == 1  # communication of ranks is not captured
-    if config.cuda_graphs and device.type == "cuda" and alone and DecodeGraphs.supports(model, pool.layers):
+    if (
+        config.cuda_graphs
+        and device.type == "cuda"
+        and alone
+        and model.config.is_native
+        and DecodeGraphs.supports(model, pool.layers)
+    ):
         graphs = DecodeGraphs(
             model,
             pool.layers,
@@ -149,6 +158,21 @@ def build_engine(
         group=group,
         threads=threads,
     )
+
+
+def _check_transformers_settings(config: CoreConfig, group: Group) -> None:
+    """Raise RequestError for a setting that models computed by transformers do not know."""
+    reasons = {
+        "tp": "its layers are not divided" if group.shard.size > 1 else None,
+        "pp": "its layers are not divided" if group.stage.size > 1 else None,
+        "deterministic": "its products depend on the batch" if config.deterministic else None,
+        "quantize": "its weights stay as they are stored" if config.quantize is not None else None,
+    }
+    for setting, reason in reasons.items():
+        if reason is not None:
+            raise RequestError(
+                f"{setting} needs a native family; transformers computes this model: {reason}", param=setting
+            )
 
 
 def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvMemory:

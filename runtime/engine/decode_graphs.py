@@ -119,6 +119,8 @@ class DecodeGraphs:
     def supports(model: Decoder, kv: Sequence[KvCache]) -> bool:
         """Return True if a forward of the model never reads a value back from its device."""
         config = model.config
+        if not config.is_native:
+            return False  # what transformers' code does is not known
         if config.quantisation is not None or (config.experts is not None and not model.ops.groups_experts):
             return False
         empty = torch.zeros((1, 1), dtype=torch.int32, device=model.device)

@@ -78,6 +78,12 @@ class ModelConfig:
     stored: StoredLayout = LLAMA_LAYOUT
     experts: ExpertsConfig | None = None  # of the layers with a mixture of experts
     quantisation: Quantisation | None = None  # of the checkpoint's tensors
+    counted_parameters: int | None = None  # of a model that transformers computes; None: it is a native one
+
+    @property
+    def is_native(self) -> bool:
+        """True when the model is computed here, and not by transformers."""
+        return self.counted_parameters is None
 
     @property
     def gated_mlp(self) -> bool:

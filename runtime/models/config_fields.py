@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import CheckpointError
+from .errors import CheckpointError, UnsupportedField
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -89,6 +89,6 @@ class ConfigFields:
         """Make the error for a value that is wrong."""
         return CheckpointError(self.file, f"{self._within}{field} {problem}, got {self.raw.get(field)!r}")
 
-    def unsupported(self, field: str, what: str) -> CheckpointError:
+    def unsupported(self, field: str, what: str) -> UnsupportedField:
         """Make the error for a value that is valid but not computed here."""
-        return CheckpointError(self.file, f"{self._within}{field}: {what} not supported")
+        return UnsupportedField(self.file, f"{self._within}{field}: {what} not supported")

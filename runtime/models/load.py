@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ...kernels import Ops, for_device
+from ..protocol.config import ModelImplName
 from .config import ModelConfig
 from .decoder import Decoder
 from .errors import CheckpointError
@@ -34,17 +35,22 @@ def load_model(
     on_progress: Progress | None = None,
     group: Group = SINGLE_RANK,
     context_length: int | None = None,
+    impl: ModelImplName = "native",
 ) -> Decoder:
     """Load the Hugging Face checkpoint in directory `path`, or the GGUF file `path`.
 
     The weights get `dtype` on `device`; only the part of the rank of `group` is read. `quantize` rounds the linear
     layers of a dense checkpoint while they are read; embeddings, head and norms stay dense. `ops` are as for `Decoder`.
-    No sequence will be longer than `context_length`, if it is given.
+    No sequence will be longer than `context_length`, if it is given. `impl` is as for `read_config`.
     Raises CheckpointError when the files cannot be served, or are to be quantised twice.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on this thread's device, wherever the tensors are
-    config = read_config(path)
+    config = read_config(path, impl)
+    if not config.is_native:
+        from .transformers_backend.decoder import load_transformers_model
+
+        return load_transformers_model(path, device=device, dtype=dtype, ops=ops, on_progress=on_progress)
     if context_length is not None:
         config = replace(config, rope=config.rope.within(context_length))
     own = config.quantisation

@@ -284,6 +284,8 @@ def checkpoint_destinations(
 
 def num_parameters(config: ModelConfig) -> int:
     """Count the numbers in the checkpoint as if it were not quantised; tied embeddings count once."""
+    if config.counted_parameters is not None:
+        return config.counted_parameters
     config = replace(config, quantisation=None)
 
     def sizes() -> Iterator[int]:
