@@ -8,6 +8,7 @@ from ..protocol.config import ModelImplName
 from .config import ModelConfig, parse_config
 from .config_fields import read_json_object
 from .errors import CheckpointError, UnsupportedField
+from .families import FAMILIES
 from .gguf.file import is_gguf, open_gguf
 
 
@@ -42,7 +43,9 @@ def read_config(path: Path, impl: ModelImplName = "native") -> ModelConfig:
         try:
             return _of_transformers(path)
         except CheckpointError as other:
-            raise CheckpointError(path, f"{error.reason}; {other.reason}") from None
+            kind = (raw.get("architectures") or [None])[0]
+            reason = error.reason if kind in FAMILIES else f"{kind} is no native family"
+            raise CheckpointError(path, f"{reason}; {other.reason}") from None
 
 
 def _of_transformers(path: Path) -> ModelConfig:

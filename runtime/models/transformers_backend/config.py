@@ -46,9 +46,7 @@ def read_transformers_config(path: Path) -> ModelConfig:
     try:
         return _read(path, stamp)
     except ImportError as error:
-        raise CheckpointError(
-            path, f"needs the package transformers for this architecture: {_INSTALL} ({error})"
-        ) from None
+        raise CheckpointError(path, f"this architecture needs the package transformers: {_INSTALL} ({error})") from None
     except NotServed as error:
         raise CheckpointError(path, f"transformers' class of it cannot be served: {error}") from None
 

@@ -203,9 +203,8 @@ def load_transformers_model(
         raise CheckpointError(path, f"transformers does not load it: {error}") from None
     for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
         if info.get(problem):
-            raise CheckpointError(
-                path, f"transformers finds {problem.replace('_', ' ')}: {sorted(map(str, info[problem]))[:3]}"
-            )
+            some = ", ".join(sorted(map(str, info[problem]))[:3])
+            raise CheckpointError(path, f"transformers finds {problem.replace('_', ' ')}: {some}")
     if on_progress is not None:
         on_progress(1, 1)
     try:
