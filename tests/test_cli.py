@@ -38,6 +38,7 @@ MODEL_FLAGS = {
     "--overlap",
     "--deterministic",
     "--dtype",
+    "--model-impl",
     "--tp",
     "--pp",
     "--nnodes",

@@ -6,6 +6,7 @@ their prompts, or none, and a grammar. docs/models.md has the same table.
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,11 +19,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+import ramiform
 from ramiform.runtime.engine import build_engine
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.families import FAMILIES
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.models.transformers_backend import attention
@@ -336,3 +340,39 @@ def test_a_model_that_attends_otherwise_than_it_says_is_refused(checkpoints: Any
     monkeypatch.setattr(attention, "store_kv", lambda k, v, kv, slots: store(k, v * 0.9, kv, slots))
     with pytest.raises(CheckpointError, match="in chunks with paged KV it computes other logits than by itself"):
         load_model(path, device=torch.device("cpu"), dtype=torch.float32, impl="auto")
+
+
+def tables() -> list[dict[str, list[str]]]:
+    """The tables of docs/models.md: the cells behind each class."""
+    page = (Path(ramiform.__file__).parent / "docs/models.md").read_text(encoding="utf-8")
+    found: list[dict[str, list[str]]] = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| class in"):
+            found.append({})
+        elif found and (match := re.fullmatch(r"`(\w+)`", cells[0])):
+            found[-1][match[1]] = cells[1:]
+    return found
+
+
+def class_name(kind: str) -> str:
+    """The causal language model of a config's class."""
+    config = getattr(transformers, f"{kind}Config")
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return names.get(config.model_type, f"{kind}ForCausalLM")
+
+
+def test_the_page_lists_what_runs_and_what_is_refused() -> None:
+    native, multimodal, through, refused = tables()
+    assert native.keys() | multimodal.keys() == FAMILIES.keys()
+    assert {class_name(kind) for kind in NATIVE} | {"InternLM3ForCausalLM"} == native.keys()
+    assert {class_name(kind) for kind in THROUGH_TRANSFORMERS} == through.keys()
+    assert {f"{kind}ForCausalLM" for kind in REFUSED} == refused.keys()
+    assert len(native) + len(through) + len(refused) > 30
+
+
+@pytest.mark.parametrize("kind", NATIVE)
+def test_the_page_says_which_families_have_the_compiled_step(kind: str, checkpoints: Any) -> None:
+    model = load_model(checkpoints(kind)[1], device=torch.device("cpu"), dtype=torch.float32)
+    compiled = "no" if model._compiled is None else "yes"
+    assert tables()[0][class_name(kind)][1] == compiled

@@ -278,3 +278,77 @@ def test_an_engine_of_a_short_context_needs_no_switch_of_factors(checkpoint: Che
     for length, depends in ((40, False), (41, True)):
         config = CoreConfig(device="cpu", dtype="float32", num_pages=8, context_length=length)
         assert build_engine(config, path)._runner.model.rope.depends_on_length == depends
+
+
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_QWEN_VISION = {
+    "depth": 1,
+    "hidden_size": 64,
+    "embed_dim": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "intermediate_size": 48,
+    "fullatt_block_indexes": [0],
+    "deepstack_visual_indexes": [0],
+}
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+_QWEN_TEXT = {**SIZES, "head_dim": 16, "rope_parameters": _SECTIONS}
+_QWEN_TOKENS = {"image_token_id": 200, "video_token_id": 201, "vision_start_token_id": 198, "vision_end_token_id": 199}
+MULTIMODAL: dict[str, dict[str, Any]] = {
+    "Gemma3": {"text_config": _TEXT, "vision_config": _VISION, "mm_tokens_per_image": 1, "image_token_index": 200,
+               "boi_token_index": 201, "eoi_token_index": 202},
+    "Qwen2VL": {"text_config": _QWEN_TEXT, "vision_config": _QWEN_VISION, **_QWEN_TOKENS},
+    "Qwen2_5_VL": {"text_config": _QWEN_TEXT, "vision_config": _QWEN_VISION, **_QWEN_TOKENS},
+    "Qwen3VL": {"text_config": _QWEN_TEXT, "vision_config": _QWEN_VISION, **_QWEN_TOKENS},
+    "Mistral3": {"text_config": {"model_type": "mistral", **SIZES}, "image_token_index": 200,
+                 "vision_config": {"model_type": "pixtral", **_VISION}},
+    "Llava": {"text_config": {"model_type": "llama", **SIZES}, "image_token_index": 200,
+              "vision_config": {"model_type": "clip_vision_model", "projection_dim": 32, **_VISION}},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MULTIMODAL)
+def test_the_text_part_of_multimodal_checkpoints(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{kind}Config")(**MULTIMODAL[kind])
+    judge = transformers.AutoModelForImageTextToText.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    judge.save_pretrained(tmp_path)
+    model, pool = load(tmp_path)
+    prompt = [token % 190 for token in tokens(61, seed=2)]
+    [pages] = page_tables(61)
+    got = torch.cat([forward(model, pool, [row])[0] for row in rows_of(prompt, pages, [40, 19, 1, 1])])
+    with torch.inference_mode():
+        assert_close(got, judge(input_ids=torch.tensor([prompt])).logits[0])
+
+
+def test_a_text_part_of_another_kind_is_refused(tmp_path: Path) -> None:
+    config = transformers.LlavaConfig(text_config={"model_type": "opt", "hidden_size": 64})
+    config.architectures = ["LlavaForConditionalGeneration"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"text_config\.model_type: supported: llama; 'opt' is not supported"):
+        read_config(tmp_path)
+
+
+def test_internlm_3_is_a_llama_with_flags_of_its_own(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    judge = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, head_dim=16, attention_bias=False, rope_parameters=_SECTIONS)
+    ).eval()
+    judge.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    fields = {"architectures": ["InternLM3ForCausalLM"], "bias": False, "qkv_bias": False}
+    (tmp_path / "config.json").write_text(json.dumps(config | fields))
+    model, pool = load(tmp_path)
+    prompt = tokens(20, seed=2)
+    with torch.inference_mode():
+        assert_close(forward(model, pool, rows_of(prompt, [0, 1], [20]))[0], judge(torch.tensor([prompt])).logits[0])
