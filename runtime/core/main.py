@@ -260,7 +260,7 @@ def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
     """
     if config.wait_for_loops or config.deterministic or config.num_ranks > 1:
         return False
-    if config.quantize is not None or is_gguf(path) or read_config(path).quantisation is not None:
+    if config.quantize is not None or is_gguf(path) or read_config(path, config.model_impl).quantisation is not None:
         return False
     return choose_source(config, path) not in ("eagle", "draft")
 
