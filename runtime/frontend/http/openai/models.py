@@ -28,6 +28,7 @@ class ModelsApi:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["openai"], route_class=BodyRoute)
         router.add_api_route("/v1/models", self.list, methods=["GET"], response_model=None)
+        router.add_api_route("/models", self.list, methods=["GET"], response_model=None, include_in_schema=False)
         router.add_api_route("/v1/models/{model:path}", self.retrieve, methods=["GET"], response_model=None)
         return router
 
