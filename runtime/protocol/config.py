@@ -63,7 +63,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[str | None, Meta(description="path or hub id of a model; default: the shipped one")] = None
     served_model_name: Annotated[
-        str | None, Meta(description="model name in the API; default: the hub id, or the path's last part")
+        str | None,
+        Meta(description="model name in the API, or several by commas; default: the hub id, or the path's last part"),
     ] = None
     model_impl: Annotated[
         ModelImplName,
