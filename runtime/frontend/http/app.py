@@ -35,6 +35,7 @@ from .openai.models import ModelsApi
 from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
 from .openai.tokenization import TokenizationApi
+from .page.constraint import ConstraintApi
 from .pages import PagesApi
 from .transport.streaming import ClientDisconnectedError
 
@@ -70,6 +71,7 @@ def create_app(
         ConstrainedApi(chat_service),
         ScoreApi(generator),
         MetricsApi(generator.core, siblings),
+        ConstraintApi(generator),
     ):
         app.include_router(api.router, responses=errors.ERROR_RESPONSES)
     app.include_router(PagesApi(generator, has_keys=bool(keys)).router)
