@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...runtime.programs.records.events import RunRecord
 from ...runtime.protocol.errors import RequestError
 from .chrome import chrome_events
 from .collect import record_of
-from .events import RunRecord
 from .recording import Recording
 
 if TYPE_CHECKING:

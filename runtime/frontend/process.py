@@ -23,6 +23,7 @@ from .core.opentelemetry import OpenTelemetryTracer
 from .core.request_metrics import RequestObserver
 from .http.transport.listener import listen
 from .programs.server import ProgramServer, RemoteProgramServer
+from .records.log import ProgramLog
 from .text.generation import Generator
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ class Frontend:
             self._tracer = OpenTelemetryTracer(config.serve.otlp_endpoint)
         self._observer = RequestObserver(self._tracer)
         self._core = CoreClient(self._context, config.serve.core_address, self._observer)
-        self._generator = Generator(self._core, tokenizer)
+        # Records are looked at over HTTP: without it nobody would.
+        has_http = config.serve.port is not None or config.serve.uds is not None
+        self._log = ProgramLog(index, tokenizer.decode) if has_http else None
+        self._generator = Generator(self._core, tokenizer, self._log)
         self._program_server = ProgramServer(
             self._context,
             config.serve.client_address_of(index),

@@ -146,12 +146,18 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of a request in the core, in seconds: waiting (its grammar's compilation included), up to the first token,
-    and from there to the end."""
+    """Time of a request in the core, in seconds, by what it did: the parts add up to the whole.
+
+    `queue`: waiting for its turn; `grammar`: waiting for its constraint, to be compiled or to say which tokens may
+    follow; `prefill`: computing up to the first token; `decode`: from there on; `retracted`: waiting, after it had lost
+    its pages, to go on.
+    """
 
     queue: float
     prefill: float
     decode: float
+    grammar: float = 0.0
+    retracted: float = 0.0
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
@@ -173,6 +179,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     num_retractions: int = 0
     num_passes: int = 0  # forwards that returned output tokens: fewer than tokens with speculation
     accepted_lengths: list[int] = []  # with the finish: verifications that accepted 0, 1, 2, ... tokens
+    num_guessed: int = 0  # with the finish: draft tokens that were verified
     timings: Timings | None = None  # with the finish, unless it was aborted
 
 

@@ -36,6 +36,7 @@ from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
 from .openai.tokenization import TokenizationApi
 from .page.access import PageAccess
+from .page.records import RecordsApi
 from .page.routes import Page
 from .pages import PagesApi
 from .transport.streaming import ClientDisconnectedError
@@ -80,9 +81,11 @@ def create_app(
     ):
         app.include_router(api.router, responses=errors.ERROR_RESPONSES)
     app.include_router(PagesApi(generator, has_keys=bool(keys), has_home=not config.page).router)
+    access = PageAccess(ApiKeys(keys, admin_keys), config.page_texts)
+    if generator.log is not None:
+        app.include_router(RecordsApi(generator.log, siblings, access).router, responses=errors.ERROR_RESPONSES)
     app.state.page = None
     if config.page:
-        access = PageAccess(ApiKeys(keys, admin_keys), config.page_texts)
         app.state.page = Page(generator, siblings, access, core_config, config, _listed(config.cors_origins))
         for router in app.state.page.routers:
             app.include_router(router, responses=errors.ERROR_RESPONSES)
@@ -109,7 +112,8 @@ def create_app(
             expose_headers=["x-request-id", "retry-after"],
         )
     # The outermost, so rejected requests are counted too.
-    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer)
+    is_recorded = generator.log is not None
+    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer, is_recorded=is_recorded)
     return app
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from starlette.types import Scope
+
+from ..records.log import Owner
+
 SCOPE_API_KEY = "ramiform.key"  # the valid API key of the request, or None
 SCOPE_IS_ADMIN = "ramiform.may_administer"  # True if the request may affect other users
 SCOPE_SEND_BODY = "ramiform.parts"  # `send` of the outermost middleware, for parts of a body except the last
@@ -28,3 +32,8 @@ LIVE_PATH = "/v1/ramiform/live"  # a WebSocket whose first message has the key
 def is_public(path: str) -> bool:
     """Return True for a path that needs no API key."""
     return path in PUBLIC_PATHS or path.startswith(PAGE_FILES)
+
+
+def owner_of(scope: Scope) -> Owner:
+    """Return who sent the request, for its record."""
+    return Owner("http", scope.get(SCOPE_API_KEY))

@@ -15,8 +15,8 @@ import pytest
 import ramiform
 from ramiform import ProgramState, Scripted, gen
 from ramiform.lang.tracing import trace as traces
-from ramiform.lang.tracing.spans import CAUSES, TrackSpan, spans_of, track_of
 from ramiform.lang.tracing.trace import Trace
+from ramiform.runtime.programs.records.spans import CAUSES, TrackSpan, spans_of, track_of
 
 PAUSE = 0.05
 

@@ -58,6 +58,7 @@ def answer(
         meta["spec_accept_histogram"] = sequence.accepted_lengths
         if (timings := sequence.timings) is not None:
             meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}
+            meta |= {"grammar_time": timings.grammar, "retracted_time": timings.retracted}
     return {"text": text, "output_ids": list(sample.output_ids), "meta_info": meta}
 
 
