@@ -296,10 +296,13 @@ class TreeViewer:
         if node is None or not isinstance(node.source, TreeNode):
             raise RequestError(f"the tree has no node {number} with tokens", param="node", code="not_found")
         source, depth, above = node.source, 0, node.parent
-        while above is not None:
+        assert above is not None
+        while above.parent is not None:
             depth, above = depth + above.own_tokens, above.parent
+        assert isinstance(above.source, TreeRoot)
         return NodeContent(
             id=number,
+            namespace=above.source.namespace,
             tokens=source.num_tokens,
             depth_tokens=depth,
             ids=unpack(source.run[: MAX_CONTENT_TOKENS * TOKEN_BYTES]),

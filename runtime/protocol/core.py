@@ -79,7 +79,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     the final hidden state of its last token or the mean over all tokens. With `in_bulk`, tokens after the first may
     come many at a time. `namespace` separates caches: nothing is shared across namespaces. `program` is the program
     that the request belongs to, for scheduling; `claims` are its soft pins, for eviction; `outlook` is its progress.
-    `banned` are the token sequences of `sampling.bad_words`: no output completes one.
+    `banned` are the token sequences of `sampling.bad_words`: no output completes one. The last `continued` tokens are
+    output of an earlier request with the same sampling, which goes on: its grammar, stop rules, penalties and draws are
+    those that the whole output would have. The numbers of new tokens count what comes after them.
     """
 
     rid: str
@@ -94,6 +96,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     outlook: ProgramProgress | None = None
     in_bulk: bool = False
     banned: list[list[int]] = []
+    continued: int = 0
 
 
 class EndStates(msgspec.Struct, frozen=True, tag="end_states"):

@@ -40,6 +40,11 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
     _check_token_ids(params.allowed_token_ids, vocab_size, "allowed_token_ids")
     for sequence in message.banned:
         _check_token_ids(sequence, vocab_size, "bad_words")
+    if not 0 <= message.continued < num_prompt:
+        raise RequestError(
+            f"continued_tokens must be less than the prompt's {num_prompt} tokens, got {message.continued}",
+            param="continued_tokens",
+        )
     if params.seed is None and not params.greedy:
         raise RequestError("sampling needs a seed", param="seed")
     if message.pooling is not None and params.max_new_tokens:
@@ -139,6 +144,8 @@ class Request:
     unaccepted: int | None = None  # token that the grammar has still to accept
     mask: tuple[int, bytes | None] | None = None  # number of tokens, and the mask of the one after them
     jump_due: bool = False  # the text that is forced after `tokens` has still to be appended
+    continued_due: bool = False  # the grammar has still to follow the continued tokens of the prompt
+    forced_rest: list[int] = field(default_factory=list)  # forced ids after those, still to be appended
     lease: Lease | None = None
     num_computed: int = 0
     num_cached: int | None = None  # prompt tokens reused at the first start
@@ -195,10 +202,15 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def output_start(self) -> int:
+        """Position at which the output begins for its rules; continued tokens of the prompt belong to it."""
+        return self.num_prompt - self.message.continued
+
+    @property
     def recent_output(self) -> list[int]:
         """The end of the output, as far as the token rules look at it."""
         num = 0 if self.rules is None else self.rules.num_context
-        return self.tokens[max(self.num_prompt, len(self.tokens) - num) :] if num else []
+        return self.tokens[max(self.output_start, len(self.tokens) - num) :] if num else []
 
     @property
     def num_uncomputed(self) -> int:

@@ -51,7 +51,7 @@ from .drafting import Drafting
 from .embedding_pooling import EmbeddingPooling
 from .in_flight_plan import InFlightPlan
 from .interfaces import GrammarProvider, VocabularyInfo
-from .jump_forward import Retokenise, jump_forward
+from .jump_forward import Retokenise, append_forced, follow_continued, jump_forward
 from .mask_preparation import MaskPreparation, Submit
 from .memory_forecast import OutputLengthEstimator
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
@@ -123,7 +123,8 @@ class Scheduler:
         self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
         jump = None if self._retokenise is None else self._jump
-        self._preparation = None if prepare_masks is None else MaskPreparation(prepare_masks, jump)
+        follow = self._follow_continued = partial(follow_continued, retokenise=self._retokenise)
+        self._preparation = None if prepare_masks is None else MaskPreparation(prepare_masks, jump, follow)
         self._num_arrived = 0
         self._hold: Hold = "nothing"
         self._counters = SchedulerCounters()
@@ -301,6 +302,7 @@ class Scheduler:
             if len(self._waiting) + len(self._parked) >= self._max_waiting:
                 raise BusyError(f"{self._max_waiting} requests are waiting already")
             stops = StopRules(message.sampling, self._vocabulary)
+            stops.follow(message.tokens, len(message.tokens) - message.continued)
         except (RequestError, BusyError) as error:
             return [RequestFailed(message.rid, ErrorInfo.of(error))]
         except GrammarError as error:
@@ -321,7 +323,7 @@ class Scheduler:
         self._requests[request.rid] = request
         if message.sampling.constraint is not None:
             self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
-            request.awaits_grammar = True
+            request.awaits_grammar, request.continued_due = True, message.continued > 0
         if request.awaits_grammar and not self._cache.enabled:
             self._park(request, now)  # without the cache its computed tokens would be lost
         else:
@@ -346,10 +348,10 @@ class Scheduler:
             if error is None:
                 request.matcher = future.result().matcher()
                 try:
-                    if self._preparation is None:
+                    if self._preparation is not None:
+                        self._preparation.start(request)
+                    elif not request.continued_due or self._follow_continued(request):
                         self._jump(request)
-                    else:
-                        self._preparation.follow(request, None)
                 except RequestError as too_hard:
                     error = too_hard
                 if error is None and not request.awaits_mask:
@@ -445,7 +447,10 @@ class Scheduler:
         return True
 
     def _jump(self, request: Request) -> None:
-        if self._retokenise is not None:
+        if request.forced_rest:
+            ids, request.forced_rest = request.forced_rest, []
+            self._counters.num_forced_tokens += append_forced(request, ids)
+        elif self._retokenise is not None:
             self._counters.num_forced_tokens += jump_forward(request, self._retokenise)
 
     def _publish(self, request: Request, row: Row, num_computed_before: int) -> None:

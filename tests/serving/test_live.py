@@ -184,9 +184,18 @@ def test_with_several_keys_a_key_sees_what_is_its_own() -> None:
         assert for_boss.json()["generations"] == 1
         assert not for_boss.json()["texts"]
         tree = ask("/v1/ramiform/tree", "two").json()
-        node = next(node["id"] for node in tree["nodes"] if node["tokens"])
-        for key in ("one", "two", "boss"):
-            assert ask(f"/v1/ramiform/tree/{node}", key).json()["text"] is None
+        roots = {node["id"] for node in tree["nodes"] if node["parent"] is None}
+        assert len(roots) == 2  # the cache is divided by keys, as the labels show that tell no key
+        assert not {"one", "two", "boss"} & {node.get("namespace") for node in tree["nodes"]}
+        texts = {
+            key: {
+                ask(f"/v1/ramiform/tree/{node['id']}", key).json()["text"] for node in tree["nodes"] if node["tokens"]
+            }
+            for key in ("one", "two", "boss")
+        }
+        assert any(text is not None and "a secret of one" in text for text in texts["one"])
+        assert None in texts["one"]  # of the program, which had no key
+        assert texts["two"] == texts["boss"] == {None}
         with watching(url, "two") as two, watching(url, "boss") as boss:
             for each in (two, boss):
                 each.subscribe(programs={}, program={"id": mine["id"]})

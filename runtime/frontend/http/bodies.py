@@ -239,9 +239,13 @@ class SamplingBody(NativeSampling):
     structural_tag: str | dict[str, Any] | None = None
     additional_properties: AdditionalProperties | None = None
 
-    def params(self) -> SamplingParams:
-        """Convert to SamplingParams. Raises RequestError naming the parameter that is out of range."""
-        return sampling_params(self, "native", constraint=self._constraint())
+    def params(self, num_continued: int = 0) -> SamplingParams:
+        """Convert to SamplingParams, after `num_continued` tokens of the output. Raises RequestError naming the
+        parameter that is out of range."""
+        least = self.min_new_tokens
+        if least > 0:
+            least = max(0, least - num_continued)
+        return sampling_params(self, "native", constraint=self._constraint(), min_new_tokens=least)
 
     def _constraint(self) -> Constraint | None:
         asked: list[tuple[str, ConstraintKind, str | dict[str, Any] | None]] = [
@@ -301,11 +305,14 @@ class GenerateBody(RequestBody):
     priority: Priority | Many[Priority] = 0
     extra_key: Text | Many[Text] | None = None
     session_params: SessionParams | None = None
+    continued_tokens: Annotated[int, Field(ge=0)] | Many[Annotated[int, Field(ge=0)]] = 0
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Return the prompts. Raises RequestError unless exactly one of `text` and `input_ids` is given."""
         if (self.text is None) == (self.input_ids is None):
             raise RequestError("give either text or input_ids", param="text" if self.text is None else "input_ids")
+        if self.text is not None and self.continued_tokens:
+            raise RequestError("continued_tokens needs input_ids", param="continued_tokens")
         if self.text is not None:
             prompts: list[Any] = [self.text] if isinstance(self.text, str) else self.text
         else:

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -76,6 +76,7 @@ class LogEntry:
         "began",
         "began_at",
         "id",
+        "is_final",
         "is_kept",
         "is_running",
         "num_bytes",
@@ -96,6 +97,7 @@ class LogEntry:
         self.num_bytes = RECORD_BYTES
         self.version = 0
         self.is_running = True
+        self.is_final = False
         self.is_kept = True  # the log still has it
 
     @property
@@ -114,6 +116,12 @@ class LogEntry:
         self.is_running = False
         self.touch()
         if is_final:
+            self.finish()
+
+    def finish(self) -> None:
+        """Call the log's `on_end`, once."""
+        if not self.is_final:
+            self.is_final = True
             self._log._ended(self.record)
 
 
@@ -134,6 +142,7 @@ class ProgramLog:
         self.version = 0  # grows with every change
         self.decode = decode
         self.on_end: list[Callable[[Record], None]] = []
+        self.trace_context: Callable[[], Any] = lambda: None  # returns the caller's, for exports
         self.num_dropped = 0  # records that had to go for newer ones
         self._index = index
         self._max_records = max_records
@@ -192,6 +201,12 @@ class ProgramLog:
             return None
         view = entry.record.view(time.monotonic(), shows_texts(entry.owner))
         return OwnedView(entry.owner, entry.version, view)
+
+    def close(self) -> None:
+        """Call `on_end` for those records that have ended and might have gone on."""
+        for entry in list(self._by_id.values()):
+            if not entry.is_running and not entry.is_final:
+                entry.end()
 
     def _touch(self, entry: LogEntry, num_bytes: int) -> None:
         self.version += 1

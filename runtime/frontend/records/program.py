@@ -97,8 +97,10 @@ class StateRecord:
 class ProgramRecord:
     """The states of one program, in the order in which they began."""
 
-    def __init__(self, log: ProgramLog, owner: Owner, title: str | None) -> None:
+    def __init__(self, log: ProgramLog, owner: Owner, title: str | None, traceparent: str | None = None) -> None:
         self.title = title or _NO_TITLE
+        self.traceparent = traceparent  # of the client, where it is traced too
+        self.trace_context = log.trace_context()
         self.states: dict[int, StateRecord] = {}  # by the client's number
         self.error: ErrorInfo | None = None  # that ended the whole program
         self.status: Status = "running"
@@ -106,7 +108,6 @@ class ProgramRecord:
         self.last_change: float | None = None  # a message, or an answer
         self.returned: float | None = None  # when the program's function had returned, if the client told
         self.cut = False  # operations were not recorded, for lack of room
-        self.context: Any = None  # the caller's trace context
         self._num_generations = 0
         self._prompt_tokens = self._cached_tokens = self._completion_tokens = 0
         self.entry = log.add(owner, self)
@@ -157,6 +158,7 @@ class ProgramRecord:
                 self.returned = now
         self.last_change = now
         self.entry.touch(num_bytes)
+        self._finish_returned()
 
     def answer(self, answer: Done | Failed | Delta) -> None:
         """Record an answer that is sent, or text of one."""
@@ -181,6 +183,7 @@ class ProgramRecord:
         self.last_change = time.monotonic()
         state.answers.append((self.last_change, found))
         self.entry.touch(len(found) if isinstance(found, str) else 0)
+        self._finish_returned()
 
     def close(self, states: tuple[int, ...]) -> None:
         """Record that states have ended."""
@@ -329,6 +332,11 @@ class ProgramRecord:
         if status == "running" and self._has_returned:
             status = "done"
         return status, _NOT_ANSWERED if status == "lost" else None, None
+
+    def _finish_returned(self) -> None:
+        """Finish a program that has returned and is answered: its states may be held for long."""
+        if self.returned is not None and not self.entry.is_final and self._has_returned:
+            self.entry.finish()
 
     @property
     def _has_returned(self) -> bool:

@@ -123,10 +123,11 @@ def test_with_several_keys_a_key_reads_its_own(texts: str, own: bool, others_adm
     assert access.reads(ONE, OF_ONE) == own
     assert not access.sees(TWO, OF_ONE)
     assert not access.reads(TWO, OF_ONE)
-    assert not access.reads_tree(ONE)
+    assert not access.reads_tree(ONE, is_own=False)
+    assert access.reads_tree(ONE, is_own=True) == own
     assert access.sees(ADMIN, OF_ONE)
     assert access.reads(ADMIN, OF_ONE) == access.names(ADMIN, OF_ONE) == others_admin
-    assert access.reads_tree(ADMIN) == tree
+    assert access.reads_tree(ADMIN, is_own=False) == tree
     # A program over ZMQ has no key; nobody's None is its.
     assert not access.sees(Viewer(None, False), LOCAL)
     assert access.sees(ADMIN, LOCAL)
@@ -139,4 +140,4 @@ def test_a_single_user_sees_everything(keys: list[str], texts: str) -> None:
     viewer = Viewer(keys[0] if keys else None, True)
     assert access.sees(viewer, LOCAL)
     assert access.names(viewer, LOCAL)
-    assert access.reads(viewer, LOCAL) == access.reads_tree(viewer) == (texts != "off")
+    assert access.reads(viewer, LOCAL) == access.reads_tree(viewer, is_own=False) == (texts != "off")
