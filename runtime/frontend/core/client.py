@@ -41,7 +41,7 @@ from ...protocol.errors import ErrorInfo, RuntimeFailed, context_exceeded
 from ...protocol.metrics import CoreMetrics
 from ...protocol.tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 from .request_metrics import RequestMetrics, RequestObserver
-from .tenant import current_tenant
+from .tenant import scoped_namespace
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -151,8 +151,8 @@ class CoreClient:
         # The core checks this too, but encoding millions of ids would block the event loop.
         if self._ready.done() and len(request.tokens) > (most := self._ready.result().context_length):
             raise context_exceeded(most, len(request.tokens))
-        if scope := current_tenant.get().cache_scope:
-            request = msgspec.structs.replace(request, namespace=f"{scope}\0{request.namespace}")
+        if (namespace := scoped_namespace(request.namespace)) != request.namespace:
+            request = msgspec.structs.replace(request, namespace=namespace)
         data = wire.encode(request)
         answer = self._answers[request.rid] = TokenStream(self, request.rid, self.observer.begin(request))
         self._send_bytes(data)

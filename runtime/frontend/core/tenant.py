@@ -20,3 +20,15 @@ class Tenant(NamedTuple):
 
 NO_TENANT = Tenant()
 current_tenant: ContextVar[Tenant] = ContextVar("ramiform_tenant", default=NO_TENANT)
+
+
+def scoped_namespace(namespace: str) -> str:
+    """Return the namespace in the cache scope of the current tenant."""
+    scope = current_tenant.get().cache_scope
+    return f"{scope}\0{namespace}" if scope else namespace
+
+
+def is_own_namespace(namespace: str) -> bool:
+    """Return True if a namespace lies in the cache scope of the current tenant, which has one of its own."""
+    scope = current_tenant.get().cache_scope
+    return bool(scope) and namespace.startswith(f"{scope}\0")
