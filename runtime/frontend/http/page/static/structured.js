@@ -214,9 +214,6 @@ function Stepper({ state: { text, cursor }, check, vocabulary }) {
 
 function Rejected({ text, at, hints }) {
   const from = Math.max(0, at - AROUND, text.lastIndexOf("\n", at - 1) + 1);
-  const allowed = hints.allowed ?? hints.hints ?? [];
   return html`<pre>${text.slice(from).split("\n")[0].slice(0, 2 * AROUND)}${"\n"}${" ".repeat(at - from)}<b class="caret-mark">^</b></pre>
-    <span>The constraint allows no ${JSON.stringify(text.slice(at, at + 1))} here.${allowed.length ? ` Possible: ${allowed.slice(0, 12).map((each) => visibleHint(each)).join(", ")}` : ""}</span>`;
+    <span>The constraint allows no ${JSON.stringify(text.slice(at, at + 1))} here.${hints.allowed.length ? ` Possible: ${hints.allowed.join(", ")}.` : ""}</span>`;
 }
-
-const visibleHint = (hint) => JSON.stringify(hint.text ?? hint);
