@@ -14,6 +14,7 @@ from .test_strip import stored
 
 STATUS = "document.querySelector('.badge[role=status]').innerText"
 COMPILES = f"{STATUS}.startsWith('compiles')"
+CHECKED = "document.querySelector('.mask')?.getAttribute('aria-busy') === 'false'"
 
 
 def open_editor(page: Page, home: str, kind: str = "JSON Schema", source: str | None = None) -> None:
@@ -73,7 +74,10 @@ def test_only_the_last_of_several_keys_is_checked(page: Page, home: str) -> None
         """(() => {
           window.checks = 0;
           const send = window.fetch;
-          window.fetch = (url, options) => { window.checks += String(url).includes("constraint"); return send(url, options); };
+          window.fetch = (url, options) => {
+            window.checks += String(url).includes("constraint");
+            return send(url, options);
+          };
         })()"""
     )
     for key in "bcdefgh":
@@ -90,9 +94,8 @@ def test_the_report_tells_what_is_enforced_and_what_is_not(page: Page, home: str
     page.eval("document.querySelector('.report').open = true")
     told = httpx.post(f"{url}/v1/ramiform/constraint", json={"constraint": {"json_schema": source}}).json()["report"]
     assert {line["status"] for line in told} > {"enforced"}
-    shown = page.eval(
-        "[...document.querySelectorAll('.report tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
-    )
+    rows = "[...document.querySelectorAll('.report tbody tr')]"
+    shown = page.eval(f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))")
     assert sorted(shown) == sorted(
         [line["pointer"] or "#", line["keyword"], line["status"], line["note"]] for line in told
     )
@@ -120,12 +123,13 @@ def test_a_text_is_stepped_through_by_slider_buttons_and_tokens(page: Page, home
     assert page.text(".stepped").startswith("yest")
     for _ in range(4):
         page.click("[aria-label='One character back']")
-    page.wait("document.querySelectorAll('.mask .columns .chip').length >= 2")
-    page.wait("document.querySelector('.mask')?.innerText.includes('may not end')")
+    page.wait(f"{CHECKED} && document.querySelector('[name=cursor]').value === '0'")
+    assert "may not end" in page.text(".mask")
     # Tokens append: the constraint is followed by hand to its end.
     page.click(".mask .columns .chip", "n")
     page.wait("document.querySelector('[name=text]').value.startsWith('n')")
     if page.eval("document.querySelector('[name=text]').value") == "n":
+        page.wait(CHECKED)
         page.click(".mask .chip", "o")
     page.wait("document.querySelector('.mask')?.innerText.includes('the text may end here')")
     assert page.eval("document.querySelector('[name=text]').value") == "no"

@@ -1,7 +1,7 @@
 // The token strip: the tokens of an answer and of its forks, one column a position, so that branches stay aligned.
 
 import { forkObstacle, tokenTexts } from "./answer.js";
-import { probability, useStore, createStore } from "./ui.js";
+import { createStore, probability, useKeys, useStore } from "./ui.js";
 import { Component, html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.mjs";
 
 const PAGE = 600; // columns that are shown at first
@@ -237,6 +237,7 @@ function Popover({ answer, at, onClose, onFork, strip, allowedAt }) {
     addEventListener("pointerdown", onPointer);
     return () => removeEventListener("pointerdown", onPointer);
   }, [onClose]);
+  useKeys({ Escape: () => (onClose(), true) }); // also when the focus went with a button that was replaced
   const fork = (index) => {
     const alternative = alternatives[index];
     if (!obstacle && alternative && alternative.allowed !== false && alternative.id !== null) onFork(alternative);
