@@ -183,6 +183,9 @@ def trace(
     save: Annotated[
         Path | None, typer.Option(help="Also write the traces to this file, as JSON for Perfetto and chrome://tracing.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the traces to this file, as a page for browsers that loads nothing.")
+    ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Also show totals by source line.")] = False,
     **settings: Any,
 ) -> None:
@@ -198,6 +201,11 @@ def trace(
                 console.print(one.summary().table())
         if save is not None:
             traces.save(shown, save)
+        if html is not None:
+            from .lang.tracing.page import trace_page
+
+            views = traces.load_views(file) if file.suffix == ".json" else traces.views_of(shown)
+            html.write_text(trace_page(views), "utf-8")
 
     if file.suffix == ".json":
         show(traces.load(file))

@@ -16,7 +16,7 @@ from ..runtime.protocol.session import MAX_NOTE, Append, Budget, Close, Fork, No
 from .backend import Channel
 from .operation_log import OperationLog
 from .source_location import program_location, traceback_location, with_location
-from .tracing.notes import NoteTaker
+from .tracing.notes import NoteTaker, traceparent
 from .tracing.recording import OperationTimes, Recording
 
 if TYPE_CHECKING:
@@ -103,8 +103,11 @@ class Execution:
     def open(self, number: int, log: OperationLog) -> None:
         """Open the program's first state; the program has the state's number."""
         self._program = number
-        title = None if self._notes is None or self._title is None else self._title[:MAX_NOTE]
-        self._send(Open(number, number, self._budget, title), log)
+        if self._notes is None:
+            self._send(Open(number, number, self._budget), log)
+        else:
+            title = None if self._title is None else self._title[:MAX_NOTE]
+            self._send(Open(number, number, self._budget, title, traceparent()), log)
 
     def append(self, message: Append, log: OperationLog) -> None:
         """Send operations, or keep them. Raises RamiformError if they cannot be sent."""
@@ -250,8 +253,9 @@ class Execution:
         try:
             self.channel.send(message)
         except RamiformError as error:
-            has_line = isinstance(message, Append) and message.operations
-            location = log.locations[message.first] if has_line else program_location()
+            location = program_location()
+            if isinstance(message, Append) and message.operations:
+                location = log.locations[message.first]
             raise with_location(ErrorInfo.of(error), location).to_exception() from None
 
 

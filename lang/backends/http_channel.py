@@ -64,7 +64,8 @@ class _Program:
     """A program: its history, its budget, and the requests that play it now."""
 
     def __init__(self, opened: Open, abort: Callable[[RunningProgram, ErrorInfo], None], call_later: CallLater) -> None:
-        self.history = ProgramHistory(opened.program, opened.title)
+        told = {"title": opened.title, "traceparent": opened.traceparent}
+        self.history = ProgramHistory(opened.program, {name: text for name, text in told.items() if text is not None})
         self.run = uuid.uuid4().hex  # by which the server's records know its requests
         self.budget = RunningProgram(opened.program, opened.budget, abort, call_later)
         self.complete = False  # nothing more will be appended

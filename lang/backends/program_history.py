@@ -149,9 +149,10 @@ class ProgramRequest:
 class ProgramHistory:
     """The states of one program, and every message of it in the order in which it came."""
 
-    def __init__(self, number: int, title: str | None = None) -> None:
+    def __init__(self, number: int, told: dict[str, str] | None = None) -> None:
+        """`told`: fields of the message that opens the program, for a server that wants notes."""
         self.number = number
-        self.title = title
+        self._told = told or {}
         self.states: dict[int, StateHistory] = {}  # those that are open, or that others need
         self._messages: list[tuple[StateHistory, int, int]] = []  # operations [first, end) of a state
 
@@ -249,8 +250,7 @@ class ProgramHistory:
         """Yield the messages up to `limits`, with answered operations in the form that generates nothing."""
         for state in limits:
             if state.parent is None:
-                opened = {"type": "open", "state": state.number, "program": self.number}
-                yield opened if self.title is None else {**opened, "title": self.title}
+                yield {"type": "open", "state": state.number, "program": self.number, **self._told}
         for state, first, end in self._messages:
             end = min(end, limits.get(state, 0))
             if first < end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -13,6 +14,15 @@ from .recording import ThreadWait, add_wait, waiting_place
 
 MAX_CODE = 200  # characters of a source line
 MAX_WAITS = 100  # of one thread between two operations
+
+
+def traceparent() -> str | None:
+    """Return the current span of OpenTelemetry, in the form of W3C Trace Context, if the program uses it."""
+    trace = sys.modules.get("opentelemetry.trace")
+    span = None if trace is None else trace.get_current_span().get_span_context()
+    if span is None or not span.is_valid:
+        return None
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
 
 
 class NoteTaker:
@@ -38,7 +48,7 @@ class NoteTaker:
         """
         now = time.perf_counter()
         waits = [
-            ReadWait(now - wait.start, now - wait.end, wait.place[:MAX_NOTE])
+            ReadWait(now - wait.start, now - wait.end, wait.place[:MAX_NOTE], self._code(wait.place))
             for wait in self._waits.pop(threading.get_ident(), ())
         ]
         notes = []

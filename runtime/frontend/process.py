@@ -23,7 +23,8 @@ from .core.opentelemetry import OpenTelemetryTracer
 from .core.request_metrics import RequestObserver
 from .http.transport.listener import listen
 from .programs.server import ProgramServer, RemoteProgramServer
-from .records.log import ProgramLog
+from .records.log import ProgramLog, Record
+from .records.program import ProgramRecord
 from .text.generation import Generator
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ class Frontend:
         self._core = CoreClient(self._context, config.serve.core_address, self._observer)
         # Records are looked at over HTTP: without it nobody would.
         has_http = config.serve.port is not None or config.serve.uds is not None
-        self._log = ProgramLog(index, tokenizer.decode) if has_http else None
+        self._log = ProgramLog(index, tokenizer.decode) if has_http or self._tracer is not None else None
+        if self._log is not None and self._tracer is not None:
+            self._log.trace_context = self._tracer.current_context
+            self._log.on_end.append(self._export)
         self._generator = Generator(self._core, tokenizer, self._log)
         self._program_server = ProgramServer(
             self._context,
@@ -109,7 +113,10 @@ class Frontend:
 
     async def core_ready(self) -> ModelInfo:
         """Wait until the model is loaded and return its facts. Raises RamiformError when the core could not start."""
-        return await self._core.ready()
+        info = await self._core.ready()
+        if self._tracer is not None:
+            self._tracer.model = info.name
+        return info
 
     async def wait_for_failure_message(self) -> None:
         """Wait for the error of a core whose process has ended: it may still be on its way."""
@@ -157,8 +164,17 @@ class Frontend:
         await self._core.close()
         self._context.term()
         if self._tracer is not None:
+            if self._log is not None:
+                self._log.close()
             await asyncio.to_thread(self._tracer.close)
         self._closed.set()
+
+    def _export(self, record: Record) -> None:
+        """Export the record of a program that has ended. Requests have spans of their own."""
+        if isinstance(record, ProgramRecord):
+            assert self._tracer is not None
+            view = record.view(time.monotonic(), texts=True)
+            self._tracer.export_program(view, record.traceparent, record.trace_context)
 
     async def wait_closed(self) -> None:
         await self._closed.wait()

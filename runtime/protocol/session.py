@@ -167,6 +167,7 @@ class ReadWait(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     began: float
     ended: float
     place: NoteText = ""
+    code: NoteText = ""  # as in `Note`
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -191,13 +192,15 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Open(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="open"):
     """Open an empty state of program `program` (numbered by the client). A program's first Open has its budget.
 
-    `title` names the program in the server's records, if the server wants notes.
+    `title` names the program in the server's records, if the server wants notes. `traceparent` (W3C Trace Context) is
+    the span that the program is part of.
     """
 
     state: int
     program: int
     budget: Budget | None = None
     title: NoteText | None = None
+    traceparent: NoteText | None = None
 
 
 class Append(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="append"):

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -29,6 +29,7 @@ class Owner(msgspec.Struct, frozen=True):
     api_key: str | None = None
 
 
+SeesOwner = Callable[[Owner], bool]  # tells whether that owner's records may be shown
 ShowsTexts = Callable[[Owner], bool]  # tells whether texts of that owner's records may be shown
 
 
@@ -75,6 +76,7 @@ class LogEntry:
         "began",
         "began_at",
         "id",
+        "is_final",
         "is_kept",
         "is_running",
         "num_bytes",
@@ -95,6 +97,7 @@ class LogEntry:
         self.num_bytes = RECORD_BYTES
         self.version = 0
         self.is_running = True
+        self.is_final = False
         self.is_kept = True  # the log still has it
 
     @property
@@ -113,6 +116,12 @@ class LogEntry:
         self.is_running = False
         self.touch()
         if is_final:
+            self.finish()
+
+    def finish(self) -> None:
+        """Call the log's `on_end`, once."""
+        if not self.is_final:
+            self.is_final = True
             self._log._ended(self.record)
 
 
@@ -133,6 +142,7 @@ class ProgramLog:
         self.version = 0  # grows with every change
         self.decode = decode
         self.on_end: list[Callable[[Record], None]] = []
+        self.trace_context: Callable[[], Any] = lambda: None  # returns the caller's, for exports
         self.num_dropped = 0  # records that had to go for newer ones
         self._index = index
         self._max_records = max_records
@@ -161,16 +171,21 @@ class ProgramLog:
         self._touch(entry, 0)
         return entry
 
-    def rows(self, limit: int = 200, before: int | None = None) -> list[OwnedRow]:
+    def rows(self, limit: int = 200, before: int | None = None, sees: SeesOwner = lambda owner: True) -> list[OwnedRow]:
         """Return rows, newest first: those that began before the one with the number `before`."""
         now = time.monotonic()
-        entries = (entry for entry in reversed(self._by_id.values()) if before is None or entry.seq < before)
+        entries = (
+            entry
+            for entry in reversed(self._by_id.values())
+            if (before is None or entry.seq < before) and sees(entry.owner)
+        )
         return [OwnedRow(entry.owner, entry.record.row(now)) for entry in itertools.islice(entries, limit)]
 
-    def rows_since(self, version: int, limit: int = 200) -> LogChanges:
+    def rows_since(self, version: int, limit: int = 200, sees: SeesOwner = lambda owner: True) -> LogChanges:
         """Return what has changed since `version`, of rows at most `limit`."""
         now = time.monotonic()
         changed = itertools.takewhile(lambda entry: entry.version > version, reversed(self._by_change.values()))
+        changed = (entry for entry in changed if sees(entry.owner))  # type: ignore[assignment]
         rows = [OwnedRow(entry.owner, entry.record.row(now)) for entry in itertools.islice(changed, limit)]
         removed = itertools.takewhile(lambda one: one[0] > version, reversed(self._removed))
         return LogChanges(self.version, rows, [id for _, id in removed])
@@ -186,6 +201,12 @@ class ProgramLog:
             return None
         view = entry.record.view(time.monotonic(), shows_texts(entry.owner))
         return OwnedView(entry.owner, entry.version, view)
+
+    def close(self) -> None:
+        """Call `on_end` for those records that have ended and might have gone on."""
+        for entry in list(self._by_id.values()):
+            if not entry.is_running and not entry.is_final:
+                entry.end()
 
     def _touch(self, entry: LogEntry, num_bytes: int) -> None:
         self.version += 1

@@ -97,8 +97,10 @@ class StateRecord:
 class ProgramRecord:
     """The states of one program, in the order in which they began."""
 
-    def __init__(self, log: ProgramLog, owner: Owner, title: str | None) -> None:
+    def __init__(self, log: ProgramLog, owner: Owner, title: str | None, traceparent: str | None = None) -> None:
         self.title = title or _NO_TITLE
+        self.traceparent = traceparent  # of the client, where it is traced too
+        self.trace_context = log.trace_context()
         self.states: dict[int, StateRecord] = {}  # by the client's number
         self.error: ErrorInfo | None = None  # that ended the whole program
         self.status: Status = "running"
@@ -106,7 +108,6 @@ class ProgramRecord:
         self.last_change: float | None = None  # a message, or an answer
         self.returned: float | None = None  # when the program's function had returned, if the client told
         self.cut = False  # operations were not recorded, for lack of room
-        self.context: Any = None  # the caller's trace context
         self._num_generations = 0
         self._prompt_tokens = self._cached_tokens = self._completion_tokens = 0
         self.entry = log.add(owner, self)
@@ -129,29 +130,35 @@ class ProgramRecord:
             return
         now = time.monotonic()
         num_bytes = OPERATION_BYTES * len(message.operations)
+        num_generations = 0
         for op, operation in enumerate(message.operations, start=message.first):
             match operation:
                 case Text(text=text) | Generated(text=text):
                     num_bytes += len(text)
                 case Gen(sampling=sampling):
+                    num_generations += 1
                     num_bytes += GENERATION_BYTES
                     if sampling.constraint is not None:
                         num_bytes += len(sampling.constraint.source)
+                case Select() | Decide():
+                    num_generations += 1
                 case Fork(children=children):
                     num_bytes += OPERATION_BYTES * len(children)
                     for child in children:
                         self.states.setdefault(child, StateRecord(child, now, state, op))
                 case Rollback(mark=mark):
                     state.errors = {number: error for number, error in state.errors.items() if number < mark}
+        self._num_generations += num_generations
         state.arrivals.append((message.first, now))
         state.operations += message.operations
         for note in message.notes:
             state.notes.append((now, note))
-            num_bytes += len(note.code)
+            num_bytes += len(note.code) + len(note.place)
             if note.ended:
                 self.returned = now
         self.last_change = now
         self.entry.touch(num_bytes)
+        self._finish_returned()
 
     def answer(self, answer: Done | Failed | Delta) -> None:
         """Record an answer that is sent, or text of one."""
@@ -176,6 +183,7 @@ class ProgramRecord:
         self.last_change = time.monotonic()
         state.answers.append((self.last_change, found))
         self.entry.touch(len(found) if isinstance(found, str) else 0)
+        self._finish_returned()
 
     def close(self, states: tuple[int, ...]) -> None:
         """Record that states have ended."""
@@ -183,6 +191,8 @@ class ProgramRecord:
         for number in states:
             if (state := self.states.get(number)) is not None and state.ended is None:
                 state.ended = now
+                if len(state.answers) < len(state.operations):
+                    self.last_change = now
 
     def supply(self, state: int, op: int, label: str) -> None:
         """Record what a text that the client supplied comes from."""
@@ -235,6 +245,8 @@ class ProgramRecord:
             num_kept = op + 1
         else:
             return msgspec.structs.replace(message, first=num_kept, operations=[], notes=[])
+        dropped = state.operations[num_kept:]
+        self._num_generations -= sum(isinstance(operation, Gen | Select | Decide) for operation in dropped)
         state.keep_until(num_kept)
         rest = message.operations[num_kept - message.first :]
         notes = [note for note in message.notes if note.op >= num_kept]
@@ -242,7 +254,6 @@ class ProgramRecord:
 
     def _generated(self, answer: Done) -> dict[str, Any]:
         fields = answer_fields(answer)
-        self._num_generations += 1
         if (tokens := fields.get("tokens")) is not None:
             self._prompt_tokens += tokens.prompt
             self._cached_tokens += tokens.cached
@@ -301,6 +312,7 @@ class ProgramRecord:
                 parent=None if state.parent is None else numbers[state.parent.number],
                 events=list(_events(state, numbers, began)),
                 begin=_begin(state) - began,
+                ended=None if state.ended is None else state.ended - began,
             )
             for state in list(self.states.values())
         ]
@@ -320,6 +332,11 @@ class ProgramRecord:
         if status == "running" and self._has_returned:
             status = "done"
         return status, _NOT_ANSWERED if status == "lost" else None, None
+
+    def _finish_returned(self) -> None:
+        """Finish a program that has returned and is answered: its states may be held for long."""
+        if self.returned is not None and not self.entry.is_final and self._has_returned:
+            self.entry.finish()
 
     @property
     def _has_returned(self) -> bool:
@@ -349,7 +366,9 @@ class ProgramRecord:
         return None
 
     def _source(self) -> dict[str, str]:
-        return {note.place: note.code for state in self.states.values() for _, note in state.notes if note.code}
+        notes = [note for state in self.states.values() for _, note in state.notes]
+        waits = [wait for note in notes for wait in note.waits]
+        return {one.place: one.code for one in (*notes, *waits) if one.code}
 
 
 def _repeats(operation: Operation, recorded: Operation) -> bool:

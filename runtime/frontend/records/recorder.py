@@ -6,7 +6,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ...protocol.session import Answer, Append, Attempted, Close, Fork, Lost, Open, Play, Supply
 from .log import Owner, ProgramLog
@@ -43,21 +42,18 @@ class ProgramRecorder:
     """Call `receive` before the interpreter gets a message, `sent` with what it sends, `ended` when a program is over.
 
     With `run` the messages are of one program that may be recorded already, and repeat `known` operations, by state.
-    `context` is the caller's trace context, for exports.
     """
 
     def __init__(
         self,
         log: ProgramLog,
         owner: Owner,
-        context: Any = None,
         *,
         run: RecordedRun | None = None,
         known: Mapping[int, int] | None = None,
     ) -> None:
         self._log = log
         self._owner = owner
-        self._context = context
         self._run = run
         self._known = known or {}
         self._programs: dict[int, ProgramRecord] = {}  # by the client's number
@@ -108,7 +104,7 @@ class ProgramRecorder:
                             for child in operation.children:
                                 self._of.setdefault(child, record)
             case Open(state=state, program=program) if state not in self._of:
-                record = self._programs.get(program) or self._begin(program, message.title)
+                record = self._programs.get(program) or self._begin(message)
                 self._of[state] = record
                 record.open(state)
             case Play(messages=messages):
@@ -124,17 +120,16 @@ class ProgramRecorder:
             case _:
                 return
 
-    def _begin(self, program: int, title: str | None) -> ProgramRecord:
+    def _begin(self, opened: Open) -> ProgramRecord:
         run = self._run
         record = None if run is None else run.record
         if record is None:
-            record = ProgramRecord(self._log, self._owner, title)
-            record.context = self._context
+            record = ProgramRecord(self._log, self._owner, opened.title, opened.traceparent)
         if run is not None:
             run.record = record
             run.num_playing += 1
             if run.closing is not None:
                 run.closing.cancel()
                 run.closing = None
-        self._programs[program] = record
+        self._programs[opened.program] = record
         return record

@@ -62,12 +62,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TracedState(msgspec.Struct, frozen=True, kw_only=True):
-    """A state of a traced run, from `begin` on. A branch begins with its fork, the program's own state at 0."""
+    """A state of a traced run, from `begin` on. A branch begins with its fork, the program's own state at 0.
+
+    `ended`: it was closed then, perhaps with operations that are not answered.
+    """
 
     number: int
     parent: int | None
     events: list[Event]
     begin: float = 0.0
+    ended: float | None = None
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,14 +56,14 @@ def spans_of(record: RunRecord, state: TracedState, now: float | None = None) ->
 def track_of(record: RunRecord, state: TracedState, now: float | None = None) -> tuple[float, float]:
     """Return the begin and end of a state's track.
 
-    It ends with the last answer, or where the program's function ended if that was later. While an operation runs, it
-    ends `now`, if that is given.
+    It ends with the last answer, or where the program's function ended if that was later. With an operation that is not
+    answered it ends where the state was closed, or `now`, if that is given.
     """
     ends = [event.end for event in state.events if event.end is not None]
     end = max(ends, default=state.begin)
     all_answered = len(ends) == len(state.events)
-    if now is not None and not all_answered:
-        return state.begin, max(end, now)
+    if not all_answered and (until := now if state.ended is None else state.ended) is not None:
+        return state.begin, max(end, until)
     if state.parent is None and record.body_ended is not None and all_answered:
         end = max(end, record.body_ended)
     return state.begin, end
@@ -77,7 +77,7 @@ def _spans(record: RunRecord, state: TracedState, now: float | None) -> Iterator
         at = until
     for index, event in enumerate(state.events):
         if event.end is None:
-            if now is not None:  # it is the one that runs
+            if end > at:  # it is the one that runs, or did when the state was closed
                 start = min(max(at, event.start), end)
                 yield from _gap(at, start, event.waits, event.place, index)
                 if event.kind == "gen" and (first := event.first_text) is not None and start <= first <= end:
@@ -130,7 +130,7 @@ def _parts(event: Event, start: float) -> Iterator[tuple[Cause, float, float]]:
             if (timings := event.timings) is None:
                 yield "model", start, end  # the backend does not say more
                 return
-            yield from phases(timings, start, end)
+            yield from phases(timings, start, end, event.seconds)
         case _:
             yield "transport", start, end
 
@@ -145,12 +145,20 @@ _PHASES: tuple[Literal["queue", "grammar", "prefill", "retracted", "decode"], ..
 )
 
 
-def phases(timings: Timings, start: float, end: float) -> Iterator[tuple[Cause, float, float]]:
-    """Yield the parts of a generation by the runtime's timings, aligned to its end; what comes before is transport."""
+def phases(
+    timings: Timings, start: float, end: float, seconds: float | None = None
+) -> Iterator[tuple[Cause, float, float]]:
+    """Yield the parts of a generation by the runtime's timings, aligned to its end; what comes before is transport.
+
+    `seconds` is its time from submission to end. It is queued from its submission on: the core reads messages between
+    steps, and a step may take long.
+    """
     found: list[tuple[Cause, float, float]] = []
     until = end
     for name in reversed(_PHASES):
         begin = max(start, until - getattr(timings, name))
+        if name == "queue" and seconds is not None:
+            begin = max(start, min(begin, end - seconds))
         found.append((name, begin, until))
         until = begin
     found.append(("transport", start, until))

@@ -109,7 +109,7 @@ def view_of(
     if failed is not None and status == "failed":
         error, place = error or failed.error, place or failed.place or None
     places = {event.place for event in events} | {span.place for state in states for span in state.spans}
-    known = _read_source(places) if source is None else {one: source[one] for one in places if one in source}
+    known = _read_source(places) if source is None else {one: source[one] for one in sorted(places) if one in source}
     tokens = record.tokens
     view = ProgramView(
         id=id,
@@ -205,7 +205,7 @@ def _by_end(events: list[Event]) -> list[Event]:
 def _read_source(places: set[str]) -> dict[str, str]:
     """Return the texts of the source lines that can be read."""
     found = {}
-    for place in places:
+    for place in sorted(places):
         file, _, number = place.rpartition(":")
         if number.isdecimal() and (line := linecache.getline(file, int(number)).strip()):
             found[place] = line[:MAX_CODE]
