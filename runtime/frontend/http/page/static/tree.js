@@ -1,9 +1,9 @@
 // The radix tree as it is now: what is cached, for whom, and what is hit and evicted.
 
-import { fill, theme, tile, useCanvas } from "./canvas.js";
+import { colourOf, fill, theme, tile, useCanvas } from "./canvas.js";
 import { Table } from "./table.js";
 import { TreeStore, layout } from "./tree_layout.js";
-import { ErrorNote, color, count, percent, prefersReducedMotion, seconds, useTheme } from "./ui.js";
+import { ErrorNote, count, percent, prefersReducedMotion, seconds, useTheme } from "./ui.js";
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.mjs";
 
 const LIMIT = 2000;
@@ -105,30 +105,27 @@ function categoryOf(program) {
 }
 
 function Keys({ boxes }) {
-  const isDark = useTheme();
+  useTheme(); // the patterns are of the theme's colours
   const programs = useMemo(() => {
     const tokens = new Map();
     for (const { node, hidden } of boxes) if (!hidden) tokens.set(node.program, (tokens.get(node.program) ?? 0) + node.tokens);
     return [...tokens].sort((a, b) => b[1] - a[1]).slice(0, 8);
   }, [boxes]);
-  const shade = color("--cat-8");
+  const shade = colourOf("--cat-8");
   return html`<div class="bands small" aria-label="Meaning of patterns and colours">
     ${Object.entries(STATES).map(([state, { title, meaning, pattern }]) => html`<span key=${state} class="key" title=${meaning}>
       <i class=${"patch " + state} style=${{ opacity: ALPHA[state], backgroundColor: shade, backgroundImage: pattern ? `url(${tile(shade, pattern).toDataURL()})` : "none" }}></i>${title}</span>`)}
     <span class="key divider"></span>
-    ${programs.map(([program, tokens]) => html`<span key=${program + String(isDark)} class="key" title=${`${count(tokens)} tokens`}>
-      <i class="patch" style=${{ backgroundColor: color(`--cat-${categoryOf(program)}`) }}></i>${program ?? "no program"}</span>`)}
+    ${programs.map(([program, tokens]) => html`<span key=${program} class="key" title=${`${count(tokens)} tokens`}>
+      <i class="patch" style=${{ backgroundColor: `var(--cat-${categoryOf(program)})` }}></i>${program ?? "no program"}</span>`)}
   </div>`;
 }
 
 function Picture({ store, boxes, chosen, onChoose, root, onZoom, isEmpty }) {
   const [hover, setHover] = useState(null);
   const places = useRef(new Map()); // of the nodes drawn last, for those that are gone
-  const colours = useRef(null);
-  const isDark = useTheme();
-  useMemo(() => (colours.current = Array.from({ length: 9 }, (_, index) => (index ? color(`--cat-${index}`) : ""))), [isDark]);
   const index = useMemo(() => new Map(boxes.map((box, at) => [box.hidden ? `h${box.node.id}` : box.node.id, at])), [boxes]);
-  const [canvas, redraw] = useCanvas((pen, width, height) => drawTree(pen, width, height, { store, boxes, chosen, hover, colours: colours.current, places, isStill: prefersReducedMotion() }));
+  const [canvas, redraw] = useCanvas((pen, width, height) => drawTree(pen, width, height, { store, boxes, chosen, hover, places, isStill: prefersReducedMotion() }));
 
   const hit = (event) => {
     const bounds = canvas.current.getBoundingClientRect();
@@ -183,7 +180,7 @@ function moved(boxes, at, key) {
 }
 
 // Returns true while something fades.
-function drawTree(pen, width, height, { store, boxes, chosen, hover, colours, places, isStill }) {
+function drawTree(pen, width, height, { store, boxes, chosen, hover, places, isStill }) {
   const { fg, accent, bad, good, raised, warn, sans } = theme();
   const now = performance.now();
   store.expire(now - FLASH_MS);
@@ -201,9 +198,9 @@ function drawTree(pen, width, height, { store, boxes, chosen, hover, colours, pl
       drawn[Math.floor(top)] = column;
     }
     const gap = tall > 4 ? 1 : 0;
-    const shade = colours[categoryOf(node.program)];
+    const shade = colourOf(`--cat-${categoryOf(node.program)}`);
     pen.globalAlpha = hidden ? 0.25 : ALPHA[node.state] ?? 0.5;
-    pen.fillStyle = hidden ? fill(pen, colours[8], "dots") : fill(pen, shade, STATES[node.state]?.pattern ?? "");
+    pen.fillStyle = hidden ? fill(pen, colourOf("--cat-8"), "dots") : fill(pen, shade, STATES[node.state]?.pattern ?? "");
     pen.fillRect(left, top, Math.max(1, wide - gap), Math.max(0.7, tall - gap));
     pen.globalAlpha = 1;
     if (!hidden && node.state === "leased" && tall > 4) {
