@@ -77,7 +77,8 @@ class Page:
     def goto(self, url: str) -> None:
         """Load an address, and wait until it is loaded."""
         self._loaded = False
-        self.call("Page.navigate", url=url)
+        if "loaderId" not in self.call("Page.navigate", url=url):
+            return  # only the fragment is another one
         deadline = time.monotonic() + SECONDS
         while not self._loaded:
             assert time.monotonic() < deadline, f"{url} does not load"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
+
 from .browser import Browser, Page, find_browser, start_browser
 
 
@@ -29,4 +29,4 @@ def page(browser: Browser) -> Iterator[Page]:
 @pytest.fixture(scope="session")
 def home(url: str) -> str:
     """The page's address."""
-    return os.environ.get("PAGE_HOME", url) + "/"
+    return f"{url}/"

@@ -25,7 +25,7 @@ BOS = [TOKENIZER.bos_id] if TOKENIZER.adds_bos and TOKENIZER.bos_id is not None 
 
 def test_health_follows_the_model() -> None:
     async def main() -> None:
-        async with served(ready=False) as (built, client):
+        async with served(ready=False, page=False) as (built, client):
             for path in ("/health", "/health_generate", "/get_model_info", "/server_info"):
                 check_error(await client.get(path), 503, None, "loading")
             check_error(await client.post("/generate", json={"text": "a"}), 503, None, "loading")
@@ -96,7 +96,7 @@ def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytes
     monkeypatch.setattr(TOKENIZER, "decode", note(decode, "decode"))
 
     async def main() -> None:
-        async with served(ready=False) as (built, client):
+        async with served(ready=False, page=False) as (built, client):
             built.core.load(context_length=1 << 20)
             await built.frontend.core_ready()
             text = "a b " * LONG_TEXT

@@ -46,9 +46,9 @@ _MEDIA_TYPES = {
     ".png": "image/png",
     ".json": "application/json",
 }
-# Secrets, and what may hold one.
+# Secrets, what may hold one, and what is known already.
 _HIDDEN_SETTINGS = frozenset(
-    "model socket_dir api_key admin_key keys node_keys ssl_certfile ssl_keyfile otlp_endpoint".split()
+    "model port socket_dir api_key admin_key keys node_keys ssl_certfile ssl_keyfile otlp_endpoint".split()
 )
 
 
@@ -155,11 +155,12 @@ class Page:
             "health": lambda viewer, options: HealthTopic(history),
             "tree": lambda viewer, options: TreeTopic(core, options),
         }
+        self.live = LiveApi(access, topics, origins=origins)
         self.routers = [
             FilesApi(generator, access, core_config, serve_config).router,
             HealthApi(history).router,
             TreeApi(generator, access).router,
-            LiveApi(access, topics, origins=origins).router,
+            self.live.router,
         ]
 
     def start(self) -> None:

@@ -16,7 +16,7 @@ from .health import HealthHistory
 from .live import TreeOptions
 
 TREE_SECONDS = 0.5  # between two questions to the core
-NODES_PER_MESSAGE = 200  # a larger tree comes in several messages, so that other topics' news come in between
+NODES_PER_MESSAGE = 400  # a larger tree comes in several messages, so that other topics' news come in between
 
 
 class HealthTopic:

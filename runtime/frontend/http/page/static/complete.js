@@ -2,7 +2,6 @@
 
 import { forkAnswer, merged, newAnswers, revivedAnswer, slimAnswer, start, stop, watched } from "./answer.js";
 import { AnswerView, CopyRequest } from "./answer_view.js";
-import { allowedAt } from "./constraint.js";
 import { drawSeed, readSettings, settings, SettingsPanel } from "./settings.js";
 import { createStore, ErrorNote, useKeys, useStore } from "./ui.js";
 import { html, useState } from "./vendor/standalone.mjs";
@@ -41,9 +40,9 @@ export function CompleteView({ about }) {
     drawSeed();
     start("complete", request, newAnswers(request), put);
   };
-  const fork = async (answer, at, alternative) => {
+  const fork = async (answer, at, choice) => {
     try {
-      const draft = await forkAnswer(answer, at, alternative, about.model.context_length);
+      const draft = await forkAnswer(answer, at, choice, about.model.context_length);
       start("complete", draft.request, [draft], put);
     } catch (caught) {
       setError(caught);
@@ -66,7 +65,7 @@ export function CompleteView({ about }) {
         </div>
         <${ErrorNote} error=${error} />
       </div>
-      ${shown ? html`<div class="panel" aria-live="polite"><${AnswerView} answers=${answers} chosen=${shown.id} about=${about} onFork=${fork} allowedAt=${allowedAt} onChoose=${(id) => complete.set({ chosen: id })}>
+      ${shown ? html`<div class="panel" aria-live="polite"><${AnswerView} answers=${answers} chosen=${shown.id} about=${about} onFork=${fork} onChoose=${(id) => complete.set({ chosen: id })}>
         <button type="button" class="quiet" disabled=${isRunning} title="Put the answer behind the prompt" onClick=${() => complete.set({ prompt: prompt + shown.text })}>To the prompt</button>
         <button type="button" class="quiet" disabled=${isRunning} onClick=${() => complete.set({ answers: [], chosen: null })}>Clear</button>
       <//></div>` : null}

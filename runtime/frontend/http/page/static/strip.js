@@ -78,7 +78,7 @@ function Bars({ token, wide }) {
   </span>`;
 }
 
-/** `family`: the answer and its forks. `onFork(answer, at, alternative)` makes another branch. */
+/** `family`: the answer and its forks. `onFork(answer, at, chosen)` makes another branch; `chosen` is an alternative or a text. */
 export function Strip({ family, onFork, allowedAt }) {
   const { colour, showsPrompt } = useStore(look);
   const [active, setActive] = useState({ row: 0, index: 0 });
@@ -204,6 +204,7 @@ function Popover({ answer, at, onClose, onFork, strip, allowedAt }) {
   const box = useRef(null);
   const [place, setPlace] = useState({});
   const [allowed, setAllowed] = useState(null);
+  const [typed, setTyped] = useState("");
   const obstacle = forkObstacle(answer);
   const listed = token.top_logprobs.some(({ id, token: text }) => (id === null ? text === token.text : id === token.id));
   const own = { token: token.text, id: token.id, logprob: token.logprob, masked_logprob: token.masked_logprob, allowed: true };
@@ -215,8 +216,8 @@ function Popover({ answer, at, onClose, onFork, strip, allowedAt }) {
     const left = Math.max(0, Math.min(chip.offsetLeft, strip.current.clientWidth - box.current.offsetWidth));
     setPlace({ left: `${left}px`, top: `${chip.offsetTop + chip.offsetHeight + 4}px` });
     box.current.querySelector("[role=listbox]")?.focus({ preventScroll: true });
-    box.current.scrollIntoView({ block: "nearest" });
   }, []);
+  useLayoutEffect(() => box.current.scrollIntoView({ block: "nearest" }), [place]);
   useEffect(() => {
     const onPointer = (event) => {
       if (!box.current?.contains(event.target) && !event.target.closest?.(".chip[data-row]")) onClose();
@@ -229,9 +230,10 @@ function Popover({ answer, at, onClose, onFork, strip, allowedAt }) {
     if (!obstacle && alternative && alternative.allowed !== false && alternative.id !== null) onFork(alternative);
   };
   const onKeyDown = (event) => {
-    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const isListed = event.target.getAttribute("role") === "listbox";
+    const step = isListed && { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (step) setChosen(Math.max(0, Math.min(alternatives.length - 1, chosen + step)));
-    else if (event.key === "Enter" && event.target.getAttribute("role") === "listbox") fork(chosen);
+    else if (event.key === "Enter" && isListed) fork(chosen);
     else if (event.key === "Escape") onClose();
     else return;
     event.preventDefault();
@@ -239,12 +241,12 @@ function Popover({ answer, at, onClose, onFork, strip, allowedAt }) {
   };
   const facts = [
     ["id", token.id],
-    ["model's probability", token.logprob === null ? null : probability(exp(token.logprob))],
-    ["after the mask", token.masked_logprob === null ? null : probability(exp(token.masked_logprob))],
-    ["the mask leaves", token.allowed_mass === null ? null : `${probability(token.allowed_mass)} of the probability`],
+    ["model", token.logprob === null ? null : probability(exp(token.logprob))],
+    ["masked", token.masked_logprob === null ? null : probability(exp(token.masked_logprob))],
+    ["mask leaves", token.allowed_mass === null ? null : probability(token.allowed_mass)],
     ["allowed tokens", token.num_allowed],
     ["entropy", token.entropy === null ? null : `${token.entropy.toFixed(3)} nats`],
-    ["origin", ORIGINS[token.origin]?.label ?? token.origin],
+    ["origin", token.origin],
   ].filter(([, value]) => value !== null && value !== undefined);
   return html`<div class="popover" ref=${box} style=${place} role="dialog" aria-label=${describe(token)} onKeyDown=${onKeyDown}>
     <div class="row"><b class="mono token">${visible(token.text)}</b><span class="grow"></span>
@@ -262,7 +264,10 @@ function Popover({ answer, at, onClose, onFork, strip, allowedAt }) {
         <span class="number small">${each.masked_logprob === null ? (each.allowed === false ? "0" : "") : probability(exp(each.masked_logprob))}</span>
       </div>`)}
     </div>
-    ${obstacle ? html`<p class="small muted">${obstacle}</p>` : html`<p class="small muted">Enter or a click forks here, with the same seed.</p>`}
+    ${obstacle ? html`<p class="small muted">${obstacle}</p>` : html`<form class="row" onSubmit=${(event) => (event.preventDefault(), typed && onFork(typed))}>
+      <input class="grow mono" name="typed" aria-label="A text of your own" placeholder="or a text of your own" value=${typed} onInput=${(event) => setTyped(event.target.value)} />
+      <button type="submit" disabled=${!typed}>Fork</button></form>
+      <p class="small muted">Enter or a click forks here, with the same seed.</p>`}
     ${allowedAt ? html`<div class="small">${allowed ?? html`<button type="button" class="quiet small" onClick=${async () => setAllowed(await allowedAt(answer, at.index))}>What was allowed here?</button>`}</div>` : null}
   </div>`;
 }

@@ -2,7 +2,7 @@
 
 import { forkAnswer, merged, newAnswers, revivedAnswer, slimAnswer, start, stop, watched } from "./answer.js";
 import { AnswerView, CopyRequest } from "./answer_view.js";
-import { allowedAt, checkConstraint, checkedFields, choicesOf, KINDS, Mask, requestFields } from "./constraint.js";
+import { checkConstraint, checkedFields, choicesOf, KINDS, Mask, requestFields } from "./constraint.js";
 import { drawSeed, readSettings, settings, SettingsPanel } from "./settings.js";
 import { createStore, ErrorNote, short, useKeys, useStore } from "./ui.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.mjs";
@@ -81,9 +81,9 @@ export function StructuredView({ about }) {
     drawSeed();
     start("structured", request, newAnswers(request), put);
   };
-  const fork = async (answer, at, alternative) => {
+  const fork = async (answer, at, choice) => {
     try {
-      const draft = await forkAnswer(answer, at, alternative, about.model.context_length);
+      const draft = await forkAnswer(answer, at, choice, about.model.context_length);
       start("structured", draft.request, [draft], put);
     } catch (caught) {
       setError(caught);
@@ -122,7 +122,7 @@ export function StructuredView({ about }) {
             : html`<button type="button" class="primary" title="Ctrl+Enter" onClick=${send}>Generate</button>`}
         </div>
         <${ErrorNote} error=${error} />
-        ${shown ? html`<${AnswerView} answers=${answers} chosen=${shown.id} about=${about} onFork=${fork} allowedAt=${allowedAt} onChoose=${(id) => structured.set({ chosen: id })}>
+        ${shown ? html`<${AnswerView} answers=${answers} chosen=${shown.id} about=${about} onFork=${fork} onChoose=${(id) => structured.set({ chosen: id })}>
           <button type="button" class="quiet" onClick=${() => structured.set({ text: shown.text, cursor: 0 })} title="Show for each position which tokens were possible">Step through</button>
           <button type="button" class="quiet" disabled=${isRunning} onClick=${() => structured.set({ answers: [], chosen: null })}>Clear</button>
         <//>` : null}

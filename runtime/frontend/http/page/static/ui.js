@@ -171,7 +171,7 @@ async function copyText(text) {
 export function ErrorNote({ error, onRetry }) {
   if (!error) return null;
   return html`<div class="note bad" role="alert">
-    <span>${error.param ? html`<code>${error.param}</code> ` : null}${error.message}</span>
+    <span>${error.param && !error.message.includes(error.param) ? html`<code>${error.param}</code> ` : null}${error.message}</span>
     ${onRetry ? html`<button type="button" class="quiet" onClick=${onRetry}>Try again</button>` : null}
   </div>`;
 }
