@@ -80,12 +80,12 @@ def create_app(
         MetricsApi(generator.core, siblings),
     ):
         app.include_router(api.router, responses=errors.ERROR_RESPONSES)
-    if generator.log is not None:
-        app.include_router(RecordsApi(generator.log, siblings).router, responses=errors.ERROR_RESPONSES)
     app.include_router(PagesApi(generator, has_keys=bool(keys), has_home=not config.page).router)
+    access = PageAccess(ApiKeys(keys, admin_keys), config.page_texts)
+    if generator.log is not None:
+        app.include_router(RecordsApi(generator.log, siblings, access).router, responses=errors.ERROR_RESPONSES)
     app.state.page = None
     if config.page:
-        access = PageAccess(ApiKeys(keys, admin_keys), config.page_texts)
         app.state.page = Page(generator, siblings, access, core_config, config, _listed(config.cors_origins))
         for router in app.state.page.routers:
             app.include_router(router, responses=errors.ERROR_RESPONSES)
