@@ -5,6 +5,7 @@ import { ErrorNote, count, percent, seconds, short } from "./ui.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.mjs";
 
 const WINDOW = 15 * 60; // seconds
+const SHORTEST = 60; // seconds that a plot of a young server shows
 const [LEFT, RIGHT, TOP, BOTTOM] = [52, 4, 6, 16]; // margins of a plot, in pixels
 const UPDATE_MS = 1000;
 
@@ -76,7 +77,8 @@ function Plot({ plot, points, at, onPoint }) {
 }
 
 const clock = (time, seconds = true) => new Date(time * 1e3).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: seconds ? "2-digit" : undefined });
-const timeAt = (points, x, width) => points.at(-1).t - WINDOW * (1 - (x - LEFT) / (width - LEFT - RIGHT));
+const spanOf = (points) => (points.length ? Math.min(WINDOW, Math.max(SHORTEST, points.at(-1).t - points[0].t)) : SHORTEST);
+const timeAt = (points, x, width) => points.at(-1).t - spanOf(points) * (1 - (x - LEFT) / (width - LEFT - RIGHT));
 
 function nearest(points, time) {
   let found = 0;
@@ -88,7 +90,8 @@ function draw(pen, width, height, { lines, format, max }, points, at) {
   const { line, muted, fg, sans } = theme();
   const [right, bottom] = [width - RIGHT, height - BOTTOM];
   const newest = points.at(-1)?.t ?? 0;
-  const x = (time) => right - ((newest - time) / WINDOW) * (right - LEFT);
+  const span = spanOf(points);
+  const x = (time) => right - ((newest - time) / span) * (right - LEFT);
   const largest = max ?? Math.max(0, ...points.flatMap((point) => lines.map(([, , value]) => value(point) ?? 0)));
   const step = format === whole ? Math.max(1, stepFor(largest / 3)) : stepFor(largest / 3);
   const top = max ?? Math.max(largest * 1.08, step);
@@ -108,7 +111,8 @@ function draw(pen, width, height, { lines, format, max }, points, at) {
   }
   pen.textAlign = "center";
   pen.textBaseline = "alphabetic";
-  for (let time = Math.floor(newest / 300) * 300; newest && time > newest - WINDOW; time -= 300) {
+  const tick = span > 360 ? 300 : 60;
+  for (let time = Math.floor(newest / tick) * tick; newest && time > newest - span; time -= tick) {
     pen.moveTo(Math.round(x(time)) + 0.5, TOP);
     pen.lineTo(Math.round(x(time)) + 0.5, bottom);
     if (x(time) < right - 12 && x(time) > LEFT) pen.fillText(clock(time, false), x(time), height - 2);

@@ -20,7 +20,9 @@ export class TreeStore {
       this.flashes.clear();
       this.gone = [];
     } else {
-      for (const id of message.removed) if (this.nodes.delete(id)) this.gone.push({ id, at: now });
+      const { evicted_tokens = 0, demoted_tokens = 0 } = message.events ?? {};
+      // Without an eviction a node was joined to another one, or gave way to one that is in use.
+      for (const id of message.removed) if (this.nodes.delete(id) && evicted_tokens + demoted_tokens > 0) this.gone.push({ id, at: now });
       for (const node of message.nodes) {
         const before = this.nodes.get(node.id);
         if (!before) this.flashes.set(node.id, { kind: "new", at: now });
