@@ -204,6 +204,8 @@ def load_core(
         name=name,
         path=str(path),
         revision=None if origin is None else origin.commit,
+        grammar_backend=config.grammar_backend,
+        additional_properties=config.additional_properties,
         version=__version__,
         **asdict(engine.info),
     )
