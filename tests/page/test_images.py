@@ -122,7 +122,7 @@ def test_programs_and_a_timeline(page: Page, home: str, url: str, backend: ramif
 
 @pytest.mark.slow
 def test_the_tree_and_health(page: Page, folder: Path) -> None:
-    with ramiform.Runtime(port=0, dtype="float32", num_pages=256, log_level="error") as runtime:
+    with ramiform.Runtime(port=0, dtype="float32", num_pages=256, log_level="error", speculative="suffix") as runtime:
         ramiform.set_default_backend(runtime)
         page.resize(1120, 760)
         try:
@@ -137,11 +137,12 @@ def test_the_tree_and_health(page: Page, folder: Path) -> None:
                 page.press(key)
             page.wait("!!document.querySelector('.details pre')")
             page.screenshot(folder / "page-tree.png")
-            page.resize(1120, 616)
+            page.resize(1120, 440)
             page.prefer(scheme="dark")
             page.goto(f"{runtime.url}/#/health")
-            for number in range(60):
+            for number in range(90):
                 test_programs.fan_out.run(f"{number}")
+                page.eval("0")  # reads what the browser has told meanwhile
             page.wait("document.querySelectorAll('.chart').length === 8")
             page.wait("/output\\s*[1-9]/.test(document.querySelector('.plot').innerText)")
             page.screenshot(folder / "page-health.png")

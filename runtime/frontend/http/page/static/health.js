@@ -22,7 +22,7 @@ const PLOTS = [
   { title: "KV cache", hint: "share of the pages", format: share, max: 1, lines: [["used", "--cat-1", (p) => p.kv_use], ["cached", "--cat-5", (p) => p.cached_share]] },
   { title: "Hit rate", hint: "share of the prompt tokens that were cached", format: share, max: 1, lines: [["cached", "--cat-3", (p) => p.hit_rate]] },
   { title: "Acceptance", hint: "share of the guessed tokens that were accepted", format: share, max: 1, lines: [["accepted", "--cat-4", (p) => p.accept]] },
-  { title: "Events", format: whole, lines: [["evicted pages", "--cat-7", (p) => p.evicted_pages], ["retractions", "--cat-4", (p) => p.retractions], ["errors", "--cat-6", (p) => p.errors]] },
+  { title: "Events", hint: "evicted pages, retracted requests, failed requests, in the interval", format: whole, lines: [["evicted", "--cat-7", (p) => p.evicted_pages], ["retractions", "--cat-4", (p) => p.retractions], ["errors", "--cat-6", (p) => p.errors]] },
 ];
 
 export function HealthView({ api, live, about }) {
