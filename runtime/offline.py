@@ -82,7 +82,12 @@ class Engine:
         await core.ready()
         generator = Generator(core, self.tokenizer)
         peers = FrontendPeers(context, serve.socket_dir, 0, 1, core.observer.measures)
-        service = ChatService(generator, tool_parser=serve.tool_call_parser, reasoning_parser=serve.reasoning_parser)
+        service = ChatService(
+            generator,
+            tool_parser=serve.tool_call_parser,
+            reasoning_parser=serve.reasoning_parser,
+            trusts_templates=serve.trust_request_chat_template,
+        )
         return NativeApi(generator, peers), ChatApi(service)
 
     def generate(

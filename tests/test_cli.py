@@ -68,6 +68,7 @@ MODEL_FLAGS = {
     "--additional-properties",
 }
 HTTP_FLAGS = {
+    "--cache-scope",
     "--cors-origins",
     "--max-body-mib",
     "--max-requests-per-key",
@@ -78,6 +79,7 @@ HTTP_FLAGS = {
     "--admin-key",
     "--tool-call-parser",
     "--reasoning-parser",
+    "--trust-request-chat-template",
     "--uds",
     "--ssl-certfile",
     "--ssl-keyfile",

@@ -16,6 +16,7 @@ GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 QuantizeName = Literal["int8", "int4", "fp8"]
 OverlapName = Literal["auto", "on", "off"]
 KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
+CacheScope = Literal["auto", "key", "shared"]
 PageTextsName = Literal["auto", "on", "off"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
@@ -34,12 +35,26 @@ ToolFormatName = Literal[
     "qwen3_coder",
     "glm45",
     "minimax_m2",
+    "harmony",
+    "deepseek_v32",
+    "deepseek_v4",
+    "functiongemma",
+    "gemma4",
+    "seed_oss",
+    "step3",
+    "lfm2",
+    "olmo3",
+    "hunyuan_a13b",
+    "apertus",
+    "granite_20b_fc",
+    "internlm",
+    "longcat",
     "json",
 ]
 
 
 # Formats of reasoning; the frontend has their markers.
-ReasoningFormatName = Literal["think", "magistral", "kimi", "seed_oss", "granite"]
+ReasoningFormatName = Literal["think", "magistral", "kimi", "seed_oss", "gemma4", "harmony", "granite"]
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,6 +214,10 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="API key that may act on others: flush the cache, abort all; several are separated by commas"),
     ] = None
+    cache_scope: Annotated[
+        CacheScope,
+        Meta(description="who shares cached prefixes: requests of one API key, or all; auto: by key with several keys"),
+    ] = "auto"
     cors_origins: Annotated[
         str | None, Meta(description="allowed origins of web pages, separated by commas, or *; default: none")
     ] = None
@@ -231,6 +250,9 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="HTTP connections of one client address (IPv6: /64 network); default: half of all"),
     ] = None
+    trust_request_chat_template: Annotated[
+        bool, Meta(description="let requests bring a chat template of their own, in the field chat_template")
+    ] = False
     tool_call_parser: Annotated[
         Literal["auto", ToolFormatName],
         Meta(description="format of the model's tool calls; auto: as in its chat template"),

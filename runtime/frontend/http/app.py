@@ -58,7 +58,12 @@ def create_app(
     errors.install_error_handlers(app)
     openapi.install_openapi(app, has_keys=bool(keys), schemas=program_schemas())
     app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
-    chat_service = ChatService(generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
+    chat_service = ChatService(
+        generator,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        trusts_templates=config.trust_request_chat_template,
+    )
     sessions = SessionStore(siblings)
     for api in (
         NativeApi(generator, siblings, sessions),
@@ -66,7 +71,7 @@ def create_app(
         ProgramsApi(generator, siblings),
         AdminApi(generator, config.client_address),
         PauseApi(generator.core, siblings),
-        TokenizationApi(generator),
+        TokenizationApi(generator, chat_service.renderer),
         ModelsApi(generator),
         CompletionsApi(generator),
         ChatApi(chat_service),
@@ -102,6 +107,7 @@ def create_app(
         AuthMiddleware,
         api_keys=keys,
         admin_keys=admin_keys,
+        cache_scope=config.cache_scope,
         max_body_bytes=config.max_body_mib << 20,
     )
     if origins := _listed(config.cors_origins):

@@ -55,7 +55,6 @@ _NEUTRAL: dict[
     },
     "vLLM": {
         "add_generation_prompt": (True,),
-        "chat_template": (),
         "continue_final_message": (False,),
         "documents": ([],),
         "early_stopping": (False,),
@@ -285,7 +284,6 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
         "t_max_predict_ms",
     ),
     "templates get documents as a variable, in chat_template_kwargs": ("documents",),
-    "the server renders its own chat template only": ("chat_template",),
     "the format of the answer is fixed": (
         "embed_dtype",
         "endianness",

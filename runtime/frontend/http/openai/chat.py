@@ -88,6 +88,7 @@ class ChatApi:
             parallel_calls=body.parallel_tool_calls,
             logprobs=body.logprob_params(),
             splits_reasoning=body.separate_reasoning,
+            template=body.chat_template,
             template_options=body.template_options(),
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,

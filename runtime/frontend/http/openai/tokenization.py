@@ -41,6 +41,7 @@ class TokenizeBody(RequestBody):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: Many[Tool] = Field(default_factory=list)
+    chat_template: Text | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -54,9 +55,9 @@ class DetokenizeBody(RequestBody):
 class TokenizationApi:
     """Routes of the tokenizer."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, renderer: MessageRenderer) -> None:
         self._generator = generator
-        self._messages = MessageRenderer(generator.tokenizer)
+        self._messages = renderer
 
     @property
     def router(self) -> APIRouter:
@@ -153,6 +154,7 @@ class TokenizationApi:
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             options=body.chat_template_kwargs,
+            template=body.chat_template,
         )
         return await encoder.encode_async(segments, at_start=True, bound=bound)
 

@@ -53,11 +53,11 @@ class PageAccess:
             return False
         return self._is_own(viewer, owner) or (self._texts == "on" and viewer.is_admin)
 
-    def reads_tree(self, viewer: Viewer) -> bool:
-        """Return True if the viewer may read the texts in the prefix cache, which are of all users."""
+    def reads_tree(self, viewer: Viewer, *, is_own: bool) -> bool:
+        """Return True if the viewer may read a text in the prefix cache. `is_own`: only the viewer's key uses it."""
         if self._texts == "off":
             return False
-        return not self.keys.several or (self._texts == "on" and viewer.is_admin)
+        return not self.keys.several or is_own or (self._texts == "on" and viewer.is_admin)
 
     def shown_row(self, viewer: Viewer, owned: OwnedRow) -> ProgramRow | None:
         """Return a record's row as the viewer may see it, or None."""

@@ -10,6 +10,7 @@ import pytest
 from ramiform.runtime.frontend.http.middleware.auth import ApiKeys
 from ramiform.runtime.frontend.http.page.access import PageAccess, Viewer
 from ramiform.runtime.frontend.http.page.routes import PAGE_POLICY, read_files
+from ramiform.runtime.frontend.records.log import Owner
 
 from ...harness import run
 from ...served import check_error, served
@@ -108,6 +109,7 @@ def test_without_the_page_there_is_none_of_its_routes() -> None:
     run(main())
 
 
+OF_ONE, LOCAL = Owner("http", "one"), Owner("local")
 ONE, TWO, ADMIN = Viewer("one", False), Viewer("two", False), Viewer("boss", True)
 
 
@@ -117,17 +119,18 @@ ONE, TWO, ADMIN = Viewer("one", False), Viewer("two", False), Viewer("boss", Tru
 )
 def test_with_several_keys_a_key_reads_its_own(texts: str, own: bool, others_admin: bool, tree: bool) -> None:
     access = PageAccess(ApiKeys(["one", "two"], ["boss"]), texts)  # type: ignore[arg-type]
-    assert access.sees(ONE, "one")
-    assert access.reads(ONE, "one") == own
-    assert not access.sees(TWO, "one")
-    assert not access.reads(TWO, "one")
-    assert not access.reads_tree(ONE)
-    assert access.sees(ADMIN, "one")
-    assert access.reads(ADMIN, "one") == access.names(ADMIN, "one") == others_admin
-    assert access.reads_tree(ADMIN) == tree
+    assert access.sees(ONE, OF_ONE)
+    assert access.reads(ONE, OF_ONE) == own
+    assert not access.sees(TWO, OF_ONE)
+    assert not access.reads(TWO, OF_ONE)
+    assert not access.reads_tree(ONE, is_own=False)
+    assert access.reads_tree(ONE, is_own=True) == own
+    assert access.sees(ADMIN, OF_ONE)
+    assert access.reads(ADMIN, OF_ONE) == access.names(ADMIN, OF_ONE) == others_admin
+    assert access.reads_tree(ADMIN, is_own=False) == tree
     # A program over ZMQ has no key; nobody's None is its.
-    assert not access.sees(Viewer(None, False), None, over_http=False)
-    assert access.sees(ADMIN, None, over_http=False)
+    assert not access.sees(Viewer(None, False), LOCAL)
+    assert access.sees(ADMIN, LOCAL)
 
 
 @pytest.mark.parametrize("keys", [[], ["one"]])
@@ -135,6 +138,6 @@ def test_with_several_keys_a_key_reads_its_own(texts: str, own: bool, others_adm
 def test_a_single_user_sees_everything(keys: list[str], texts: str) -> None:
     access = PageAccess(ApiKeys(keys), texts)  # type: ignore[arg-type]
     viewer = Viewer(keys[0] if keys else None, True)
-    assert access.sees(viewer, None, over_http=False)
-    assert access.names(viewer, None, over_http=False)
-    assert access.reads(viewer, None, over_http=False) == access.reads_tree(viewer) == (texts != "off")
+    assert access.sees(viewer, LOCAL)
+    assert access.names(viewer, LOCAL)
+    assert access.reads(viewer, LOCAL) == access.reads_tree(viewer, is_own=False) == (texts != "off")

@@ -41,19 +41,19 @@ function nextRequest(state, about) {
   return { request: { path, body }, error: problem ?? null };
 }
 
-/** Check the constraint after a pause in typing. Returns {result, error, isWaiting}. */
+/** Check the constraint after a pause in typing. Returns {result, error, text, isWaiting}; `text` is the one that `result` is of. */
 function useCheck(kind, source, text) {
-  const [state, setState] = useState({ result: null, error: null, isWaiting: true });
+  const [state, setState] = useState({ result: null, error: null, text, isWaiting: true });
   useEffect(() => {
     const controller = new AbortController();
     setState((before) => ({ ...before, isWaiting: true }));
     const timer = setTimeout(async () => {
-      if (!source.trim()) return setState({ result: null, error: null, isWaiting: false });
+      if (!source.trim()) return setState({ result: null, error: null, text, isWaiting: false });
       try {
         const result = await checkConstraint(checkedFields(kind, source), text, controller.signal);
-        setState({ result, error: null, isWaiting: false });
+        setState({ result, error: null, text, isWaiting: false });
       } catch (error) {
-        if (error.name !== "AbortError") setState({ result: null, error, isWaiting: false });
+        if (error.name !== "AbortError") setState({ result: null, error, text, isWaiting: false });
       }
     }, PAUSE_MS);
     return () => {
@@ -190,7 +190,8 @@ function Report({ lines }) {
 function Stepper({ state: { text, cursor }, check, vocabulary }) {
   const area = useRef(null);
   const move = (to) => structured.set({ cursor: Math.max(0, Math.min(text.length, to)) });
-  const append = (more) => structured.set({ text: text.slice(0, cursor) + more, cursor: cursor + more.length });
+  // To the text that the tokens are for: the answer for a newer one may be on its way.
+  const append = (more) => structured.set({ text: check.text + more, cursor: check.text.length + more.length });
   const onType = (event) => structured.set({ text: event.target.value, cursor: event.target.selectionEnd });
   const { result } = check;
   const rejected = result?.rejected_at ? indexOf(text, result.rejected_at.offset) : null;
@@ -207,16 +208,13 @@ function Stepper({ state: { text, cursor }, check, vocabulary }) {
       </div>
       <pre class="stepped" aria-label="Text with the cursor">${text.slice(0, cursor)}<span class="caret still" aria-hidden="true"></span><span class="muted">${text.slice(cursor)}</span></pre>
       ${rejected !== null ? html`<div class="note bad caret-error" role="alert"><${Rejected} text=${text} at=${rejected} hints=${result.rejected_at} /></div>` : null}
-      ${result?.ok && result.state ? html`<${Mask} state=${result.state} vocabulary=${vocabulary} onAppend=${append} />` : null}
+      ${result?.ok && result.state ? html`<${Mask} isBusy=${check.isWaiting} state=${result.state} vocabulary=${vocabulary} onAppend=${append} />` : null}
     </div>
   </details>`;
 }
 
 function Rejected({ text, at, hints }) {
   const from = Math.max(0, at - AROUND, text.lastIndexOf("\n", at - 1) + 1);
-  const allowed = hints.allowed ?? hints.hints ?? [];
   return html`<pre>${text.slice(from).split("\n")[0].slice(0, 2 * AROUND)}${"\n"}${" ".repeat(at - from)}<b class="caret-mark">^</b></pre>
-    <span>The constraint allows no ${JSON.stringify(text.slice(at, at + 1))} here.${allowed.length ? ` Possible: ${allowed.slice(0, 12).map((each) => visibleHint(each)).join(", ")}` : ""}</span>`;
+    <span>The constraint allows no ${JSON.stringify(text.slice(at, at + 1))} here.${hints.allowed.length ? ` Possible: ${hints.allowed.join(", ")}.` : ""}</span>`;
 }
-
-const visibleHint = (hint) => JSON.stringify(hint.text ?? hint);
