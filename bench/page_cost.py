@@ -3,7 +3,8 @@
     python -P bench/page_cost.py [--rounds 8] [--json FILE]
 
 The same requests go in turn to a server with `--no-page`, to one with the page that nobody looks at, and to that one
-with a viewer of all topics. The ratios of a round's throughputs count; the machine's speed does not.
+with a viewer of all topics. The ratios of a round's throughputs count, and those of the servers' processor time per
+token, which other load on the machine disturbs less.
 
 The second part is in one process: a radix tree of `--nodes` nodes and a log of `--programs` records, of which some
 change between two messages of a viewer.
@@ -19,10 +20,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import httpx
 import msgspec
+import psutil
 import typer
 from websockets.sync.client import connect
 
@@ -54,8 +56,22 @@ def bodies(draw: random.Random, num: int, vocab_size: int) -> list[dict[str, Any
     ]
 
 
-async def throughput(url: str, requests: list[dict[str, Any]], concurrency: int) -> float:
-    """Return output tokens per second of a closed loop."""
+class Run(NamedTuple):
+    """One run's tokens per second, and milliseconds of the server's processes per token."""
+
+    rate: float
+    cost: float
+
+
+def processor_seconds(runtime: ramiform.Runtime) -> float:
+    """Return the processor time that the runtime's processes have taken."""
+    frontend = psutil.Process(runtime.pid)
+    times = [process.cpu_times() for process in (frontend, *frontend.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+async def throughput(url: str, requests: list[dict[str, Any]], concurrency: int) -> tuple[int, float]:
+    """Return the output tokens of a closed loop, and its seconds."""
     queue, tokens = iter(requests), 0
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
 
@@ -67,7 +83,7 @@ async def throughput(url: str, requests: list[dict[str, Any]], concurrency: int)
 
         began = time.perf_counter()
         await asyncio.gather(*(worker() for _ in range(concurrency)))
-        return tokens / (time.perf_counter() - began)
+        return tokens, time.perf_counter() - began
 
 
 class Watched:
@@ -117,30 +133,42 @@ def servers(rounds: int, num_requests: int, concurrency: int) -> dict[str, Any]:
     watched = Watched()
     with ramiform.Runtime(page=False, **settings) as off, ramiform.Runtime(**settings) as on:
 
-        def run(runtime: ramiform.Runtime, number: int) -> float:
+        def run(runtime: ramiform.Runtime, number: int) -> Run:
             requests = bodies(random.Random(number), num_requests, runtime.info.vocab_size)
             httpx.post(f"{runtime.url}/flush_cache", timeout=60).raise_for_status()
-            return asyncio.run(throughput(runtime.url or "", requests, concurrency))
+            before = processor_seconds(runtime)
+            tokens, seconds = asyncio.run(throughput(runtime.url or "", requests, concurrency))
+            return Run(tokens / seconds, (processor_seconds(runtime) - before) * 1e3 / tokens)
 
-        def with_viewer(number: int) -> float:
+        def with_viewer(number: int) -> Run:
             with viewer(on.url or "", watched):
                 return run(on, number)
 
         runs = interleaved(
             rounds,
             {
-                "off": lambda number: run(off, number),
+                "no page": lambda number: run(off, number),
                 "page": lambda number: run(on, number),
                 "viewer": with_viewer,
-                "off again": lambda number: run(off, number),
+                "no page again": lambda number: run(off, number),
             },
         )
+
+    def ratios(name: str, base: str) -> dict[str, float]:
+        rates = {key: [one.rate for one in runs[key]] for key in (name, base)}
+        costs = {key: [one.cost for one in runs[key]] for key in (name, base)}
+        return {
+            f"{name} : {base}, throughput": median_ratio(rates[name], rates[base]),
+            f"{name} : {base}, processor time": median_ratio(costs[name], costs[base]),
+        }
+
     return {
-        "tokens/s without the page": statistics.median(runs["off"]),
-        "same again / without": median_ratio(runs["off again"], runs["off"]),
-        "page, nobody looks / without": median_ratio(runs["page"], runs["off"]),
-        "page, one viewer / without": median_ratio(runs["viewer"], runs["off"]),
-        "page, one viewer / nobody": median_ratio(runs["viewer"], runs["page"]),
+        "no page: tokens/s": statistics.median(one.rate for one in runs["no page"]),
+        "no page: processor ms/token": statistics.median(one.cost for one in runs["no page"]),
+        **ratios("no page again", "no page"),
+        **ratios("page", "no page"),
+        **ratios("viewer", "no page"),
+        **ratios("viewer", "page"),
         "viewer: kB/s": watched.num_bytes / watched.seconds / 1000,
         "viewer: messages/s": watched.num_messages / watched.seconds,
     }

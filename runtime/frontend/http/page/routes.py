@@ -25,6 +25,7 @@ from .health import HealthApi, HealthHistory
 from .live import LiveApi, MakeTopic
 from .topics import HealthTopic, LogPeers, ProgramsTopic, ProgramTopic, TreeTopic
 from .tree import TreeApi
+from .what_if import WhatIfApi
 
 # Every file comes from this server, and no script or style stands in HTML. `element.style` stays allowed.
 PAGE_POLICY = (
@@ -165,6 +166,7 @@ class Page:
             FilesApi(generator, access, core_config, serve_config).router,
             HealthApi(history).router,
             TreeApi(generator, access).router,
+            WhatIfApi(core_config).router,
             self.live.router,
         ]
 
