@@ -11,6 +11,13 @@ export const hitRate = ({ prompt_tokens, cached_tokens }) => (prompt_tokens > 0 
 export const shareText = (share) => (share === null ? "–" : percent(share));
 export const when = (epoch) => new Date(epoch * 1e3).toLocaleTimeString("en-GB");
 
+/** A place of which the line's number is always in sight. */
+export function Place({ place }) {
+  const short = shortPlace(place);
+  const at = short.lastIndexOf(":");
+  return html`<span class="place-cell" title=${place}><span class="clip">${at < 0 ? short : short.slice(0, at)}</span>${at < 0 ? "" : short.slice(at)}</span>`;
+}
+
 /** Return an error without the place at its beginning, which is shown beside it. */
 export const errorOf = ({ error, place }) => (place && error.startsWith(place + ": ") ? error.slice(place.length + 2) : error);
 
@@ -135,8 +142,8 @@ function Texts({ view, event }) {
 const OPERATION_COLUMNS = [
   { key: "branch", title: "branch", width: 96, cell: (row) => row.branch, sort: (row) => row.order },
   { key: "operation", title: "operation", cell: (row) => html`<span title=${row.event.label}>${row.event.name ?? row.event.kind}${row.event.error ? " ✕ failed" : ""}</span>`, sort: (row) => row.event.name ?? row.event.kind },
-  { key: "place", title: "line", width: 130, wide: true, cell: (row) => html`<span title=${row.event.place}>${shortPlace(row.event.place)}</span>`, sort: (row) => row.event.place },
-  { key: "start", title: "from", width: 80, number: true, cell: (row) => seconds(row.event.start), sort: (row) => row.event.start },
+  { key: "place", title: "line", width: 150, wide: true, cell: (row) => html`<${Place} place=${row.event.place} />`, sort: (row) => row.event.place },
+  { key: "start", title: "from", width: 80, number: true, wide: true, cell: (row) => seconds(row.event.start), sort: (row) => row.event.start },
   { key: "time", title: "time", width: 80, number: true, cell: (row) => (row.event.end === null ? "runs" : seconds(row.event.end - row.event.start)), sort: (row) => (row.event.end ?? row.event.start) - row.event.start },
   ...["queue", "grammar", "prefill", "decode", "retracted"].map((cause) => ({
     key: cause,
@@ -193,10 +200,10 @@ function Lines({ view }) {
 function lineColumns(longest) {
   const number = (key, title, width, value, wide = true) => ({ key, title, width, number: true, wide, cell: (line) => (value(line) ? count(value(line)) : ""), sort: value });
   return [
-    { key: "place", title: "line", width: 130, cell: (line) => html`<span title=${line.place}>${shortPlace(line.place) || "after the last"}</span>`, sort: lineOrder },
+    { key: "place", title: "line", width: 150, flex: true, cell: (line) => (line.place ? html`<${Place} place=${line.place} />` : "after the last"), sort: lineOrder },
     { key: "code", title: "code", wide: true, cell: (line) => html`<code class="clip" title=${line.code ?? ""}>${line.code ?? ""}</code>` },
     { key: "time", title: "time", width: 76, number: true, cell: (line) => seconds(sumOf(line.seconds)), sort: (line) => sumOf(line.seconds) },
-    { key: "causes", title: "by cause", width: 200, cell: (line) => html`<${CauseBar} bySeconds=${line.seconds} longest=${longest} />` },
+    { key: "causes", title: "by cause", width: 200, flex: true, cell: (line) => html`<${CauseBar} bySeconds=${line.seconds} longest=${longest} />` },
     number("generations", "gens", 56, (line) => line.generations),
     number("in", "in", 64, (line) => line.prompt_tokens),
     { key: "hit", title: "cached", width: 68, number: true, wide: true, cell: (line) => (line.prompt_tokens ? shareText(hitRate(line)) : ""), sort: (line) => hitRate(line) ?? -1 },

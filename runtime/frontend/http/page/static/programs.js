@@ -173,7 +173,7 @@ function listColumns(marked, mark) {
     number("states", "states", 62, true),
     number("generations", "gens", 58, true),
     number("prompt_tokens", "prompt", 76, true),
-    { key: "hit", title: "cached", width: 70, number: true, cell: (row) => html`<span class="hit" title=${`${count(row.cached_tokens)} of ${count(row.prompt_tokens)} prompt tokens`}>${shareText(hitRate(row))}</span>`, sort: (row) => hitRate(row) ?? -1 },
+    { key: "hit", title: "cached", width: 70, number: true, wide: true, cell: (row) => html`<span class="hit" title=${`${count(row.cached_tokens)} of ${count(row.prompt_tokens)} prompt tokens`}>${shareText(hitRate(row))}</span>`, sort: (row) => hitRate(row) ?? -1 },
     number("completion_tokens", "output", 70, true),
   ];
 }

@@ -4,7 +4,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.
 
 const OVERSCAN = 6; // rows kept beyond either edge, so that a slow frame shows no hole
 
-// columns: [{key, title, width, cell(row), sort(row) or null, number: bool, wide: bool (left out on phones), hint}]
+// columns: [{key, title, width, cell(row), sort(row) or null, number: bool, wide: bool (left out on phones), flex: bool (of any width there), hint}]
 export function Table({ label, columns, rows, keyOf, rowClass, onOpen, rowHeight = 28, order, className = "", onEnd, empty = "nothing yet" }) {
   const box = useRef(null);
   const [top, setTop] = useState(0);
@@ -86,7 +86,7 @@ export function Table({ label, columns, rows, keyOf, rowClass, onOpen, rowHeight
 }
 
 function kind(column) {
-  return (column.number ? "number" : "") + (column.wide ? " wide" : "");
+  return (column.number ? "number" : "") + (column.wide ? " wide" : "") + (column.flex ? " flex" : "");
 }
 
 // A click on a link or a control inside a row means that one, and marking text means nothing.

@@ -1,9 +1,9 @@
 // The radix tree as it is now: what is cached, for whom, and what is hit and evicted.
 
-import { fill, theme, tile, useCanvas } from "./canvas.js";
+import { colourOf, fill, theme, tile, useCanvas } from "./canvas.js";
 import { Table } from "./table.js";
 import { TreeStore, layout } from "./tree_layout.js";
-import { ErrorNote, color, count, percent, prefersReducedMotion, seconds, useTheme } from "./ui.js";
+import { ErrorNote, count, percent, prefersReducedMotion, seconds, useTheme } from "./ui.js";
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.mjs";
 
 const LIMIT = 2000;
@@ -94,41 +94,41 @@ function Totals({ totals, happened, shown }) {
 // The root of a namespace has its label; that of no namespace has an empty one.
 const nameOf = (node) => (node.parent === null ? node.namespace || "root" : node.id);
 
-const categories = new Map();
+const categories = new Map(); // by program: the number of its colour
 
-/** Return the number of a program's colour: as many programs as there are colours differ from each other. */
-function categoryOf(program) {
-  if (program === null || program === undefined) return 8;
-  if (categories.size > 10_000) categories.clear();
-  if (!categories.has(program)) categories.set(program, 1 + (categories.size % NUM_COLOURS));
-  return categories.get(program);
+const categoryOf = (program) => categories.get(program) ?? 8;
+
+/** Give colours of their own to the programs with the most tokens; those that have one keep it. Returns them with their tokens. */
+function assignColours(boxes) {
+  const tokens = new Map();
+  for (const { node, hidden } of boxes) if (!hidden && node.program) tokens.set(node.program, (tokens.get(node.program) ?? 0) + node.tokens);
+  const largest = [...tokens].sort((a, b) => b[1] - a[1]).slice(0, NUM_COLOURS);
+  const names = new Set(largest.map(([program]) => program));
+  for (const program of categories.keys()) if (!names.has(program)) categories.delete(program);
+  const free = Array.from({ length: NUM_COLOURS }, (_, index) => index + 1).filter((number) => ![...categories.values()].includes(number));
+  for (const program of names) if (!categories.has(program)) categories.set(program, free.shift());
+  return largest;
 }
 
 function Keys({ boxes }) {
-  const isDark = useTheme();
-  const programs = useMemo(() => {
-    const tokens = new Map();
-    for (const { node, hidden } of boxes) if (!hidden) tokens.set(node.program, (tokens.get(node.program) ?? 0) + node.tokens);
-    return [...tokens].sort((a, b) => b[1] - a[1]).slice(0, 8);
-  }, [boxes]);
-  const shade = color("--cat-8");
+  useTheme(); // the patterns are of the theme's colours
+  const programs = useMemo(() => assignColours(boxes), [boxes]);
+  const shade = colourOf("--cat-8");
   return html`<div class="bands small" aria-label="Meaning of patterns and colours">
     ${Object.entries(STATES).map(([state, { title, meaning, pattern }]) => html`<span key=${state} class="key" title=${meaning}>
       <i class=${"patch " + state} style=${{ opacity: ALPHA[state], backgroundColor: shade, backgroundImage: pattern ? `url(${tile(shade, pattern).toDataURL()})` : "none" }}></i>${title}</span>`)}
     <span class="key divider"></span>
-    ${programs.map(([program, tokens]) => html`<span key=${program + String(isDark)} class="key" title=${`${count(tokens)} tokens`}>
-      <i class="patch" style=${{ backgroundColor: color(`--cat-${categoryOf(program)}`) }}></i>${program ?? "no program"}</span>`)}
+    ${programs.map(([program, tokens]) => html`<span key=${program} class="key" title=${`${count(tokens)} tokens`}>
+      <i class="patch" style=${{ backgroundColor: `var(--cat-${categoryOf(program)})` }}></i>${program}</span>`)}
+    <span class="key" title="nodes of several programs, of requests, and of further programs"><i class="patch" style=${{ backgroundColor: shade }}></i>others</span>
   </div>`;
 }
 
 function Picture({ store, boxes, chosen, onChoose, root, onZoom, isEmpty }) {
   const [hover, setHover] = useState(null);
   const places = useRef(new Map()); // of the nodes drawn last, for those that are gone
-  const colours = useRef(null);
-  const isDark = useTheme();
-  useMemo(() => (colours.current = Array.from({ length: 9 }, (_, index) => (index ? color(`--cat-${index}`) : ""))), [isDark]);
   const index = useMemo(() => new Map(boxes.map((box, at) => [box.hidden ? `h${box.node.id}` : box.node.id, at])), [boxes]);
-  const [canvas, redraw] = useCanvas((pen, width, height) => drawTree(pen, width, height, { store, boxes, chosen, hover, colours: colours.current, places, isStill: prefersReducedMotion() }));
+  const [canvas, redraw] = useCanvas((pen, width, height) => drawTree(pen, width, height, { store, boxes, chosen, hover, places, isStill: prefersReducedMotion() }));
 
   const hit = (event) => {
     const bounds = canvas.current.getBoundingClientRect();
@@ -183,7 +183,7 @@ function moved(boxes, at, key) {
 }
 
 // Returns true while something fades.
-function drawTree(pen, width, height, { store, boxes, chosen, hover, colours, places, isStill }) {
+function drawTree(pen, width, height, { store, boxes, chosen, hover, places, isStill }) {
   const { fg, accent, bad, good, raised, warn, sans } = theme();
   const now = performance.now();
   store.expire(now - FLASH_MS);
@@ -201,9 +201,9 @@ function drawTree(pen, width, height, { store, boxes, chosen, hover, colours, pl
       drawn[Math.floor(top)] = column;
     }
     const gap = tall > 4 ? 1 : 0;
-    const shade = colours[categoryOf(node.program)];
+    const shade = colourOf(`--cat-${categoryOf(node.program)}`);
     pen.globalAlpha = hidden ? 0.25 : ALPHA[node.state] ?? 0.5;
-    pen.fillStyle = hidden ? fill(pen, colours[8], "dots") : fill(pen, shade, STATES[node.state]?.pattern ?? "");
+    pen.fillStyle = hidden ? fill(pen, colourOf("--cat-8"), "dots") : fill(pen, shade, STATES[node.state]?.pattern ?? "");
     pen.fillRect(left, top, Math.max(1, wide - gap), Math.max(0.7, tall - gap));
     pen.globalAlpha = 1;
     if (!hidden && node.state === "leased" && tall > 4) {
@@ -277,7 +277,7 @@ function NodeDetails({ id, node, api, onZoom }) {
   const ago = node.used + (performance.now() - node.seen) / 1e3;
   return html`<div class="details panel" aria-live="polite">
     <div class="row"><b>${node.parent === null ? nameOf(node) : `node ${id}`}</b>
-      <span class="muted">${count(node.tokens)} tokens${details?.depth_tokens === undefined ? "" : `, up to ${count(details.depth_tokens)}`}, ${STATES[node.state]?.title ?? node.state}, ${node.program ? `program ${node.program}` : "no program"}, ${count(node.hits)} hits, used ${seconds(ago)} ago</span>
+      <span class="muted">${count(node.tokens)} tokens${details?.depth_tokens === undefined ? "" : `, after ${count(details.depth_tokens)}`}, ${STATES[node.state]?.title ?? node.state}, ${node.program ? `program ${node.program}` : "no program"}, ${count(node.hits)} hits, used ${seconds(ago)} ago</span>
       <span class="grow"></span><button type="button" class="quiet" onClick=${() => onZoom(id)}>Zoom in</button></div>
     <${ErrorNote} error=${details?.error} />
     ${details && !details.error && (details.text === null ? html`<p class="muted small">The server does not show texts.</p>` : html`<pre class="text">${details.text}</pre>`)}

@@ -19,7 +19,6 @@ export function createStore(name, initial, { revive = (state) => state, slim = (
     sessionStorage.removeItem(key);
   }
   const save = () => {
-    saving = null;
     for (const kept of [(value) => value, slim]) {
       try {
         sessionStorage.setItem(key, JSON.stringify(kept(state)));
@@ -34,7 +33,8 @@ export function createStore(name, initial, { revive = (state) => state, slim = (
     get: () => state,
     set(change) {
       state = { ...state, ...(typeof change === "function" ? change(state) : change) };
-      saving ??= setTimeout(save, 500);
+      clearTimeout(saving);
+      saving = setTimeout(save, 500);
       for (const subscriber of subscribers) subscriber(state);
     },
     subscribe(subscriber) {
