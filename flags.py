@@ -15,7 +15,8 @@ from .runtime.protocol.errors import RequestError
 from .runtime.protocol.setting_aliases import setting_for_alias, value_for_alias
 
 PANELS = {
-    "Model": "served_model_name device kernels cuda_graphs wait_for_loops deterministic dtype quantize context_length",
+    "Model": "served_model_name model_impl device kernels cuda_graphs wait_for_loops deterministic dtype quantize "
+    "context_length",
     "Several devices and machines": "tp pp nnodes node_rank master node_keys",
     "Memory and reuse": "num_pages kv_memory kv_dtype kv_scales host_kv_memory prefix_cache eviction kv_events",
     "Scheduling": "overlap prefill_budget max_running max_waiting order log_plans",

@@ -70,6 +70,15 @@ def processor_seconds(runtime: ramiform.Runtime) -> float:
     return sum(each.user + each.system for each in times)
 
 
+async def steady(url: str, requests: list[dict[str, Any]], interval: float) -> None:
+    """Send requests one after the other, at fixed times."""
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+        began = time.perf_counter()
+        for index, body in enumerate(requests):
+            await asyncio.sleep(began + index * interval - time.perf_counter())
+            (await client.post("/generate", json=body)).raise_for_status()
+
+
 async def throughput(url: str, requests: list[dict[str, Any]], concurrency: int) -> tuple[int, float]:
     """Return the output tokens of a closed loop, and its seconds."""
     queue, tokens = iter(requests), 0
@@ -144,6 +153,17 @@ def servers(rounds: int, num_requests: int, concurrency: int) -> dict[str, Any]:
             with viewer(on.url or "", watched):
                 return run(on, number)
 
+        def load(number: int) -> float:
+            requests = bodies(random.Random(number), 24, on.info.vocab_size)
+            before, began = processor_seconds(on), time.perf_counter()
+            asyncio.run(steady(on.url or "", requests, 0.25))
+            return (processor_seconds(on) - before) * 1e3 / (time.perf_counter() - began)
+
+        def load_with_viewer(number: int) -> float:
+            with viewer(on.url or "", Watched()):
+                return load(number)
+
+        loads = interleaved(rounds, {"nobody": load, "viewer": load_with_viewer})
         runs = interleaved(
             rounds,
             {
@@ -169,6 +189,10 @@ def servers(rounds: int, num_requests: int, concurrency: int) -> dict[str, Any]:
         **ratios("page", "no page"),
         **ratios("viewer", "no page"),
         **ratios("viewer", "page"),
+        "4 requests/s, nobody looks: processor ms/s": statistics.median(loads["nobody"]),
+        "a viewer more: processor ms/s": statistics.median(
+            after - before for before, after in zip(loads["nobody"], loads["viewer"], strict=True)
+        ),
         "viewer: kB/s": watched.num_bytes / watched.seconds / 1000,
         "viewer: messages/s": watched.num_messages / watched.seconds,
     }

@@ -39,6 +39,7 @@ MODEL_FLAGS = {
     "--overlap",
     "--deterministic",
     "--dtype",
+    "--model-impl",
     "--tp",
     "--pp",
     "--nnodes",

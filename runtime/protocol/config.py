@@ -13,6 +13,7 @@ OrderName = Literal["fcfs", "lpm", "dfs", "program"]
 SpeculativeName = Literal["eagle", "suffix", "ngram", "draft", "off"]
 KernelsName = Literal["auto", "triton", "reference"]
 GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
+ModelImplName = Literal["auto", "native", "transformers"]
 QuantizeName = Literal["int8", "int4", "fp8"]
 OverlapName = Literal["auto", "on", "off"]
 KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
@@ -62,8 +63,16 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[str | None, Meta(description="path or hub id of a model; default: the shipped one")] = None
     served_model_name: Annotated[
-        str | None, Meta(description="model name in the API; default: the hub id, or the path's last part")
+        str | None,
+        Meta(description="model name in the API, or several by commas; default: the hub id, or the path's last part"),
     ] = None
+    model_impl: Annotated[
+        ModelImplName,
+        Meta(
+            description="who computes the model's layers: native families or the package transformers; "
+            "auto: native where there is one"
+        ),
+    ] = "auto"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],

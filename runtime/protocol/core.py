@@ -16,6 +16,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the served model for the other processes."""
 
     name: str  # the served name
+    aliases: tuple[str, ...] = ()  # further names that requests may use
     path: str
     revision: str | None = None  # commit, of a model of the Hugging Face Hub
     architecture: str
@@ -32,6 +33,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     grammar_backend: str = "native"  # engine of constraints
     additional_properties: AdditionalProperties = "closed"  # of schemas that do not say
     version: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that requests may use, the served name first."""
+        return (self.name, *self.aliases)
 
     @property
     def num_slots(self) -> int:

@@ -20,6 +20,7 @@ from .middleware.request_limits import RequestLimitsMiddleware
 from .native.admin import AdminApi
 from .native.generate import NativeApi
 from .native.metrics import MetricsApi
+from .native.parsing import ParsingApi
 from .native.pause import PauseApi
 from .native.programs import ProgramsApi, program_schemas
 from .native.sessions import SessionsApi, SessionStore
@@ -71,6 +72,7 @@ def create_app(
         ProgramsApi(generator, siblings),
         AdminApi(generator, config.client_address),
         PauseApi(generator.core, siblings),
+        ParsingApi(chat_service),
         TokenizationApi(generator, chat_service.renderer),
         ModelsApi(generator),
         CompletionsApi(generator),

@@ -55,6 +55,7 @@ _NEUTRAL: dict[
     },
     "vLLM": {
         "add_generation_prompt": (True,),
+        "chat_template": (),
         "continue_final_message": (False,),
         "documents": ([],),
         "early_stopping": (False,),
@@ -254,6 +255,7 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
     ),
     "only some routes have it": (
         "add_generation_prompt",
+        "chat_template",
         "continue_final_message",
         "echo",
         "extra_key",

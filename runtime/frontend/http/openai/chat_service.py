@@ -54,10 +54,10 @@ class ChatService:
         self.generator = generator
         self.renderer = MessageRenderer(generator.tokenizer, RequestTemplates() if trusts_templates else None)
         self._schemas = SchemaCheck(generator)
-        self._tool_format: ToolFormat = (
+        self.tool_format: ToolFormat = (
             detect_tool_format(generator.tokenizer) if tool_parser == "auto" else FORMATS[tool_parser]
         )
-        self._reasoning: ReasoningMarkers | None = (
+        self.reasoning: ReasoningMarkers | None = (
             detect_reasoning_markers(generator.tokenizer)
             if reasoning_parser == "auto"
             else None
@@ -65,15 +65,15 @@ class ChatService:
             else REASONING_FORMATS[reasoning_parser]
         )
         markers = REASONING_FORMATS["harmony"]
-        self._has_channels = self._tool_format.name == "harmony" or self._reasoning == markers
+        self._has_channels = self.tool_format.name == "harmony" or self.reasoning == markers
         if self._has_channels:  # both or none
-            self._tool_format = FORMATS["harmony"]
-            self._reasoning = None if reasoning_parser == "none" else markers
+            self.tool_format = FORMATS["harmony"]
+            self.reasoning = None if reasoning_parser == "none" else markers
 
     @property
     def can_reason(self) -> bool:
         """Return True if the model reasons before it answers."""
-        return self._reasoning is not None
+        return self.reasoning is not None
 
     async def request(
         self,
@@ -106,7 +106,7 @@ class ChatService:
         `template` is its own chat template. Raises RequestError.
         """
         options = tool_call_options(
-            self._tool_format,
+            self.tool_format,
             tools or [],
             tool_choice,
             parallel=parallel_calls,
@@ -119,7 +119,7 @@ class ChatService:
         bound = truncation_bound(truncation) or await encoder.prompt_bound(prompt_field, limit[0])
         segments = await self.renderer.render_aside(
             encoder,
-            _MESSAGE_CHANGES.get(self._tool_format.name, list)(messages),
+            _MESSAGE_CHANGES.get(self.tool_format.name, list)(messages),
             bound=bound,
             tools=None if options is None else self._template_tools(tools or []),
             add_generation_prompt=add_generation_prompt,
@@ -131,7 +131,7 @@ class ChatService:
         if truncation is not None:
             tokens = truncation.cut(tokens)
         tail = segments[-1].text.rstrip()
-        reasoning = self._reasoning if splits_reasoning else None
+        reasoning = self.reasoning if splits_reasoning else None
         if reasoning is not None and reasoning.is_prompted and not any(reasoning.end in each.text for each in segments):
             reasoning = None
         may_reason = reasoning is not None and not tail.endswith(reasoning.end) and not continue_final_message
