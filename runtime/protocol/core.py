@@ -8,7 +8,7 @@ import msgspec
 
 from .errors import ErrorInfo
 from .metrics import CoreMetrics
-from .sampling import AdditionalProperties, LogprobParams, SamplingParams, TokenLogprob
+from .sampling import LogprobParams, SamplingParams, TokenLogprob
 from .tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 
 

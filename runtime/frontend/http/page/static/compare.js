@@ -3,7 +3,7 @@
 import { Legend, Timeline, causesOf, lengthOf, rowsOf, useRange } from "./timeline.js";
 import { CauseBar, Place, Status, ZoomButtons, hitRate, shareText, shortPlace, sumOf } from "./program.js";
 import { Table } from "./table.js";
-import { count, seconds } from "./ui.js";
+import { Segmented, count, seconds } from "./ui.js";
 import { CAUSES } from "./canvas.js";
 import { html, useMemo, useState } from "./vendor/standalone.mjs";
 
@@ -26,10 +26,7 @@ export function Compare({ a, b }) {
         label=${`Timeline ${"AB"[index]}`} />`)}
     <div class="row">
       <h3>Differences</h3>
-      <div class="segmented" role="group" aria-label="Aligned by">
-        <button type="button" aria-pressed=${!byBranch} onClick=${() => setByBranch(false)}>By line</button>
-        <button type="button" aria-pressed=${byBranch} onClick=${() => setByBranch(true)}>By branch and line</button>
-      </div>
+      <${Segmented} label="Aligned by" options=${[[false, "By line"], [true, "By branch and line"]]} value=${byBranch} onChange=${setByBranch} />
     </div>
     <${Table} label="Differences" columns=${columns} rows=${rows} keyOf=${(row) => row.key} className="half" rowClass=${(row) => (row.isBranch ? "branch" : "")} />
   </div>`;
