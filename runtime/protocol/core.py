@@ -8,13 +8,15 @@ import msgspec
 
 from .errors import ErrorInfo
 from .metrics import CoreMetrics
-from .sampling import AdditionalProperties, LogprobParams, SamplingParams, TokenLogprob
+from .sampling import LogprobParams, SamplingParams, TokenLogprob
+from .tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the served model for the other processes."""
 
     name: str  # the served name
+    aliases: tuple[str, ...] = ()  # further names that requests may use
     path: str
     revision: str | None = None  # commit, of a model of the Hugging Face Hub
     architecture: str
@@ -28,9 +30,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     num_pages: int
     num_host_pages: int = 0  # host pages for KV that the pool has no room for
-    grammar_backend: str = "native"  # engine of constraints
-    additional_properties: AdditionalProperties = "closed"  # of schemas that do not say
     version: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that requests may use, the served name first."""
+        return (self.name, *self.aliases)
 
     @property
     def num_slots(self) -> int:
@@ -137,7 +142,7 @@ class GetStats(msgspec.Struct, frozen=True, tag="stats"):
     call: int
 
 
-ToCore = Attach | Generate | EndStates | Abort | FlushCache | Pause | GetStats
+ToCore = Attach | Generate | EndStates | Abort | FlushCache | Pause | GetStats | GetTree | GetTreeNode
 
 # Core -> frontend
 
@@ -150,12 +155,18 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of a request in the core, in seconds: waiting (its grammar's compilation included), up to the first token,
-    and from there to the end."""
+    """Time of a request in the core, in seconds, by what it did: the parts add up to the whole.
+
+    `queue`: waiting for its turn; `grammar`: waiting for its constraint, to be compiled or to say which tokens may
+    follow; `prefill`: computing up to the first token; `decode`: from there on; `retracted`: waiting, after it had lost
+    its pages, to go on.
+    """
 
     queue: float
     prefill: float
     decode: float
+    grammar: float = 0.0
+    retracted: float = 0.0
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
@@ -177,6 +188,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     num_retractions: int = 0
     num_passes: int = 0  # forwards that returned output tokens: fewer than tokens with speculation
     accepted_lengths: list[int] = []  # with the finish: verifications that accepted 0, 1, 2, ... tokens
+    num_guessed: int = 0  # with the finish: draft tokens that were verified
     timings: Timings | None = None  # with the finish, unless it was aborted
 
 
@@ -234,6 +246,8 @@ class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
     call: int
     stats: CoreStats | None = None
     measures: CoreMetrics | None = None  # beside the stats
+    tree: TreeMessage | None = None
+    tree_node: NodeContent | None = None
     error: ErrorInfo | None = None
 
 

@@ -48,7 +48,7 @@ def apply_result(
         return AppliedResult(None if request.num_uncomputed or request.is_held else prompt_answer(request))
     request.num_passes += 1
     if row.parents is not None:
-        request.record_accepted(len(result.tokens) - 1)
+        request.record_accepted(len(result.tokens) - 1, len(row.parents))
     finish, error = None, None
     position = len(request.tokens)  # of the result's next token
     num_done = request.num_output  # tokens up to the last sampled one
@@ -139,6 +139,7 @@ def abort_answer(request: Request) -> Tokens:
         num_retractions=request.num_retractions,
         num_passes=request.num_passes,
         accepted_lengths=request.accepted_lengths,
+        num_guessed=request.num_guessed,
     )
 
 
@@ -164,4 +165,5 @@ def _tokens_message(
         num_retractions=request.num_retractions,
         num_passes=request.num_passes,
         accepted_lengths=[] if finish is None else request.accepted_lengths,
+        num_guessed=0 if finish is None else request.num_guessed,
     )

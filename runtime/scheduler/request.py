@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -74,29 +75,49 @@ def _check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
         raise RequestError(f"token id {wrong} is not in the vocabulary of {vocab_size} tokens", param=param)
 
 
-@dataclass
+RequestPhase = Literal["queue", "grammar", "prefill", "decode", "retracted"]
+
+
 class RequestClock:
-    """Times of a request's arrival, start and first token, in seconds. A retracted request keeps its first times."""
+    """The time of a request by phase, in seconds. It is in one phase at any time, at first in the queue."""
 
-    arrived: float
-    started: float | None = None
-    answered: float | None = None
+    __slots__ = ("_answered", "_phase", "_seconds", "_since")
 
-    def start(self, now: float) -> None:
-        """Record the first start."""
-        if self.started is None:
-            self.started = now
+    def __init__(self, arrived: float) -> None:
+        self._phase: RequestPhase = "queue"
+        self._since = arrived
+        self._seconds: dict[RequestPhase, float] = {}
+        self._answered = False
+
+    def wait(self, phase: Literal["queue", "grammar", "retracted"], now: float) -> None:
+        """Note that the request waits from now on, and for what."""
+        self._enter(phase, now)
+
+    def run(self, now: float) -> None:
+        """Note that the request is computed from now on."""
+        self._enter("decode" if self._answered else "prefill", now)
 
     def answer(self, now: float) -> None:
-        """Record the first token."""
-        if self.answered is None:
-            self.answered = now
+        """Note a token; with the first one the prefill ends."""
+        if not self._answered:
+            self._answered = True
+            self._enter("decode", now)
 
     def timings(self, now: float) -> Timings:
-        """Timings of a request that ends now. The three phases add up to its time in the core."""
-        started = now if self.started is None else self.started
-        answered = now if self.answered is None else self.answered
-        return Timings(queue=started - self.arrived, prefill=answered - started, decode=now - answered)
+        """Return the timings of a request that ends now."""
+        seconds = {**self._seconds, self._phase: self._seconds.get(self._phase, 0.0) + now - self._since}
+        return Timings(
+            queue=seconds.get("queue", 0.0),
+            prefill=seconds.get("prefill", 0.0),
+            decode=seconds.get("decode", 0.0),
+            grammar=seconds.get("grammar", 0.0),
+            retracted=seconds.get("retracted", 0.0),
+        )
+
+    def _enter(self, phase: RequestPhase, now: float) -> None:
+        if phase != self._phase:
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
+            self._phase, self._since = phase, now
 
 
 @dataclass(eq=False)
@@ -133,6 +154,7 @@ class Request:
     first_step: int = 0  # by the count of `Drafting`; reset when it starts again
     draft: DraftTree | None = None  # the engine's draft after `tokens`
     accepted_lengths: list[int] = field(default_factory=list)  # verifications that accepted 0, 1, 2, ... tokens
+    num_guessed: int = 0  # draft tokens that were verified
     acceptance: Acceptance = field(default_factory=Acceptance)  # of its drafts
     ngrams: NgramIndex | None = None  # for `--speculative ngram`
     next_lookup: int = 2  # number of output tokens at which a draft is next looked for in texts
@@ -266,8 +288,9 @@ class Request:
         if self.num_cached is None:
             self.num_cached = min(num_tokens, self.num_prompt)
 
-    def record_accepted(self, num_right: int) -> None:
-        """Count a verification that accepted `num_right` draft tokens."""
+    def record_accepted(self, num_right: int, num_guessed: int) -> None:
+        """Count a verification that accepted `num_right` of `num_guessed` draft tokens."""
+        self.num_guessed += num_guessed
         self.accepted_lengths += [0] * (num_right + 1 - len(self.accepted_lengths))
         self.accepted_lengths[num_right] += 1
 

@@ -42,6 +42,7 @@ from ..protocol.core import (
     ToCore,
 )
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
+from ..protocol.tree import GetTree, GetTreeNode
 from .admission import Admission
 from .apply_result import abort_answer, apply_result, prompt_answer
 from .batch import Batch, ScheduledRequest
@@ -166,8 +167,8 @@ class Scheduler:
                 return [CoreReply(call)]
             case GetStats(call=call):
                 return [CoreReply(call, stats=self.stats())]
-            case Attach():
-                raise AssertionError("the core answers Attach")
+            case Attach() | GetTree() | GetTreeNode():
+                raise AssertionError("the core's loop answers this")
 
     def plan(self, now: float) -> ForwardPlan | None:
         """Plan the next step. Returns None if there is nothing to compute, or nothing before the plan in flight is
@@ -177,8 +178,8 @@ class Scheduler:
             return None  # the next drafts depend on the tokens in flight
         if self._hold == "all":
             return None
-        self._take_compiled_grammars()
-        self._settle_masks()
+        self._take_compiled_grammars(now)
+        self._settle_masks(now)
         num_guesses = self._drafting.propose(self._batch, self._token_budget)
         running_shares = self._batch.schedule_running(
             self._token_budget - num_guesses, contended=len(self._waiting) > 0, may_retract=not self._in_flight
@@ -186,19 +187,21 @@ class Scheduler:
         if running_shares is None:
             return None
         for request in running_shares.retracted:
+            request.clock.wait("retracted", now)
             self._waiting.add(request)
             self._output_lengths.record_retraction()
         self._counters.num_retractions += len(running_shares.retracted)
         admitted = self._waiting.admit(running_shares.num_left if self._hold == "nothing" else 0)
         for item in admitted.scheduled:
             self._counters.count_prompt(item.request)
-            item.request.clock.start(now)
+            item.request.clock.run(now)
             self._drafting.note_started(item.request)
         for request in admitted.fully_cached:
             self._counters.count_prompt(request)
             del self._requests[request.rid]
             self._answers.append(replace(prompt_answer(request), timings=request.clock.timings(now)))
-        self._parked.update((request.rid, request) for request in admitted.awaiting_grammar)
+        for request in admitted.awaiting_grammar:
+            self._park(request, now)
         running = self._batch.extend_prefills(
             self._drafting.add_drafts(running_shares.scheduled, self._batch), admitted.num_left
         )
@@ -262,12 +265,14 @@ class Scheduler:
                 self._end(request)
             elif request.awaits_grammar and not request.num_uncomputed:
                 self._batch.suspend(request)
-                self._parked[request.rid] = request
+                self._park(request, now)
             else:
                 self._publish(request, row, num_computed)
+                if request.is_held and not (request.num_uncomputed or request.num_in_flight):
+                    request.clock.wait("grammar", now)
         self._drafting.observe_step(plan, result)
         if self._in_flight and self._in_flight[0].plan.is_open:
-            self._settle_masks()
+            self._settle_masks(now)
             build = partial(build_sampling, vocab_size=self._vocabulary.vocab_size)
             self._sampling = self._in_flight[0].complete(build, self._fail)
             answers += self.answers()
@@ -320,7 +325,7 @@ class Scheduler:
             self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
             request.awaits_grammar, request.continued_due = True, message.continued > 0
         if request.awaits_grammar and not self._cache.enabled:
-            self._parked[request.rid] = request  # without the cache its computed tokens would be lost
+            self._park(request, now)  # without the cache its computed tokens would be lost
         else:
             self._waiting.add(request)
         return []
@@ -330,7 +335,12 @@ class Scheduler:
             return self._num_arrived
         return self._programs.rank(program_id(owner, message.program), self._num_arrived)
 
-    def _take_compiled_grammars(self) -> None:
+    def _park(self, request: Request, now: float) -> None:
+        """Let a request wait for its grammar, without lease."""
+        self._parked[request.rid] = request
+        request.clock.wait("grammar", now)
+
+    def _take_compiled_grammars(self, now: float) -> None:
         for rid, future in [(rid, future) for rid, future in self._compiling.items() if future.done()]:
             del self._compiling[rid]
             request = self._requests[rid]
@@ -345,22 +355,25 @@ class Scheduler:
                 except RequestError as too_hard:
                     error = too_hard
                 if error is None and not request.awaits_mask:
-                    self._start_grammar(request)
+                    self._start_grammar(request, now)
             if error is not None:
                 self._drop_with_error(request, error)
 
-    def _settle_masks(self) -> None:
+    def _settle_masks(self, now: float) -> None:
         """Let the requests go on whose masks have become ready."""
         for request, error in () if self._preparation is None else self._preparation.settle():
             if error is not None:
                 self._drop_with_error(request, error)
             elif request.awaits_grammar:
-                self._start_grammar(request)
+                self._start_grammar(request, now)
+            elif request.lease is not None:
+                request.clock.run(now)
 
-    def _start_grammar(self, request: Request) -> None:
+    def _start_grammar(self, request: Request, now: float) -> None:
         """Let a request go on whose grammar is compiled, and whose first mask is ready."""
         request.awaits_grammar = False
         if self._parked.pop(request.rid, None) is not None:
+            request.clock.wait("queue", now)
             self._waiting.add(request)
 
     def _drop_with_error(self, request: Request, error: BaseException) -> None:

@@ -6,20 +6,21 @@ from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from ...protocol.config import ServeConfig
+from ...protocol.config import CoreConfig, ServeConfig
 from ...protocol.version import __version__
 from ..core.frontend_peers import FrontendPeers
 from ..core.opentelemetry import OpenTelemetryTracer
 from ..text.generation import Generator
 from . import errors, openapi
 from .anthropic.messages import MessagesApi
-from .middleware.auth import AuthMiddleware
+from .middleware.auth import ApiKeys, AuthMiddleware
 from .middleware.metrics import MetricsMiddleware
 from .middleware.rate_limit import RateLimitMiddleware
 from .middleware.request_limits import RequestLimitsMiddleware
 from .native.admin import AdminApi
 from .native.generate import NativeApi
 from .native.metrics import MetricsApi
+from .native.parsing import ParsingApi
 from .native.pause import PauseApi
 from .native.programs import ProgramsApi, program_schemas
 from .native.sessions import SessionsApi, SessionStore
@@ -35,22 +36,35 @@ from .openai.models import ModelsApi
 from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
 from .openai.tokenization import TokenizationApi
+from .page.access import PageAccess
 from .page.constraint import ConstraintApi
+from .page.records import RecordsApi
+from .page.routes import Page
 from .pages import PagesApi
 from .transport.streaming import ClientDisconnectedError
 
 
 def create_app(
-    generator: Generator, config: ServeConfig, siblings: FrontendPeers, tracer: OpenTelemetryTracer | None = None
+    generator: Generator,
+    config: ServeConfig,
+    siblings: FrontendPeers,
+    tracer: OpenTelemetryTracer | None = None,
+    *,
+    core_config: CoreConfig,
 ) -> FastAPI:
     measures = generator.core.observer.measures
-    keys = _listed(config.api_key)
+    keys, admin_keys = _listed(config.api_key), _listed(config.admin_key)
     app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.core = generator.core  # body limits depend on the model's context
     errors.install_error_handlers(app)
     openapi.install_openapi(app, has_keys=bool(keys), schemas=program_schemas())
     app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
-    chat_service = ChatService(generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
+    chat_service = ChatService(
+        generator,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        trusts_templates=config.trust_request_chat_template,
+    )
     sessions = SessionStore(siblings)
     for api in (
         NativeApi(generator, siblings, sessions),
@@ -58,7 +72,8 @@ def create_app(
         ProgramsApi(generator, siblings),
         AdminApi(generator, config.client_address),
         PauseApi(generator.core, siblings),
-        TokenizationApi(generator),
+        ParsingApi(chat_service),
+        TokenizationApi(generator, chat_service.renderer),
         ModelsApi(generator),
         CompletionsApi(generator),
         ChatApi(chat_service),
@@ -71,10 +86,18 @@ def create_app(
         ConstrainedApi(chat_service),
         ScoreApi(generator),
         MetricsApi(generator.core, siblings),
-        ConstraintApi(generator),
+        ConstraintApi(generator, core_config),
     ):
         app.include_router(api.router, responses=errors.ERROR_RESPONSES)
-    app.include_router(PagesApi(generator, has_keys=bool(keys)).router)
+    if generator.log is not None:
+        app.include_router(RecordsApi(generator.log, siblings).router, responses=errors.ERROR_RESPONSES)
+    app.include_router(PagesApi(generator, has_keys=bool(keys), has_home=not config.page).router)
+    app.state.page = None
+    if config.page:
+        access = PageAccess(ApiKeys(keys, admin_keys), config.page_texts)
+        app.state.page = Page(generator, siblings, access, core_config, config, _listed(config.cors_origins))
+        for router in app.state.page.routers:
+            app.include_router(router, responses=errors.ERROR_RESPONSES)
     if (per_minute := config.share(config.requests_per_minute_per_key)) is not None:
         app.add_middleware(RateLimitMiddleware, per_minute=per_minute)
     app.add_middleware(
@@ -85,7 +108,8 @@ def create_app(
     app.add_middleware(
         AuthMiddleware,
         api_keys=keys,
-        admin_keys=_listed(config.admin_key),
+        admin_keys=admin_keys,
+        cache_scope=config.cache_scope,
         max_body_bytes=config.max_body_mib << 20,
     )
     if origins := _listed(config.cors_origins):
@@ -98,7 +122,8 @@ def create_app(
             expose_headers=["x-request-id", "retry-after"],
         )
     # The outermost, so rejected requests are counted too.
-    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer)
+    is_recorded = generator.log is not None
+    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer, is_recorded=is_recorded)
     return app
 
 

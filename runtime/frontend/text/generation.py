@@ -15,12 +15,15 @@ import msgspec
 from ....constrained.errors import GrammarError
 from ....constrained.regex.search import Search, search
 from ...protocol.core import Finish, Generate, ProgramProgress, SoftPin, Tokens
-from ...protocol.errors import RequestError
+from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ...protocol.session import Sequence
 from ...tokenizer.detokenize import Detokenizer, cut
 from ...tokenizer.interface import Tokenizer
 from ..core.client import CoreClient, new_rid
+from ..core.tenant import current_tenant
+from ..records.log import ProgramLog
+from ..records.request import begin_sample
 from .encoding import Encoder
 
 MAX_SAMPLES = 256
@@ -92,7 +95,7 @@ class SampleStream:
         self._began = time.monotonic()
         self._core = generator.core
         self._rid = new_rid()
-        self._name = prompt.name
+        self._name = None if prompt.name is None else (current_tenant.get().key, prompt.name)
         self._named = generator.named
         self._answer = self._core.submit(
             Generate(
@@ -112,6 +115,8 @@ class SampleStream:
         )
         if self._name is not None:
             self._named[self._name].add(self)
+        is_recorded = generator.log is not None and prompt.program is None  # programs have records of their own
+        self._record = begin_sample(generator.log, prompt.tokens, prompt.sampling) if is_recorded else None
 
     async def result(self) -> FinishedSample:
         """Wait for the end and return the output. Raises RamiformError when the request failed."""
@@ -124,12 +129,24 @@ class SampleStream:
         return self
 
     async def __anext__(self) -> Piece:
-        return self._take(await anext(self._answer))
+        if self._record is None:
+            return self._take(await anext(self._answer))
+        try:
+            piece = self._take(await anext(self._answer))
+        except RamiformError as error:
+            self._record.fail(ErrorInfo.of(error))
+            raise
+        self._record.note_text()
+        if self.generated is not None:
+            self._record.finish(self.generated.sequence)
+        return piece
 
     def close(self) -> None:
         """Abort the request unless it is over."""
         self._answer.close()
         self._forget()
+        if self._record is not None:
+            self._record.close()
 
     def abort(self) -> None:
         """End the output early; its reader gets the text so far, with a finish of type "abort"."""
@@ -191,6 +208,7 @@ class SampleStream:
             num_retractions=last.num_retractions,
             num_passes=last.num_passes,
             accepted_lengths=last.accepted_lengths,
+            num_guessed=last.num_guessed,
             timings=last.timings,
         )
         return FinishedSample(sequence, self.output_ids, leftover)
@@ -222,17 +240,20 @@ class SampleStreams:
 
 
 class Generator:
-    """Starts samples of prompts."""
+    """Starts samples of prompts. With `log` they are recorded, except those of programs."""
 
-    def __init__(self, core: CoreClient, tokenizer: Tokenizer) -> None:
+    def __init__(self, core: CoreClient, tokenizer: Tokenizer, log: ProgramLog | None = None) -> None:
         self.core = core
+        self.log = log
         self.tokenizer = tokenizer
         self.encoder = Encoder(tokenizer, core.max_request_tokens)
-        self.named: defaultdict[str, set[SampleStream]] = defaultdict(set)  # running, by the client's id
+        # Running samples, by API key and the client's id.
+        self.named: defaultdict[tuple[str | None, str], set[SampleStream]] = defaultdict(set)
 
-    def abort(self, name: str) -> bool:
-        """End the outputs of the client's request `name` early. Returns False if there are none."""
-        samples = self.named.get(name, ())
+    def abort(self, name: str, key: str | None, *, any_key: bool = False) -> bool:
+        """End the outputs of an API key's request `name` early, or of all keys'. Returns False if there are none."""
+        keys = [owned for owned in self.named if owned[1] == name] if any_key else [(key, name)]
+        samples = [sample for owned in keys for sample in self.named.get(owned, ())]
         for sample in samples:
             sample.abort()
         return bool(samples)

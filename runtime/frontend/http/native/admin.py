@@ -37,6 +37,7 @@ class AdminApi:
             ("/server_info", self.server_info, ["GET"], JSONResponse),
             ("/flush_cache", self.flush_cache, ["GET", "POST"], PlainTextResponse),
             ("/version", self.version, ["GET"], JSONResponse),
+            ("/v1/health", self.health, ["GET"], Response),
             ("/ping", self.health, ["GET", "POST"], Response),
             ("/load", self.load, ["GET"], JSONResponse),
             ("/get_load", self.get_load, ["GET"], JSONResponse),
@@ -84,6 +85,7 @@ class AdminApi:
             "model_path": info.path,
             "max_total_num_tokens": info.num_slots,
             "program_address": self._program_address,
+            "wants_notes": self._generator.log is not None,
         }
         shares = {"cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
         return json_response({**facts, **msgspec.structs.asdict(info), **msgspec.structs.asdict(stats), **shares})

@@ -172,8 +172,8 @@ class CompletionFields(GenerationFields):
 
 
 def require_model(info: ModelInfo, name: str | None) -> None:
-    """Raise NotFoundError unless `name` is the served model's name or path. None and "" mean the served model."""
-    if name and name not in (info.name, info.path):
+    """Raise NotFoundError unless `name` is a name of the served model or its path. None and "" mean that model."""
+    if name and name not in (*info.names, info.path):
         raise NotFoundError(
             f"the model {name!r} does not exist; {info.name!r} is served", param="model", code="model_not_found"
         )
