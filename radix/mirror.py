@@ -7,7 +7,7 @@ that yield after every few nodes, so that the owner of the tree can do it in sli
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 
 from .child_index import ParentNode
@@ -123,12 +123,14 @@ class TreeMirror:
         # A subtree is never larger than the one above it, so a parent comes out of the heap before its children.
         heap = [(-top.num_tokens, top.number, top) for top in ([root] if root is not None else self.roots)]
         heapify(heap)
+        largest: list[int] = []  # tokens of the `limit` largest subtrees that were met: smaller ones are not chosen
         while heap and len(chosen) < limit:
             node = heappop(heap)[2]
             chosen[node] = None
             for child in node.children or ():
-                if child.alive:
+                if child.alive and (len(largest) < limit or child.num_tokens > largest[0]):
                     heappush(heap, (-child.num_tokens, child.number, child))
+                    (heappush if len(largest) < limit else heapreplace)(largest, child.num_tokens)
                 if visited():
                     yield
         return list(chosen)

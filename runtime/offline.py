@@ -26,6 +26,8 @@ from .frontend.http.native.generate import NativeApi
 from .frontend.http.openai.chat import ChatApi
 from .frontend.http.openai.chat_body import ChatBody
 from .frontend.http.openai.chat_service import ChatService
+from .frontend.http.openai.embeddings import EmbeddingBody, EmbeddingsApi
+from .frontend.http.openai.score import ScoreApi, ScoreBody
 from .frontend.http.transport.merge import gather_or_cancel
 from .frontend.text.generation import Generator
 from .models.checkpoint import find_checkpoint
@@ -67,12 +69,12 @@ class Engine:
             raise
         self._finalizer = weakref.finalize(self, _end, self._thread, self.runtime, self._owner)
         try:
-            self._native, self._chat = self._thread.run(self._connect())
+            self._native, self._chat, self._embeddings, self._scores = self._thread.run(self._connect())
         except BaseException:
             self._finalizer()
             raise
 
-    async def _connect(self) -> tuple[NativeApi, ChatApi]:
+    async def _connect(self) -> tuple[NativeApi, ChatApi, EmbeddingsApi, ScoreApi]:
         serve = self.runtime.serve_config
         context = zmq.asyncio.Context()
         core = CoreClient(context, serve.core_address)
@@ -82,8 +84,13 @@ class Engine:
         await core.ready()
         generator = Generator(core, self.tokenizer)
         peers = FrontendPeers(context, serve.socket_dir, 0, 1, core.observer.measures)
-        service = ChatService(generator, tool_parser=serve.tool_call_parser, reasoning_parser=serve.reasoning_parser)
-        return NativeApi(generator, peers), ChatApi(service)
+        service = ChatService(
+            generator,
+            tool_parser=serve.tool_call_parser,
+            reasoning_parser=serve.reasoning_parser,
+            trusts_templates=serve.trust_request_chat_template,
+        )
+        return NativeApi(generator, peers), ChatApi(service), EmbeddingsApi(generator), ScoreApi(generator)
 
     def generate(
         self,
@@ -162,6 +169,48 @@ class Engine:
         if stream:
             return self._aiterate(self._chat.chunks(self._only(make, conversations)))
         return await self._arun(self._all(self._chat.answer, make, conversations, progress, return_exceptions))
+
+    def embed(
+        self,
+        prompt: Prompts,
+        *,
+        progress: bool = False,
+        return_exceptions: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """Return the vector of one prompt or of many: texts or token ids.
+
+        `fields` are those of `/v1/embeddings`, and hold for all prompts. A result is an answer of that route for one
+        input: its vector is `result["data"][0]["embedding"]`. The other parameters, and the errors, are those of
+        `generate`.
+        """
+        return self._run(
+            self._all(self._embeddings.answer, _embedding_body(fields), prompt, progress, return_exceptions)
+        )
+
+    async def aembed(
+        self,
+        prompt: Prompts,
+        *,
+        progress: bool = False,
+        return_exceptions: bool = False,
+        **fields: Any,
+    ) -> Any:
+        """Do as `embed`, without blocking the event loop."""
+        work = self._all(self._embeddings.answer, _embedding_body(fields), prompt, progress, return_exceptions)
+        return await self._arun(work)
+
+    def score(self, prompt: Any = None, continuations: Any = None, **fields: Any) -> dict[str, Any]:
+        """Return the log-probabilities of continuations of a prompt, or of label tokens after items.
+
+        `fields` are those of `/v1/score`, whose answer is the result: `score(prompt, continuations)`, or
+        `score(query=..., items=..., label_token_ids=...)`. Raises RequestError, RuntimeFailed.
+        """
+        return self._run(self._scores.answer(_score_body(prompt, continuations, fields)))
+
+    async def ascore(self, prompt: Any = None, continuations: Any = None, **fields: Any) -> dict[str, Any]:
+        """Do as `score`, without blocking the event loop."""
+        return await self._arun(self._scores.answer(_score_body(prompt, continuations, fields)))
 
     def shutdown(self) -> None:
         """End the runtime. Calls that still run fail with RuntimeFailed. Calling it again does nothing."""
@@ -280,6 +329,18 @@ class Engine:
                 yield value
         finally:
             await self._arun(_close(values))
+
+
+def _embedding_body(fields: dict[str, Any]) -> Callable[[int, Any], EmbeddingBody]:
+    def make(_: int, one: Any) -> EmbeddingBody:
+        return validated(EmbeddingBody, {"input": one if isinstance(one, str) else list(one)} | fields)
+
+    return make
+
+
+def _score_body(prompt: Any, continuations: Any, fields: dict[str, Any]) -> ScoreBody:
+    given = {"prompt": prompt, "continuations": continuations}
+    return validated(ScoreBody, {name: value for name, value in given.items() if value is not None} | fields)
 
 
 class _LoopThread:

@@ -39,6 +39,7 @@ MODEL_FLAGS = {
     "--overlap",
     "--deterministic",
     "--dtype",
+    "--model-impl",
     "--tp",
     "--pp",
     "--nnodes",
@@ -68,6 +69,7 @@ MODEL_FLAGS = {
     "--additional-properties",
 }
 HTTP_FLAGS = {
+    "--cache-scope",
     "--cors-origins",
     "--max-body-mib",
     "--max-requests-per-key",
@@ -78,6 +80,7 @@ HTTP_FLAGS = {
     "--admin-key",
     "--tool-call-parser",
     "--reasoning-parser",
+    "--trust-request-chat-template",
     "--uds",
     "--ssl-certfile",
     "--ssl-keyfile",

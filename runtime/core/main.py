@@ -23,7 +23,7 @@ from ...radix.cache import PrefixCache
 from ..compile_ahead import compile_loops
 from ..engine import ForwardEngine, build_engine
 from ..engine.build import choose_device
-from ..models.checkpoint import find_checkpoint, served_name
+from ..models.checkpoint import find_checkpoint, listed_names, served_name
 from ..models.gguf.file import is_gguf
 from ..models.hub import hub_origin
 from ..models.read_config import read_config
@@ -202,6 +202,7 @@ def load_core(
     origin = hub_origin(path)
     info = ModelInfo(
         name=name,
+        aliases=listed_names(config.served_model_name)[1:],
         path=str(path),
         revision=None if origin is None else origin.commit,
         version=__version__,
@@ -260,7 +261,7 @@ def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
     """
     if config.wait_for_loops or config.deterministic or config.num_ranks > 1:
         return False
-    if config.quantize is not None or is_gguf(path) or read_config(path).quantisation is not None:
+    if config.quantize is not None or is_gguf(path) or read_config(path, config.model_impl).quantisation is not None:
         return False
     return choose_source(config, path) not in ("eagle", "draft")
 

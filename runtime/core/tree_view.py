@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from hashlib import blake2b
 from operator import itemgetter
 from typing import TypeVar
@@ -87,6 +87,8 @@ class TreeViewer:
         self._questions: deque[_Question] = deque()
         self._job: _Work[CoreReply] | None = None  # of the first question
         self._last_asked = 0.0
+        self._slice_began = 0.0
+        self._worked = 0.0  # seconds, in earlier slices
 
     @property
     def busy(self) -> bool:
@@ -108,8 +110,21 @@ class TreeViewer:
 
     def work(self) -> list[tuple[bytes, CoreReply]]:
         """Work for SLICE_SECONDS at most. Returns the answers that are ready, with whom they are for."""
-        answers = []
-        until = self._clock() + SLICE_SECONDS
+        self._slice_began = self._clock()
+        answers = self._answer_until(self._slice_began + SLICE_SECONDS)
+        if self._mirror.follows and not self.busy and self._clock() - self._last_asked > FOLLOW_SECONDS:
+            self._watches.clear()
+            self._mirror.watches.clear()
+            self._mirror.stop()
+        self._worked = self._spent()
+        return answers
+
+    def _spent(self) -> float:
+        """Return the seconds of work until now, without those of the core's steps in between."""
+        return self._worked + self._clock() - self._slice_began
+
+    def _answer_until(self, until: float) -> list[tuple[bytes, CoreReply]]:
+        answers: list[tuple[bytes, CoreReply]] = []
         while self._questions:
             owner, question = self._questions[0]
             if self._job is None:
@@ -120,10 +135,6 @@ class TreeViewer:
             self._job = None
             self._questions.popleft()
             answers.append((owner, reply))
-        if self._mirror.follows and self._clock() - self._last_asked > FOLLOW_SECONDS:
-            self._watches.clear()
-            self._mirror.watches.clear()
-            self._mirror.stop()
         return answers
 
     def _answer(self, owner: bytes, question: GetTree | GetTreeNode) -> _Work[CoreReply]:
@@ -194,7 +205,7 @@ class TreeViewer:
 
     def _choose(self, watch: _Watch, root: MirrorNode | None, is_new: bool) -> _Work[dict[MirrorNode, _Sent | None]]:
         """Return the nodes to show: those shown before, those that came into use, or a new selection."""
-        touched, now = set(watch.touched), self._clock()
+        touched, now, spent = set(watch.touched), self._clock(), self._spent()
         watch.touched.clear()
         num_all = root.num_nodes + 1 if root is not None else sum(top.num_nodes + 1 for top in self._mirror.roots)
         shown = {node: sent for node, sent in watch.shown.items() if node.alive}
@@ -206,7 +217,7 @@ class TreeViewer:
         # A part of the room is left for nodes that come into use before the next selection.
         limit = watch.limit if num_all <= watch.limit else max(1, watch.limit * 4 // 5)
         chosen = yield from self._mirror.select(root, limit)
-        watch.select_at = now + (self._clock() - now) / SELECTION_SHARE
+        watch.select_at = now + (self._spent() - spent) / SELECTION_SHARE
         return {node: watch.shown.get(node) for node in chosen}
 
     def _changed(self, watch: _Watch, root: MirrorNode | None) -> _Work[list[TreeNodeView]]:
@@ -229,7 +240,12 @@ class TreeViewer:
             if index % NODES_PER_YIELD == 0:
                 yield
         now = self._clock()
-        return [self._node_view(node, changed[node], now, is_top=node is root) for node in _parents_first(changed)]
+        views = []
+        for index, node in enumerate(_parents_first(changed)):
+            views.append(self._node_view(node, changed[node], now, is_top=node is root))
+            if index % NODES_PER_YIELD == 0:
+                yield
+        return views
 
     def _known(self, node: MirrorNode, hidden: tuple[int, int]) -> _Sent:
         source, parent = node.source, node.parent
@@ -280,10 +296,13 @@ class TreeViewer:
         if node is None or not isinstance(node.source, TreeNode):
             raise RequestError(f"the tree has no node {number} with tokens", param="node", code="not_found")
         source, depth, above = node.source, 0, node.parent
-        while above is not None:
+        assert above is not None
+        while above.parent is not None:
             depth, above = depth + above.own_tokens, above.parent
+        assert isinstance(above.source, TreeRoot)
         return NodeContent(
             id=number,
+            namespace=above.source.namespace,
             tokens=source.num_tokens,
             depth_tokens=depth,
             ids=unpack(source.run[: MAX_CONTENT_TOKENS * TOKEN_BYTES]),
@@ -321,19 +340,17 @@ def _show(node: MirrorNode, root: MirrorNode | None, shown: dict[MirrorNode, _Se
         shown[each] = None
 
 
-def _parents_first(nodes: Iterable[MirrorNode]) -> list[MirrorNode]:
-    """Order the nodes so that each comes after its parent, if that is one of them."""
-    left = dict.fromkeys(nodes)
-    ordered = []
-    while left:
+def _parents_first(nodes: Iterable[MirrorNode]) -> Iterator[MirrorNode]:
+    """Iterate over the nodes so that each comes after its parent, if that is one of them."""
+    left = set(nodes)
+    for start in list(nodes):
         way: list[MirrorNode] = []
-        node: MirrorNode | None = next(iter(left))
+        node: MirrorNode | None = start
         while node is not None and node in left:
-            del left[node]
+            left.remove(node)
             way.append(node)
             node = node.parent
-        ordered += reversed(way)
-    return ordered
+        yield from reversed(way)
 
 
 def _state(node: TreeNode) -> NodeState:

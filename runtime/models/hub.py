@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import RequestError
-from .gguf.file import GGUF_SUFFIX
+from .gguf.file import GGUF_SUFFIX, gguf_parts
 
+_WEIGHTS = ".safetensors"
 HUB_SECONDS = 10.0  # for the hub to list a repository
 _ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(@(?P<revision>[^:@\s]+))?(:(?P<quantisation>[\w.-]+))?")
 _FILES = (  # of a checkpoint; code, pickled weights and other formats are not fetched
-    "*.safetensors",
+    f"*{_WEIGHTS}",
     "*.json",
     "*.jinja",
     "*.model",
@@ -67,17 +68,17 @@ def hub_origin(path: Path) -> HubOrigin | None:
     return None
 
 
-def local_model(model: str | None, *, param: str = "model") -> str | None:
+def local_model(model: str | None, *, param: str = "model", weights: bool = True) -> str | None:
     """Return the local path of a model, which is downloaded if it is an id of the hub and no path.
 
-    Raises RequestError, naming `param`, when the hub does not give it.
+    Without `weights`, safetensors are not fetched. Raises RequestError, naming `param`, when the hub does not give it.
     """
     if model is None or Path(model).expanduser().exists() or (wanted := parse_hub_id(model)) is None:
         return model
-    return str(_fetch(model, wanted, param))
+    return str(_fetch(model, wanted, param, weights))
 
 
-def _fetch(text: str, wanted: HubModel, param: str) -> Path:
+def _fetch(text: str, wanted: HubModel, param: str, weights: bool) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub import errors as hub
     from huggingface_hub.utils import tqdm
@@ -99,7 +100,7 @@ def _fetch(text: str, wanted: HubModel, param: str) -> Path:
             folder = snapshot_download(
                 wanted.repository,
                 revision=wanted.revision,
-                allow_patterns=[glob.escape(name) for name in files],
+                allow_patterns=[glob.escape(name) for name in files if weights or not name.endswith(_WEIGHTS)],
                 tqdm_class=Progress,
             )
         except (hub.OfflineModeIsEnabled, hub.HTTPError) as error:
@@ -109,7 +110,7 @@ def _fetch(text: str, wanted: HubModel, param: str) -> Path:
                 state = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{where} cannot be reached"
                 raise refused(f"no such path; {state}, and {constants.HF_HUB_CACHE} does not hold it") from None
             names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-            files = _choose(names, wanted, refused)
+            files = _choose(names if weights else [*names, _WEIGHTS], wanted, refused)
     except hub.GatedRepoError:
         raise refused(f"{where}/{wanted.repository} is gated: accept its terms there, and set HF_TOKEN") from None
     except hub.RepositoryNotFoundError:
@@ -141,20 +142,23 @@ def _find_in_cache(wanted: HubModel) -> Path | None:
 
 
 def _choose(names: list[str], wanted: HubModel, refused: Callable[[str], RequestError]) -> list[str]:
-    """Return the files to fetch: those of a checkpoint, or one GGUF file."""
+    """Return the files to fetch: those of a checkpoint, or the parts of one GGUF file, the first one first."""
     by_quantisation: dict[str, list[str]] = {}
     for name in names:
         if name.endswith(GGUF_SUFFIX) and (found := _QUANTISATION.findall(Path(name).stem)):
             by_quantisation.setdefault(found[-1].upper(), []).append(name)
     there = ", ".join(sorted(by_quantisation)) or "none"
     if wanted.quantisation is not None:
-        matching = by_quantisation.get(wanted.quantisation.upper(), [])
-        if len(matching) == 1:
-            return matching
-        if matching:
-            raise refused(f"several GGUF files are {wanted.quantisation}: {', '.join(sorted(matching))}")
+        matching = sorted(by_quantisation.get(wanted.quantisation.upper(), []))
+        models = {str(gguf_parts(Path(name))[0]): [str(part) for part in gguf_parts(Path(name))] for name in matching}
+        if len(models) > 1:
+            raise refused(f"several GGUF files are {wanted.quantisation}: {', '.join(matching)}")
+        for parts in models.values():
+            if missing := [part for part in parts if part not in matching]:
+                raise refused(f"the repository lacks {', '.join(missing)}")
+            return parts
         raise refused(f"the repository has no GGUF file of {wanted.quantisation!r}; there are {there}")
-    if not any(name.endswith(".safetensors") for name in names):
+    if not any(name.endswith(_WEIGHTS) for name in names):
         if by_quantisation:
             raise refused(f"the repository has GGUF files: name one, as {wanted.repository}:NAME of {there}")
         raise refused("the repository has no safetensors and no GGUF files")

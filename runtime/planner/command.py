@@ -13,7 +13,7 @@ from .devices import DEVICES
 
 
 def plan(
-    model: Annotated[Path, typer.Argument(help="A folder with a config.json; weights are not needed.")],
+    model: Annotated[str, typer.Argument(help="A folder with a config.json, or a hub id; weights are not needed.")],
     gpus: Annotated[str, typer.Option(help=f"How many of what, '8xh100'. Known: {', '.join(DEVICES)}.")] = "1xh100",
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1024,
     cached: Annotated[int, typer.Option(min=0, help="Tokens of it that the prefix cache has.")] = 0,
@@ -30,6 +30,7 @@ def plan(
 ) -> None:
     """Work out on paper which arrangements of devices serve a model: memory, times, cost."""
     # Reading a model's configuration imports torch, which `--help` must not.
+    from ..models.hub import local_model
     from ..models.read_config import read_config
     from .choose import choose
     from .estimate import Workload
@@ -46,7 +47,7 @@ def plan(
             f"a prompt is longer than its cached part, shorter than its context: not {cached} < {prompt} < {context}",
             param="prompt",
         )
-    config = read_config(model)
+    config = read_config(Path(local_model(model, weights=False) or model))
     workload = Workload(prompt=prompt, cached=cached, context=context, concurrency=concurrency)
     console = Console(highlight=False)
     console.print(model_summary(config), highlight=False)

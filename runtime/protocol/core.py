@@ -16,6 +16,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the served model for the other processes."""
 
     name: str  # the served name
+    aliases: tuple[str, ...] = ()  # further names that requests may use
     path: str
     revision: str | None = None  # commit, of a model of the Hugging Face Hub
     architecture: str
@@ -30,6 +31,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
     num_host_pages: int = 0  # host pages for KV that the pool has no room for
     version: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names that requests may use, the served name first."""
+        return (self.name, *self.aliases)
 
     @property
     def num_slots(self) -> int:

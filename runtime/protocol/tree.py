@@ -76,9 +76,13 @@ class TreeMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeContent(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's tokens: `ids` are the first MAX_CONTENT_TOKENS of `tokens`; `depth_tokens` come before them."""
+    """A node's tokens: `ids` are the first MAX_CONTENT_TOKENS of `tokens`; `depth_tokens` come before them.
+
+    `namespace` is the request's own, not a label: it is for the frontend, which knows whose it is.
+    """
 
     id: int
+    namespace: str
     tokens: int
     depth_tokens: int
     ids: list[int]

@@ -11,7 +11,7 @@ from rich.progress import track
 
 
 def calibrate_kv(
-    model: Annotated[Path, typer.Argument(help="Path of a Hugging Face checkpoint or a GGUF file.")],
+    model: Annotated[str, typer.Argument(help="Path of a Hugging Face checkpoint or a GGUF file, or a hub id.")],
     data: Annotated[Path, typer.Option(help="A text like those that will be served.", exists=True, dir_okay=False)],
     out: Annotated[Path | None, typer.Option(help="The file; default: kv_scales.json in MODEL.")] = None,
     window: Annotated[int, typer.Option(help="Tokens of the text that are read together.", min=2)] = 2048,
@@ -21,14 +21,14 @@ def calibrate_kv(
     """Measure the ranges of keys and values on a text, and keep them beside the model for quantised KV."""
     from ..engine.build import choose_device, choose_dtype
     from ..engine.kv_ranges import measure, ranges_file, write_ranges
-    from ..models.checkpoint import find_checkpoint
+    from ..models.checkpoint import fetch_checkpoint
     from ..models.load import load_model
     from ..models.parameters import num_parameters
     from ..models.read_config import read_config
     from ..protocol.errors import RequestError
     from ..tokenizer import load_tokenizer
 
-    path = find_checkpoint(str(model))
+    path = fetch_checkpoint(model, out=out)
     config = read_config(path)
     text = data.read_text(encoding="utf-8")
     if not text.strip():

@@ -16,7 +16,7 @@ from . import Method
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(help="Path of a dense Hugging Face checkpoint.", file_okay=False)],
+    model: Annotated[str, typer.Argument(help="Path or hub id of a dense Hugging Face checkpoint.")],
     method: Annotated[
         Method,
         typer.Option(
@@ -36,12 +36,12 @@ def quantize(
     window: Annotated[int, typer.Option(help="Tokens of the text that are read together.", min=2)] = 512,
 ) -> None:
     """Write a checkpoint's linear layers in few bits, in the compressed-tensors format."""
-    from ..models.checkpoint import find_checkpoint
+    from ..models.checkpoint import fetch_checkpoint
     from ..protocol.errors import RequestError
     from .perplexity import perplexity_of
     from .write import write_quantised
 
-    source = find_checkpoint(str(model))
+    source = fetch_checkpoint(model, out=out)
     calibrates = method in ("awq", "gptq")
     if calibrates and calibration is None:
         raise RequestError(f"{method} is calibrated on a text: give one with --calibration", param="calibration")

@@ -2,6 +2,10 @@
 
 Templates are Jinja programs written for Hugging Face's `apply_chat_template`. The environment is the same: sandboxed,
 with `raise_exception`, `strftime_now`, `tojson` that keeps non-ASCII text, loop controls and `{% generation %}`.
+
+Each output, each round of a loop and each call checks a deadline, so that no template runs for ever. A single operation
+of a checkpoint's template is not bounded; templates of requests, which are a stranger's, render in a process of their
+own (template_process.py).
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..protocol.errors import RequestError
@@ -24,6 +29,7 @@ from .errors import TokenizerError
 
 MAX_CHARACTERS = 16 << 20
 MAX_CPU_SECONDS = 10.0
+_LIMIT = "the chat template exceeds its limit of output or CPU time"
 
 
 class ChatTemplate:
@@ -36,7 +42,7 @@ class ChatTemplate:
         """`names` are "bos_token" and similar variables of templates."""
         sources = {"default": templates} if isinstance(templates, str) else templates
         self.source = "\n".join(sources.values())  # for clients that ask; several templates follow one another
-        self._variables = dict(names)
+        self.variables = dict(names)
         environment = _environment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
@@ -54,19 +60,21 @@ class ChatTemplate:
         """Render the conversation. `kwargs` are further variables of the template, e.g. `enable_thinking`.
 
         Raises RequestError (param "messages") with the template's own message when it refuses the messages, and when
-        its output or CPU time exceeds MAX_CHARACTERS or MAX_CPU_SECONDS, which are checked at each output.
+        its output or CPU time exceeds MAX_CHARACTERS or MAX_CPU_SECONDS.
         """
-        variables = self._variables | kwargs
+        deadline = _Deadline(MAX_CPU_SECONDS)
+        variables = self.variables | kwargs
         variables |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        deadline = time.thread_time() + MAX_CPU_SECONDS
+        variables[_DEADLINE] = deadline
         parts: list[str] = []
         num_characters = 0
         try:
             for part in self._choose(tools).generate({"documents": None} | variables):
                 parts.append(part)
                 num_characters += len(part)
-                if num_characters > MAX_CHARACTERS or time.thread_time() > deadline:
-                    raise RequestError("the chat template exceeds its limit of output or CPU time", param="messages")
+                if num_characters > MAX_CHARACTERS:
+                    raise RequestError(_LIMIT, param="messages")
+                deadline.check()
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template refuses the messages: {error}", param="messages") from None
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -124,11 +132,46 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_DEADLINE = "deadline of the rendering"  # a variable, and a filter; templates can name neither
+
+
+class _Deadline:
+    """CPU time of the rendering thread."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.thread_time() + seconds
+
+    def check(self) -> None:
+        """Raise RequestError when the time is over."""
+        if time.thread_time() > self._end:
+            raise RequestError(_LIMIT, param="messages")
+
+
+@pass_context
+def _check_deadline(context: Context, value: None) -> None:
+    context.parent[_DEADLINE].check()
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, in which every round of a loop and every call checks the deadline."""
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        for loop in source.find_all(nodes.For):
+            check = nodes.ExprStmt(nodes.Filter(nodes.Const(None), _DEADLINE, [], [], None, None))
+            loop.body.insert(0, check.set_lineno(loop.lineno).set_environment(self))  # type: ignore[arg-type]
+        return super()._generate(source, *args, **kwargs)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  as jinja2's
+        _check_deadline(__context, None)
+        return super().call(__context, __obj, *args, **kwargs)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
+    environment.filters[_DEADLINE] = _check_deadline
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..engine.build import choose_device
-from ..models.checkpoint import find_checkpoint
+from ..models.checkpoint import fetch_checkpoint
 from ..models.decoder import Decoder
 from ..models.load import load_model
 from ..protocol.errors import RequestError
@@ -77,7 +77,7 @@ class TrainingOptions:
 
 def train_draft(options: TrainingOptions, console: Console) -> dict[str, AcceptedLength]:
     """Train, save, and measure on held-out texts. Raises RamiformError when model, data or device cannot be used."""
-    path = find_checkpoint(options.model)
+    path = fetch_checkpoint(options.model, out=options.out)
     out = options.out or path / "draft"
     kind: HeadKind = "eagle3" if options.eagle == 3 else "eagle"
     model = load_model(path, device=choose_device(options.device), dtype=_DTYPES[options.dtype])

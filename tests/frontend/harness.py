@@ -121,16 +121,22 @@ class House:
 
 @asynccontextmanager
 async def house(
-    script: Script | None = None, *, http: bool = False, ready: bool = True, **settings: Any
+    script: Script | None = None,
+    *,
+    http: bool = False,
+    ready: bool = True,
+    tokenizer: Tokenizer | None = None,
+    **settings: Any,
 ) -> AsyncIterator[House]:
+    tokenizer = tokenizer or shipped_tokenizer()
     with tempfile.TemporaryDirectory(prefix="rf") as folder:
         serve = ServeConfig(socket_dir=folder, port=0 if http else None, **settings)
         config = RuntimeConfig(core=CoreConfig(), serve=serve)
         context = zmq.asyncio.Context()
-        core = FakeCore(context, config.serve.core_address, shipped_tokenizer(), script or says(" fine."))
+        core = FakeCore(context, config.serve.core_address, tokenizer, script or says(" fine."))
         if not ready:
             core.loaded.clear()
-        frontend = Frontend(config, shipped_tokenizer())
+        frontend = Frontend(config, tokenizer)
         built = House(frontend, core, context, config)
         try:
             await frontend.start()

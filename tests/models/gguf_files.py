@@ -35,11 +35,15 @@ def write_gguf(
     kinds: Kinds,
     change: Callable[[Any], None] | None = None,
     store: Store | None = None,
+    num_tensors: int = 0,
 ) -> Path:
-    """Write a model. `change` may add or replace metadata; `store` chooses the block format."""
+    """Write a model. `change` may add or replace metadata; `store` chooses the block format.
+
+    `num_tensors`: split it into files of at most so many.
+    """
     config = model.config
     arch = ARCHITECTURES[config.architectures[0]]
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=num_tensors)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

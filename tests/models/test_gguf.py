@@ -22,6 +22,7 @@ import ramiform
 from ramiform.kernels.cpu.packed_matrix import WIDTH
 from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
+from ramiform.runtime.models.checkpoint import find_checkpoint, served_name
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.gguf.block_formats import FOUR_BIT_TYPES, four_bit_modules, read_four_bit
 from ramiform.runtime.models.load import load_model
@@ -145,6 +146,23 @@ def test_blocks_stay_packed_and_give_the_logits_of_the_dequantised(name: str, ki
     layer = parameters.layers[1]
     assert all(isinstance(part, BlockLinear) for part in (layer.qkv, layer.o, parameters.head, parameters.embedding_VE))
     assert (parameters.head is parameters.embedding_VE) == model.config.tie_word_embeddings
+
+
+def test_a_file_in_parts_is_one_model(tmp_path: Path) -> None:
+    model = model_of("llama")
+    write_gguf(model, tmp_path / "whole.gguf", lambda _: Type.F32)
+    write_gguf(model, tmp_path / "parts.gguf", lambda _: Type.F32, num_tensors=7)
+    parts = sorted(tmp_path.glob("parts-*.gguf"))
+    assert parts[0].name == "parts-00001-of-00003.gguf"
+    assert torch.equal(logits(parts[0]), logits(tmp_path / "whole.gguf"))
+    assert find_checkpoint(str(parts[1])) == parts[0]
+    assert served_name(str(parts[0]), None) == "parts"
+    parts[2].rename(tmp_path / "elsewhere.gguf")
+    with pytest.raises(RamiformError, match=r"parts-00003-of-00003\.gguf is missing"):
+        read_config(parts[0])
+    (tmp_path / parts[2].name).write_bytes(parts[1].read_bytes())
+    with pytest.raises(RamiformError, match="it declares 21 tensors, and its parts have 14"):
+        read_config(parts[0])
 
 
 @pytest.mark.parametrize("name", ["llama, tied", "mixtral"])

@@ -28,6 +28,9 @@ REPOSITORIES: dict[str, dict[str, bytes]] = {
         "sub/tiny.Q8_0.gguf": b"8",
         "big-Q6_K-00001-of-00002.gguf": b"1",
         "big-Q6_K-00002-of-00002.gguf": b"2",
+        "half-Q5_K-00001-of-00002.gguf": b"1",
+        "one-F16.gguf": b"1",
+        "two-F16.gguf": b"2",
     },
     "org/pickles": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
 }
@@ -145,6 +148,35 @@ def test_a_gguf_file_is_chosen_by_its_quantisation(fetch: Fetch) -> None:
     assert Path(fetch("org/quants:Q4_K_M", HF_HUB_OFFLINE="1")) == path
 
 
+def test_a_gguf_file_in_parts_is_fetched_whole(fetch: Fetch) -> None:
+    path = Path(fetch("org/quants:Q6_K"))
+    assert path.name == "big-Q6_K-00001-of-00002.gguf"
+    assert [each.read_bytes() for each in sorted(path.parent.iterdir())] == [b"1", b"2"]
+    assert Path(fetch("org/quants:Q6_K", HF_HUB_OFFLINE="1")) == path
+    assert served_name(str(path), None) == "org/quants"
+
+
+@pytest.mark.slow
+def test_commands_read_models_of_the_hub(environment: dict[str, str], asked: list[str], tmp_path: Path) -> None:
+    def ramiform(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).parent / "ramiform"), *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+
+    planned = ramiform("plan", "org/tiny")
+    assert planned.returncode == 0, planned.stderr
+    assert not any(path.endswith(".safetensors") for path in asked)  # a plan needs no weights
+    text = tmp_path / "text.txt"
+    text.write_text("One, two, three. " * 40)
+    refused = ramiform("calibrate-kv", "org/tiny", "--data", str(text))
+    assert refused.returncode == 1
+    assert "--out" in refused.stderr
+    [scales] = (tmp_path / "home").rglob("kv_scales.json")
+    assert scales.read_bytes() == FILES[scales.name]
+    written = ramiform("quantize", "org/tiny", "--method", "int8", "--out", str(tmp_path / "int8"))
+    assert written.returncode == 0, written.stderr
+    assert (tmp_path / "int8" / "config.json").exists()
+
+
 @pytest.mark.parametrize(
     ("model", "more", "message"),
     [
@@ -153,9 +185,10 @@ def test_a_gguf_file_is_chosen_by_its_quantisation(fetch: Fetch) -> None:
         ("org/tiny@v9", {}, "org/tiny has no revision 'v9'"),
         ("org/tiny", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set, and"),
         ("org/tiny", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
-        ("org/quants:Q2_K", {}, "no GGUF file of 'Q2_K'; there are Q4_K_M, Q6_K, Q8_0"),
-        ("org/quants:Q6_K", {}, "several GGUF files are Q6_K: big-Q6_K-00001-of-00002.gguf, big-Q6_K-00002-of"),
-        ("org/quants", {}, "name one, as org/quants:NAME of Q4_K_M, Q6_K, Q8_0"),
+        ("org/quants:Q2_K", {}, "no GGUF file of 'Q2_K'; there are F16, Q4_K_M, Q5_K, Q6_K, Q8_0"),
+        ("org/quants:F16", {}, "several GGUF files are F16: one-F16.gguf, two-F16.gguf"),
+        ("org/quants:Q5_K", {}, "the repository lacks half-Q5_K-00002-of-00002.gguf"),
+        ("org/quants", {}, "name one, as org/quants:NAME of F16, Q4_K_M, Q5_K, Q6_K, Q8_0"),
         ("org/pickles", {}, "no safetensors and no GGUF files"),
     ],
 )

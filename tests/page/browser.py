@@ -77,7 +77,8 @@ class Page:
     def goto(self, url: str) -> None:
         """Load an address, and wait until it is loaded."""
         self._loaded = False
-        self.call("Page.navigate", url=url)
+        if "loaderId" not in self.call("Page.navigate", url=url):
+            return  # only the fragment is another one
         deadline = time.monotonic() + SECONDS
         while not self._loaded:
             assert time.monotonic() < deadline, f"{url} does not load"
@@ -128,7 +129,9 @@ class Page:
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field, as by selecting all of it and typing."""
         self.wait(f"!!document.querySelector({json.dumps(selector)})")
-        self.eval(f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.focus(); it.select(); }})()")
+        self.eval(
+            f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.focus(); it.select(); }})()"
+        )
         if text:
             self.call("Input.insertText", text=text)
         else:

@@ -161,7 +161,7 @@ def test_a_long_chain_may_go_all_at_once() -> None:
     mirror = TreeMirror(cache.tree)
     drain(mirror.follow())
     tokens: list[int] = []
-    for turn in range(2000):
+    for turn in range(1200):
         tokens += [turn] * 16
         served(cache, [*tokens, 7])
     drain(mirror.catch_up())

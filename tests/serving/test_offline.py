@@ -163,3 +163,46 @@ def test_a_dead_runtime_fails_calls_that_wait() -> None:
             engine.generate(CAPITAL, GREEDY)
     with pytest.raises(ramiform.RuntimeFailed, match="ended"):
         engine.generate(CAPITAL, GREEDY)
+
+
+def test_vectors_are_those_of_the_route(engine: ramiform.Engine, routes: httpx.Client) -> None:
+    """To the rounding of other batches."""
+
+    def vector(answer: dict[str, Any], index: int = 0) -> Any:
+        return pytest.approx(answer["data"][index]["embedding"], abs=1e-3)
+
+    texts = [CAPITAL, "Once upon a time"]
+    for fields in ({}, {"pooling": "mean", "normalize": False}):
+        expected = routes.post("/v1/embeddings", json={"input": texts} | fields).json()
+        many = engine.embed(texts, **fields)
+        for index, each in enumerate(many):
+            assert each["data"][0]["embedding"] == vector(expected, index)
+        assert sum(each["usage"]["prompt_tokens"] for each in many) == expected["usage"]["prompt_tokens"]
+    one = engine.embed(CAPITAL)
+    ids = routes.post("/tokenize", json={"prompt": CAPITAL}).json()["tokens"]
+    assert engine.embed(ids)["data"][0]["embedding"] == vector(one)
+    assert asyncio.run(engine.aembed(CAPITAL))["data"][0]["embedding"] == vector(one)
+    assert isinstance(engine.embed(CAPITAL, encoding_format="base64")["data"][0]["embedding"], str)
+    with pytest.raises(ramiform.RequestError, match="prompt 1: ") as raised:
+        engine.embed([CAPITAL, ""])
+    assert raised.value.param == "input"
+    with pytest.raises(ramiform.RequestError) as raised:
+        engine.embed(CAPITAL, dimensions=3)
+    assert raised.value.param == "dimensions"
+
+
+def test_scores_are_those_of_the_route(engine: ramiform.Engine, routes: httpx.Client) -> None:
+    """To the rounding of other batches."""
+    given = {"prompt": CAPITAL, "continuations": [" Paris", " Rome"]}
+    expected = routes.post("/v1/score", json=given).json()["data"]
+    result = engine.score(CAPITAL, [" Paris", " Rome"])["data"]
+    assert [each["tokens"] for each in result] == [each["tokens"] for each in expected]
+    assert [each["logprob"] for each in result] == pytest.approx([each["logprob"] for each in expected], abs=1e-3)
+    labelled = {"query": "Yes or no? ", "items": ["A", "B"], "label_token_ids": [5, 6], "apply_softmax": True}
+    expected = routes.post("/v1/score", json=labelled).json()["scores"]
+    for scores in (engine.score(**labelled)["scores"], asyncio.run(engine.ascore(**labelled))["scores"]):
+        for found, wanted in zip(scores, expected, strict=True):
+            assert found == pytest.approx(wanted, abs=1e-3)
+    with pytest.raises(ramiform.RequestError) as raised:
+        engine.score(CAPITAL)
+    assert raised.value.param == "continuations"

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+import ramiform
+
 from .prompts import CAPITAL, CHAT
 
 
@@ -139,3 +141,63 @@ def test_extra_keys_separate_the_cache(http: httpx.Client) -> None:
     assert num_cached(cache_salt="a") > 0  # one key alone is the namespace
     assert num_cached(cache_salt="a", extra_key="a") == 0
     assert num_cached(cache_salt="a", extra_key="a") > 0
+
+
+def test_routes_have_the_names_of_peers_too(http: httpx.Client, model: str) -> None:
+    assert http.get("/v1/health").status_code == 200
+    assert http.get("/models").json() == http.get("/v1/models").json()
+    asked = {"messages": CHAT, "max_tokens": 4, "temperature": 0}
+    expected = post(http, "/v1/chat/completions", **asked)["choices"]
+    for path in ("/chat/completions", "/invocations"):
+        assert post(http, path, **asked)["choices"][0]["message"] == expected[0]["message"]
+
+
+def test_a_chat_is_rendered_as_its_prompt(http: httpx.Client) -> None:
+    rendered = post(http, "/apply-template", messages=CHAT)["prompt"]
+    tokens = post(http, "/tokenize", messages=CHAT)["tokens"]
+    # As a message's text, the rendered prompt has no special tokens; so compare the other way.
+    assert post(http, "/detokenize", tokens=tokens, skip_special_tokens=False)["text"].endswith(rendered)
+    assert post(http, "/apply-template", messages=CHAT, add_generation_prompt=False)["prompt"] in rendered
+    refused = http.post("/apply-template", json={"messages": CHAT, "chat_template": "x"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template")
+
+
+def test_texts_are_parsed_as_chat_parses_them(http: httpx.Client) -> None:
+    tools = [
+        {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}
+    ]
+    hermes = 'Well. <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    call = {"tool_index": 0, "name": "add", "parameters": '{"a": 1}'}
+    assert post(http, "/parse_function_call", text=hermes, tools=tools) == {"normal_text": "Well.", "calls": [call]}
+    for parser, text in (
+        ("qwen25", hermes),
+        ("glm45", "Well.<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
+        ("gpt-oss", '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'),
+    ):
+        parsed = post(http, "/parse_function_call", text=text, tools=tools, tool_call_parser=parser)
+        assert parsed["calls"] == [call], parser
+    refused = http.post("/parse_function_call", json={"text": "", "tools": tools, "tool_call_parser": "no_such"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_call_parser")
+    for parser, text in (
+        ("deepseek-r1", "Hm.</think>Paris."),
+        ("qwen3", "<think>Hm.</think>\n\nParis."),
+        ("gpt-oss", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Paris."),
+    ):
+        parted = post(http, "/separate_reasoning", text=text, reasoning_parser=parser)
+        assert parted == {"reasoning_text": "Hm.", "text": "Paris."}, parser
+    refused = http.post("/separate_reasoning", json={"text": "a"})  # the model that ships does not reason
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "reasoning_parser")
+
+
+def test_a_model_answers_by_all_of_its_names() -> None:
+    with ramiform.Runtime(port=0, served_model_name="first, second") as runtime:
+        assert runtime.info.name == "first"
+        assert runtime.url is not None
+        with httpx.Client(base_url=runtime.url, timeout=120) as http:
+            assert [entry["id"] for entry in http.get("/v1/models").json()["data"]] == ["first", "second"]
+            assert http.get("/v1/models/second").json()["id"] == "second"
+            assert [entry["name"] for entry in http.get("/api/tags").json()["models"]] == ["first", "second"]
+            for name in ("first", "second"):
+                answer = post(http, "/v1/completions", model=name, prompt="1, 2,", max_tokens=1)
+                assert answer["model"] == "first"
+            assert http.post("/v1/completions", json={"model": "third", "prompt": "a"}).status_code == 404

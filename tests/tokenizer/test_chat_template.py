@@ -144,6 +144,29 @@ def test_endless_output_is_refused() -> None:
         ChatTemplate(source, {}).render([])
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in [1] recursive %}{% for b in range(99) %}{{ loop([1] * 99) if b > 200 }}{% endfor %}"
+        "{% if loop.depth < 50 %}{{ loop(range(9)) }}{% endif %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{% set a = m(n - 1) %}{% set b = m(n - 1) %}{% endif %}{% endmacro %}{{ m(60) }}",
+    ],
+    ids=["loops", "recursive loop", "macros"],
+)
+def test_a_template_that_writes_nothing_for_ever_is_refused(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ramiform.runtime.tokenizer.chat_template.MAX_CPU_SECONDS", 0.2)
+    with pytest.raises(RequestError, match="limit"):
+        ChatTemplate(template, {}).render([{"role": "user", "content": "a"}])
+
+
+def test_a_template_cannot_reach_its_deadline() -> None:
+    with pytest.raises(TokenizerError):
+        ChatTemplate("{{ none | deadline of the rendering }}", {})
+    text = ChatTemplate("{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} {% endfor %}", {})
+    assert text.render([{"role": "user"}, {"role": "user"}]) == "1/2False 2/2True "
+
+
 def test_a_template_that_is_no_jinja_is_refused_when_loaded() -> None:
     with pytest.raises(TokenizerError):
         ChatTemplate("{% if %}", {})

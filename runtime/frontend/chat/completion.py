@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from ...protocol.core import Finish
 from ...protocol.sampling import Constraint, TokenLogprob
 from ..text.generation import Generator, Piece
+from . import harmony
 from .reasoning import ReasoningMarkers, ReasoningParser
 from .request import ChatDelta, ChatRequest, ToolCallDelta, ToolCallOptions
 from .staged_generation import StagedGeneration, with_token_limit
@@ -47,6 +48,11 @@ class ChatCompletion:
             sampling.seed + number,
             skip_special_tokens=sampling.skip_special_tokens and not shows_special,
         )
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the first stage."""
+        request = self._request
         if request.is_staged and self._format is not None:
             thinking = self._stages.until(self._format.end)
             if request.thinking_budget is not None:
@@ -302,7 +308,7 @@ def _json_between(before: str, value: Constraint, after: str) -> Constraint:
 
 def _markers(request: ChatRequest) -> list[str]:
     """Return the markers that the parsers look for; special tokens among them must be detokenised."""
-    markers: list[str] = []
+    markers: list[str] = [] if request.place is None else [harmony.CHANNEL]
     if request.reasoning is not None and request.splits_reasoning:
         markers += [request.reasoning.start, request.reasoning.end]
     if request.tools is not None:

@@ -10,6 +10,7 @@ from ...protocol.config import ReasoningFormatName
 from ...protocol.errors import RequestError
 from ...tokenizer.chat_template import ChatTemplate
 from ...tokenizer.interface import Tokenizer
+from . import harmony
 
 _PROBE: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
 _VARIANTS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False}, {"thinking": True})
@@ -17,11 +18,15 @@ _VARIANTS: tuple[dict[str, Any], ...] = ({}, {"enable_thinking": False}, {"think
 
 @dataclass(frozen=True)
 class ReasoningMarkers:
-    """Markers around the reasoning. `is_prompted`: the model reasons only if the prompt mentions the markers."""
+    """Markers around the reasoning. `is_prompted`: the model reasons only if the prompt mentions the markers.
+
+    `sign` is a token or a text that only models of this format have; default: `end`.
+    """
 
     start: str
     end: str
     is_prompted: bool = False
+    sign: str = ""
 
 
 REASONING_FORMATS: dict[ReasoningFormatName, ReasoningMarkers] = {
@@ -29,6 +34,8 @@ REASONING_FORMATS: dict[ReasoningFormatName, ReasoningMarkers] = {
     "magistral": ReasoningMarkers("[THINK]", "[/THINK]"),
     "kimi": ReasoningMarkers("◁think▷", "◁/think▷"),
     "seed_oss": ReasoningMarkers("<seed:think>", "</seed:think>"),
+    "gemma4": ReasoningMarkers("<|channel>thought", "<channel|>"),
+    "harmony": ReasoningMarkers(harmony.ANALYSIS, harmony.END, sign=harmony.CHANNEL),
     "granite": ReasoningMarkers("Here is my thought process:", "Here is my response:", is_prompted=True),
 }
 
@@ -42,7 +49,8 @@ def detect_reasoning_markers(tokenizer: Tokenizer) -> ReasoningMarkers | None:
         return None
     rendered = "".join(_rendered_probes(tokenizer.chat))
     for each in REASONING_FORMATS.values():
-        if each.end in tokenizer.special_ids or (not each.is_prompted and each.end.encode() in tokenizer.token_bytes):
+        sign = each.sign or each.end
+        if sign in tokenizer.special_ids or (not each.is_prompted and sign.encode() in tokenizer.token_bytes):
             return each
         if (each.end if each.is_prompted else each.start) in rendered:
             return each

@@ -15,6 +15,7 @@ from ...protocol.errors import RequestError
 from ...tokenizer.interface import Tokenizer
 from ..text.encoding import Encoder, PromptSegment, TokenLimit
 from ..text.offload import offload_if_large
+from .request_templates import RequestTemplates
 
 _SPLIT = "\ue010"  # private use: occurs in no template, and `trim` keeps it
 _END = "\ue011"  # after the content to continue
@@ -24,8 +25,10 @@ _RENDERED_ROLES = frozenset({"system", "user"})  # every template renders their 
 class MessageRenderer:
     """Renders messages for one tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, request_templates: RequestTemplates | None = None) -> None:
+        """`request_templates` renders templates of requests; without it they are refused."""
         self._tokenizer = tokenizer
+        self._request_templates = request_templates
 
     def render(
         self,
@@ -46,15 +49,30 @@ class MessageRenderer:
             raise RequestError(
                 "this model has no chat template; use completions", param="messages", code="no_chat_template"
             )
+        arguments = self._arguments(messages, tools, add_generation_prompt, continue_final_message, options)
+        return self._cut(chat.render(**arguments), continue_final_message)
+
+    def _arguments(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        options: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Return the arguments of `ChatTemplate.render`, in which names of special tokens are split."""
         given = [self._split_names(dict(message)) for message in messages]
         if continue_final_message:
             given[-1] = {**given[-1], "content": f"{given[-1].get('content') or ''}{_END}"}
-        text = chat.render(
-            given,
-            tools=None if not tools else self._split_names(list(tools)),
-            add_generation_prompt=add_generation_prompt and not continue_final_message,
+        return {
+            "messages": given,
+            "tools": None if not tools else self._split_names(list(tools)),
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
             **_safe_options(options or {}),
-        )
+        }
+
+    def _cut(self, text: str, continue_final_message: bool) -> list[PromptSegment]:
+        """Cut a rendered text into segments."""
         if continue_final_message:
             text, mark, _ = text.rpartition(_END)
             if not mark:
@@ -62,9 +80,17 @@ class MessageRenderer:
         return self._segments(text)
 
     async def render_aside(
-        self, encoder: Encoder, messages: Sequence[Mapping[str, Any]], *, bound: TokenLimit | None, **options: Any
+        self,
+        encoder: Encoder,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        bound: TokenLimit | None,
+        template: str | None = None,
+        **options: Any,
     ) -> list[PromptSegment]:
         """Render in a thread if the messages are large; `options` are the keywords of `render`.
+
+        `template` is the request's own, which renders in a process of its own.
 
         Raises RequestError as `render` does, and when the messages alone exceed `bound`.
         """
@@ -73,7 +99,33 @@ class MessageRenderer:
             texts = [text for text in contents if isinstance(text, str)]
             if sum(map(len, texts)) > bound.most:
                 encoder.check_length([_without_marks(text).strip() for text in texts], bound)
-        return await offload_if_large(lambda _: self.render(messages, **options), messages, options)
+        if template is None:
+            return await offload_if_large(lambda _: self.render(messages, **options), messages, options)
+        if self._request_templates is None:
+            raise RequestError("chat_template needs a server with --trust-request-chat-template", param="chat_template")
+        continues = options.get("continue_final_message", False)
+        arguments = await offload_if_large(
+            lambda _: self._arguments(
+                messages,
+                options.get("tools"),
+                options.get("add_generation_prompt", True),
+                continues,
+                options.get("options"),
+            ),
+            messages,
+            options,
+        )
+        text = await self._request_templates.render(template, self._names(), arguments)
+        return await offload_if_large(lambda _: self._cut(text, continues), text)
+
+    def _names(self) -> dict[str, str]:
+        """Return the variables of templates that name special tokens."""
+        tokenizer = self._tokenizer
+        if tokenizer.chat is not None:
+            return tokenizer.chat.variables
+        by_id = {token: name for name, token in tokenizer.special_ids.items()}
+        found = {"bos_token": tokenizer.bos_id, "eos_token": next(iter(tokenizer.eos_ids), None)}
+        return {name: by_id[token] for name, token in found.items() if token is not None and token in by_id}
 
     @cached_property
     def _special(self) -> re.Pattern[str] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ...protocol.sampling import Constraint, TokenLogprob
 from ..text.generation import Prompt
+from .harmony import Place
 from .reasoning import ReasoningMarkers
 from .tools.formats import ToolFormat
 
@@ -37,6 +38,12 @@ class ChatRequest:
     in_reasoning: bool = False  # the prompt has begun the reasoning
     thinking_budget: int | None = None  # maximum number of reasoning tokens; then the reasoning is closed
     tools: ToolCallOptions | None = None
+    place: Place | None = None  # where an answer in harmony begins; None: the format has no channels
+
+    @property
+    def has_parts(self) -> bool:
+        """Return True if the answer may have more than text."""
+        return self.splits_reasoning or self.tools is not None or self.place is not None
 
     @property
     def splits_reasoning(self) -> bool:
@@ -52,8 +59,7 @@ class ChatRequest:
             return True
         if self.splits_reasoning and self.thinking_budget is not None:
             return True
-        has_parts = self.splits_reasoning or self.tools is not None
-        return self.prompt.sampling.constraint is not None and has_parts
+        return self.prompt.sampling.constraint is not None and self.has_parts
 
 
 @dataclass(frozen=True)

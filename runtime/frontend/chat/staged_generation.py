@@ -12,6 +12,7 @@ import msgspec
 
 from ...protocol.core import Finish
 from ...protocol.sampling import Constraint, SamplingParams, TokenLogprob
+from ...tokenizer.interface import Tokenizer
 from ..text.encoding import PromptSegment
 from ..text.generation import Generator, SampleStream
 from .request import ChatRequest
@@ -25,8 +26,7 @@ class StagedGeneration:
     def __init__(self, generator: Generator, request: ChatRequest, seed: int, *, skip_special_tokens: bool) -> None:
         self._generator = generator
         # Counting the tokens of parts needs small pieces.
-        has_parts = request.splits_reasoning or request.tools is not None
-        self._prompt = replace(request.prompt, in_bulk=request.prompt.in_bulk and not has_parts)
+        self._prompt = replace(request.prompt, in_bulk=request.prompt.in_bulk and not request.has_parts)
         self._sampling = request.prompt.sampling
         self._seed = seed
         self._skip_special_tokens = skip_special_tokens
@@ -35,6 +35,10 @@ class StagedGeneration:
         self._is_counted = False  # the stage's output is in the prompt already, or discarded
         self._first_cached: int | None = None
         self._first_sample: SampleStream | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._generator.tokenizer
 
     @property
     def num_cached_tokens(self) -> int:

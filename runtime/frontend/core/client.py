@@ -41,6 +41,7 @@ from ...protocol.errors import ErrorInfo, RuntimeFailed, context_exceeded
 from ...protocol.metrics import CoreMetrics
 from ...protocol.tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 from .request_metrics import RequestMetrics, RequestObserver
+from .tenant import scoped_namespace
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -141,12 +142,17 @@ class CoreClient:
         return self._ready.result()
 
     def submit(self, request: Generate) -> TokenStream:
-        """Send `request` now. Raises RuntimeFailed when the core is gone, RequestError when it is too long."""
+        """Send `request` now, in the cache scope of the current tenant.
+
+        Raises RuntimeFailed when the core is gone, RequestError when it is too long.
+        """
         self._check_alive()
         assert request.rid not in self._answers, request.rid
         # The core checks this too, but encoding millions of ids would block the event loop.
         if self._ready.done() and len(request.tokens) > (most := self._ready.result().context_length):
             raise context_exceeded(most, len(request.tokens))
+        if (namespace := scoped_namespace(request.namespace)) != request.namespace:
+            request = msgspec.structs.replace(request, namespace=namespace)
         data = wire.encode(request)
         answer = self._answers[request.rid] = TokenStream(self, request.rid, self.observer.begin(request))
         self._send_bytes(data)

@@ -33,6 +33,7 @@ PeerQuestionKind = Literal[
     "session",
     "record_rows",
     "record_view",
+    "record_changes",
     "health",
 ]
 T = TypeVar("T")
@@ -59,6 +60,11 @@ class FrontendPeers:
         self._questions = msgspec.msgpack.Decoder(PeerQuestion)
         self._handlers: dict[PeerQuestionKind, Callable[[str | None], Awaitable[Any]]] = {}
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def index(self) -> int:
+        """The number of this frontend."""
+        return self._index
 
     @property
     def is_first(self) -> bool:

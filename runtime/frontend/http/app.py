@@ -20,6 +20,7 @@ from .middleware.request_limits import RequestLimitsMiddleware
 from .native.admin import AdminApi
 from .native.generate import NativeApi
 from .native.metrics import MetricsApi
+from .native.parsing import ParsingApi
 from .native.pause import PauseApi
 from .native.programs import ProgramsApi, program_schemas
 from .native.sessions import SessionsApi, SessionStore
@@ -36,6 +37,7 @@ from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
 from .openai.tokenization import TokenizationApi
 from .page.access import PageAccess
+from .page.constraint import ConstraintApi
 from .page.records import RecordsApi
 from .page.routes import Page
 from .pages import PagesApi
@@ -57,7 +59,12 @@ def create_app(
     errors.install_error_handlers(app)
     openapi.install_openapi(app, has_keys=bool(keys), schemas=program_schemas())
     app.add_exception_handler(ClientDisconnectedError, _client_disconnected)
-    chat_service = ChatService(generator, tool_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser)
+    chat_service = ChatService(
+        generator,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        trusts_templates=config.trust_request_chat_template,
+    )
     sessions = SessionStore(siblings)
     for api in (
         NativeApi(generator, siblings, sessions),
@@ -65,7 +72,8 @@ def create_app(
         ProgramsApi(generator, siblings),
         AdminApi(generator, config.client_address),
         PauseApi(generator.core, siblings),
-        TokenizationApi(generator),
+        ParsingApi(chat_service),
+        TokenizationApi(generator, chat_service.renderer),
         ModelsApi(generator),
         CompletionsApi(generator),
         ChatApi(chat_service),
@@ -78,14 +86,15 @@ def create_app(
         ConstrainedApi(chat_service),
         ScoreApi(generator),
         MetricsApi(generator.core, siblings),
+        ConstraintApi(generator, core_config),
     ):
         app.include_router(api.router, responses=errors.ERROR_RESPONSES)
-    if generator.log is not None:
-        app.include_router(RecordsApi(generator.log, siblings).router, responses=errors.ERROR_RESPONSES)
     app.include_router(PagesApi(generator, has_keys=bool(keys), has_home=not config.page).router)
+    access = PageAccess(ApiKeys(keys, admin_keys), config.page_texts)
+    if generator.log is not None:
+        app.include_router(RecordsApi(generator.log, siblings, access).router, responses=errors.ERROR_RESPONSES)
     app.state.page = None
     if config.page:
-        access = PageAccess(ApiKeys(keys, admin_keys), config.page_texts)
         app.state.page = Page(generator, siblings, access, core_config, config, _listed(config.cors_origins))
         for router in app.state.page.routers:
             app.include_router(router, responses=errors.ERROR_RESPONSES)
@@ -100,6 +109,7 @@ def create_app(
         AuthMiddleware,
         api_keys=keys,
         admin_keys=admin_keys,
+        cache_scope=config.cache_scope,
         max_body_bytes=config.max_body_mib << 20,
     )
     if origins := _listed(config.cors_origins):

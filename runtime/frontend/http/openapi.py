@@ -25,7 +25,7 @@ def install_openapi(app: FastAPI, *, has_keys: bool, schemas: dict[str, Any]) ->
             if has_keys:
                 described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 described["security"] = [{"key": []}]
-                for path in ("/health", "/ping"):
+                for path in ("/health", "/v1/health", "/ping"):
                     for operation in described["paths"][path].values():
                         operation["security"] = []
             app.openapi_schema = described

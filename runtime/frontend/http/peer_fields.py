@@ -255,6 +255,7 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
     ),
     "only some routes have it": (
         "add_generation_prompt",
+        "chat_template",
         "continue_final_message",
         "echo",
         "extra_key",
@@ -285,7 +286,6 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
         "t_max_predict_ms",
     ),
     "templates get documents as a variable, in chat_template_kwargs": ("documents",),
-    "the server renders its own chat template only": ("chat_template",),
     "the format of the answer is fixed": (
         "embed_dtype",
         "endianness",

@@ -14,7 +14,8 @@ HEALTH_PATH = "/health"  # for supervisors: exempt from keys and limits
 PUBLIC_PATHS = frozenset(
     {
         HEALTH_PATH,
-        "/ping",  # the same, for platforms that ask there
+        "/v1/health",  # the same, as llama-server names it
+        "/ping",  # and for platforms that ask there
         # Pages for browsers, which cannot send a key before they have a page. They are the same on every server.
         # So are the files of the page at `/`, below PAGE_FILES.
         "/",

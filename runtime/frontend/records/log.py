@@ -29,6 +29,7 @@ class Owner(msgspec.Struct, frozen=True):
     api_key: str | None = None
 
 
+SeesOwner = Callable[[Owner], bool]  # tells whether that owner's records may be shown
 ShowsTexts = Callable[[Owner], bool]  # tells whether texts of that owner's records may be shown
 
 
@@ -170,16 +171,21 @@ class ProgramLog:
         self._touch(entry, 0)
         return entry
 
-    def rows(self, limit: int = 200, before: int | None = None) -> list[OwnedRow]:
+    def rows(self, limit: int = 200, before: int | None = None, sees: SeesOwner = lambda owner: True) -> list[OwnedRow]:
         """Return rows, newest first: those that began before the one with the number `before`."""
         now = time.monotonic()
-        entries = (entry for entry in reversed(self._by_id.values()) if before is None or entry.seq < before)
+        entries = (
+            entry
+            for entry in reversed(self._by_id.values())
+            if (before is None or entry.seq < before) and sees(entry.owner)
+        )
         return [OwnedRow(entry.owner, entry.record.row(now)) for entry in itertools.islice(entries, limit)]
 
-    def rows_since(self, version: int, limit: int = 200) -> LogChanges:
+    def rows_since(self, version: int, limit: int = 200, sees: SeesOwner = lambda owner: True) -> LogChanges:
         """Return what has changed since `version`, of rows at most `limit`."""
         now = time.monotonic()
         changed = itertools.takewhile(lambda entry: entry.version > version, reversed(self._by_change.values()))
+        changed = (entry for entry in changed if sees(entry.owner))  # type: ignore[assignment]
         rows = [OwnedRow(entry.owner, entry.record.row(now)) for entry in itertools.islice(changed, limit)]
         removed = itertools.takewhile(lambda one: one[0] > version, reversed(self._removed))
         return LogChanges(self.version, rows, [id for _, id in removed])

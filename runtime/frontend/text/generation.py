@@ -21,6 +21,7 @@ from ...protocol.session import Sequence
 from ...tokenizer.detokenize import Detokenizer, cut
 from ...tokenizer.interface import Tokenizer
 from ..core.client import CoreClient, new_rid
+from ..core.tenant import current_tenant
 from ..records.log import ProgramLog
 from ..records.request import begin_sample
 from .encoding import Encoder
@@ -94,7 +95,7 @@ class SampleStream:
         self._began = time.monotonic()
         self._core = generator.core
         self._rid = new_rid()
-        self._name = prompt.name
+        self._name = None if prompt.name is None else (current_tenant.get().key, prompt.name)
         self._named = generator.named
         self._answer = self._core.submit(
             Generate(
@@ -246,11 +247,13 @@ class Generator:
         self.log = log
         self.tokenizer = tokenizer
         self.encoder = Encoder(tokenizer, core.max_request_tokens)
-        self.named: defaultdict[str, set[SampleStream]] = defaultdict(set)  # running, by the client's id
+        # Running samples, by API key and the client's id.
+        self.named: defaultdict[tuple[str | None, str], set[SampleStream]] = defaultdict(set)
 
-    def abort(self, name: str) -> bool:
-        """End the outputs of the client's request `name` early. Returns False if there are none."""
-        samples = self.named.get(name, ())
+    def abort(self, name: str, key: str | None, *, any_key: bool = False) -> bool:
+        """End the outputs of an API key's request `name` early, or of all keys'. Returns False if there are none."""
+        keys = [owned for owned in self.named if owned[1] == name] if any_key else [(key, name)]
+        samples = [sample for owned in keys for sample in self.named.get(owned, ())]
         for sample in samples:
             sample.abort()
         return bool(samples)

@@ -1,7 +1,12 @@
-"""A GGUF file: its metadata as Python values and its tensors by name, read by the `gguf` package."""
+"""A GGUF file: its metadata as Python values and its tensors by name, read by the `gguf` package.
+
+A model may be split into NAME-00001-of-00003.gguf and so on: the first file has the metadata, each file some tensors.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +19,16 @@ if TYPE_CHECKING:
     import gguf
 
 GGUF_SUFFIX = ".gguf"
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 class GgufFile:
-    """An open GGUF file."""
+    """An open GGUF file, with the tensors of all parts if it is split."""
 
-    def __init__(self, path: Path, reader: gguf.GGUFReader) -> None:
+    def __init__(self, path: Path, readers: Sequence[gguf.GGUFReader]) -> None:
         self.path = path
-        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self._fields = reader.fields
+        self.tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
+        self._fields = readers[0].fields
         self.architecture = str(self.value("general.architecture", default=""))
 
     def value(self, key: str, default: Any = None) -> Any:
@@ -36,12 +42,30 @@ def is_gguf(path: Path) -> bool:
     return path.suffix == GGUF_SUFFIX
 
 
-def open_gguf(path: Path) -> GgufFile:
-    """Open the GGUF file `path`.
+def gguf_parts(path: Path) -> list[Path]:
+    """Return the files of a model that may be split, the first one first; `path` is one of them."""
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    return [path.with_name(f"{match['stem']}-{number:05}-of-{count:05}{GGUF_SUFFIX}") for number in range(1, count + 1)]
 
-    Raises RamiformError when the `gguf` package is not installed or the file is not readable.
+
+def gguf_stem(name: str) -> str:
+    """Return the name of a GGUF file without its suffix and the number of its part."""
+    match = _PART.fullmatch(name)
+    return name.removesuffix(GGUF_SUFFIX) if match is None else match["stem"]
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Open the GGUF file `path`, and its further parts.
+
+    Raises RamiformError when the `gguf` package is not installed, or a part is missing or not readable.
     """
-    return _open(path, path.stat().st_mtime_ns)
+    parts = gguf_parts(path)
+    if missing := [part.name for part in parts if not part.exists()]:
+        raise RamiformError(f"{path} is one of {len(parts)} parts, and {', '.join(missing[:3])} is missing beside it")
+    return _open(tuple(parts), tuple(part.stat().st_mtime_ns for part in parts))
 
 
 def _reader(path: Path) -> gguf.GGUFReader:
@@ -60,12 +84,17 @@ def _reader(path: Path) -> gguf.GGUFReader:
 
 
 @lru_cache(maxsize=1)  # config, weights and tokenizer are read one after the other
-def _open(path: Path, changed: int) -> GgufFile:
+def _open(parts: tuple[Path, ...], changed: tuple[int, ...]) -> GgufFile:
+    path = parts[0]
     try:
-        return GgufFile(path, _reader(path))
+        file = GgufFile(path, [_reader(path := part) for part in parts])
     except ImportError:
         raise RamiformError(
             f"{path}: GGUF files are read with the extra 'gguf': pip install 'ramiform[gguf]'"
         ) from None
     except (ValueError, IndexError, OverflowError, KeyError, OSError) as error:
         raise RamiformError(f"{path}: not readable as GGUF: {error}") from None
+    declared = file.value("split.tensors.count", default=len(file.tensors))
+    if declared != len(file.tensors):
+        raise RamiformError(f"{parts[0]}: it declares {declared} tensors, and its parts have {len(file.tensors)}")
+    return file

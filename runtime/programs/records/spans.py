@@ -130,7 +130,7 @@ def _parts(event: Event, start: float) -> Iterator[tuple[Cause, float, float]]:
             if (timings := event.timings) is None:
                 yield "model", start, end  # the backend does not say more
                 return
-            yield from phases(timings, start, end)
+            yield from phases(timings, start, end, event.seconds)
         case _:
             yield "transport", start, end
 
@@ -145,12 +145,20 @@ _PHASES: tuple[Literal["queue", "grammar", "prefill", "retracted", "decode"], ..
 )
 
 
-def phases(timings: Timings, start: float, end: float) -> Iterator[tuple[Cause, float, float]]:
-    """Yield the parts of a generation by the runtime's timings, aligned to its end; what comes before is transport."""
+def phases(
+    timings: Timings, start: float, end: float, seconds: float | None = None
+) -> Iterator[tuple[Cause, float, float]]:
+    """Yield the parts of a generation by the runtime's timings, aligned to its end; what comes before is transport.
+
+    `seconds` is its time from submission to end. It is queued from its submission on: the core reads messages between
+    steps, and a step may take long.
+    """
     found: list[tuple[Cause, float, float]] = []
     until = end
     for name in reversed(_PHASES):
         begin = max(start, until - getattr(timings, name))
+        if name == "queue" and seconds is not None:
+            begin = max(start, min(begin, end - seconds))
         found.append((name, begin, until))
         until = begin
     found.append(("transport", start, until))

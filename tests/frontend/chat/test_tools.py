@@ -81,6 +81,58 @@ def write(name: str, calls: Written) -> str:
                 for n, a in calls
             )
             return f"<minimax:tool_call>\n{inner}</minimax:tool_call>"
+        case "seed_oss":
+            return write("qwen3_coder", calls).replace("tool_call>", "seed:tool_call>")
+        case "longcat":
+            return write("hermes", calls).replace("tool_call>", "longcat_tool_call>")
+        case "longcat tags":
+            text = write("glm45", calls)
+            for tag in ("tool_call>", "arg_key>", "arg_value>"):
+                text = text.replace(f"<{tag}", f"<longcat_{tag}").replace(f"</{tag}", f"</longcat_{tag}")
+            return text
+        case "step3":
+            inner = "".join(
+                f'<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{n}">\n'
+                + "".join(f'<steptml:parameter name="{k}">{raw(v)}</steptml:parameter>\n' for k, v in a.items())
+                + "</steptml:invoke><｜tool_call_end｜>\n"
+                for n, a in calls
+            )
+            return f"<｜tool_calls_begin｜>\n{inner}<｜tool_calls_end｜>"
+        case "deepseek_v32" | "deepseek_v4":
+            inner = "".join(
+                f'<｜DSML｜invoke name="{n}">\n'
+                + "".join(
+                    f'<｜DSML｜parameter name="{k}" string="{dump(isinstance(v, str))}">{raw(v)}</｜DSML｜parameter>\n'
+                    for k, v in a.items()
+                )
+                + "</｜DSML｜invoke>\n"
+                for n, a in calls
+            )
+            tag = "function_calls" if name == "deepseek_v32" else "tool_calls"
+            return f"<｜DSML｜{tag}>\n{inner}</｜DSML｜{tag}>"
+        case "functiongemma":
+            return "".join(f"<start_function_call>call:{n}{gemma(a, '<escape>')}<end_function_call>" for n, a in calls)
+        case "gemma4":
+            quote = '<|"|>'
+            return "".join(f"<|tool_call>call:{n}{gemma(a, quote)}<tool_call|>" for n, a in calls)
+        case "lfm2":
+            return f"<|tool_call_start|>{write('pythonic', calls)}<|tool_call_end|>"
+        case "lfm2 json":
+            return f"<|tool_call_start|>{write('json', calls)}<|tool_call_end|>"
+        case "olmo3":
+            lines = [write("pythonic", [call])[1:-1] for call in calls]
+            return "<function_calls>" + "\n".join(lines) + "</function_calls>"
+        case "hunyuan_a13b":
+            return f"<tool_calls>{write('json', calls)}</tool_calls>"
+        case "apertus":
+            return "<|tools_prefix|>" + dump([{n: a} for n, a in calls]) + "<|tools_suffix|>"
+        case "granite_20b_fc":
+            return "\n".join(f'<function_call> {{"name": {dump(n)}, "arguments": {dump(a)}}}' for n, a in calls)
+        case "internlm":
+            return "".join(
+                f'<|action_start|><|plugin|>\n{{"name": {dump(n)}, "parameters": {dump(a)}}}<|action_end|>'
+                for n, a in calls
+            )
         case "json":
             return dump([{"name": n, "arguments": a} for n, a in calls])
         case "json fenced":
@@ -99,11 +151,27 @@ DIALECTS = [
     "kimi_k2",
     "granite",
     "phi4_mini",
+    "deepseek_v32",
+    "deepseek_v4",
+    "functiongemma",
+    "gemma4",
+    "lfm2",
+    "lfm2 json",
+    "olmo3",
+    "hunyuan_a13b",
+    "apertus",
+    "granite_20b_fc",
+    "internlm",
+    "longcat",
     "json",
     "json fenced",
 ]
-MARKED = ["hermes", "mistral", "deepseek", "kimi_k2", "granite", "phi4_mini", "qwen3_coder", "glm45", "minimax_m2"]
-TAGGED = ["qwen3_coder", "glm45", "minimax_m2"]
+TAGGED = ["qwen3_coder", "glm45", "minimax_m2", "seed_oss", "step3", "longcat tags"]
+MARKED = [
+    *("hermes", "mistral", "deepseek", "kimi_k2", "granite", "phi4_mini", "deepseek_v32", "functiongemma", "gemma4"),
+    *("lfm2", "olmo3", "hunyuan_a13b", "apertus", "granite_20b_fc", "internlm", "longcat"),
+    *TAGGED,
+]
 SCHEMA = Constraint(
     "json_schema",
     """{"properties": {"city": {"type": "string"}, "unit": {"anyOf": [{"enum": ["k", "c"]}, {"type": "null"}]},
@@ -113,6 +181,19 @@ SCHEMA = Constraint(
 
 def raw(value: Any) -> str:
     return value if isinstance(value, str) else dump(value)
+
+
+def gemma(value: Any, quote: str) -> str:
+    """A value as Gemma writes it: keys are bare, texts stand between two quotes of their own."""
+    match value:
+        case dict():
+            return "{" + ",".join(f"{key}:{gemma(each, quote)}" for key, each in value.items()) + "}"
+        case list():
+            return "[" + ",".join(gemma(each, quote) for each in value) + "]"
+        case str():
+            return f"{quote}{value}{quote}"
+        case _:
+            return dump(value)
 
 
 def parse(dialect: str, pieces: list[str]) -> tuple[str, list[ToolCall]]:
@@ -171,6 +252,28 @@ def test_arguments_written_as_texts_get_the_types_of_the_schema(
     assert [(call.name, json.loads(call.arguments)) for call in read] == calls
 
 
+nested = st.recursive(
+    st.text('ab,:{}[]" \n', max_size=6) | st.integers(-9, 9) | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["k", "key2"]), inner, max_size=2),
+    max_leaves=8,
+)
+
+
+@given(
+    st.sampled_from(["functiongemma", "gemma4", "deepseek_v32"]),
+    st.dictionaries(st.sampled_from(["city", "a"]), nested, max_size=2),
+    st.lists(st.integers(0, 999), max_size=8),
+)
+def test_values_may_nest(dialect: str, arguments: dict[str, Any], places: list[int]) -> None:
+    text, [read] = parse(dialect, cut(write(dialect, [("add", arguments)]), places))
+    assert (text, read.name, json.loads(read.arguments)) == ("", "add", arguments)
+
+
+def test_literals_of_json_are_read_in_python_calls() -> None:
+    [read] = parse("pythonic", ["[add(a=true, b=[null, {'c': false}])]"])[1]
+    assert json.loads(read.arguments) == {"a": True, "b": [None, {"c": False}]}
+
+
 def test_texts_without_a_schema_are_json_where_they_can_be() -> None:
     call = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=c>\nTrue\n</parameter>\n"
     reader = ToolCallParser(FORMATS["qwen3_coder"], NAMES)
@@ -211,6 +314,17 @@ def test_what_is_no_call_comes_out_unchanged(name: str, text: str, places: list[
         ("glm45", "<tool_call>add\n<arg_key>a</arg_key>1</arg_value></tool_call>"),
         ("glm45", "<tool_call>nobody</tool_call>"),
         ("minimax_m2", '<minimax:tool_call><invoke name="add"></minimax:tool_call>'),
+        ("deepseek_v32", '<｜DSML｜function_calls><｜DSML｜invoke name="add"></｜DSML｜function_calls>'),
+        ("functiongemma", "<start_function_call>call:add{a:<escape>b}<end_function_call>"),
+        ("functiongemma", "<start_function_call>add{a:1}<end_function_call>"),
+        ("gemma4", "<|tool_call>call:add{a:" + "[" * 500 + "<tool_call|>"),
+        ("gemma4", "<|tool_call>call:add{a:1} and<tool_call|>"),
+        ("gemma4", "<|tool_call>call:add{a}<tool_call|>"),
+        ("lfm2", "<|tool_call_start|>import os<|tool_call_end|>"),
+        ("olmo3", "<function_calls>add(a=1)\nx = 1</function_calls>"),
+        ("apertus", '<|tools_prefix|>[{"add": 1}]<|tools_suffix|>'),
+        ("internlm", "<|action_start|><|interpreter|>1+1<|action_end|>"),
+        ("step3", "<｜tool_calls_begin｜>nothing<｜tool_calls_end｜>"),
         ("json", '{"city": "Paris"}'),
         ("json", "[" * 5000),
     ],
@@ -270,6 +384,27 @@ def test_the_format_is_read_off_the_template() -> None:
             "kimi_k2",
         ),
         ("{% if tools %}<|tool|>{{ tools | tojson }}<|/tool|>{% endif %}", "phi4_mini"),
+        *(
+            (
+                "{% for m in messages %}{% for c in m.tool_calls or [] %}" + written + "{% endfor %}{% endfor %}",
+                name,
+            )
+            for written, name in (
+                ('<｜DSML｜function_calls><｜DSML｜invoke name="{{ c.function.name }}">', "deepseek_v32"),
+                ('<｜DSML｜tool_calls><｜DSML｜invoke name="{{ c.function.name }}">', "deepseek_v4"),
+                ("<start_function_call>call:{{ c.function.name }}{}<end_function_call>", "functiongemma"),
+                ("<|tool_call>call:{{ c.function.name }}{}<tool_call|>", "gemma4"),
+                ("<seed:tool_call><function={{ c.function.name }}></function></seed:tool_call>", "seed_oss"),
+                ("<longcat_tool_call>{{ c.function | tojson }}</longcat_tool_call>", "longcat"),
+                ('<｜tool_calls_begin｜><steptml:invoke name="{{ c.function.name }}">', "step3"),
+                ("<|tools_prefix|>[{{ c.function | tojson }}]<|tools_suffix|>", "apertus"),
+                ("<|action_start|><|plugin|>{{ c.function | tojson }}<|action_end|>", "internlm"),
+            )
+        ),
+        ("{% if tools %}<|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}", "lfm2"),
+        ("{% if tools %}Write <function_calls> first.{% endif %}", "olmo3"),
+        ("{% if tools %}Write <tool_calls> first.{% endif %}", "hunyuan_a13b"),
+        ("{% if tools %}Write <function_call> first.{% endif %}", "granite_20b_fc"),
         ("{% if tools %}Write <|tool_call|> first.{% endif %}", "granite"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "json"),
         (

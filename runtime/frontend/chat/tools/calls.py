@@ -10,14 +10,16 @@ from typing import Any
 
 MAX_PYTHON_CHARACTERS = 1 << 16
 _PYTHON_LITERALS = {"True": True, "False": False, "None": None}
+_JSON_LITERALS = {"true": True, "false": False, "null": None}
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of the tool `name`."""
+    """A call of the tool `name`. `has_texts`: the arguments are all texts, to which `typed_call` gives types."""
 
     name: str
     arguments: str  # JSON text of an object
+    has_texts: bool = False
 
 
 def new_tool_call_id() -> str:
@@ -42,18 +44,20 @@ def read_json_calls(text: str) -> list[ToolCall]:
 
 
 def read_python_calls(text: str) -> list[ToolCall]:
-    """Parse calls like `[get_weather(city="Paris"), add(a=1, b=2)]`, without running them.
+    """Parse calls like `[get_weather(city="Paris"), add(a=1, b=2)]`, or one a line, without running them.
 
-    Raises ValueError unless `text` is a list of calls with literal keyword arguments.
+    Raises ValueError unless `text` is such calls with literal keyword arguments; JSON's literals are allowed too.
     """
     text = text.strip()
     if len(text) > MAX_PYTHON_CHARACTERS:
         raise ValueError(f"more than {MAX_PYTHON_CHARACTERS} characters")
     try:
-        expression = ast.parse(text, mode="eval").body
-        if not isinstance(expression, ast.List) or not expression.elts:
+        body = ast.parse(text).body
+        lines = [each.value for each in body if isinstance(each, ast.Expr)]
+        calls = lines[0].elts if len(lines) == 1 and isinstance(lines[0], ast.List) else lines
+        if not calls or len(lines) < len(body):
             raise ValueError("not a list of calls")
-        return [_python_call(element) for element in expression.elts]
+        return [_python_call(_JsonLiterals().visit(each)) for each in calls]
     except (SyntaxError, RecursionError, MemoryError, TypeError) as error:
         raise ValueError(f"not Python: {error}") from None
 
@@ -76,7 +80,7 @@ def read_tagged(text: str, begin: str, separator: str, end: str) -> list[tuple[s
 
 def call_of_texts(name: str, arguments: list[tuple[str, str]]) -> ToolCall:
     """Return a call whose arguments are all texts. `typed_call` gives them their types."""
-    return ToolCall(name.strip(), json.dumps(dict(arguments), ensure_ascii=False))
+    return ToolCall(name.strip(), json.dumps(dict(arguments), ensure_ascii=False), has_texts=True)
 
 
 def typed_call(call: ToolCall, schema: str | None) -> ToolCall:
@@ -89,7 +93,7 @@ def typed_call(call: ToolCall, schema: str | None) -> ToolCall:
     values = json.loads(call.arguments)
     for name, text in values.items():
         if not _takes_text(properties.get(name) if isinstance(properties, dict) else None):
-            values[name] = _PYTHON_LITERALS[text] if text in _PYTHON_LITERALS else _json_or_text(text)
+            values[name] = _PYTHON_LITERALS[text] if text in _PYTHON_LITERALS else json_or_text(text)
     return ToolCall(call.name, json.dumps(values, ensure_ascii=False))
 
 
@@ -104,7 +108,8 @@ def _takes_text(schema: Any) -> bool:
     return any(_takes_text(each) for name in ("anyOf", "oneOf") for each in schema.get(name, ()))
 
 
-def _json_or_text(text: str) -> Any:
+def json_or_text(text: str) -> Any:
+    """Return `text` as JSON, or as it is if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -144,6 +149,15 @@ def _json_call(item: Any) -> ToolCall:
     if not isinstance(arguments, dict):
         raise ValueError("the arguments are not a JSON object")
     return ToolCall(item["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+class _JsonLiterals(ast.NodeTransformer):
+    """Replaces `true`, `false` and `null` by their values."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id in _JSON_LITERALS:
+            return ast.copy_location(ast.Constant(_JSON_LITERALS[node.id]), node)
+        return node
 
 
 def _python_call(node: ast.expr) -> ToolCall:

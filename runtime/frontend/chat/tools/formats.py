@@ -8,9 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ....protocol.config import ToolFormatName
-from .calls import ToolCall, call_of_texts, read_arguments, read_json_calls, read_python_calls, read_tagged
+from .calls import ToolCall, read_json_calls, read_python_calls
+from .readers import (
+    read_apertus,
+    read_deepseek,
+    read_dsml,
+    read_fenced,
+    read_gemma,
+    read_glm,
+    read_granite_20b,
+    read_internlm,
+    read_invocations,
+    read_kimi,
+    read_lfm2,
+    read_longcat,
+    read_mistral,
+    read_qwen3_coder,
+    read_step3,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +36,7 @@ class ToolFormat:
     """Texts around a model's tool calls, for parsing its output and for writing calls for it.
 
     Parsing: a block begins with one of `begin_markers`, or is an answer that begins with one of `bare_prefixes`. It
-    ends with `end_marker`, or with the answer. `has_texts`: arguments are texts, to which the schema gives types.
+    ends with `end_marker`, or with the answer.
 
     Writing: `trigger` shows that the model is about to call. `opening` begins with it and precedes the name. Then
     follow `before_arguments`, the arguments and `after_arguments`; `{index}` is the call's number. `next_trigger` and
@@ -30,7 +48,6 @@ class ToolFormat:
     end_marker: str | None = None
     bare_prefixes: tuple[str, ...] = ()
     parse: Callable[[str], list[ToolCall]] = read_json_calls
-    has_texts: bool = False
     trigger: str
     opening: str
     before_arguments: str
@@ -42,7 +59,7 @@ class ToolFormat:
     @property
     def name_terminator(self) -> str:
         """Character that ends a name; "" where a special token does, which is never split."""
-        return self.before_arguments[0] if self.before_arguments[0] in '":\n' else ""
+        return self.before_arguments[0] if self.before_arguments[0] in '": \n' else ""
 
     def arguments_opening(self, index: int) -> str:
         """Return the text between the name and the arguments of call `index` of the answer."""
@@ -64,83 +81,31 @@ class ToolFormat:
         return self.trigger in self.begin_markers
 
 
-def _read_deepseek(block: str) -> list[ToolCall]:
-    """Parse `function<sep>NAME\\n```json\\n{...}\\n```<end>` (V3, R1) or `NAME<sep>{...}<end>` (V3.1), repeated."""
-    calls = []
-    for part in block.split("<｜tool▁call▁begin｜>"):
-        body = part.partition("<｜tool▁call▁end｜>")[0]
-        if not body.strip():
-            continue
-        before, separator, after = body.partition("<｜tool▁sep｜>")
-        if not separator:
-            raise ValueError("no call")
-        name, fence, arguments = after.partition("```json")
-        if fence:
-            calls.append(ToolCall(name.strip(), read_arguments(arguments.strip().removesuffix("```"))))
-        else:
-            calls.append(ToolCall(before.strip(), read_arguments(after)))
-    return calls
-
-
-def _read_mistral(block: str) -> list[ToolCall]:
-    """Parse a JSON array (v1-v7) or `NAME[ARGS]{...}`, each after its own `[TOOL_CALLS]` (v11 on)."""
-    if "[ARGS]" not in block:
-        return read_json_calls(block)
-    calls = []
-    for part in filter(str.strip, block.split("[TOOL_CALLS]")):
-        name, _, arguments = part.partition("[ARGS]")
-        calls.append(ToolCall(name.partition("[CALL_ID]")[0].strip(), read_arguments(arguments)))
-    return calls
-
-
-def _read_kimi(block: str) -> list[ToolCall]:
-    """Parse `functions.NAME:INDEX<|tool_call_argument_begin|>{...}`, each between its begin and end."""
-    pairs = read_tagged(block, "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
-    return [
-        ToolCall(call_id.strip().rpartition(":")[0].removeprefix("functions."), read_arguments(arguments))
-        for call_id, arguments in pairs
-    ]
-
-
-def _read_qwen3_coder(block: str) -> list[ToolCall]:
-    """Parse `<function=NAME><parameter=KEY>\nVALUE\n</parameter>...</function>`."""
-    calls = []
-    for name, body in read_tagged(block, "<function=", ">", "</function>"):
-        pairs = read_tagged(body, "<parameter=", ">", "</parameter>")
-        calls.append(call_of_texts(name, [(key, text.removeprefix("\n").removesuffix("\n")) for key, text in pairs]))
-    return calls
-
-
-def _read_glm(block: str) -> list[ToolCall]:
-    """Parse `NAME` and `<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`, repeated."""
-    name, key, rest = block.partition("<arg_key>")
-    pairs = read_tagged(key + rest, "<arg_key>", "</arg_key>", "</arg_value>")
-    values = [(key.strip(), value.lstrip().partition("<arg_value>")) for key, value in pairs]
-    if any(before for _, (before, _, _) in values):
-        raise ValueError("no call")
-    return [call_of_texts(name, [(key, text) for key, (_, _, text) in values])]
-
-
-def _read_minimax(block: str) -> list[ToolCall]:
-    """Parse `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`, repeated."""
-    return [
-        call_of_texts(name, read_tagged(body, '<parameter name="', '">', "</parameter>"))
-        for name, body in read_tagged(block, '<invoke name="', '">', "</invoke>")
-    ]
-
-
-def _read_fenced(block: str) -> list[ToolCall]:
-    text = block.strip()
-    if text.startswith("```"):
-        text = text.partition("\n")[2].rpartition("```")[0]
-    return read_json_calls(text)
-
-
-# Formats whose arguments are texts between tags: their name, the tag around calls, their reader.
-_TAGGED: tuple[tuple[ToolFormatName, str, Callable[[str], list[ToolCall]]], ...] = (
-    ("qwen3_coder", "tool_call", _read_qwen3_coder),
-    ("glm45", "tool_call", _read_glm),
-    ("minimax_m2", "minimax:tool_call", _read_minimax),
+# Formats that are only read: their name, the markers around calls, their reader. Forced calls are written as JSON,
+# which a schema can constrain.
+_READ: tuple[tuple[ToolFormatName, str, str, Callable[[str], list[ToolCall]]], ...] = (
+    ("qwen3_coder", "<tool_call>", "</tool_call>", read_qwen3_coder),
+    ("seed_oss", "<seed:tool_call>", "</seed:tool_call>", read_qwen3_coder),
+    ("glm45", "<tool_call>", "</tool_call>", read_glm),
+    ("minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>", read_invocations),
+    ("step3", "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", read_step3),
+    ("deepseek_v32", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", read_dsml),
+    ("deepseek_v4", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", read_dsml),
+    ("functiongemma", "<start_function_call>", "<end_function_call>", partial(read_gemma, quote="<escape>")),
+    ("gemma4", "<|tool_call>", "<tool_call|>", partial(read_gemma, quote='<|"|>')),
+    ("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", read_lfm2),
+    ("olmo3", "<function_calls>", "</function_calls>", read_python_calls),
+)
+_HERMES = ToolFormat(
+    name="hermes",
+    begin_markers=("<tool_call>",),
+    end_marker="</tool_call>",
+    trigger="<tool_call>",
+    opening='<tool_call>\n{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments="}\n</tool_call>",
+    next_trigger="<tool_call>",
+    next_opening='<tool_call>\n{"name": "',
 )
 _GRANITE = ToolFormat(
     name="granite",
@@ -154,17 +119,7 @@ _GRANITE = ToolFormat(
     end_of_calls="]",
 )
 _ALL = (
-    ToolFormat(
-        name="hermes",
-        begin_markers=("<tool_call>",),
-        end_marker="</tool_call>",
-        trigger="<tool_call>",
-        opening='<tool_call>\n{"name": "',
-        before_arguments='", "arguments": ',
-        after_arguments="}\n</tool_call>",
-        next_trigger="<tool_call>",
-        next_opening='<tool_call>\n{"name": "',
-    ),
+    _HERMES,
     ToolFormat(
         name="llama3_json",
         begin_markers=("<|python_tag|>",),
@@ -188,7 +143,7 @@ _ALL = (
     ToolFormat(
         name="mistral",
         begin_markers=("[TOOL_CALLS]",),
-        parse=_read_mistral,
+        parse=read_mistral,
         trigger="[TOOL_CALLS]",
         opening='[TOOL_CALLS][{"name": "',
         before_arguments='", "arguments": ',
@@ -200,7 +155,7 @@ _ALL = (
     ToolFormat(
         name="mistral_args",
         begin_markers=("[TOOL_CALLS]",),
-        parse=_read_mistral,
+        parse=read_mistral,
         trigger="[TOOL_CALLS]",
         opening="[TOOL_CALLS]",
         before_arguments="[ARGS]",
@@ -212,7 +167,7 @@ _ALL = (
         name="deepseek",
         begin_markers=("<｜tool▁calls▁begin｜>",),
         end_marker="<｜tool▁calls▁end｜>",
-        parse=_read_deepseek,
+        parse=read_deepseek,
         trigger="<｜tool▁calls▁begin｜>",
         opening="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
         before_arguments="\n```json\n",
@@ -225,7 +180,7 @@ _ALL = (
         name="deepseek_v31",
         begin_markers=("<｜tool▁calls▁begin｜>",),
         end_marker="<｜tool▁calls▁end｜>",
-        parse=_read_deepseek,
+        parse=read_deepseek,
         trigger="<｜tool▁calls▁begin｜>",
         opening="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
         before_arguments="<｜tool▁sep｜>",
@@ -238,7 +193,7 @@ _ALL = (
         name="kimi_k2",
         begin_markers=("<|tool_calls_section_begin|>",),
         end_marker="<|tool_calls_section_end|>",
-        parse=_read_kimi,
+        parse=read_kimi,
         trigger="<|tool_calls_section_begin|>",
         opening="<|tool_calls_section_begin|><|tool_call_begin|>functions.",
         before_arguments=":{index}<|tool_call_argument_begin|>",
@@ -249,24 +204,87 @@ _ALL = (
     ),
     _GRANITE,
     replace(_GRANITE, name="phi4_mini", end_marker="<|/tool_call|>", end_of_calls="]<|/tool_call|>"),
+    replace(
+        _GRANITE,
+        name="hunyuan_a13b",
+        begin_markers=("<tool_calls>",),
+        end_marker="</tool_calls>",
+        trigger="<tool_calls>",
+        opening='<tool_calls>[{"name": "',
+        end_of_calls="]</tool_calls>",
+    ),
+    ToolFormat(
+        name="apertus",
+        begin_markers=("<|tools_prefix|>",),
+        end_marker="<|tools_suffix|>",
+        parse=read_apertus,
+        trigger="<|tools_prefix|>",
+        opening='<|tools_prefix|>[{"',
+        before_arguments='": ',
+        after_arguments="}",
+        next_trigger=", {",
+        next_opening=', {"',
+        end_of_calls="]<|tools_suffix|>",
+    ),
+    ToolFormat(
+        name="granite_20b_fc",
+        begin_markers=("<function_call>",),
+        parse=read_granite_20b,
+        trigger="<function_call>",
+        opening='<function_call> {"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        next_trigger="<function_call>",
+        next_opening=' <function_call> {"name": "',
+    ),
+    ToolFormat(
+        name="internlm",
+        begin_markers=("<|action_start|>",),
+        end_marker="<|action_end|>",
+        parse=read_internlm,
+        trigger="<|action_start|>",
+        opening='<|action_start|><|plugin|>\n{"name": "',
+        before_arguments='", "parameters": ',
+        after_arguments="}<|action_end|>",
+        next_trigger="<|action_start|>",
+        next_opening='<|action_start|><|plugin|>\n{"name": "',
+    ),
+    replace(
+        _HERMES,
+        name="longcat",
+        begin_markers=("<longcat_tool_call>",),
+        end_marker="</longcat_tool_call>",
+        parse=read_longcat,
+        trigger="<longcat_tool_call>",
+        opening='<longcat_tool_call>\n{"name": "',
+        after_arguments="}\n</longcat_tool_call>",
+        next_trigger="<longcat_tool_call>",
+        next_opening='<longcat_tool_call>\n{"name": "',
+    ),
+    ToolFormat(
+        name="harmony",  # read by ../harmony.py
+        trigger="<|channel|>commentary to=functions.",
+        opening="<|channel|>commentary to=functions.",
+        before_arguments=" <|constrain|>json<|message|>",
+        after_arguments="<|call|>",
+    ),
     *(
         ToolFormat(
             name=name,
-            begin_markers=(f"<{tag}>",),
-            end_marker=f"</{tag}>",
+            begin_markers=(begin,),
+            end_marker=end,
             parse=parse,
-            has_texts=True,
-            trigger='{"name": "',  # arguments of a forced call are JSON, which a schema can constrain
+            trigger='{"name": "',
             opening='{"name": "',
             before_arguments='", "arguments": ',
             after_arguments="}",
         )
-        for name, tag, parse in _TAGGED
+        for name, begin, end, parse in _READ
     ),
     ToolFormat(
         name="json",
         bare_prefixes=("{", "[{", "```json"),
-        parse=_read_fenced,
+        parse=read_fenced,
         trigger='{"name": "',
         opening='{"name": "',
         before_arguments='", "arguments": ',

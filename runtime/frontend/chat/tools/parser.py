@@ -113,7 +113,7 @@ class ToolCallParser:
         except ValueError:
             read = []
         if read and all(call.name in self._names for call in read):
-            calls += [self._typed(call) for call in read] if self._format.has_texts else read
+            calls += [self._typed(call) if call.has_texts else call for call in read]
         else:
             texts.append(f"{self._block}{body}{end}")
 

@@ -37,6 +37,7 @@ class AdminApi:
             ("/server_info", self.server_info, ["GET"], JSONResponse),
             ("/flush_cache", self.flush_cache, ["GET", "POST"], PlainTextResponse),
             ("/version", self.version, ["GET"], JSONResponse),
+            ("/v1/health", self.health, ["GET"], Response),
             ("/ping", self.health, ["GET", "POST"], Response),
             ("/load", self.load, ["GET"], JSONResponse),
             ("/get_load", self.get_load, ["GET"], JSONResponse),

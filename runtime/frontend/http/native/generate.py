@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
@@ -17,6 +18,7 @@ from ....protocol.sampling import LogprobParams, TokenLogprob
 from ....tokenizer.interface import Tokenizer
 from ...core.client import new_rid
 from ...core.frontend_peers import FrontendPeers
+from ...core.tenant import current_tenant
 from ...text.generation import Generator, Prompt, SampleStream
 from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, AbortBody, GenerateBody, SessionParams, logprob_params
@@ -164,17 +166,19 @@ class NativeApi:
         """Abort the requests named `rid`, or all, which needs an admin key. They return their output so far."""
         if body.abort_all:
             require_admin(request, "aborting all requests")
-        about = None if body.abort_all else body.rid or ""
+        tenant = current_tenant.get()
+        about = None if body.abort_all else json.dumps([body.rid or "", tenant.key, tenant.is_admin])
         await self._abort_here(about)
         await self._siblings.ask("abort", about, bool)
         return Response(status_code=200)
 
-    async def _abort_here(self, rid: str | None) -> bool:
-        """Abort this frontend's requests of that id, or all when None."""
-        if rid is None:
+    async def _abort_here(self, about: str | None) -> bool:
+        """Abort this frontend's requests of the given id that the asking key may end, or all when None."""
+        if about is None:
             self._generator.core.abort(None)
             return True
-        return self._generator.abort(rid)
+        rid, key, is_admin = json.loads(about)
+        return self._generator.abort(rid, key, any_key=is_admin)
 
     async def _begin_turn(self, key: str | None, body: GenerateBody, params: SessionParams) -> SessionTurn:
         """Put the tokens that a request of a session continues before its own. Raises RequestError."""

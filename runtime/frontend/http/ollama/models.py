@@ -68,8 +68,9 @@ class OllamaModelsApi:
         return json_response({"version": API_VERSION})
 
     async def tags(self) -> Response:
-        """List the served model."""
-        return json_response({"models": [_entry(self._core.require_info())]})
+        """List the served model under each of its names."""
+        info = self._core.require_info()
+        return json_response({"models": [_entry(info) | {"name": name, "model": name} for name in info.names]})
 
     async def running(self) -> Response:
         """List the served model, which is always loaded."""

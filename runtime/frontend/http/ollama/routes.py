@@ -55,7 +55,7 @@ def require_ollama_model(info: ModelInfo, body: ServedModelBody) -> str:
     Ollama's clients may append the tag ":latest".
     """
     name = body.asked_model
-    require_model(info, name if name is None or name == info.name else name.removesuffix(":latest"))
+    require_model(info, name if name is None or name in info.names else name.removesuffix(":latest"))
     return name or info.name
 
 

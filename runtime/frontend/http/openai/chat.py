@@ -26,6 +26,8 @@ from .finish import finish_fields
 from .logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from .usage import Stopwatch, Usage
 
+ALIASES = ("/chat/completions", "/invocations")  # llama-server's, and SageMaker's as SGLang has it
+
 
 class ChatApi:
     """Route for chat completions."""
@@ -39,9 +41,15 @@ class ChatApi:
     @property
     def router(self) -> APIRouter:
         router = APIRouter(tags=["openai"], route_class=BodyRoute)
-        router.add_api_route(
-            "/v1/chat/completions", self.create, methods=["POST"], response_model=None, responses=STREAM_RESPONSES
-        )
+        for path in ("/v1/chat/completions", *ALIASES):
+            router.add_api_route(
+                path,
+                self.create,
+                methods=["POST"],
+                response_model=None,
+                responses=STREAM_RESPONSES,
+                include_in_schema=path not in ALIASES,
+            )
         return router
 
     async def create(self, body: ChatBody, request: Request) -> Response:
@@ -88,6 +96,7 @@ class ChatApi:
             parallel_calls=body.parallel_tool_calls,
             logprobs=body.logprob_params(),
             splits_reasoning=body.separate_reasoning,
+            template=body.chat_template,
             template_options=body.template_options(),
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,

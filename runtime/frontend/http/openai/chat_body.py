@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
-from ..bodies import Body, Many, example
+from ..bodies import Body, Many, Text, example
 from .chat_messages import Messages, message_text
 from .fields import MAX_TOP, CompletionFields
 from .tool_fields import Function, FunctionName, NamedChoice, Tool, ToolChoice
@@ -54,6 +54,7 @@ class ChatBody(CompletionFields):
     separate_reasoning: bool = True
     include_reasoning: bool = True
     verbosity: Literal["low", "medium", "high"] | None = None
+    chat_template: Text | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False

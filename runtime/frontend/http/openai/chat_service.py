@@ -13,22 +13,27 @@ from typing import Any, Literal
 from ....protocol.config import ReasoningFormatName, ToolFormatName
 from ....protocol.errors import RequestError
 from ....protocol.sampling import Constraint, LogprobParams
+from ...chat import harmony
+from ...chat.channel_completion import ChannelCompletion
 from ...chat.completion import ChatCompletion
 from ...chat.reasoning import REASONING_FORMATS, ReasoningMarkers, detect_reasoning_markers
 from ...chat.renderer import MessageRenderer
 from ...chat.request import ChatRequest, ToolCallOptions
+from ...chat.request_templates import RequestTemplates
 from ...chat.schema_check import SchemaCheck
 from ...chat.tools.detect import detect_tool_format
 from ...chat.tools.formats import FORMATS, ToolFormat
 from ...text.generation import Generator, Prompt
 from ..transport.merge import gather_or_cancel
-from .chat_messages import with_short_ids
+from .chat_messages import for_harmony, with_short_ids
 from .fields import GenerationFields, Truncation, completion_token_limit, truncation_bound
 from .finish import name_constraint_field
 from .tool_fields import Tool, ToolChoice, tool_call_options
 
 FieldConstraint = tuple[Constraint, str]  # a constraint, and the request field that it came in
 TokenLimitField = tuple[int | None, str]  # the maximum number of tokens, and its request field
+
+_MESSAGE_CHANGES = {"mistral": with_short_ids, "harmony": for_harmony}  # what templates of a tool format ask for
 
 
 class ChatService:
@@ -40,26 +45,35 @@ class ChatService:
         *,
         tool_parser: Literal["auto", ToolFormatName] = "auto",
         reasoning_parser: Literal["auto", "none", ReasoningFormatName] = "auto",
+        trusts_templates: bool = False,
     ) -> None:
-        """`tool_parser` and `reasoning_parser`: "auto" detects the model's format from its chat template."""
+        """`tool_parser` and `reasoning_parser`: "auto" detects the model's format from its chat template.
+
+        `trusts_templates`: requests may bring a template of their own.
+        """
         self.generator = generator
-        self._renderer = MessageRenderer(generator.tokenizer)
+        self.renderer = MessageRenderer(generator.tokenizer, RequestTemplates() if trusts_templates else None)
         self._schemas = SchemaCheck(generator)
-        self._tool_format: ToolFormat = (
+        self.tool_format: ToolFormat = (
             detect_tool_format(generator.tokenizer) if tool_parser == "auto" else FORMATS[tool_parser]
         )
-        self._reasoning: ReasoningMarkers | None = (
+        self.reasoning: ReasoningMarkers | None = (
             detect_reasoning_markers(generator.tokenizer)
             if reasoning_parser == "auto"
             else None
             if reasoning_parser == "none"
             else REASONING_FORMATS[reasoning_parser]
         )
+        markers = REASONING_FORMATS["harmony"]
+        self._has_channels = self.tool_format.name == "harmony" or self.reasoning == markers
+        if self._has_channels:  # both or none
+            self.tool_format = FORMATS["harmony"]
+            self.reasoning = None if reasoning_parser == "none" else markers
 
     @property
     def can_reason(self) -> bool:
         """Return True if the model reasons before it answers."""
-        return self._reasoning is not None
+        return self.reasoning is not None
 
     async def request(
         self,
@@ -74,6 +88,7 @@ class ChatService:
         parallel_calls: bool = True,
         logprobs: LogprobParams | None = None,
         splits_reasoning: bool = True,
+        template: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -87,11 +102,11 @@ class ChatService:
 
         `limit` is the maximum number of tokens and its field; without one, `default_limit` holds, or what fits.
         `prompt_field` names the messages' field in errors. `in_bulk`: the answer is read as a whole.
-        `thinking_budget` is the maximum number of reasoning tokens; `name` is the client's id of the request.
-        Raises RequestError.
+        `thinking_budget` is the maximum number of reasoning tokens; `name` is the client's id of the request;
+        `template` is its own chat template. Raises RequestError.
         """
         options = tool_call_options(
-            self._tool_format,
+            self.tool_format,
             tools or [],
             tool_choice,
             parallel=parallel_calls,
@@ -102,20 +117,21 @@ class ChatService:
             options = await self._check_schemas(options)
         encoder = self.generator.encoder
         bound = truncation_bound(truncation) or await encoder.prompt_bound(prompt_field, limit[0])
-        segments = await self._renderer.render_aside(
+        segments = await self.renderer.render_aside(
             encoder,
-            with_short_ids(messages) if self._tool_format.name == "mistral" else messages,
+            _MESSAGE_CHANGES.get(self.tool_format.name, list)(messages),
             bound=bound,
-            tools=None if options is None else [tool.model_dump(exclude_none=True) for tool in tools or []],
+            tools=None if options is None else self._template_tools(tools or []),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             options=template_options,
+            template=template,
         )
         tokens = await encoder.encode_async(segments, at_start=True, bound=bound)
         if truncation is not None:
             tokens = truncation.cut(tokens)
         tail = segments[-1].text.rstrip()
-        reasoning = self._reasoning if splits_reasoning else None
+        reasoning = self.reasoning if splits_reasoning else None
         if reasoning is not None and reasoning.is_prompted and not any(reasoning.end in each.text for each in segments):
             reasoning = None
         may_reason = reasoning is not None and not tail.endswith(reasoning.end) and not continue_final_message
@@ -141,7 +157,22 @@ class ChatService:
             in_reasoning=in_reasoning,
             thinking_budget=thinking_budget,
             tools=options,
+            place=self._place(tail, continue_final_message) if self._has_channels else None,
         )
+
+    def _template_tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+        """Convert tools for the chat template."""
+        given = [tool.model_dump(exclude_none=True) for tool in tools]
+        if self._has_channels:  # its template takes every tool to have a description
+            for tool in given:
+                tool["function"].setdefault("description", "")
+        return given
+
+    def _place(self, tail: str, continue_final_message: bool) -> harmony.Place:
+        """Return where in a message the answer to a prompt in harmony begins."""
+        if tail.endswith(harmony.ANALYSIS):
+            return "analysis"
+        return "final" if continue_final_message or tail.endswith(harmony.MESSAGE) else "start"
 
     async def plain_request(
         self,
@@ -176,7 +207,8 @@ class ChatService:
         completions: list[ChatCompletion] = []
         try:
             with name_constraint_field(request.constraint_field):
-                completions += (ChatCompletion(self.generator, request, number) for number in range(n))
+                kind = ChatCompletion if request.place is None else ChannelCompletion
+                completions += (kind(self.generator, request, number) for number in range(n))
                 yield completions
         finally:
             for completion in completions:

@@ -73,21 +73,23 @@ class EmbeddingsApi:
 
     async def create(self, body: EmbeddingBody, request: Request) -> Response:
         """Return the vector of each input, of length 1 unless `normalize` is false."""
+        return json_response(await cancel_on_disconnect(request, self.answer(body)))
+
+    async def answer(self, body: EmbeddingBody) -> dict[str, Any]:
+        """Return the answer. Raises RamiformError."""
         info = self._generator.core.require_info()
         require_model(info, body.model)
-        embedded = await cancel_on_disconnect(request, self._embed(body, info))
+        embedded = await self._embed(body, info)
         num_tokens = sum(each.prompt_tokens for each in embedded)
-        return json_response(
-            {
-                "object": "list",
-                "model": info.name,
-                "data": [
-                    {"object": "embedding", "index": index, "embedding": _encode(body, each)}
-                    for index, each in enumerate(embedded)
-                ],
-                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
-            }
-        )
+        return {
+            "object": "list",
+            "model": info.name,
+            "data": [
+                {"object": "embedding", "index": index, "embedding": _encode(body, each)}
+                for index, each in enumerate(embedded)
+            ],
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
 
     async def _embed(self, body: EmbeddingBody, info: ModelInfo) -> list[Embedded]:
         prompts = [await self._token_ids(text, body.add_special_tokens) for text in body.inputs()]

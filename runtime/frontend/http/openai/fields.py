@@ -150,7 +150,8 @@ class CompletionFields(GenerationFields):
     @property
     def returns_logprobs(self) -> bool:
         """Return True if the client asked for the output's log-probabilities."""
-        return getattr(self, "logprobs", None) not in (None, False)
+        asked = getattr(self, "logprobs", None)
+        return asked is not None and asked is not False  # 0 asks for those of the output alone
 
     @property
     def name(self) -> str | None:
@@ -171,8 +172,8 @@ class CompletionFields(GenerationFields):
 
 
 def require_model(info: ModelInfo, name: str | None) -> None:
-    """Raise NotFoundError unless `name` is the served model's name or path. None and "" mean the served model."""
-    if name and name not in (info.name, info.path):
+    """Raise NotFoundError unless `name` is a name of the served model or its path. None and "" mean that model."""
+    if name and name not in (*info.names, info.path):
         raise NotFoundError(
             f"the model {name!r} does not exist; {info.name!r} is served", param="model", code="model_not_found"
         )

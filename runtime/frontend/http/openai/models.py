@@ -28,14 +28,15 @@ class ModelsApi:
     def router(self) -> APIRouter:
         router = APIRouter(tags=["openai"], route_class=BodyRoute)
         router.add_api_route("/v1/models", self.list, methods=["GET"], response_model=None)
+        router.add_api_route("/models", self.list, methods=["GET"], response_model=None, include_in_schema=False)
         router.add_api_route("/v1/models/{model:path}", self.retrieve, methods=["GET"], response_model=None)
         return router
 
     async def list(self) -> Response:
-        """List the one served model."""
+        """List the one served model under each of its names."""
         info = self._core.require_info()
-        pages = {"has_more": False, "first_id": info.name, "last_id": info.name}
-        return json_response({"object": "list", "data": [self._entry(info)], **pages})
+        pages = {"has_more": False, "first_id": info.name, "last_id": info.names[-1]}
+        return json_response({"object": "list", "data": [self._entry(info, name) for name in info.names], **pages})
 
     async def retrieve(self, model: str) -> Response:
         """Return the served model by its name or path."""
@@ -43,11 +44,11 @@ class ModelsApi:
         if not model:
             raise HTTPException(404, "Not Found")
         require_model(info, model)
-        return json_response(self._entry(info))
+        return json_response(self._entry(info, model if model in info.names else info.name))
 
-    def _entry(self, info: ModelInfo) -> dict[str, Any]:
+    def _entry(self, info: ModelInfo, name: str) -> dict[str, Any]:
         return {
-            "id": info.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "ramiform",
@@ -56,6 +57,6 @@ class ModelsApi:
             "max_model_len": info.context_length,
             # The same in Anthropic's terms.
             "type": "model",
-            "display_name": info.name,
+            "display_name": name,
             "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
         }

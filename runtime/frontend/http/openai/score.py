@@ -88,22 +88,23 @@ class ScoreApi:
 
     async def create(self, body: ScoreBody, request: Request) -> Response:
         """Return the log-probability of each continuation and of its tokens. The prompt is computed once."""
+        return json_response(await cancel_on_disconnect(request, self.answer(body)))
+
+    async def answer(self, body: ScoreBody) -> dict[str, Any]:
+        """Return the answer. Raises RamiformError."""
         info = self._generator.core.require_info()
         require_model(info, body.model)
         if body.has_labels:
-            return json_response(await cancel_on_disconnect(request, self._label_scores(body, info)))
-        batch = await cancel_on_disconnect(request, self._batch(body))
-        context = RequestContext(namespace=body.cache_salt)
-        scored = await cancel_on_disconnect(request, score(self._generator.core, batch, context))
+            return await self._label_scores(body, info)
+        batch = await self._batch(body)
+        scored = await score(self._generator.core, batch, RequestContext(namespace=body.cache_salt))
         num_prompt = sum(part.prompt_tokens for part in scored)
-        return json_response(
-            {
-                "object": "list",
-                "model": info.name,
-                "data": [_score_entry(index, part) for index, part in enumerate(scored)],
-                "usage": _usage(num_prompt, sum(part.cached_tokens for part in scored)),
-            }
-        )
+        return {
+            "object": "list",
+            "model": info.name,
+            "data": [_score_entry(index, part) for index, part in enumerate(scored)],
+            "usage": _usage(num_prompt, sum(part.cached_tokens for part in scored)),
+        }
 
     async def _label_scores(self, body: ScoreBody, info: ModelInfo) -> dict[str, Any]:
         """Return the probability of each label token after each item: among all tokens, or by softmax among labels.

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ...chat.renderer import MessageRenderer
-from ...text.encoding import TokenLimit
+from ...text.encoding import PromptSegment, TokenLimit
 from ...text.generation import Generator
 from ...text.offload import CancellationToken, offload_if_large
 from ..bodies import MAX_BATCH, Many, RequestBody, Text, TokenIds, example
@@ -41,6 +41,20 @@ class TokenizeBody(RequestBody):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: Many[Tool] = Field(default_factory=list)
+    chat_template: Text | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class TemplateBody(RequestBody):
+    """A chat to render."""
+
+    model_config = example({"messages": [{"role": "user", "content": "Hello"}]})
+    model: Text | None = None
+    messages: ChatMessages
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Many[Tool] = Field(default_factory=list)
+    chat_template: Text | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -54,9 +68,9 @@ class DetokenizeBody(RequestBody):
 class TokenizationApi:
     """Routes of the tokenizer."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, renderer: MessageRenderer) -> None:
         self._generator = generator
-        self._messages = MessageRenderer(generator.tokenizer)
+        self._messages = renderer
 
     @property
     def router(self) -> APIRouter:
@@ -64,6 +78,7 @@ class TokenizationApi:
         for prefix in ("", "/v1"):
             router.add_api_route(f"{prefix}/tokenize", self.tokenize, methods=["POST"], response_model=None)
             router.add_api_route(f"{prefix}/detokenize", self.detokenize, methods=["POST"], response_model=None)
+        router.add_api_route("/apply-template", self.apply_template, methods=["POST"], response_model=None)
         router.add_api_route("/tokenizer_info", self.info, methods=["GET"], response_model=None)
         return router
 
@@ -91,6 +106,13 @@ class TokenizationApi:
                 **({} if names is None else {"token_strs": names[0] if single else names}),
             }
         )
+
+    async def apply_template(self, body: TemplateBody, request: Request) -> Response:
+        """Return a chat as the text that the model continues, by its chat template. As llama-server does."""
+        info = self._require(body.model)
+        bound = TokenLimit(max(info.context_length, MAX_TOKENIZED), "messages", route="/apply-template")
+        segments = await cancel_on_disconnect(request, self._render(body, body.messages, bound))
+        return json_response({"prompt": "".join(segment.text for segment in segments)})
 
     async def detokenize(self, body: DetokenizeBody, request: Request) -> Response:
         """Return the text of token ids, or of several lists of them."""
@@ -144,17 +166,22 @@ class TokenizationApi:
         encoder = self._generator.encoder
         if text is not None:
             return await encoder.encode_prompt(text, with_bos=body.add_special_tokens, bound=bound)
-        given = body.messages or []
-        segments = await self._messages.render_aside(
-            encoder,
-            await offload_if_large(lambda _: template_messages(given), given),
+        segments = await self._render(body, body.messages or [], bound)
+        return await encoder.encode_async(segments, at_start=True, bound=bound)
+
+    async def _render(
+        self, body: TokenizeBody | TemplateBody, messages: ChatMessages, bound: TokenLimit
+    ) -> list[PromptSegment]:
+        return await self._messages.render_aside(
+            self._generator.encoder,
+            await offload_if_large(lambda _: template_messages(messages), messages),
             bound=bound,
             tools=[tool.model_dump(exclude_none=True) for tool in body.tools],
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             options=body.chat_template_kwargs,
+            template=body.chat_template,
         )
-        return await encoder.encode_async(segments, at_start=True, bound=bound)
 
     def _token_text(self, token: int) -> str:
         return self._generator.tokenizer.decode([token], skip_special_tokens=False)

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
 from starlette.requests import HTTPConnection
 
+from ....programs.records.view import ProgramRow, ProgramView, hidden_error, without_texts
 from ....protocol.config import PageTextsName
+from ...records.log import OwnedRow, OwnedView, Owner
 from ..middleware.auth import ApiKeys
 from ..scope import SCOPE_API_KEY, SCOPE_IS_ADMIN
+
+HIDDEN_TITLE = "of another key"
 
 
 class Viewer(NamedTuple):
@@ -34,25 +39,58 @@ class PageAccess:
         self.keys = keys
         self._texts = texts
 
-    def sees(self, viewer: Viewer, owner: str | None, *, over_http: bool = True) -> bool:
-        """Return True if the viewer may know of what `owner`, a key, asked. Programs over ZMQ have no key."""
-        return viewer.is_admin or self._is_own(viewer, owner, over_http)
+    def sees(self, viewer: Viewer, owner: Owner) -> bool:
+        """Return True if the viewer may know of what `owner` asked."""
+        return viewer.is_admin or self._is_own(viewer, owner)
 
-    def reads(self, viewer: Viewer, owner: str | None, *, over_http: bool = True) -> bool:
-        """Return True if the viewer may read the titles and texts of what `owner` asked."""
+    def names(self, viewer: Viewer, owner: Owner) -> bool:
+        """Return True if the viewer may read the titles of what `owner` asked, also where texts are off."""
+        return self._is_own(viewer, owner) or self.reads(viewer, owner)
+
+    def reads(self, viewer: Viewer, owner: Owner) -> bool:
+        """Return True if the viewer may read the texts of what `owner` asked."""
         if self._texts == "off":
             return False
-        return self._is_own(viewer, owner, over_http) or (self._texts == "on" and viewer.is_admin)
+        return self._is_own(viewer, owner) or (self._texts == "on" and viewer.is_admin)
 
-    def names(self, viewer: Viewer, owner: str | None, *, over_http: bool = True) -> bool:
-        """Return True if the viewer may read titles: also where texts are off, but only of its own requests."""
-        return self._is_own(viewer, owner, over_http) or self.reads(viewer, owner, over_http=over_http)
-
-    def reads_tree(self, viewer: Viewer) -> bool:
-        """Return True if the viewer may read the texts in the prefix cache, which are of all users."""
+    def reads_tree(self, viewer: Viewer, *, is_own: bool) -> bool:
+        """Return True if the viewer may read a text in the prefix cache. `is_own`: only the viewer's key uses it."""
         if self._texts == "off":
             return False
-        return not self.keys.several or (self._texts == "on" and viewer.is_admin)
+        return not self.keys.several or is_own or (self._texts == "on" and viewer.is_admin)
 
-    def _is_own(self, viewer: Viewer, owner: str | None, over_http: bool) -> bool:
-        return not self.keys.several or (over_http and viewer.key == owner)
+    def shown_row(self, viewer: Viewer, owned: OwnedRow) -> ProgramRow | None:
+        """Return a record's row as the viewer may see it, or None."""
+        if not self.sees(viewer, owned.owner):
+            return None
+        row = owned.row
+        if not self.names(viewer, owned.owner):
+            row = msgspec.structs.replace(row, title=HIDDEN_TITLE, place=None)
+        if row.error is not None and not self.reads(viewer, owned.owner):
+            row = msgspec.structs.replace(row, error=hidden_error(row.error))
+        return row
+
+    def shown_view(self, viewer: Viewer, owned: OwnedView) -> ProgramView | None:
+        """Return a record's view as the viewer may see it, or None."""
+        if not self.sees(viewer, owned.owner):
+            return None
+        view = owned.view if self.reads(viewer, owned.owner) else without_texts(owned.view)
+        return view if self.names(viewer, owned.owner) else without_names(view)
+
+    def _is_own(self, viewer: Viewer, owner: Owner) -> bool:
+        # A program over ZMQ has no key, and so is nobody's over HTTP.
+        return not self.keys.several or (owner.way == "http" and viewer.key == owner.api_key)
+
+
+def without_names(view: ProgramView) -> ProgramView:
+    """Return a view without title, labels, places and names: only kinds, times and numbers are left."""
+    replace = msgspec.structs.replace
+    states = [
+        replace(
+            state,
+            events=[replace(event, label=event.kind, name=None, place="", waits=()) for event in state.events],
+            spans=[replace(span, place="") for span in state.spans],
+        )
+        for state in view.states
+    ]
+    return replace(view, title=HIDDEN_TITLE, place=None, states=states, lines=[], source={})

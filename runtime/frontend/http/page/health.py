@@ -55,7 +55,7 @@ class HealthPoint(msgspec.Struct, frozen=True, kw_only=True):
     requests: int  # that ended
 
 
-class Sample(NamedTuple):
+class HealthSample(NamedTuple):
     """Counters at one moment."""
 
     at: float  # monotonic
@@ -63,7 +63,7 @@ class Sample(NamedTuple):
     frontends: FrontendMetrics
 
 
-def point_between(before: Sample, after: Sample, now: float) -> HealthPoint:
+def point_between(before: HealthSample, after: HealthSample, now: float) -> HealthPoint:
     """Return the point of the time between two samples. `now` is in seconds since the epoch."""
     old, new = before.core, after.core
     seconds = max(after.at - before.at, 1e-3)
@@ -154,12 +154,12 @@ class HealthHistory:
         return self._num_watchers > 0 or time.monotonic() < self._peer_watches_until
 
     async def _measure(self) -> None:
-        before: Sample | None = None
+        before: HealthSample | None = None
         await self._core.ready()
         while True:
             try:
                 stats = await self._core.stats()
-                after = Sample(time.monotonic(), stats, await self._peers.total())
+                after = HealthSample(time.monotonic(), stats, await self._peers.total())
             except RamiformError as error:  # the core or a frontend is gone; the runtime ends
                 logger.debug("the health of the server cannot be measured: %s", error)
                 return

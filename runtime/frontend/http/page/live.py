@@ -159,7 +159,8 @@ class LiveSocket:
         self._viewer = viewer
         self._topics: dict[str, tuple[Any, Topic]] = {}  # with the options; the one that was asked last is the last
         self._error: Any = None  # to send
-        self._may_send_at = 0.0
+        self._resting = ""  # the topic that sent more than a second's bytes at once
+        self._rests_until = 0.0
         self._changed = asyncio.Event()
 
     async def serve(self, message: _ClientMessage | None) -> None:
@@ -209,7 +210,7 @@ class LiveSocket:
     async def _send_all(self) -> None:
         while True:
             self._changed.clear()
-            message = await self._next()
+            name, message = await self._next()
             if message is None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(SECONDS_PER_MESSAGE):
@@ -220,27 +221,37 @@ class LiveSocket:
                 await self._websocket.send_text(data.decode())  # waits for a client that reads slowly
             except (WebSocketDisconnect, RuntimeError):
                 return
-            self._may_send_at = time.monotonic() + max(SECONDS_PER_MESSAGE, len(data) / BYTES_PER_SECOND)
-            await asyncio.sleep(self._may_send_at - time.monotonic())
+            await asyncio.sleep(self._pause_after(name, len(data)))
 
-    async def _next(self) -> Any:
-        """Return the next message: of the topic that has waited longest."""
+    def _pause_after(self, name: str, num_bytes: int) -> float:
+        """Return the seconds until the next message. A topic that is large pays alone, with half of the bytes."""
+        now = time.monotonic()
+        if num_bytes > BYTES_PER_SECOND:
+            self._resting, self._rests_until = name, now + 2 * num_bytes / BYTES_PER_SECOND
+            return SECONDS_PER_MESSAGE
+        rate = BYTES_PER_SECOND / 2 if now < self._rests_until else BYTES_PER_SECOND
+        return max(SECONDS_PER_MESSAGE, num_bytes / rate)
+
+    async def _next(self) -> tuple[str, Any]:
+        """Return the next message, of the topic that has waited longest, and the topic; None if there is no news."""
         if self._error is not None:
             error, self._error = self._error, None
-            return {"type": "error", **error}
+            return "", {"type": "error", **error}
         for name, (_, topic) in list(self._topics.items()):
+            if name == self._resting and time.monotonic() < self._rests_until:
+                continue
             try:
                 message = await topic.news()
             except RamiformError as error:
                 if self._topics.get(name, (None, None))[1] is topic:
                     del self._topics[name]
                 topic.close()
-                return {"type": "error", **error_event(error)[1]}
+                return name, {"type": "error", **error_event(error)[1]}
             entry = self._topics.get(name)
             if message is not None and entry is not None and entry[1] is topic:
                 self._topics[name] = self._topics.pop(name)  # now the last
-                return message
-        return None
+                return name, message
+        return "", None
 
 
 async def _first_message(websocket: WebSocket) -> _ClientMessage | None:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from ....protocol.config import CoreConfig, ServeConfig
 from ....protocol.version import __version__
 from ...core.frontend_peers import FrontendPeers
+from ...records.log import Owner
 from ...text.generation import Generator
 from ..errors import NotFoundError
 from ..scope import PAGE_FILES
@@ -22,8 +23,9 @@ from ..transport.streaming import json_response
 from .access import PageAccess, Viewer
 from .health import HealthApi, HealthHistory
 from .live import LiveApi, MakeTopic
-from .topics import HealthTopic, TreeTopic
+from .topics import HealthTopic, LogPeers, ProgramsTopic, ProgramTopic, TreeTopic
 from .tree import TreeApi
+from .what_if import WhatIfApi
 
 # Every file comes from this server, and no script or style stands in HTML. `element.style` stays allowed.
 PAGE_POLICY = (
@@ -46,9 +48,9 @@ _MEDIA_TYPES = {
     ".png": "image/png",
     ".json": "application/json",
 }
-# Secrets, and what may hold one.
+# Secrets, what may hold one, and what is known already.
 _HIDDEN_SETTINGS = frozenset(
-    "model socket_dir api_key admin_key keys node_keys ssl_certfile ssl_keyfile otlp_endpoint".split()
+    "model port socket_dir api_key admin_key keys node_keys ssl_certfile ssl_keyfile otlp_endpoint".split()
 )
 
 
@@ -111,7 +113,7 @@ class FilesApi:
                 "version": __version__,
                 "model": msgspec.structs.asdict(info),
                 "has_chat": self._generator.tokenizer.chat is not None,
-                "texts": self._access.reads(viewer, viewer.key),
+                "texts": self._access.reads(viewer, Owner("http", viewer.key)),
                 "flags": self._flags(),
                 "plan_log": core_config.log_plans is not None and viewer.is_admin,
             }
@@ -155,11 +157,17 @@ class Page:
             "health": lambda viewer, options: HealthTopic(history),
             "tree": lambda viewer, options: TreeTopic(core, options),
         }
+        if generator.log is not None:
+            records = LogPeers(generator.log, peers, access)
+            topics["programs"] = lambda viewer, options: ProgramsTopic(records, viewer)
+            topics["program"] = lambda viewer, options: ProgramTopic(records, viewer, options)
+        self.live = LiveApi(access, topics, origins=origins)
         self.routers = [
             FilesApi(generator, access, core_config, serve_config).router,
             HealthApi(history).router,
             TreeApi(generator, access).router,
-            LiveApi(access, topics, origins=origins).router,
+            WhatIfApi(core_config).router,
+            self.live.router,
         ]
 
     def start(self) -> None:

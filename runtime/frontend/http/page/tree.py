@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from ....protocol.errors import RequestError
 from ....protocol.tree import MAX_CONTENT_TOKENS, MAX_TREE_NODES
+from ...core.tenant import is_own_namespace
 from ...text.generation import Generator
 from ..errors import NotFoundError
 from ..transport.streaming import json_response
@@ -47,7 +48,7 @@ class TreeApi:
         except RequestError as error:
             raise _not_found(error) from None
         text = None
-        if self._access.reads_tree(Viewer.of(request)):
+        if self._access.reads_tree(Viewer.of(request), is_own=is_own_namespace(content.namespace)):
             text = self._generator.tokenizer.decode(content.ids, skip_special_tokens=False)
         return json_response(
             {

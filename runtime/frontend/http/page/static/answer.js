@@ -63,11 +63,14 @@ export async function run(request, answers, onChange, signal) {
   const drafts = answers.map((answer) => ({ ...answer, tokens: [...answer.tokens], calls: [...answer.calls], ids: [] }));
   const start = drafts.map(({ tokens }) => tokens.length);
   let timer = null;
+  let cost = 0; // milliseconds that the last change took to be drawn
   const flush = () => {
     timer = null;
+    const began = performance.now();
+    requestAnimationFrame(() => setTimeout(() => (cost = performance.now() - began)));
     onChange(drafts.map(({ ids, ...draft }) => ({ ...draft, tokens: [...draft.tokens], calls: [...draft.calls] })));
   };
-  const changed = () => (timer ??= setTimeout(flush, FLUSH_MS));
+  const changed = () => (timer ??= setTimeout(flush, Math.max(FLUSH_MS, 2 * cost)));
   try {
     await api.stream(request.path, request.body, (event) => {
       for (const choice of event.choices) addChoice(drafts[choice.index], choice, event, request);
@@ -171,41 +174,46 @@ export function forkObstacle(answer) {
   return null;
 }
 
-/** Return the request that goes on from `answer` after its first `at` tokens and the token `id` instead of the next one. */
-export function forkRequest(answer, at, id, contextLength) {
+/** Return the request that goes on from `answer` after its first `at` tokens and the tokens `ids`. */
+export function forkRequest(answer, at, ids, contextLength) {
   const { body } = answer.request;
   const kept = Object.fromEntries(Object.entries(body).filter(([name]) => !NOT_FORKED.has(name)));
   const hasConstraint = ["response_format", "json_schema", "regex", "grammar", "structural_tag", "structured_outputs"].some((name) => name in kept);
   if (!hasConstraint) delete kept.additional_properties; // it was about tools
-  const ids = [...answer.tokens.slice(0, at).map((token) => token.id), id];
+  const before = [...answer.tokens.slice(0, at).map((token) => token.id), ...ids];
   // A fork's own request continued tokens of its answer already; its prompt and its limit count from there.
   const continued = body.continued_tokens ?? 0;
-  const [before, spent] = answer.from ? [0, continued] : [continued, 0];
+  const [earlier, spent] = answer.from ? [0, continued] : [continued, 0];
   const limit = spent + (body.max_tokens ?? (answer.request.path === CHAT ? contextLength - answer.promptIds.length : 16));
   return {
     path: COMPLETIONS,
     body: {
-      ...kept, prompt: [...answer.promptIds, ...ids], continued_tokens: before + ids.length,
-      max_tokens: Math.max(1, limit - ids.length), logprobs: body.top_logprobs ?? (body.logprobs === true ? 0 : body.logprobs ?? 0),
+      ...kept, prompt: [...answer.promptIds, ...before], continued_tokens: earlier + before.length,
+      max_tokens: Math.max(1, limit - before.length), logprobs: body.top_logprobs ?? (body.logprobs === true ? 0 : body.logprobs ?? 0),
       ...(answer.seed === null ? {} : { seed: answer.seed }),
     },
   };
 }
 
-/** Return the start of a fork's answer: the tokens it shares, and the chosen one. */
-export async function forkAnswer(answer, at, alternative, contextLength) {
-  const request = forkRequest(answer, at, alternative.id, contextLength);
+/** Return the start of a fork's answer: the tokens that it shares, and those of `chosen`, a text or an alternative of the token at `at`. */
+export async function forkAnswer(answer, at, chosen, contextLength) {
   const shared = answer.tokens.slice(0, at);
-  const { top_logprobs: top, allowed_mass, num_allowed, entropy } = answer.tokens[at];
-  const chosen = {
-    text: alternative.token, id: alternative.id, logprob: alternative.logprob, masked_logprob: alternative.masked_logprob,
-    allowed_mass, num_allowed, entropy, origin: "chosen", top_logprobs: top,
-  };
-  const { text } = await api.post("detokenize", { tokens: [...shared.map(({ id }) => id), alternative.id] });
-  const [fork] = newAnswers(request, {
-    text, tokens: [...shared, chosen], promptIds: answer.promptIds, seed: answer.seed, from: { id: answer.id, at },
+  const own = typeof chosen === "string" ? await typedTokens(chosen) : [chosenToken(answer.tokens[at], chosen)];
+  const ids = own.map(({ id }) => id);
+  const { text } = await api.post("detokenize", { tokens: [...shared.map(({ id }) => id), ...ids] });
+  const [fork] = newAnswers(forkRequest(answer, at, ids, contextLength), {
+    text, tokens: [...shared, ...own], promptIds: answer.promptIds, seed: answer.seed, from: { id: answer.id, at },
   });
   return fork;
+}
+
+function chosenToken({ top_logprobs, allowed_mass, num_allowed, entropy }, { token: text, id, logprob, masked_logprob }) {
+  return { text, id, logprob, masked_logprob, allowed_mass, num_allowed, entropy, origin: "chosen", top_logprobs };
+}
+
+async function typedTokens(text) {
+  const { tokens, token_strs: texts } = await api.post("tokenize", { prompt: text, add_special_tokens: false, return_token_strs: true });
+  return tokens.map((id, index) => ({ ...bareToken(id), text: texts[index], origin: "chosen" }));
 }
 
 /** Return the answers that belong to one strip: the one that `answer` grew from, and all of its forks. */

@@ -3,7 +3,6 @@
 import { drawSeed, readSettings, settings, SettingsPanel } from "./settings.js";
 import { forkAnswer, merged, newAnswers, revivedAnswer, slimAnswer, start, stop, watched } from "./answer.js";
 import { AnswerView, CopyRequest } from "./answer_view.js";
-import { allowedAt } from "./constraint.js";
 import { chosenConstraint, structured } from "./structured.js";
 import { JsonTree, parseJson } from "./json_tree.js";
 import { createStore, ErrorNote, useKeys, useStore } from "./ui.js";
@@ -49,9 +48,9 @@ function readTools(text) {
 
 /** Return {request, error} of the next answer to `messages`; `more` are further fields. */
 function nextRequest(state, messages, about, more = {}) {
-  const { body: sampling, errors } = readSettings(settings.get());
-  const { tools, error } = readTools(state.tools);
-  const problem = Object.entries(errors).map(([param, message]) => ({ param, message }))[0] ?? (error && { param: "tools", message: error });
+  const { body: sampling, error } = readSettings(settings.get());
+  const { tools, error: toolError } = readTools(state.tools);
+  const problem = error ?? (toolError && { param: "tools", message: toolError });
   const format = state.format === "json" ? { response_format: { type: "json_object" } } : state.format === "structured" ? chosenConstraint(structured.get()) ?? {} : {};
   const body = {
     model: about.model.name,
@@ -59,7 +58,7 @@ function nextRequest(state, messages, about, more = {}) {
     ...(tools.length ? { tools, ...(state.toolChoice === "auto" ? {} : { tool_choice: state.toolChoice }) } : {}),
     ...format, ...watched(PATH, settings.get()), ...more, ...sampling,
   };
-  return { request: { path: PATH, body }, error: problem ?? null };
+  return { request: { path: PATH, body }, error: problem };
 }
 
 /** Put answers into the message `id`; a new answer becomes the chosen one. */
@@ -187,7 +186,7 @@ function ToolsPanel({ state }) {
     <div class="row">
       <label class="inline small muted">tool_choice
         <select name="tool_choice" value=${state.toolChoice} onChange=${(event) => chat.set({ toolChoice: event.target.value })}>
-          <option>auto</option><option>required</option><option>none</option>
+          ${["auto", "required", "none"].map((choice) => html`<option key=${choice} value=${choice}>${choice}</option>`)}
         </select>
       </label>
       <span class="grow"></span>
@@ -199,9 +198,9 @@ function ToolsPanel({ state }) {
 
 function Message({ message, about, isEditing, isRunning, isLast, onEdit, onSave, onAgain, onDelete, onResults, onError }) {
   const name = { user: "You", assistant: "Model", tool: `Result of ${message.name}` }[message.role];
-  const fork = async (answer, at, alternative) => {
+  const fork = async (answer, at, choice) => {
     try {
-      const draft = await forkAnswer(answer, at, alternative, about.model.context_length);
+      const draft = await forkAnswer(answer, at, choice, about.model.context_length);
       start("chat", draft.request, [draft], putInto(message.id));
     } catch (error) {
       onError(error);
@@ -214,12 +213,12 @@ function Message({ message, about, isEditing, isRunning, isLast, onEdit, onSave,
         <div class="row answer-bar small"><button type="button" class="quiet" disabled=${isRunning} onClick=${() => onEdit(message.id)}>Edit</button>
           <button type="button" class="quiet" disabled=${isRunning} onClick=${onDelete} title="Remove this message and all after it">Remove</button></div>`
       : message.answers.length ? html`
-        <${AnswerView} answers=${message.answers} chosen=${message.chosen} about=${about} onFork=${fork} allowedAt=${allowedAt}
+        <${AnswerView} answers=${message.answers} chosen=${message.chosen} about=${about} onFork=${fork}
+          below=${html`<${Calls} answer=${shownAnswer(message)} canAnswer=${isLast && !isRunning} onResults=${onResults} />`}
           onChoose=${(id) => chat.set(({ messages }) => ({ messages: messages.map((each) => (each.id === message.id ? { ...each, chosen: id } : each)) }))}>
           <button type="button" class="quiet" disabled=${isRunning} onClick=${onAgain}>Regenerate</button>
           <button type="button" class="quiet" disabled=${isRunning} onClick=${() => onEdit(message.id)}>Edit</button>
-        <//>
-        <${Calls} answer=${shownAnswer(message)} canAnswer=${isLast && !isRunning} onResults=${onResults} />` : null}
+        <//>` : null}
   </article>`;
 }
 

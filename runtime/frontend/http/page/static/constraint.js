@@ -42,7 +42,7 @@ function losslessJson(source) {
 }
 
 /** Return the constraint of a request as the checking route takes it, or null. */
-function constraintOfRequest(body) {
+export function constraintOf(body) {
   const format = body.response_format;
   if (format?.type === "json_object") return { json_schema: { type: "object" } };
   if (format?.type === "json_schema") return { json_schema: format.json_schema.schema };
@@ -55,8 +55,7 @@ export const checkConstraint = (constraint, text, signal) => api.post(PATH, { co
 
 /** Describe what an answer's constraint allowed before its token at `index`. */
 export async function allowedAt(answer, index) {
-  const constraint = constraintOfRequest(answer.request.body);
-  if (!constraint) return html`<p class="muted">The request has no constraint: every token was allowed.</p>`;
+  const constraint = constraintOf(answer.request.body);
   const before = answer.tokens.slice(0, index).map(({ id }) => id);
   try {
     const text = before.length ? (await api.post("detokenize", { tokens: before })).text : "";
@@ -68,12 +67,12 @@ export async function allowedAt(answer, index) {
 }
 
 /** The tokens that may come next. `onAppend(text)` makes them buttons. */
-export function Mask({ state, vocabulary, onAppend }) {
+export function Mask({ state, vocabulary, onAppend, isBusy = false }) {
   const hidden = state.allowed - state.tokens.length;
   const token = ({ id, text }) => onAppend
     ? html`<button key=${id} type="button" class="chip" title=${`token ${id}`} onClick=${() => onAppend(text)}><span class="text">${visible(text)}</span></button>`
     : html`<span key=${id} class="chip" title=${`token ${id}`}><span class="text">${visible(text)}</span></span>`;
-  return html`<div class="mask stack">
+  return html`<div class="mask stack" aria-busy=${isBusy}>
     <div class="row small">
       <span><b>${count(state.allowed)}</b>${vocabulary ? ` of ${count(vocabulary)}` : ""} tokens are possible${vocabulary ? ` (${percent(state.allowed / vocabulary, 1)})` : ""}</span>
       <span class=${`badge ${state.accepts ? "good" : ""}`}>${state.accepts ? "the text may end here" : "the text may not end here"}</span>
