@@ -180,3 +180,27 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> N
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(RequestError, match=r"x\.json"):
         traces.load(tmp_path / "x.json")
+
+
+def test_a_trace_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """As files were before generations had the time of their grammar, and traces their views."""
+    event = {
+        "kind": "gen",
+        "label": "gen x",
+        "place": "x.py:3",
+        "name": "x",
+        "text": "a",
+        "tokens": {"prompt": 2, "cached": 1, "completion": 3},
+        "seconds": 1.5,
+        "timings": {"queue": 0.25, "prefill": 0.25, "decode": 1.0},
+        "start": 0.0,
+        "end": 2.0,
+    }
+    state = {"number": 0, "parent": None, "events": [event]}
+    content = {"traceEvents": [], "ramiform": [{"title": "p", "began_at": 5.0, "states": [state]}]}
+    (tmp_path / "old.json").write_text(json.dumps(content))
+    [trace] = traces.load(tmp_path / "old.json")
+    assert trace.tokens == TokenCounts(2, 1, 3)
+    assert trace.summary().seconds["decode"] == 1.0
+    [view] = traces.load_views(tmp_path / "old.json")
+    assert (view.title, view.completion_tokens, view.status) == ("p", 3, "done")
