@@ -168,6 +168,11 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     grammar: float = 0.0
     retracted: float = 0.0
 
+    @property
+    def total(self) -> float:
+        """Return the request's time in the core."""
+        return self.queue + self.grammar + self.prefill + self.decode + self.retracted
+
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
     """New output tokens of one request; the last message carries `finish`.

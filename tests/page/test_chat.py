@@ -9,7 +9,9 @@ import httpx
 
 from .browser import Page
 
-ANSWERED = "document.querySelector('.numbers')?.innerText.includes(' prompt')"
+ANSWERED = (
+    "document.querySelector('.numbers')?.innerText.includes(' prompt') && !document.querySelector('[aria-busy=true]')"
+)
 TOOL = {
     "type": "function",
     "function": {

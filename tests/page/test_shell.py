@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +63,47 @@ def test_the_theme_follows_the_system_until_it_is_chosen(page: Page, home: str) 
     page.wait(f"{background} === '{dark}'")
 
 
+CONTRASTS = [
+    *(
+        (text, ground, 4.5)
+        for text in ("--fg", "--muted", "--accent", "--bad")
+        for ground in ("--bg", "--raised", "--sunken")
+    ),
+    *(("--fg", f"--heat-{step}", 4.5) for step in range(6)),
+    ("--on-accent", "--accent", 4.5),
+    ("--fg", "--accent-soft", 4.5),
+    ("--muted", "--accent-soft", 4.5),
+    ("--bad", "--bad-soft", 4.5),
+    ("--warn", "--warn-soft", 4.5),
+    ("--good", "--raised", 4.5),
+    ("--warn", "--raised", 4.5),
+    ("--line-strong", "--raised", 3),  # borders of controls
+]
+
+
+def luminance(color: str) -> float:
+    """Return the relative luminance of `rgb(r, g, b)`, as WCAG 2 defines it."""
+    channels = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in channels]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_have_the_contrast_of_wcag_aa(page: Page, home: str, scheme: str) -> None:
+    page.prefer(scheme=scheme)
+    open_chat(page, home)
+    names = sorted({name for text, ground, _ in CONTRASTS for name in (text, ground)})
+    colors = page.eval(
+        f"import(new URL('page/ui.js', location)).then(({{color}}) => {json.dumps(names)}.map((name) => color(name)))"
+    )
+    light = dict(zip(names, map(luminance, colors), strict=True))
+    ratios = {
+        (text, ground): (max(light[text], light[ground]) + 0.05) / (min(light[text], light[ground]) + 0.05)
+        for text, ground, _ in CONTRASTS
+    }
+    assert [pair for pair in CONTRASTS if ratios[pair[:2]] < pair[2]] == [], ratios
+
+
 @pytest.mark.parametrize("tab", ["chat", "complete", "structured"])
 def test_a_phone_scrolls_in_one_direction_only(page: Page, home: str, tab: str) -> None:
     page.resize(360, 740, is_phone=True)
@@ -102,6 +146,14 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab(browser: Browser, locked: s
         # The model's name is markup: it is shown as it is.
         assert page.text(".brand .model") == HOSTILE
         assert page.eval("window.hacked") is None
+
+
+def test_no_script_makes_markup_of_text() -> None:
+    static = Path(ramiform.__file__).parent / "runtime/frontend/http/page/static"
+    scripts = list(static.glob("*.js"))
+    assert len(scripts) > 10
+    makers = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc")
+    assert [script.name for script in scripts if makers.search(script.read_text(encoding="utf-8"))] == []
 
 
 def test_markup_in_messages_answers_and_tools_is_shown_as_text(page: Page, home: str) -> None:

@@ -150,6 +150,12 @@ def test_streams_and_the_native_route_give_the_same_details(http: httpx.Client, 
         assert details[: len(choice["logprobs"]["details"])] == rounded(choice["logprobs"]["details"])
 
 
+def test_no_alternatives_are_needed_for_details(http: httpx.Client) -> None:
+    body = {"prompt": CAPITAL, "max_tokens": 3, "temperature": 0, "logprobs": 0, "token_details": True}
+    [choice] = post(http, "/v1/completions", **body)["choices"]
+    assert [entry["top_logprobs"] for entry in choice["logprobs"]["details"]] == [[]] * 3
+
+
 def test_echoed_prompts_have_no_details(http: httpx.Client) -> None:
     body = {"prompt": CAPITAL, "max_tokens": 3, "temperature": 0, "logprobs": 1, "echo": True, "token_details": True}
     [choice] = post(http, "/v1/completions", **body)["choices"]

@@ -37,6 +37,7 @@ from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
 from .openai.tokenization import TokenizationApi
 from .page.access import PageAccess
+from .page.constraint import ConstraintApi
 from .page.records import RecordsApi
 from .page.routes import Page
 from .pages import PagesApi
@@ -85,6 +86,7 @@ def create_app(
         ConstrainedApi(chat_service),
         ScoreApi(generator),
         MetricsApi(generator.core, siblings),
+        ConstraintApi(generator, core_config),
     ):
         app.include_router(api.router, responses=errors.ERROR_RESPONSES)
     app.include_router(PagesApi(generator, has_keys=bool(keys), has_home=not config.page).router)

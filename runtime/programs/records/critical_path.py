@@ -23,7 +23,7 @@ def critical_path(tracks: Sequence[Track]) -> list[tuple[int, int]]:
         return []
     events_of = {number: events for number, _, events, _ in tracks}
     parent_of = {number: parent for number, parent, _, _ in tracks}
-    ends = sorted((event.end, number) for number, _, events, _ in tracks for event in events if event.end is not None)
+    ends = sorted((event.end, -number) for number, _, events, _ in tracks for event in events if event.end is not None)
     state: int | None = max(spans_of, key=lambda number: (spans_of[number][-1].end, -number))
     index = len(spans_of[state]) - 1
     path: list[tuple[int, int]] = []
@@ -36,7 +36,10 @@ def critical_path(tracks: Sequence[Track]) -> list[tuple[int, int]]:
             index = _last_before(spans_of[state], at)
             continue
         span = spans_of[state][index]
-        if span.cause == "wait" and (other := _awaited(state, span, events_of[state], ends, spans_of)) is not None:
+        if (
+            span.cause == "wait"
+            and (other := _awaited(state, span, events_of[state], ends, spans_of, parent_of)) is not None
+        ):
             until = min(at, span.end)
             if (found := _last_before(spans_of[other], until)) >= 0 and spans_of[other][found].end > span.start:
                 state, index = other, found
@@ -62,6 +65,7 @@ def _awaited(
     events: list[Event],
     ends: list[tuple[float, int]],
     spans_of: dict[int, list[TrackSpan]],
+    parent_of: dict[int, int | None],
 ) -> int | None:
     """Return the state whose answer ended a wait: of a join's the last one, else the one that was answered last."""
     event = events[span.event] if span.event < len(events) else None
@@ -69,8 +73,14 @@ def _awaited(
         among = [one for one in event.states if one in spans_of and spans_of[one][-1].end > span.start]
         return max(among, key=lambda one: spans_of[one][-1].end, default=None)
     index = bisect_right(ends, (span.end + NEAR, 1 << 62)) - 1
-    while index >= 0 and ends[index][0] > span.start:
-        if (other := ends[index][1]) != state and other in spans_of:
-            return other
+    found: int | None = None
+    least = span.start
+    while index >= 0 and ends[index][0] > least:
+        end, other = ends[index][0], -ends[index][1]  # of two at once the first state is the last entry
+        if other != state and other in spans_of:
+            if parent_of.get(other) == state:
+                return other
+            if found is None:
+                found, least = other, max(span.start, end - 2 * NEAR)  # a branch that ended as late comes first
         index -= 1
-    return None
+    return found

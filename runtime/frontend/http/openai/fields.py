@@ -150,7 +150,8 @@ class CompletionFields(GenerationFields):
     @property
     def returns_logprobs(self) -> bool:
         """Return True if the client asked for the output's log-probabilities."""
-        return getattr(self, "logprobs", None) not in (None, False)
+        asked = getattr(self, "logprobs", None)
+        return asked is not None and asked is not False  # 0 asks for those of the output alone
 
     @property
     def name(self) -> str | None:

@@ -63,11 +63,14 @@ export async function run(request, answers, onChange, signal) {
   const drafts = answers.map((answer) => ({ ...answer, tokens: [...answer.tokens], calls: [...answer.calls], ids: [] }));
   const start = drafts.map(({ tokens }) => tokens.length);
   let timer = null;
+  let cost = 0; // milliseconds that the last change took to be drawn
   const flush = () => {
     timer = null;
+    const began = performance.now();
+    requestAnimationFrame(() => setTimeout(() => (cost = performance.now() - began)));
     onChange(drafts.map(({ ids, ...draft }) => ({ ...draft, tokens: [...draft.tokens], calls: [...draft.calls] })));
   };
-  const changed = () => (timer ??= setTimeout(flush, FLUSH_MS));
+  const changed = () => (timer ??= setTimeout(flush, Math.max(FLUSH_MS, 2 * cost)));
   try {
     await api.stream(request.path, request.body, (event) => {
       for (const choice of event.choices) addChoice(drafts[choice.index], choice, event, request);

@@ -1,12 +1,64 @@
 // An answer with its alternatives: text or JSON tree, numbers, token strip, the request to copy.
 
-import { familyOf } from "./answer.js";
+import { familyOf, forkAnswer, merged, newAnswers, revivedAnswer, slimAnswer, start, stop } from "./answer.js";
 import { allowedAt, constraintOf } from "./constraint.js";
 import { JsonTree, parseJson } from "./json_tree.js";
+import { drawSeed, settings } from "./settings.js";
 import { curl, openaiPython, ramiformProgram } from "./snippets.js";
 import { Strip } from "./strip.js";
-import { CopyButton, ErrorNote, count, seconds } from "./ui.js";
+import { CopyButton, ErrorNote, count, createStore, seconds, useKeys, useStore } from "./ui.js";
 import { html, useState } from "./vendor/standalone.mjs";
+
+/** State of a view that keeps a list of answers, beside its `fields`. */
+export function answerStore(name, fields) {
+  const ofAnswers = (change) => (state) => ({ ...state, answers: state.answers.map(change) });
+  return createStore(name, { ...fields, answers: [], chosen: null }, { revive: ofAnswers(revivedAnswer), slim: ofAnswers(slimAnswer) });
+}
+
+/**
+ * Send requests of a view, one at a time, and fork their answers. `nextRequest(state, about)` returns {request, error}.
+ * `view(children)` shows the chosen answer; `children(answer)` are further buttons.
+ */
+export function useAnswers(name, store, nextRequest, about) {
+  const { answers, chosen } = useStore(store);
+  const [error, setError] = useState(null);
+  useStore(settings); // the request to copy depends on them
+  const isRunning = answers.some((answer) => answer.isRunning);
+  useKeys({ Escape: () => isRunning && (stop(name), true) });
+  const put = (changed) => store.set((state) => ({
+    answers: merged(state.answers, changed),
+    chosen: state.answers.some(({ id }) => id === changed[0].id) ? state.chosen : changed[0].id,
+  }));
+  const send = () => {
+    if (isRunning) return;
+    const { request, error: problem } = nextRequest(store.get(), about);
+    setError(problem);
+    if (problem) return;
+    drawSeed();
+    start(name, request, newAnswers(request), put);
+  };
+  const fork = async (answer, at, choice) => {
+    try {
+      const draft = await forkAnswer(answer, at, choice, about.model.context_length);
+      start(name, draft.request, [draft], put);
+    } catch (caught) {
+      setError(caught);
+    }
+  };
+  const shown = answers.find(({ id }) => id === chosen) ?? answers.at(-1);
+  return {
+    onKeyDown: (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && (event.preventDefault(), send()),
+    controls: (label) => html`<div class="row">
+      <${CopyRequest} about=${about} request=${() => nextRequest(store.get(), about).request} /><span class="grow"></span>
+      ${isRunning ? html`<button type="button" title="Escape" onClick=${() => stop(name)}>Stop</button>`
+        : html`<button type="button" class="primary" title="Ctrl+Enter" onClick=${send}>${label}</button>`}
+    </div><${ErrorNote} error=${error} />`,
+    view: (children) => shown && html`<${AnswerView} answers=${answers} chosen=${shown.id} about=${about} onFork=${fork} onChoose=${(id) => store.set({ chosen: id })}>
+      ${children(shown)}
+      <button type="button" class="quiet" disabled=${isRunning} onClick=${() => store.set({ answers: [], chosen: null })}>Clear</button>
+    <//>`,
+  };
+}
 
 /** Buttons that copy a request in three forms. `request()` returns {path, body}. */
 export function CopyRequest({ request, about }) {

@@ -37,9 +37,13 @@ new MutationObserver(forget).observe(document.documentElement, { attributes: tru
 export function theme() {
   if (colours) return colours;
   colours = { sans: getComputedStyle(document.body).fontFamily };
-  for (const name of ["bg", "raised", "sunken", "fg", "muted", "line", "line-strong", "accent", "bad", "good", "warn"]) colours[name] = color("--" + name);
+  for (const name of ["raised", "fg", "muted", "line", "line-strong", "accent", "bad", "good", "warn"]) colours[name] = color("--" + name);
+  for (let category = 1; category <= 8; category++) colours[`cat-${category}`] = color(`--cat-${category}`);
   return colours;
 }
+
+/** Return the colour of a token of style.css that canvases use, such as "--cat-1". */
+export const colourOf = (token) => theme()[token.slice(2)];
 
 export function onTheme(watcher) {
   watchers.add(watcher);

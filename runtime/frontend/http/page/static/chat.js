@@ -48,9 +48,9 @@ function readTools(text) {
 
 /** Return {request, error} of the next answer to `messages`; `more` are further fields. */
 function nextRequest(state, messages, about, more = {}) {
-  const { body: sampling, errors } = readSettings(settings.get());
-  const { tools, error } = readTools(state.tools);
-  const problem = Object.entries(errors).map(([param, message]) => ({ param, message }))[0] ?? (error && { param: "tools", message: error });
+  const { body: sampling, error } = readSettings(settings.get());
+  const { tools, error: toolError } = readTools(state.tools);
+  const problem = error ?? (toolError && { param: "tools", message: toolError });
   const format = state.format === "json" ? { response_format: { type: "json_object" } } : state.format === "structured" ? chosenConstraint(structured.get()) ?? {} : {};
   const body = {
     model: about.model.name,
@@ -58,7 +58,7 @@ function nextRequest(state, messages, about, more = {}) {
     ...(tools.length ? { tools, ...(state.toolChoice === "auto" ? {} : { tool_choice: state.toolChoice }) } : {}),
     ...format, ...watched(PATH, settings.get()), ...more, ...sampling,
   };
-  return { request: { path: PATH, body }, error: problem ?? null };
+  return { request: { path: PATH, body }, error: problem };
 }
 
 /** Put answers into the message `id`; a new answer becomes the chosen one. */

@@ -67,12 +67,12 @@ export async function allowedAt(answer, index) {
 }
 
 /** The tokens that may come next. `onAppend(text)` makes them buttons. */
-export function Mask({ state, vocabulary, onAppend }) {
+export function Mask({ state, vocabulary, onAppend, isBusy = false }) {
   const hidden = state.allowed - state.tokens.length;
   const token = ({ id, text }) => onAppend
     ? html`<button key=${id} type="button" class="chip" title=${`token ${id}`} onClick=${() => onAppend(text)}><span class="text">${visible(text)}</span></button>`
     : html`<span key=${id} class="chip" title=${`token ${id}`}><span class="text">${visible(text)}</span></span>`;
-  return html`<div class="mask stack">
+  return html`<div class="mask stack" aria-busy=${isBusy}>
     <div class="row small">
       <span><b>${count(state.allowed)}</b>${vocabulary ? ` of ${count(vocabulary)}` : ""} tokens are possible${vocabulary ? ` (${percent(state.allowed / vocabulary, 1)})` : ""}</span>
       <span class=${`badge ${state.accepts ? "good" : ""}`}>${state.accepts ? "the text may end here" : "the text may not end here"}</span>

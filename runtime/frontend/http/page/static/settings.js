@@ -86,7 +86,7 @@ function readField(name, text) {
   return field.input === "check" ? true : field.read(text, field);
 }
 
-/** Return {body: the fields to send, errors: {name: message}}. */
+/** Return {body: the fields to send, errors: {name: message}, error: the first of them as {param, message}, or null}. */
 export function readSettings({ values, extra, nextSeed }) {
   const body = {};
   const errors = {};
@@ -104,7 +104,8 @@ export function readSettings({ values, extra, nextSeed }) {
   } catch (error) {
     errors.extra = error.message;
   }
-  return { body, errors };
+  const [first] = Object.entries(errors);
+  return { body, errors, error: first ? { param: first[0], message: first[1] } : null };
 }
 
 export function SettingsPanel({ defaults = {} }) {

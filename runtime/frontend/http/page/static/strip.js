@@ -1,10 +1,11 @@
 // The token strip: the tokens of an answer and of its forks, one column a position, so that branches stay aligned.
 
 import { forkObstacle, tokenTexts } from "./answer.js";
-import { probability, useStore, createStore } from "./ui.js";
+import { createStore, probability, useKeys, useStore } from "./ui.js";
 import { Component, html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.mjs";
 
 const PAGE = 600; // columns that are shown at first
+const BLOCK = 40; // columns that are drawn together
 const ENTROPY_STEPS = [0.05, 0.3, 0.8, 1.5, 2.5]; // nats: colours change there
 const SURPRISE_STEPS = [0.1, 0.5, 1.5, 3, 5]; // nats: minus the log-probability
 const look = createStore("strip", { colour: "entropy", showsPrompt: false });
@@ -42,28 +43,37 @@ function describe(token) {
   return parts.join(", ");
 }
 
-/** One position: a chip for each branch that has a token of its own there. Only drawn again when it changes. */
-class Column extends Component {
-  shouldComponentUpdate({ tokens, colour, active, opened }) {
+/** Some columns, one a position, with a chip for each branch that has a token of its own there. Only drawn again when one changes. */
+class Block extends Component {
+  shouldComponentUpdate(next) {
     const { props } = this;
-    return colour !== props.colour || active !== props.active || opened !== props.opened ||
-      tokens.length !== props.tokens.length || tokens.some((token, row) => token !== props.tokens[row]);
+    return ["colour", "active", "opened", "end"].some((name) => next[name] !== props[name]) || next.rows.length !== props.rows.length ||
+      next.rows.some(({ tokens }, row) => {
+        const before = props.rows[row].tokens;
+        for (let index = next.begin; index < next.end; index++) if (tokens[index] !== before[index]) return true;
+        return false;
+      });
   }
 
-  render({ tokens, index, colour, active, opened, starts }) {
-    return html`<div class="col">
-      ${tokens.map((token, row) =>
-        token === null || token === undefined
-          ? html`<span key=${row} class=${token === null ? "shared" : "none"}></span>`
-          : html`<button key=${row} type="button" class=${`chip heat-${heat(token, colour)} ${token.origin ?? ""}`} data-row=${row} data-index=${index}
-              tabindex=${active === row ? 0 : -1} aria-label=${describe(token)} aria-haspopup="dialog" aria-expanded=${opened === row}>
-              ${tokens.length > 1 && starts[row] === index ? html`<span class="letter">${letter(row)}</span>` : null}
-              <span class="text">${visible(token.text)}</span>
-              ${ORIGINS[token.origin] ? html`<span class="mark" aria-hidden="true">${ORIGINS[token.origin].mark}</span>` : null}
-              <${Bars} token=${token} />
-            </button>`,
-      )}
-    </div>`;
+  render({ rows, begin, end, colour, active, opened }) {
+    const columns = [];
+    for (let index = begin; index < end; index++) {
+      columns.push(html`<div key=${index} class="col">
+        ${rows.map(({ tokens, start }, row) => {
+          const token = tokens[index];
+          if (index < start || !token) return html`<span key=${row} class=${index < start ? "shared" : "none"}></span>`;
+          const at = `${row}.${index}`;
+          return html`<button key=${row} type="button" class=${`chip heat-${heat(token, colour)} ${token.origin ?? ""}`} data-row=${row} data-index=${index}
+              tabindex=${active === at ? 0 : -1} aria-label=${describe(token)} aria-haspopup="dialog" aria-expanded=${opened === at}>
+            ${rows.length > 1 && start === index ? html`<span class="letter">${letter(row)}</span>` : null}
+            <span class="text">${visible(token.text)}</span>
+            ${ORIGINS[token.origin] ? html`<span class="mark" aria-hidden="true">${ORIGINS[token.origin].mark}</span>` : null}
+            <${Bars} token=${token} />
+          </button>`;
+        })}
+      </div>`);
+    }
+    return html`<div class="block">${columns}</div>`;
   }
 }
 
@@ -109,11 +119,13 @@ export function Strip({ family, onFork, allowedAt }) {
     setActive(at);
     setOpened(opened?.row === at.row && opened?.index === at.index ? null : at);
   };
-  const columns = [];
-  for (let index = 0; index < Math.min(length, shown); index++) {
-    const tokens = family.map(({ tokens: all }, row) => (index < starts[row] ? null : all[index]));
-    columns.push(html`<${Column} key=${index} index=${index} tokens=${tokens} starts=${starts} colour=${colour}
-      active=${active.index === index ? active.row : -1} opened=${opened?.index === index ? opened.row : -1} />`);
+  const end = Math.min(length, shown);
+  const rows = family.map(({ tokens }, row) => ({ tokens, start: starts[row] }));
+  const blocks = [];
+  for (let begin = 0; begin < end; begin += BLOCK) {
+    const isIn = (at) => at && at.index >= begin && at.index < begin + BLOCK;
+    blocks.push(html`<${Block} key=${begin} rows=${rows} begin=${begin} end=${Math.min(end, begin + BLOCK)} colour=${colour}
+      active=${isIn(active) ? `${active.row}.${active.index}` : null} opened=${isIn(opened) ? `${opened.row}.${opened.index}` : null} />`);
   }
   const answer = opened && family[opened.row];
   return html`<div class="strip">
@@ -129,7 +141,7 @@ export function Strip({ family, onFork, allowedAt }) {
     </div>
     ${showsPrompt && family[0].promptIds ? html`<${PromptTokens} answer=${family[0]} />` : null}
     <div class="columns" ref=${strip} role="group" aria-label="Tokens" onKeyDown=${onKeyDown} onClick=${onClick}>
-      ${columns}
+      ${blocks}
       ${opened && answer?.tokens[opened.index]
         ? html`<${Popover} key=${`${opened.row}.${opened.index}`} answer=${answer} at=${opened} onClose=${close} strip=${strip} allowedAt=${allowedAt}
             onFork=${(alternative) => (setOpened(null), onFork(answer, opened.index, alternative))} />`
@@ -225,6 +237,7 @@ function Popover({ answer, at, onClose, onFork, strip, allowedAt }) {
     addEventListener("pointerdown", onPointer);
     return () => removeEventListener("pointerdown", onPointer);
   }, [onClose]);
+  useKeys({ Escape: () => (onClose(), true) }); // also when the focus went with a button that was replaced
   const fork = (index) => {
     const alternative = alternatives[index];
     if (!obstacle && alternative && alternative.allowed !== false && alternative.id !== null) onFork(alternative);

@@ -1,10 +1,10 @@
 // Structured output: a constraint that is checked as one types, the tokens it allows, answers under it.
 
-import { forkAnswer, merged, newAnswers, revivedAnswer, slimAnswer, start, stop, watched } from "./answer.js";
-import { AnswerView, CopyRequest } from "./answer_view.js";
+import { watched } from "./answer.js";
+import { answerStore, useAnswers } from "./answer_view.js";
 import { checkConstraint, checkedFields, choicesOf, KINDS, Mask, requestFields } from "./constraint.js";
-import { drawSeed, readSettings, settings, SettingsPanel } from "./settings.js";
-import { createStore, ErrorNote, short, useKeys, useStore } from "./ui.js";
+import { readSettings, settings, SettingsPanel } from "./settings.js";
+import { ErrorNote, short, useStore } from "./ui.js";
 import { html, useEffect, useRef, useState } from "./vendor/standalone.mjs";
 
 const PAUSE_MS = 250; // after the last key, before the server checks
@@ -16,44 +16,36 @@ const EXAMPLES = {
   structural_tag: '{"type": "structural_tag", "format": {"type": "tag", "begin": "<answer>", "content": {"type": "regex", "pattern": "[0-9]+"}, "end": "</answer>"}}',
 };
 
-const ofAnswers = (change) => (state) => ({ ...state, answers: state.answers.map(change) });
-export const structured = createStore("structured", { kind: "json_schema", sources: EXAMPLES, prompt: "Describe Paris as JSON.", isChat: true, text: "", cursor: 0, answers: [], chosen: null },
-  { revive: ofAnswers(revivedAnswer), slim: ofAnswers(slimAnswer) });
+export const structured = answerStore("structured", { kind: "json_schema", sources: EXAMPLES, prompt: "Describe Paris as JSON.", isChat: true, text: "", cursor: 0 });
 
 /** Return the fields of the constraint in the editor, or null when it is empty. */
 export function chosenConstraint({ kind, sources }) {
   return sources[kind].trim() ? requestFields(kind, sources[kind]) : null;
 }
 
-const put = (answers) => structured.set((state) => {
-  const isNew = !state.answers.some(({ id }) => id === answers[0].id);
-  return { answers: merged(state.answers, answers), chosen: isNew ? answers[0].id : state.chosen };
-});
-
 function nextRequest(state, about) {
-  const { body: sampling, errors } = readSettings(settings.get());
+  const { body: sampling, error } = readSettings(settings.get());
   const isChat = state.isChat && about.has_chat;
   const path = isChat ? "v1/chat/completions" : "v1/completions";
   const question = isChat ? { messages: [{ role: "user", content: state.prompt }] } : { prompt: state.prompt };
   const limit = isChat ? {} : { max_tokens: 512 };
   const body = { model: about.model.name, ...question, ...chosenConstraint(state), ...watched(path, settings.get()), ...limit, ...sampling };
-  const [problem] = Object.entries(errors).map(([param, message]) => ({ param, message }));
-  return { request: { path, body }, error: problem ?? null };
+  return { request: { path, body }, error };
 }
 
-/** Check the constraint after a pause in typing. Returns {result, error, isWaiting}. */
+/** Check the constraint after a pause in typing. Returns {result, error, text, isWaiting}; `text` is the one that `result` is of. */
 function useCheck(kind, source, text) {
-  const [state, setState] = useState({ result: null, error: null, isWaiting: true });
+  const [state, setState] = useState({ result: null, error: null, text, isWaiting: true });
   useEffect(() => {
     const controller = new AbortController();
     setState((before) => ({ ...before, isWaiting: true }));
     const timer = setTimeout(async () => {
-      if (!source.trim()) return setState({ result: null, error: null, isWaiting: false });
+      if (!source.trim()) return setState({ result: null, error: null, text, isWaiting: false });
       try {
         const result = await checkConstraint(checkedFields(kind, source), text, controller.signal);
-        setState({ result, error: null, isWaiting: false });
+        setState({ result, error: null, text, isWaiting: false });
       } catch (error) {
-        if (error.name !== "AbortError") setState({ result: null, error, isWaiting: false });
+        if (error.name !== "AbortError") setState({ result: null, error, text, isWaiting: false });
       }
     }, PAUSE_MS);
     return () => {
@@ -66,33 +58,10 @@ function useCheck(kind, source, text) {
 
 export function StructuredView({ about }) {
   const state = useStore(structured);
-  const { kind, sources, prompt, answers, chosen } = state;
+  const { kind, sources, prompt } = state;
   const source = sources[kind];
   const check = useCheck(kind, source, state.text.slice(0, state.cursor));
-  const [error, setError] = useState(null);
-  useStore(settings);
-  const isRunning = answers.some((answer) => answer.isRunning);
-  useKeys({ Escape: () => isRunning && (stop("structured"), true) });
-  const send = () => {
-    if (isRunning) return;
-    const { request, error: problem } = nextRequest(structured.get(), about);
-    setError(problem);
-    if (problem) return;
-    drawSeed();
-    start("structured", request, newAnswers(request), put);
-  };
-  const fork = async (answer, at, choice) => {
-    try {
-      const draft = await forkAnswer(answer, at, choice, about.model.context_length);
-      start("structured", draft.request, [draft], put);
-    } catch (caught) {
-      setError(caught);
-    }
-  };
-  const onKeyDown = (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) (event.preventDefault(), send());
-  };
-  const shown = answers.find(({ id }) => id === chosen) ?? answers.at(-1);
+  const { onKeyDown, controls, view } = useAnswers("structured", structured, nextRequest, about);
   return html`<div class="play" onKeyDown=${onKeyDown}>
     <section class="stack" aria-label="Constraint and answers">
       <div class="panel stack">
@@ -114,18 +83,9 @@ export function StructuredView({ about }) {
         <label class="field"><span>Prompt</span>
           <textarea data-main-input name="prompt" rows=${Math.min(10, Math.max(2, prompt.split("\n").length))} value=${prompt} onInput=${(event) => structured.set({ prompt: event.target.value })}></textarea>
         </label>
-        <div class="row">
-          ${about.has_chat ? html`<label class="inline small muted"><input type="checkbox" name="chat" checked=${state.isChat} onChange=${(event) => structured.set({ isChat: event.target.checked })} />as a chat message</label>` : null}
-          <${CopyRequest} about=${about} request=${() => nextRequest(structured.get(), about).request} />
-          <span class="grow"></span>
-          ${isRunning ? html`<button type="button" title="Escape" onClick=${() => stop("structured")}>Stop</button>`
-            : html`<button type="button" class="primary" title="Ctrl+Enter" onClick=${send}>Generate</button>`}
-        </div>
-        <${ErrorNote} error=${error} />
-        ${shown ? html`<${AnswerView} answers=${answers} chosen=${shown.id} about=${about} onFork=${fork} onChoose=${(id) => structured.set({ chosen: id })}>
-          <button type="button" class="quiet" onClick=${() => structured.set({ text: shown.text, cursor: 0 })} title="Show for each position which tokens were possible">Step through</button>
-          <button type="button" class="quiet" disabled=${isRunning} onClick=${() => structured.set({ answers: [], chosen: null })}>Clear</button>
-        <//>` : null}
+        ${about.has_chat ? html`<label class="check small muted"><input type="checkbox" name="chat" checked=${state.isChat} onChange=${(event) => structured.set({ isChat: event.target.checked })} />as a chat message</label>` : null}
+        ${controls("Generate")}
+        ${view(({ text }) => html`<button type="button" class="quiet" title="Show for each position which tokens were possible" onClick=${() => structured.set({ text, cursor: 0 })}>Step through</button>`)}
       </div>
     </section>
     <aside class="side stack"><${SettingsPanel} defaults=${state.isChat ? {} : { max_tokens: "512" }} /></aside>
@@ -190,7 +150,8 @@ function Report({ lines }) {
 function Stepper({ state: { text, cursor }, check, vocabulary }) {
   const area = useRef(null);
   const move = (to) => structured.set({ cursor: Math.max(0, Math.min(text.length, to)) });
-  const append = (more) => structured.set({ text: text.slice(0, cursor) + more, cursor: cursor + more.length });
+  // To the text that the tokens are for: the answer for a newer one may be on its way.
+  const append = (more) => structured.set({ text: check.text + more, cursor: check.text.length + more.length });
   const onType = (event) => structured.set({ text: event.target.value, cursor: event.target.selectionEnd });
   const { result } = check;
   const rejected = result?.rejected_at ? indexOf(text, result.rejected_at.offset) : null;
@@ -207,16 +168,13 @@ function Stepper({ state: { text, cursor }, check, vocabulary }) {
       </div>
       <pre class="stepped" aria-label="Text with the cursor">${text.slice(0, cursor)}<span class="caret still" aria-hidden="true"></span><span class="muted">${text.slice(cursor)}</span></pre>
       ${rejected !== null ? html`<div class="note bad caret-error" role="alert"><${Rejected} text=${text} at=${rejected} hints=${result.rejected_at} /></div>` : null}
-      ${result?.ok && result.state ? html`<${Mask} state=${result.state} vocabulary=${vocabulary} onAppend=${append} />` : null}
+      ${result?.ok && result.state ? html`<${Mask} isBusy=${check.isWaiting} state=${result.state} vocabulary=${vocabulary} onAppend=${append} />` : null}
     </div>
   </details>`;
 }
 
 function Rejected({ text, at, hints }) {
   const from = Math.max(0, at - AROUND, text.lastIndexOf("\n", at - 1) + 1);
-  const allowed = hints.allowed ?? hints.hints ?? [];
   return html`<pre>${text.slice(from).split("\n")[0].slice(0, 2 * AROUND)}${"\n"}${" ".repeat(at - from)}<b class="caret-mark">^</b></pre>
-    <span>The constraint allows no ${JSON.stringify(text.slice(at, at + 1))} here.${allowed.length ? ` Possible: ${allowed.slice(0, 12).map((each) => visibleHint(each)).join(", ")}` : ""}</span>`;
+    <span>The constraint allows no ${JSON.stringify(text.slice(at, at + 1))} here.${hints.allowed.length ? ` Possible: ${hints.allowed.join(", ")}.` : ""}</span>`;
 }
-
-const visibleHint = (hint) => JSON.stringify(hint.text ?? hint);

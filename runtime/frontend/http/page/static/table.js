@@ -1,10 +1,11 @@
 // A table of many rows: only those in sight are in the document. Sorting, arrow keys, Enter.
 
+import { count } from "./ui.js";
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.mjs";
 
 const OVERSCAN = 6; // rows kept beyond either edge, so that a slow frame shows no hole
 
-// columns: [{key, title, width, cell(row), sort(row) or null, number: bool, wide: bool (left out on phones), hint}]
+// columns: [{key, title, width, cell(row), sort(row) or null, number: bool, wide: bool (left out on phones), flex: bool (of any width there), hint}]
 export function Table({ label, columns, rows, keyOf, rowClass, onOpen, rowHeight = 28, order, className = "", onEnd, empty = "nothing yet" }) {
   const box = useRef(null);
   const [top, setTop] = useState(0);
@@ -85,8 +86,13 @@ export function Table({ label, columns, rows, keyOf, rowClass, onOpen, rowHeight
   </div>`;
 }
 
+/** Return a column of numbers. A row without the number has an empty cell. */
+export function numbers(key, title, width, value, more) {
+  return { key, title, width, number: true, cell: (row) => (value(row) == null ? "" : count(value(row))), sort: value, ...more };
+}
+
 function kind(column) {
-  return (column.number ? "number" : "") + (column.wide ? " wide" : "");
+  return (column.number ? "number" : "") + (column.wide ? " wide" : "") + (column.flex ? " flex" : "");
 }
 
 // A click on a link or a control inside a row means that one, and marking text means nothing.

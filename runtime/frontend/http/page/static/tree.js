@@ -1,9 +1,9 @@
 // The radix tree as it is now: what is cached, for whom, and what is hit and evicted.
 
-import { fill, theme, tile, useCanvas } from "./canvas.js";
-import { Table } from "./table.js";
+import { colourOf, fill, theme, tile, useCanvas } from "./canvas.js";
+import { Table, numbers } from "./table.js";
 import { TreeStore, layout } from "./tree_layout.js";
-import { ErrorNote, color, count, percent, prefersReducedMotion, seconds, useTheme } from "./ui.js";
+import { ErrorNote, Figures, Segmented, count, percent, prefersReducedMotion, seconds, useTheme } from "./ui.js";
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.mjs";
 
 const LIMIT = 2000;
@@ -50,14 +50,8 @@ export function TreeView({ api, live, about }) {
   const boxes = useMemo(() => layout(nodes, root, isLog), [version, root, isLog]);
   return html`<div class="stack tree">
     <div class="row">
-      <div class="segmented" role="group" aria-label="Form">
-        <button type="button" aria-pressed=${!isTable} onClick=${() => setTable(false)}>Tree</button>
-        <button type="button" aria-pressed=${isTable} onClick=${() => setTable(true)}>Table</button>
-      </div>
-      <div class="segmented" role="group" aria-label="Width by tokens">
-        <button type="button" aria-pressed=${isLog} onClick=${() => setLog(true)}>log</button>
-        <button type="button" aria-pressed=${!isLog} onClick=${() => setLog(false)}>linear</button>
-      </div>
+      <${Segmented} label="Form" options=${[[false, "Tree"], [true, "Table"]]} value=${isTable} onChange=${setTable} />
+      <${Segmented} label="Width by tokens" options=${[[true, "log"], [false, "linear"]]} value=${isLog} onChange=${setLog} />
       <nav class="row tight" aria-label="Path">
         <button type="button" class="quiet" disabled=${root === null} onClick=${() => zoom(null)}>All</button>
         ${trail.map((id) => html`<button type="button" key=${id} class="quiet" disabled=${id === root} onClick=${() => zoom(id)}>› ${nodes.has(id) ? nameOf(nodes.get(id)) : id}</button>`)}
@@ -88,47 +82,47 @@ function Totals({ totals, happened, shown }) {
     [computed ? percent(happened.hit_tokens / computed) : "–", "hit since you look"],
     [count(happened.evicted_tokens), "tokens evicted"],
   ];
-  return html`<dl class="figures">${facts.map(([value, name]) => html`<div key=${name}><dd>${value}</dd><dt>${name}</dt></div>`)}</dl>`;
+  return html`<${Figures} figures=${facts} />`;
 }
 
 // The root of a namespace has its label; that of no namespace has an empty one.
 const nameOf = (node) => (node.parent === null ? node.namespace || "root" : node.id);
 
-const categories = new Map();
+const categories = new Map(); // by program: the number of its colour
 
-/** Return the number of a program's colour: as many programs as there are colours differ from each other. */
-function categoryOf(program) {
-  if (program === null || program === undefined) return 8;
-  if (categories.size > 10_000) categories.clear();
-  if (!categories.has(program)) categories.set(program, 1 + (categories.size % NUM_COLOURS));
-  return categories.get(program);
+const categoryOf = (program) => categories.get(program) ?? 8;
+
+/** Give colours of their own to the programs with the most tokens; those that have one keep it. Returns them with their tokens. */
+function assignColours(boxes) {
+  const tokens = new Map();
+  for (const { node, hidden } of boxes) if (!hidden && node.program) tokens.set(node.program, (tokens.get(node.program) ?? 0) + node.tokens);
+  const largest = [...tokens].sort((a, b) => b[1] - a[1]).slice(0, NUM_COLOURS);
+  const names = new Set(largest.map(([program]) => program));
+  for (const program of categories.keys()) if (!names.has(program)) categories.delete(program);
+  const free = Array.from({ length: NUM_COLOURS }, (_, index) => index + 1).filter((number) => ![...categories.values()].includes(number));
+  for (const program of names) if (!categories.has(program)) categories.set(program, free.shift());
+  return largest;
 }
 
 function Keys({ boxes }) {
-  const isDark = useTheme();
-  const programs = useMemo(() => {
-    const tokens = new Map();
-    for (const { node, hidden } of boxes) if (!hidden) tokens.set(node.program, (tokens.get(node.program) ?? 0) + node.tokens);
-    return [...tokens].sort((a, b) => b[1] - a[1]).slice(0, 8);
-  }, [boxes]);
-  const shade = color("--cat-8");
+  useTheme(); // the patterns are of the theme's colours
+  const programs = useMemo(() => assignColours(boxes), [boxes]);
+  const shade = colourOf("--cat-8");
   return html`<div class="bands small" aria-label="Meaning of patterns and colours">
     ${Object.entries(STATES).map(([state, { title, meaning, pattern }]) => html`<span key=${state} class="key" title=${meaning}>
       <i class=${"patch " + state} style=${{ opacity: ALPHA[state], backgroundColor: shade, backgroundImage: pattern ? `url(${tile(shade, pattern).toDataURL()})` : "none" }}></i>${title}</span>`)}
     <span class="key divider"></span>
-    ${programs.map(([program, tokens]) => html`<span key=${program + String(isDark)} class="key" title=${`${count(tokens)} tokens`}>
-      <i class="patch" style=${{ backgroundColor: color(`--cat-${categoryOf(program)}`) }}></i>${program ?? "no program"}</span>`)}
+    ${programs.map(([program, tokens]) => html`<span key=${program} class="key" title=${`${count(tokens)} tokens`}>
+      <i class="patch" style=${{ backgroundColor: `var(--cat-${categoryOf(program)})` }}></i>${program}</span>`)}
+    <span class="key" title="nodes of several programs, of requests, and of further programs"><i class="patch" style=${{ backgroundColor: shade }}></i>others</span>
   </div>`;
 }
 
 function Picture({ store, boxes, chosen, onChoose, root, onZoom, isEmpty }) {
   const [hover, setHover] = useState(null);
   const places = useRef(new Map()); // of the nodes drawn last, for those that are gone
-  const colours = useRef(null);
-  const isDark = useTheme();
-  useMemo(() => (colours.current = Array.from({ length: 9 }, (_, index) => (index ? color(`--cat-${index}`) : ""))), [isDark]);
   const index = useMemo(() => new Map(boxes.map((box, at) => [box.hidden ? `h${box.node.id}` : box.node.id, at])), [boxes]);
-  const [canvas, redraw] = useCanvas((pen, width, height) => drawTree(pen, width, height, { store, boxes, chosen, hover, colours: colours.current, places, isStill: prefersReducedMotion() }));
+  const [canvas, redraw] = useCanvas((pen, width, height) => drawTree(pen, width, height, { store, boxes, chosen, hover, places, isStill: prefersReducedMotion() }));
 
   const hit = (event) => {
     const bounds = canvas.current.getBoundingClientRect();
@@ -141,8 +135,7 @@ function Picture({ store, boxes, chosen, onChoose, root, onZoom, isEmpty }) {
   };
   function onKey(event) {
     const at = index.get(chosen) ?? -1;
-    const step = { ArrowRight: 1, ArrowLeft: 1, ArrowUp: 1, ArrowDown: 1 }[event.key];
-    if (step && boxes.length) {
+    if (event.key.startsWith("Arrow") && boxes.length) {
       const next = at < 0 ? 0 : moved(boxes, at, event.key);
       if (next !== null) onChoose(boxes[next].node.id);
     } else if (event.key === "Enter" && at >= 0) onZoom(chosen);
@@ -183,7 +176,7 @@ function moved(boxes, at, key) {
 }
 
 // Returns true while something fades.
-function drawTree(pen, width, height, { store, boxes, chosen, hover, colours, places, isStill }) {
+function drawTree(pen, width, height, { store, boxes, chosen, hover, places, isStill }) {
   const { fg, accent, bad, good, raised, warn, sans } = theme();
   const now = performance.now();
   store.expire(now - FLASH_MS);
@@ -201,9 +194,9 @@ function drawTree(pen, width, height, { store, boxes, chosen, hover, colours, pl
       drawn[Math.floor(top)] = column;
     }
     const gap = tall > 4 ? 1 : 0;
-    const shade = colours[categoryOf(node.program)];
+    const shade = colourOf(`--cat-${categoryOf(node.program)}`);
     pen.globalAlpha = hidden ? 0.25 : ALPHA[node.state] ?? 0.5;
-    pen.fillStyle = hidden ? fill(pen, colours[8], "dots") : fill(pen, shade, STATES[node.state]?.pattern ?? "");
+    pen.fillStyle = hidden ? fill(pen, colourOf("--cat-8"), "dots") : fill(pen, shade, STATES[node.state]?.pattern ?? "");
     pen.fillRect(left, top, Math.max(1, wide - gap), Math.max(0.7, tall - gap));
     pen.globalAlpha = 1;
     if (!hidden && node.state === "leased" && tall > 4) {
@@ -277,7 +270,7 @@ function NodeDetails({ id, node, api, onZoom }) {
   const ago = node.used + (performance.now() - node.seen) / 1e3;
   return html`<div class="details panel" aria-live="polite">
     <div class="row"><b>${node.parent === null ? nameOf(node) : `node ${id}`}</b>
-      <span class="muted">${count(node.tokens)} tokens${details?.depth_tokens === undefined ? "" : `, up to ${count(details.depth_tokens)}`}, ${STATES[node.state]?.title ?? node.state}, ${node.program ? `program ${node.program}` : "no program"}, ${count(node.hits)} hits, used ${seconds(ago)} ago</span>
+      <span class="muted">${count(node.tokens)} tokens${details?.depth_tokens === undefined ? "" : `, after ${count(details.depth_tokens)}`}, ${STATES[node.state]?.title ?? node.state}, ${node.program ? `program ${node.program}` : "no program"}, ${count(node.hits)} hits, used ${seconds(ago)} ago</span>
       <span class="grow"></span><button type="button" class="quiet" onClick=${() => onZoom(id)}>Zoom in</button></div>
     <${ErrorNote} error=${details?.error} />
     ${details && !details.error && (details.text === null ? html`<p class="muted small">The server does not show texts.</p>` : html`<pre class="text">${details.text}</pre>`)}
@@ -287,12 +280,12 @@ function NodeDetails({ id, node, api, onZoom }) {
 const COLUMNS = [
   { key: "id", title: "node", width: 90, cell: ({ node }) => nameOf(node), sort: ({ node }) => node.id },
   { key: "parent", title: "parent", width: 80, wide: true, cell: ({ node }) => node.parent ?? "", sort: ({ node }) => node.parent },
-  { key: "before", title: "after tokens", width: 110, number: true, cell: ({ tokensBefore }) => count(tokensBefore), sort: ({ tokensBefore }) => tokensBefore },
-  { key: "tokens", title: "tokens", width: 80, number: true, cell: ({ node }) => count(node.tokens), sort: ({ node }) => node.tokens },
+  numbers("before", "after tokens", 110, ({ tokensBefore }) => tokensBefore),
+  numbers("tokens", "tokens", 80, ({ node }) => node.tokens),
   { key: "state", title: "state", width: 110, cell: ({ node }) => STATES[node.state]?.title ?? node.state, sort: ({ node }) => node.state },
   { key: "program", title: "program", wide: true, cell: ({ node }) => node.program ?? "", sort: ({ node }) => node.program ?? "" },
-  { key: "children", title: "children", width: 90, number: true, wide: true, cell: ({ children }) => count(children.length), sort: ({ children }) => children.length },
-  { key: "hits", title: "hits", width: 70, number: true, cell: ({ node }) => count(node.hits), sort: ({ node }) => node.hits },
+  numbers("children", "children", 90, ({ children }) => children.length, { wide: true }),
+  numbers("hits", "hits", 70, ({ node }) => node.hits),
   { key: "used", title: "used", width: 110, number: true, wide: true, cell: ({ node }) => `${seconds(node.used)} ago`, sort: ({ node }) => -node.used },
 ];
 

@@ -1,7 +1,5 @@
 // The radix tree as rectangles: a node's width is its tokens, from where its parent ends; its height its share of the leaves.
 
-import { hierarchy, partition } from "./vendor/d3-hierarchy.min.mjs";
-
 const STUB = 0.03; // width of what stands for children that were not sent
 
 /** The nodes that the server has told of, and what happened to them lately. */
@@ -22,7 +20,9 @@ export class TreeStore {
       this.flashes.clear();
       this.gone = [];
     } else {
-      for (const id of message.removed) if (this.nodes.delete(id)) this.gone.push({ id, at: now });
+      const { evicted_tokens = 0, demoted_tokens = 0 } = message.events ?? {};
+      // Without an eviction a node was joined to another one, or gave way to one that is in use.
+      for (const id of message.removed) if (this.nodes.delete(id) && evicted_tokens + demoted_tokens > 0) this.gone.push({ id, at: now });
       for (const node of message.nodes) {
         const before = this.nodes.get(node.id);
         if (!before) this.flashes.set(node.id, { kind: "new", at: now });
@@ -62,31 +62,38 @@ export function layout(nodes, root, isLog) {
       else children.set(node.parent, [node]);
     } else roots.push(node);
   }
-  const below = (item) => {
-    if (item.hidden) return null;
-    const found = (item.top ?? children.get(item.node.id) ?? []).map((node) => ({ node }));
-    if (!item.top && item.node.hidden?.[0] > 0) found.push({ node: item.node, hidden: item.node.hidden });
-    return found.length ? found : null;
+  const below = ({ node, hidden }) => {
+    if (hidden) return [];
+    const found = (children.get(node.id) ?? []).sort((a, b) => a.id - b.id).map((child) => ({ node: child }));
+    if (node.hidden?.[0] > 0) found.push({ node, hidden: node.hidden });
+    return found;
   };
-  const top = root !== null && nodes.has(root) ? [nodes.get(root)] : roots.sort((a, b) => a.id - b.id);
-  const tree = hierarchy({ top }, below)
-    .sum((item) => (item.hidden ? 1 + Math.log2(item.hidden[0]) / 2 : below(item) ? 0 : 1))
-    .sort((a, b) => !!a.data.hidden - !!b.data.hidden || a.data.node.id - b.data.node.id);
-  partition().size([1, 1])(tree);
   const size = ({ node, hidden }) => (hidden ? 0 : isLog ? Math.log2(1 + node.tokens) : node.tokens);
   const boxes = [];
   let whole = 0;
-  tree.eachBefore((at) => {
-    if (at.depth === 0) return;
-    const above = at.depth > 1 ? boxes[at.parent.index] : null;
-    at.index = boxes.length;
+  const waiting = (root !== null && nodes.has(root) ? [nodes.get(root)] : roots.sort((a, b) => b.id - a.id)).map((node) => ({ node, parent: null }));
+  while (waiting.length) {
+    const item = waiting.pop();
+    const above = item.parent === null ? null : boxes[item.parent];
     const x = above ? above.x + above.width : 0;
-    const box = { ...at.data, x, width: size(at.data), y: at.x0, height: at.x1 - at.x0, tokensBefore: above ? above.tokensBefore + above.node.tokens : 0, parent: above ? at.parent.index : null, children: [] };
+    const box = { ...item, x, width: size(item), y: 0, height: 0, tokensBefore: above ? above.tokensBefore + above.node.tokens : 0, children: [] };
     above?.children.push(boxes.length);
-    boxes.push(box);
     whole = Math.max(whole, x + box.width);
-  });
-  for (const box of boxes) {
+    for (const child of below(item).reverse()) waiting.push({ ...child, parent: boxes.length });
+    boxes.push(box);
+  }
+  // A leaf has the height 1, its ancestors the sum of their leaves': from the last box to the first, then from the top.
+  for (const box of [...boxes].reverse()) {
+    if (!box.children.length) box.height = box.hidden ? 1 + Math.log2(box.hidden[0]) / 2 : 1;
+    if (box.parent !== null) boxes[box.parent].height += box.height;
+  }
+  const all = boxes.reduce((sum, { parent, height }) => sum + (parent === null ? height : 0), 0);
+  const free = new Map(); // by parent: where its next child begins
+  for (const [index, box] of boxes.entries()) {
+    box.y = free.get(box.parent) ?? 0;
+    free.set(box.parent, box.y + box.height / all);
+    free.set(index, box.y);
+    box.height /= all;
     box.x = (box.x / (whole || 1)) * (1 - STUB);
     box.width = box.hidden ? STUB : (box.width / (whole || 1)) * (1 - STUB);
   }

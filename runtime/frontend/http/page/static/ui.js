@@ -19,7 +19,6 @@ export function createStore(name, initial, { revive = (state) => state, slim = (
     sessionStorage.removeItem(key);
   }
   const save = () => {
-    saving = null;
     for (const kept of [(value) => value, slim]) {
       try {
         sessionStorage.setItem(key, JSON.stringify(kept(state)));
@@ -34,7 +33,8 @@ export function createStore(name, initial, { revive = (state) => state, slim = (
     get: () => state,
     set(change) {
       state = { ...state, ...(typeof change === "function" ? change(state) : change) };
-      saving ??= setTimeout(save, 500);
+      clearTimeout(saving);
+      saving = setTimeout(save, 500);
       for (const subscriber of subscribers) subscriber(state);
     },
     subscribe(subscriber) {
@@ -175,3 +175,13 @@ export function ErrorNote({ error, onRetry }) {
     ${onRetry ? html`<button type="button" class="quiet" onClick=${onRetry}>Try again</button>` : null}
   </div>`;
 }
+
+/** Buttons of which one is pressed. `options` are [value, title]. */
+export function Segmented({ label, options, value, onChange }) {
+  return html`<div class="segmented" role="group" aria-label=${label}>
+    ${options.map(([option, title]) => html`<button type="button" key=${option} aria-pressed=${option === value} onClick=${() => onChange(option)}>${title}</button>`)}
+  </div>`;
+}
+
+/** Figures side by side. `figures` are [number, name]. */
+export const Figures = ({ figures }) => html`<dl class="figures">${figures.map(([number, name]) => html`<div key=${name}><dd>${number}</dd><dt>${name}</dt></div>`)}</dl>`;
