@@ -223,6 +223,7 @@ def test_a_grammar_holds_the_final_message_only() -> None:
     serving(say, check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", [[tool("b")], [tool("a"), tool("b")], [tool("b"), tool("bb")]])
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "b"}}], ids=["required", "named"]
