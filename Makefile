@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test-fast test test-all check-install release pins lint format bench demo-model gpu-check clean
+.PHONY: demo test-environments test-fast test test-all check-install release pins lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,8 @@ demo: $(VENV)/.base  ## an agent that uses tools, on the model that ships
 	$(BIN)/ramiform run examples/agents/react.py
 
 TEST_ENVIRONMENTS := $(VENV)/.test $(VENV)/.clients $(VENV)/.node
+test-environments: $(TEST_ENVIRONMENTS)  ## only make the environments of the tests
+
 PYTEST := $(BIN)/pytest --rootdir=tests -n 2
 
 test-fast: $(VENV)/.test  ## while writing: two minutes; what takes seconds is left out

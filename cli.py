@@ -23,7 +23,7 @@ from . import __version__
 from .flags import LOG_SETTINGS, MODEL_SETTINGS, SERVE_SETTINGS, TranslatingCommand, with_settings
 from .runtime.load_test.command import serve_load
 from .runtime.planner.command import plan
-from .runtime.protocol.config import RuntimeConfig
+from .runtime.protocol.config import RuntimeConfig, ServeConfig
 from .runtime.protocol.errors import RamiformError, RequestError
 from .runtime.quantize.calibrate_kv import calibrate_kv
 from .runtime.quantize.command import quantize
@@ -76,6 +76,12 @@ def serve(
             rich_help_panel="Access and limits",
         ),
     ] = None,
+    open_page: Annotated[
+        bool,
+        typer.Option(
+            "--open", help="Open the page in a browser when it is ready.", rich_help_panel="Page for browsers"
+        ),
+    ] = False,
     **settings: Any,
 ) -> None:
     """Serve a model over HTTP and to programs, until Ctrl-C. On SIGTERM running requests end first."""
@@ -86,6 +92,8 @@ def serve(
     from .runtime.protocol.start_report import Started
 
     config = make_config(model, {"port": port, "api_key": api_key, "admin_key": admin_key, **settings})
+    if open_page and (config.serve.uds is not None or not config.serve.page):
+        raise RequestError("--open needs the page, at a port: without --no-page and --uds", param="open")
     if config.core.node_rank > 0:
         _serve_node(config)
         return
@@ -101,10 +109,14 @@ def serve(
         errors.print(Text(f"loading {name}"))
 
     def on_start(started: Started) -> None:
-        print(f"serving {started.info.name} at {config.serve.url(started.http_port)}", flush=True)
+        has_page = config.serve.page and config.serve.uds is None
+        what = f"{started.info.name} and its page" if has_page else started.info.name
+        print(f"serving {what} at {config.serve.url(started.http_port)}", flush=True)
         print(f"programs: ramiform run FILE --address {config.serve.client_address}", flush=True)
         if started.tcp_address is not None:
             print(f"remote: ramiform run FILE --address {started.tcp_address} --keys FOLDER", flush=True)
+        if open_page:
+            _open_in_browser(config.serve, started.http_port)
 
     async def until_signalled() -> None:
         signals = ShutdownSignals()
@@ -112,6 +124,23 @@ def serve(
         await run_frontend(config, signals, on_start)
 
     asyncio.run(until_signalled())
+
+
+def _open_in_browser(serve_config: ServeConfig, port: int | None) -> None:
+    """Open the page in a browser of this machine, without waiting for it."""
+    import threading
+    import webbrowser
+
+    anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # a server listens there; a browser needs an address
+    url = msgspec.structs.replace(serve_config, host=anywhere.get(serve_config.host, serve_config.host)).url(port)
+
+    def show() -> None:
+        with contextlib.suppress(webbrowser.Error, OSError):
+            if webbrowser.open(url):
+                return
+        errors.print(Text(f"no browser could be started; the page is at {url}"))
+
+    threading.Thread(target=show, name="browser", daemon=True).start()
 
 
 def _serve_node(config: RuntimeConfig) -> None:
@@ -154,6 +183,9 @@ def trace(
     save: Annotated[
         Path | None, typer.Option(help="Also write the traces to this file, as JSON for Perfetto and chrome://tracing.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the traces to this file, as a page for browsers that loads nothing.")
+    ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Also show totals by source line.")] = False,
     **settings: Any,
 ) -> None:
@@ -169,6 +201,11 @@ def trace(
                 console.print(one.summary().table())
         if save is not None:
             traces.save(shown, save)
+        if html is not None:
+            from .lang.tracing.page import trace_page
+
+            views = traces.load_views(file) if file.suffix == ".json" else traces.views_of(shown)
+            html.write_text(trace_page(views), "utf-8")
 
     if file.suffix == ".json":
         show(traces.load(file))

@@ -15,7 +15,8 @@ from .runtime.protocol.errors import RequestError
 from .runtime.protocol.setting_aliases import setting_for_alias, value_for_alias
 
 PANELS = {
-    "Model": "served_model_name device kernels cuda_graphs wait_for_loops deterministic dtype quantize context_length",
+    "Model": "served_model_name model_impl device kernels cuda_graphs wait_for_loops deterministic dtype quantize "
+    "context_length",
     "Several devices and machines": "tp pp nnodes node_rank master node_keys",
     "Memory and reuse": "num_pages kv_memory kv_dtype kv_scales host_kv_memory prefix_cache eviction kv_events",
     "Scheduling": "overlap prefill_budget max_running max_waiting order log_plans",
@@ -23,7 +24,8 @@ PANELS = {
     "Speculation": "speculative speculative_draft_model speculative_num_steps speculative_eagle_topk "
     "speculative_num_draft_tokens speculative_adaptive",
     "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",
-    "Access and limits": "api_key admin_key max_requests_per_key requests_per_minute_per_key "
+    "Page for browsers": "page page_texts",
+    "Access and limits": "api_key admin_key cache_scope max_requests_per_key requests_per_minute_per_key "
     "max_connections max_connections_per_address",
     "Model's dialect": "tool_call_parser reasoning_parser trust_request_chat_template",
     "Programs of other machines": "bind keys",

@@ -29,6 +29,7 @@ class Channel(Protocol):
     """Executes the operations of states and answers them; `Connection` documents each method.
 
     `send` takes Open, Append, Close, Play and Supply. Listeners receive a Done or Failed for every operation, in order.
+    A channel whose attribute `wants_notes` is true is sent notes with them.
     """
 
     def attach(self, listener: Listener) -> int: ...

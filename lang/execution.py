@@ -6,14 +6,17 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from ..runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
-from ..runtime.protocol.session import Append, Budget, Close, Fork, Open, Play, Supply
+from ..runtime.protocol.session import MAX_NOTE, Append, Budget, Close, Fork, Note, Open, Play, Supply
 from .backend import Channel
 from .operation_log import OperationLog
-from .source_location import program_location, with_location
+from .source_location import program_location, traceback_location, with_location
+from .tracing.notes import NoteTaker, traceparent
 from .tracing.recording import OperationTimes, Recording
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ class Execution:
         may_wait: bool = True,
         recording: Recording | None = None,
         keep_callback: Callable[[int, Any], Any] | None = None,
+        title: str | None = None,
     ) -> None:
         self.loop: AbstractEventLoop | None = None  # the loop of an async program, which nothing may block
         self.may_wait = may_wait
@@ -53,6 +57,9 @@ class Execution:
         self.recording = recording
         self.began = time.perf_counter()
         self.channel = channel
+        self.failure: ErrorInfo | None = None  # the exception that ends the program
+        self._title = title
+        self._notes = NoteTaker() if getattr(channel, "wants_notes", False) else None
         self._keep_callback = keep_callback
         self._budget = budget
         self._program: int | None = None
@@ -78,8 +85,11 @@ class Execution:
         number = self.channel.attach(log)
         with self._lock:
             self._logs[number] = log
+        log.number = number
         if self.recording is not None:
             self.recording.add(number, log)
+        if self._notes is not None:
+            log.on_waited.append(self._notes.note_wait)
         if self._deferred is not None:
             self.attached.append((number, log))
         return number
@@ -93,14 +103,37 @@ class Execution:
     def open(self, number: int, log: OperationLog) -> None:
         """Open the program's first state; the program has the state's number."""
         self._program = number
-        self._send(Open(number, number, self._budget), log)
+        if self._notes is None:
+            self._send(Open(number, number, self._budget), log)
+        else:
+            title = None if self._title is None else self._title[:MAX_NOTE]
+            self._send(Open(number, number, self._budget, title, traceparent()), log)
 
     def append(self, message: Append, log: OperationLog) -> None:
         """Send operations, or keep them. Raises RamiformError if they cannot be sent."""
         self._send(message, log)
 
+    def notes(self, log: OperationLog, location: str, names: Mapping[int, str]) -> list[Note]:
+        """Return the notes of the log's next operations, for a server that keeps records."""
+        return [] if self._notes is None else self._notes.notes(log, len(log.operations), location, names)
+
+    def note_end(self) -> None:
+        """Tell a server that keeps records that the program's function has returned."""
+        if self.recording is not None:
+            self.recording.note_body_end()
+        if self._notes is None or self._program is None or (log := self._logs.get(self._program)) is None:
+            return
+        with log.changed:
+            first = len(log.operations)
+            message = Append(log.number, first, [], self._notes.notes(log, first, "", {}, ended=True))
+            with contextlib.suppress(RamiformError):  # the runtime is gone, which the program learns from its log
+                self._send(message, log)
+
     def supply(self, message: Supply) -> None:
         """Answer an Ask, if the runtime is still there. Never raises RamiformError."""
+        if self._notes is not None and (log := self._logs.get(message.state)) is not None:
+            label = log.labels.get(message.op)
+            message = message if label is None else replace(message, label=label()[:MAX_NOTE])
         try:
             self.channel.send(message)
         except RequestError as error:  # the text cannot be sent, but the reason can
@@ -147,6 +180,13 @@ class Execution:
                 code="would_block",
             )
 
+    def note_failure(self, error: BaseException) -> None:
+        """Note the exception that ends the program, for a server that keeps records."""
+        if self._notes is not None:
+            told = ErrorInfo.of(error)
+            line = told.line or getattr(error, "line", None) or traceback_location(error.__traceback__)
+            self.failure = replace(told, message=told.message[:MAX_NOTE], line=line or None)
+
     def note_cause(self, state: int, error: BaseException) -> None:
         """Note the exception of a function of the program's own that fails a state: the cause of the state's error."""
         if (log := self._logs.get(state)) is not None:
@@ -179,8 +219,9 @@ class Execution:
         """End the run: abort its states' work and fail the operations without an answer. Idempotent."""
         with self._sending:
             if self._deferred is None and self._program is not None:
+                failure = None if self._notes is None else self.failure
                 with contextlib.suppress(RamiformError):
-                    self.channel.send(Close((), (self._program,)))
+                    self.channel.send(Close((), (self._program,), failure))
             self._deferred = None
         self.attached.clear()
         self._forget_detached()
@@ -212,7 +253,9 @@ class Execution:
         try:
             self.channel.send(message)
         except RamiformError as error:
-            location = log.locations[message.first] if isinstance(message, Append) else program_location()
+            location = program_location()
+            if isinstance(message, Append) and message.operations:
+                location = log.locations[message.first]
             raise with_location(ErrorInfo.of(error), location).to_exception() from None
 
 

@@ -33,7 +33,8 @@ class OperationLog:
 
     def __init__(self, about_to_wait: Callable[[bool], None] | None = None) -> None:
         self._allow_wait = about_to_wait or _allow_any_wait
-        self.on_waited: Callable[[float], None] | None = None  # called after a wait with its `perf_counter()` begin
+        self.number = 0  # the state's, once it is attached
+        self.on_waited: list[Callable[[float], None]] = []  # called after a wait with its `perf_counter()` begin
         self.changed = threading.Condition()
         self.version = 0
         self.operations: list[Operation] = []
@@ -308,8 +309,8 @@ class OperationLog:
         self._note_wait(began)
 
     def _note_wait(self, began: float) -> None:
-        if self.on_waited is not None:
-            self.on_waited(began)
+        for callback in self.on_waited:
+            callback(began)
 
     def _inherit_failure(
         self, error: ErrorInfo, raised: list[bool], cause: BaseException | None

@@ -174,6 +174,7 @@ class ReadableState:
 
     def _abandon(self, error: BaseException) -> None:
         """Abort all work of the program, branches included, because it raised."""
+        self._handle.execution.note_failure(error)
         self._handle.close(f"the program ended with {error!r}")
 
     async def _finish_async(self) -> None:

@@ -81,6 +81,7 @@ def new_state(channel: Channel, call: ProgramCall, *, stream: bool = False) -> P
         deferred=call.compiled and not stream,
         recording=recording,
         keep_callback=None if kept is None else kept.kept_callback,
+        title=call.function.__name__,
     )
     try:
         return ProgramState(StateHandle.open(execution), defaults=call.defaults, stream=stream)
@@ -126,7 +127,7 @@ def run_body(state: ProgramState, call: ProgramCall) -> None:
         _run_coroutine(run_body_async(state, call))
         return
     state.ret_value = call.apply(state)
-    _note_body_end(state._handle.execution)
+    state._handle.execution.note_end()
     _send(state._handle.execution)
     state._finish()
 
@@ -140,7 +141,7 @@ async def run_body_async(state: ProgramState, call: ProgramCall) -> None:
     try:
         async with asyncio.timeout(seconds) as limit:
             state.ret_value = await call.apply(state)
-            _note_body_end(state._handle.execution)
+            state._handle.execution.note_end()
             _send(state._handle.execution)
             await state._finish_async()
     except TimeoutError as error:
@@ -225,11 +226,6 @@ def _send(execution: Execution) -> None:
     if execution.sent_nothing:
         check_recorded([log for _, log in execution.attached])
         execution.flush(complete=True)
-
-
-def _note_body_end(execution: Execution) -> None:
-    if execution.recording is not None:
-        execution.recording.note_body_end()
 
 
 def _finish(state: ProgramState, call: ProgramCall) -> None:

@@ -124,7 +124,8 @@ class StateHandle:
     def _record(self, operations: list[Operation], location: str, names: Mapping[int, str]) -> int:
         first = len(self.log.operations)
         try:
-            self.execution.append(Append(self.number, first, operations), self.log)
+            notes = self.execution.notes(self.log, location, names)
+            self.execution.append(Append(self.number, first, operations, notes), self.log)
         except RamiformError as error:
             raise with_location(ErrorInfo.of(error), location).to_exception() from None
         self.log.record(operations, location, names)

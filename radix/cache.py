@@ -76,6 +76,11 @@ class PrefixCache:
         self._clock = 0
 
     @property
+    def clock(self) -> int:
+        """Count of leases released so far: the scale of the nodes' `last_used`."""
+        return self._clock
+
+    @property
     def num_free(self) -> int:
         return self.tiers.device.num_free
 
@@ -287,6 +292,8 @@ class PrefixCache:
         for node in nodes:
             node.num_hits += 1
             node.note_use(lease.program_id, lease.priority)
+        if self.tree.changed is not None:
+            self.tree.changed.update(nodes)
         lease.node = nodes[-1]
         lease.num_published = found.num_tokens - found.num_boundary_tokens
 
@@ -347,6 +354,8 @@ class PrefixCache:
             self.tiers.device.free(own)
             lease.pages[at : at + num_pages] = node.pages
         node.note_use(lease.program_id, lease.priority)
+        if self.tree.changed is not None:
+            self.tree.changed.add(node)
         self._pin_instead(lease, node)
         lease.num_published += num_pages * self.page_size
 

@@ -59,7 +59,8 @@ class SoftPins:
     gets it too, because the parent may now be a leaf of the device's part of the tree.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tree: RadixTree) -> None:
+        self._tree = tree
         self._nodes: dict[Hashable, set[TreeNode]] = {}
 
     def add(self, owner: Hashable, node: TreeNode, rank: int) -> None:
@@ -75,6 +76,8 @@ class SoftPins:
             del node.soft_pins[owner]
             if not node.soft_pins:
                 node.soft_pins = None
+        if self._tree.changed is not None:
+            self._tree.changed.update(nodes)
         return nodes
 
     def copy_to(self, node: TreeNode, heir: ParentNode[TreeNode]) -> None:
@@ -102,11 +105,12 @@ class SoftPins:
     def owners(self) -> list[Hashable]:
         return list(self._nodes)
 
-    @staticmethod
-    def _note(node: TreeNode, owner: Hashable, rank: int) -> None:
+    def _note(self, node: TreeNode, owner: Hashable, rank: int) -> None:
         if node.soft_pins is None:
             node.soft_pins = {}
         node.soft_pins[owner] = rank
+        if self._tree.changed is not None:
+            self._tree.changed.add(node)
 
 
 class Copy(NamedTuple):
@@ -150,7 +154,7 @@ class Tiers:
         tickets = count()
         self.device_heap = EvictionHeap(strategy, tickets)
         self.host_heap = EvictionHeap(strategy, tickets)
-        self.soft_pins = SoftPins()
+        self.soft_pins = SoftPins(tree)
         self.copies: list[Copy] = []
         self._tree = tree
         self._key = strategy.key

@@ -21,11 +21,12 @@ FIRST_PACKED_TOKENS = 128  # a match packs this many tokens first, then twice as
 class TreeRoot(ParentNode["TreeNode"]):
     """Root of a namespace."""
 
-    __slots__ = ("namespace",)
+    __slots__ = ("namespace", "number")
 
     def __init__(self, namespace: str) -> None:
         super().__init__()
         self.namespace = namespace
+        self.number: int | None = None  # as for nodes
 
 
 class TreeNode(ParentNode["TreeNode"]):
@@ -37,6 +38,7 @@ class TreeNode(ParentNode["TreeNode"]):
         "key",
         "last_used",
         "num_hits",
+        "number",
         "on_host",
         "pages",
         "parent",
@@ -70,6 +72,7 @@ class TreeNode(ParentNode["TreeNode"]):
         self.ticket: int | None = None
         self.queued_key: tuple[int, ...] = ()
         self.hashes: list[int] = []
+        self.number: int | None = None  # of viewers, which give it to a node that they first see
 
     @property
     def num_tokens(self) -> int:
@@ -146,6 +149,7 @@ class RadixTree:
         self.num_device_pages = 0
         self.num_host_pages = 0
         self.num_pinned_pages = 0  # on the device
+        self.changed: set[TreeNode] | None = None  # nodes that changed, while somebody follows the tree
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[str, TreeRoot] = {}
 
@@ -224,6 +228,8 @@ class RadixTree:
         branch.attach(node)
         self.num_nodes += 1
         self.num_device_pages += len(pages)
+        if self.changed is not None:
+            self.changed.add(node)
         return node
 
     def grow(self, leaf: TreeNode, run: bytes, pages: list[int]) -> None:
@@ -239,6 +245,8 @@ class RadixTree:
         leaf.pages += pages
         self.num_device_pages += len(pages)
         self.num_pinned_pages += len(pages)
+        if self.changed is not None:
+            self.changed.add(leaf)
         assert len(leaf.pages) == -(-len(leaf.run) // self._page_bytes)
 
     def split(self, node: TreeNode, num_pages: int) -> TreeNode:
@@ -264,6 +272,8 @@ class RadixTree:
         node.parent = upper
         upper.attach(node)
         self.num_nodes += 1
+        if self.changed is not None:
+            self.changed.update((upper, node))
         return upper
 
     def join(self, node: TreeNode) -> None:
@@ -282,6 +292,8 @@ class RadixTree:
             node.attach(grandchild)
         child.attached = False
         self.num_nodes -= 1
+        if self.changed is not None:
+            self.changed.update((node, child, *node.children.values()))
 
     def truncate(self, leaf: TreeNode, num_pages: int) -> list[int]:
         """Remove the last `num_pages` pages, not all, from a leaf, and return them."""
@@ -293,6 +305,8 @@ class RadixTree:
         del leaf.pages[num_left:]
         del leaf.run[num_left * self._page_bytes :]
         self._count(leaf, -num_pages)
+        if self.changed is not None:
+            self.changed.add(leaf)
         return pages
 
     def remove(self, leaf: TreeNode) -> list[int]:
@@ -304,6 +318,8 @@ class RadixTree:
         leaf.attached = False
         self.num_nodes -= 1
         self._count(leaf, -len(leaf.pages))
+        if self.changed is not None:
+            self.changed.add(leaf)
         if isinstance(parent, TreeRoot) and not parent.children:
             del self._roots[parent.namespace]
         return leaf.pages
@@ -316,6 +332,8 @@ class RadixTree:
         node.on_host = not node.on_host
         self._count(node, len(pages))
         node.parent.num_device_children += -1 if node.on_host else 1
+        if self.changed is not None:
+            self.changed.add(node)
         return left
 
     def pin(self, node: TreeNode) -> None:
@@ -326,6 +344,8 @@ class RadixTree:
             branch.ref_count += 1
             if branch.ref_count > 1:
                 return
+            if self.changed is not None:
+                self.changed.add(branch)
             if not branch.on_host:
                 self.num_pinned_pages += len(branch.pages)
             branch = branch.parent
@@ -339,6 +359,8 @@ class RadixTree:
             if branch.ref_count:
                 return
             branch.last_used = clock
+            if self.changed is not None:
+                self.changed.add(branch)
             if not branch.on_host:
                 self.num_pinned_pages -= len(branch.pages)
             branch = branch.parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,9 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # chosen when Triton is first imported, which other libraries may do
 
 import ramiform
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts jobs in the background: children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, however slow the machine; HYPOTHESIS_PROFILE=explore looks for new ones.
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

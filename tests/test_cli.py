@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -38,6 +39,7 @@ MODEL_FLAGS = {
     "--overlap",
     "--deterministic",
     "--dtype",
+    "--model-impl",
     "--tp",
     "--pp",
     "--nnodes",
@@ -67,6 +69,7 @@ MODEL_FLAGS = {
     "--additional-properties",
 }
 HTTP_FLAGS = {
+    "--cache-scope",
     "--cors-origins",
     "--max-body-mib",
     "--max-requests-per-key",
@@ -84,16 +87,18 @@ HTTP_FLAGS = {
     "--frontends",
     "--drain-seconds",
     "--otlp-endpoint",
+    "--page",
+    "--page-texts",
 }
 LOG_FLAGS = {"--log-level", "--log-format"}
 FLAGS = {
-    "serve": MODEL_FLAGS | {"--host", "--port", "--api-key", "--bind", "--keys"} | LOG_FLAGS | HTTP_FLAGS,
+    "serve": MODEL_FLAGS | {"--host", "--port", "--open", "--api-key", "--bind", "--keys"} | LOG_FLAGS | HTTP_FLAGS,
     "run": MODEL_FLAGS | {"--model", "--address", "--keys"} | LOG_FLAGS,
     "eval": MODEL_FLAGS
     | {"--model", "--address", "--keys", "--data", "--limit", "--concurrency", "--resume", "--against"}
     | {"--save", "--html", "--csv"}
     | LOG_FLAGS,
-    "trace": MODEL_FLAGS | {"--model", "--address", "--keys", "--save", "--summary"} | LOG_FLAGS,
+    "trace": MODEL_FLAGS | {"--model", "--address", "--keys", "--save", "--html", "--summary"} | LOG_FLAGS,
     "chat": MODEL_FLAGS | {"--url", "--name", "--api-key", "--system"} | LOG_FLAGS,
     "info": MODEL_FLAGS | {"--address", "--keys"} | LOG_FLAGS,
     "keys": {"--name"},
@@ -258,6 +263,17 @@ def test_trace_runs_a_script_and_shows_a_saved_trace(tmp_path: Path) -> None:
     assert summary.stdout.startswith(done.stdout.splitlines()[0])
     assert "s += country" in summary.stdout
     assert summary.stdout.count("model s") == 2
+    (tmp_path / "script.py").unlink()  # the saved file has the texts of its lines
+    command = [RAMIFORM, "trace", "t.json", "--html", "t.html"]
+    page = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert page.stdout == done.stdout
+    found = re.search(
+        r'<script type="application/json" id="programs">(.*?)</script>', (tmp_path / "t.html").read_text()
+    )
+    assert found is not None
+    france, peru = json.loads(found[1])
+    assert (france["title"], peru["states"][2]["events"][0]["text"]) == ("ask", " Cusco")
+    assert france["source"][str(tmp_path / "script.py:4")] == "s += country"
 
 
 def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:

@@ -217,6 +217,21 @@ class Matcher:
             return self.accept(token) if is_free else None
         return None
 
+    def accept_byte(self, byte: int) -> bool:
+        """Consume a byte of text, which counts as a token for `rollback`. Returns False, and changes nothing, if it is
+        not allowed."""
+        data = bytes([byte])
+        at = None if self._ended else self._along_forced(data) or self._run(lambda: self._after_data(data))
+        if at is None:
+            return False
+        self._follow(at, data)
+        return True
+
+    def _after_data(self, data: bytes) -> Configuration | None:
+        self._forget_path()
+        with self._generation.lock:
+            return self._walker.advance(self._at, self._cells, self._history, data)
+
     def _after(self, token: int) -> Configuration | None:
         self._forget_path()
         with self._generation.lock:

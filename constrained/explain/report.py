@@ -10,8 +10,18 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..automaton.matcher import CompiledGrammar
+from ..automaton.vocabulary import Vocabulary
 from ..compile import compile_constraint
-from ..constraint import Constraint, Grammar, JsonSchema, PropertyOrder, Regex, SchemaOptions, WhitespacePolicy
+from ..constraint import (
+    Constraint,
+    Grammar,
+    JsonSchema,
+    PropertyOrder,
+    Regex,
+    SchemaOptions,
+    StructuralTag,
+    WhitespacePolicy,
+)
 from ..errors import GrammarError
 from ..grammar.ambiguity import TerminalReport, ambiguous_terminals
 from ..schema.compile import pattern_pointer
@@ -20,9 +30,10 @@ from .keywords import KeywordUse, keyword_uses, refusals
 from .places import JsonPlaces, Span, excerpt, line_and_column
 from .walks import BYTES, Cost, Walk, follow, measure
 
-Kind = Literal["schema", "lark", "gbnf", "regex"]
+Kind = Literal["schema", "lark", "gbnf", "regex", "tag"]
 _KINDS = {
     "schema": "JSON Schema",
+    "tag": "a structural tag",
     "lark": "a grammar in Lark's syntax",
     "gbnf": "a grammar in GBNF",
     "regex": "a regex",
@@ -55,18 +66,20 @@ _WIDER: tuple[tuple[dict[str, Any], str], ...] = (
 
 @dataclass(frozen=True)
 class Remark:
-    """Fault in a file: its reason, its pointer if the file is JSON, its line and column, and the line with carets."""
+    """Fault in a file: its reason, its pointer if the file is JSON, its line and column, the line with carets, and its
+    offset in characters."""
 
     reason: str
     pointer: str | None = None
     line: int | None = None
     column: int | None = None
     shown: tuple[str, ...] = ()
+    offset: int | None = None
 
     @classmethod
     def at(cls, text: str, span: Span, reason: str, pointer: str | None = None) -> Remark:
         """Build from a place in the file's text."""
-        return cls(reason, pointer, *line_and_column(text, span.begin), excerpt(text, span))
+        return cls(reason, pointer, *line_and_column(text, span.begin), excerpt(text, span), span.begin)
 
     def lines(self) -> Iterator[str]:
         place = [] if self.pointer is None else [self.pointer or "the root"]
@@ -185,6 +198,14 @@ def explain(
     return _Explainer(file, text, kind, options or JsonOptions(), instance).explanation()
 
 
+def compiled(
+    text: str, kind: Kind, options: JsonOptions, vocabulary: Vocabulary
+) -> tuple[Explanation, CompiledGrammar | None]:
+    """Compile a constraint over a vocabulary. Return its explanation, without costs and ambiguous terminals, and the
+    grammar unless it is refused."""
+    return _Explainer("", text, kind, options, None).compiled(vocabulary)
+
+
 class _Explainer:
     def __init__(self, file: str, text: str, kind: Kind, options: JsonOptions, instance: bytes | None) -> None:
         self._text, self._kind, self._options, self._instance = text, kind, options, instance
@@ -207,6 +228,17 @@ class _Explainer:
         except GrammarError as error:
             self._found = replace(self._found, refused=(*self._found.refused, self._refusal(error)))
         return self._found
+
+    def compiled(self, vocabulary: Vocabulary) -> tuple[Explanation, CompiledGrammar | None]:
+        """Return the explanation without costs, and the grammar unless it is refused."""
+        try:
+            if self._kind == "schema":
+                self._explain_schema()
+            if not self._found.refused:
+                return self._found, self._compile(self._options, vocabulary)
+        except GrammarError as error:
+            self._found = replace(self._found, refused=(*self._found.refused, self._refusal(error)))
+        return self._found, None
 
     def _explain_schema(self) -> None:
         document = self._document = Document(read_schema(self._text))
@@ -234,26 +266,30 @@ class _Explainer:
             errors[str(error)] = error
         self._found = replace(self._found, too_complex=tuple(map(self._refusal, errors.values())))
 
-    def _compile(self, options: JsonOptions) -> CompiledGrammar:
+    def _compile(self, options: JsonOptions, vocabulary: Vocabulary = BYTES) -> CompiledGrammar:
         constraint: Constraint
+        of_schemas = SchemaOptions(options.additional_properties, options.integers)
         match self._kind:
             case "schema":
-                constraint = JsonSchema(self._text, SchemaOptions(options.additional_properties, options.integers))
+                constraint = JsonSchema(self._text, of_schemas)
+            case "tag":
+                constraint = StructuralTag(self._text, of_schemas)
             case "regex":
                 constraint = Regex(self._text)
             case syntax:
                 constraint = Grammar(self._text, syntax)
-        return compile_constraint(constraint, BYTES, whitespace=options.whitespace, order=options.order)
+        return compile_constraint(constraint, vocabulary, whitespace=options.whitespace, order=options.order)
 
     # Refusals, with their places in the file.
 
     def _refusal(self, error: GrammarError) -> Remark:
         reason = _POSITION.sub("", error.reason.split("\n")[0])
-        if self._kind != "schema":
+        if self._kind not in ("schema", "tag"):
             return self._refusal_of_grammar(error, reason)
         cause = error.__context__
         if isinstance(cause, json.JSONDecodeError):
-            return Remark.at(self._text, Span(cause.pos, cause.pos + 1), f"the schema is no JSON: {cause.msg}")
+            what = "schema" if self._kind == "schema" else "structural tag"
+            return Remark.at(self._text, Span(cause.pos, cause.pos + 1), f"the {what} is no JSON: {cause.msg}")
         named = error.pointer
         if named is None and error.patterns and self._document is not None:
             named = pattern_pointer(error.patterns, self._document)
@@ -261,7 +297,7 @@ class _Explainer:
             return Remark(reason)
         pointer, span = self._places.find(named)
         if error.position is not None:
-            if not pointer.endswith("/pattern"):  # the pattern is a name in patternProperties
+            if not pointer.endswith(("/pattern", "/grammar")):  # the pattern is a name in patternProperties
                 span = self._places.name(pointer)
             span = self._places.character(span, error.position)
         return Remark.at(self._text, span, reason, named)

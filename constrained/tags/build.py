@@ -76,7 +76,8 @@ class _TagCompiler:
                     document = checked_document(schema)
                     start = schema_start(document, options.whitespace, options.order, options.schema, self._automaton)
                 except GrammarError as error:
-                    raise GrammarError(error.reason, pointer=pointer + (error.pointer or "")) from None
+                    place = pointer + (error.pointer or "")
+                    raise GrammarError(error.reason, pointer=place, position=error.position) from None
                 return JsonValueState(start, then)
             case RegexFormat() | GrammarFormat():
                 if not isinstance(then, Accepted):

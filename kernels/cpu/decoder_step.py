@@ -1,12 +1,13 @@
 """All decoder layers of a step in one compiled call, which several threads run at once.
 
-It computes pre-norm blocks of RMS norms, rotary attention and a gated silu MLP. Weights have any format of
+It computes blocks of RMS norms before a part, after it or both, rotary attention and a gated MLP of silu or gelu.
+Weights have any format of
 `packed_matrix`, the cache is float32 or bfloat16, everything between is float32. For few tokens the calls between
 operators would cost more than they compute. Threads meet after each phase (`shared_phases`).
 
 Legend: T tokens, O wanted tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head
 size, C = N D, A = H D, I intermediate size, J = 2 I, L layers, F fields of a layer's record, W words of a field,
-R rows of scratch memory.
+P ropes, R rows of scratch memory.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ Bytes = NDArray[np.uint8]
 
 # Fields of a layer's record: descriptors of its matrices, and addresses of its other parameters.
 QKV, OUTPUT, GATE_UP, DOWN, OTHERS, NUM_FIELDS = range(6)
-INPUT_NORM, POST_NORM, QK_NORM, PLAN, NUM_WORDS = 0, 1, 2, 3, 8  # float32 [E], [E], [N - K, D] or 0; 0 or 1
+# Addresses of norms' weights, float32 [E], and [N - K, D] for queries and keys; 0: no such norm.
+INPUT_NORM, POST_NORM, QK_NORM, ATTENTION_OUT_NORM, MLP_OUT_NORM = range(5)
+PLAN, ROPE, NUM_WORDS = 5, 6, 8  # 0 or 1: which attention plan, and which angles
 
 (
     _CAPTURE,
@@ -50,13 +53,15 @@ INPUT_NORM, POST_NORM, QK_NORM, PLAN, NUM_WORDS = 0, 1, 2, 3, 8  # float32 [E], 
     _SELECT,
     _PREPARE_O,
     _O,
+    _ADD_ATTENTION,
     _NORM_2,
     _GATE_UP,
     _ACTIVATE,
     _PREPARE_DOWN,
     _DOWN,
+    _ADD_MLP,
     PHASES_PER_LAYER,
-) = range(14)
+) = range(16)
 _FEW = 4  # tokens up to which every thread computes norms by itself: that takes less time than meeting the others
 _TASKS_PER_THREAD = 8
 
@@ -109,7 +114,7 @@ def _prepare(
 
 
 @compiled(
-    "void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1], boolean)"
+    "void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1], float32)"
 )
 def _multiply(
     phases: Ints,
@@ -120,9 +125,9 @@ def _multiply(
     prepared: Bytes,
     y_TN: Floats,
     sum_TN: Floats,
-    add: bool,
+    factor: float,
 ) -> None:
-    """Write `y = x w^T + bias`, and add it to `sum_TN` if `add`."""
+    """Write `y = x w^T + bias`, and add `factor` times that to `sum_TN` if it is not 0."""
     T, N = y_TN.shape
     panels = num_panels(matrix_W)
     parts = _num_parts(panels, num_threads)
@@ -132,20 +137,69 @@ def _multiply(
             break
         first, end = panels * part // parts, panels * (part + 1) // parts
         multiply_panels(matrix_W, x_TC, prepared, y_TN, first, end)
-        if add:
+        if factor == 1:
             for t in range(T):
                 for n in range(first * WIDTH, min(end * WIDTH, N)):
                     sum_TN[t, n] += y_TN[t, n]
+        elif factor != 0:
+            for t in range(T):
+                for n in range(first * WIDTH, min(end * WIDTH, N)):
+                    sum_TN[t, n] += factor * y_TN[t, n]
         complete(phases, phase, parts)
     wait(phases, phase, parts)
 
 
-@compiled("void(float32[:,::1], int64, int64, int64, int64[::1], float32, float32[:,::1], float32[:,::1], int64[::1])")
+@compiled("void(int64[::1], int64, int64, float32[:,::1], int64, float32, float32, float32[:,::1], float32[:,::1])")
+def _add_normed(
+    phases: Ints,
+    phase: int,
+    num_threads: int,
+    y_TE: Floats,
+    norm: int,
+    eps: float,
+    factor: float,
+    normed_TE: Floats,
+    sum_TE: Floats,
+) -> None:
+    """Add `factor` times the norm of `y_TE` to `sum_TE`; `norm` is the address of the norm's weights."""
+    T, E = y_TE.shape
+    parts = _num_parts(T, num_threads)
+    while True:
+        part = claim(phases, phase, parts)
+        if part < 0:
+            break
+        first, end = T * part // parts, T * (part + 1) // parts
+        rms_norm(y_TE[first:end], carray(_floats(norm), (E,)), eps, normed_TE[first:end])
+        for t in range(first, end):
+            for e in range(E):
+                sum_TE[t, e] += factor * normed_TE[t, e]
+        complete(phases, phase, parts)
+    wait(phases, phase, parts)
+
+
+@compiled("void(float32[::1], int64, float32)")
+def _norm_side_by_side(x_C: Floats, norm: int, eps: float) -> None:
+    """Normalise all numbers together, in place; `norm` is the address of the weights."""
+    C = len(x_C)
+    weight_C = carray(_floats(norm), (C,))
+    total = np.float32(0)
+    for c in range(C):
+        total += x_C[c] * x_C[c]
+    factor = np.float32(1) / np.sqrt(total / np.float32(C) + eps)
+    for c in range(C):
+        x_C[c] = x_C[c] * factor * weight_C[c]
+
+
+@compiled(
+    "void(float32[:,::1], int64, int64, int64, boolean, int64[::1], float32, float32[:,::1], float32[:,::1],"
+    " int64[::1])"
+)
 def _rotate_rows(
     qkv_TC: Floats,
     first: int,
     end: int,
     qk_norm: int,
+    norms_all_heads: bool,
     kv: Ints,
     eps: float,
     cos_TD: Floats,
@@ -154,7 +208,8 @@ def _rotate_rows(
 ) -> None:
     """Rotate the queries of the rows [first, end) in place; write rotated keys, and values, to the tokens' slots.
 
-    `qk_norm` is the address of the weights of the norm of each head of queries and keys before the rotation; 0: none.
+    `qk_norm` is the address of the weights of the norm of each head of queries and keys before the rotation, or with
+    `norms_all_heads` of all heads of each together; 0: none.
     The first half of the sines is negated already.
     """
     K, D, stride, dtype = kv[KV_HEADS], kv[HEAD_SIZE], kv[STRIDE], kv[DTYPE]
@@ -163,9 +218,12 @@ def _rotate_rows(
     for t in range(first, end):
         slot = slots_T[t] * stride
         cos_D, sin_D = cos_TD[t], sin_TD[t]
+        if qk_norm != 0 and norms_all_heads:
+            _norm_side_by_side(qkv_TC[t, : H * D], qk_norm, eps)
+            _norm_side_by_side(qkv_TC[t, H * D : (H + K) * D], qk_norm + 4 * H * D, eps)
         for head in range(H + K):
             x_D = qkv_TC[t, head * D : (head + 1) * D]
-            if qk_norm != 0:
+            if qk_norm != 0 and not norms_all_heads:
                 weight_D = carray(_floats(qk_norm + 4 * head * D), (D,))
                 total = np.float32(0)
                 for d in range(D):
@@ -188,9 +246,14 @@ def _rotate_rows(
                 kh[d], vh[d] = narrow(qkv_TC[t, keys + d], kh[d]), narrow(qkv_TC[t, values + d], vh[d])
 
 
-@compiled("void(float32[:,::1], float32[:,::1], int64, int64, int64, int64)")
-def _activate(gate_up_TJ: Floats, gated_TI: Floats, first: int, end: int, begin: int, stop: int) -> None:
-    """Write silu(gate) * up of the tokens [first, end) and the columns [begin, stop)."""
+@compiled("void(float32[:,::1], float32[:,::1], int64, int64, int64, int64, boolean)")
+def _activate(gate_up_TJ: Floats, gated_TI: Floats, first: int, end: int, begin: int, stop: int, is_gelu: bool) -> None:
+    """Write act(gate) * up of the tokens [first, end) and the columns [begin, stop).
+
+    act(g) is g * sigmoid(g), or of gelu's approximation by tanh g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)).
+    """
+    linear = np.float32(1.5957691216057308) if is_gelu else np.float32(1)
+    cubic = np.float32(0.07135481282553594) if is_gelu else np.float32(0)
     size = gated_TI.shape[1]
     for t in range(first, end):
         # Rows of their own: with both indices the compiler does not compute in vectors.
@@ -198,12 +261,15 @@ def _activate(gate_up_TJ: Floats, gated_TI: Floats, first: int, end: int, begin:
         gated_I = gated_TI[t, begin:stop]
         for i in range(stop - begin):
             gate = gate_I[i]
-            small = exp(-abs(gate))
-            sigmoid = (np.float32(1) if gate >= 0 else small) / (np.float32(1) + small)
+            inner = gate * (linear + cubic * gate * gate)
+            small = exp(-abs(inner))
+            sigmoid = (np.float32(1) if inner >= 0 else small) / (np.float32(1) + small)
             gated_I[i] = gate * sigmoid * up_I[i]
 
 
-@compiled("void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1])")
+@compiled(
+    "void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1], boolean)"
+)
 def _gate_up(
     phases: Ints,
     phase: int,
@@ -213,8 +279,9 @@ def _gate_up(
     prepared: Bytes,
     gate_up_TJ: Floats,
     gated_TI: Floats,
+    is_gelu: bool,
 ) -> None:
-    """Write silu(gate) * up, where gate and up are the halves of the product of `x_TE` and the matrix."""
+    """Write act(gate) * up, where gate and up are the halves of the product of `x_TE` and the matrix."""
     T, size = gated_TI.shape
     if size % WIDTH == 0:  # a panel of gates and one of ups are activated while they are in the cache
         panels = size // WIDTH
@@ -226,26 +293,26 @@ def _gate_up(
             first, end = panels * part // parts, panels * (part + 1) // parts
             multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, first, end)
             multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, panels + first, panels + end)
-            _activate(gate_up_TJ, gated_TI, 0, T, first * WIDTH, end * WIDTH)
+            _activate(gate_up_TJ, gated_TI, 0, T, first * WIDTH, end * WIDTH, is_gelu)
             complete(phases, phase + _GATE_UP, parts)
         wait(phases, phase + _GATE_UP, parts)
         return
-    _multiply(phases, phase + _GATE_UP, num_threads, matrix_W, x_TE, prepared, gate_up_TJ, gate_up_TJ, False)
+    _multiply(phases, phase + _GATE_UP, num_threads, matrix_W, x_TE, prepared, gate_up_TJ, gate_up_TJ, np.float32(0))
     parts = _num_parts(T, num_threads)
     while True:
         part = claim(phases, phase + _ACTIVATE, parts)
         if part < 0:
             break
-        _activate(gate_up_TJ, gated_TI, T * part // parts, T * (part + 1) // parts, 0, size)
+        _activate(gate_up_TJ, gated_TI, T * part // parts, T * (part + 1) // parts, 0, size, is_gelu)
         complete(phases, phase + _ACTIVATE, parts)
     wait(phases, phase + _ACTIVATE, parts)
 
 
 @compiled(
-    "void(int64[::1], int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32, float32,"
-    " float32, float32[:,::1], float32[:,::1], int64[::1], int64[::1], boolean, float32[:,::1], float32[:,::1],"
-    " float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1],"
-    " float32[:,:,::1])"
+    "void(int64[::1], int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32,"
+    " float32, float32, float32, boolean, boolean, float32[:,:,::1], float32[:,:,::1], int64[::1], int64[::1],"
+    " boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
+    " float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1])"
 )
 def decoder_layers(
     phases: Ints,
@@ -258,8 +325,11 @@ def decoder_layers(
     eps: float,
     scale: float,
     cap: float,
-    cos_TD: Floats,
-    sin_TD: Floats,
+    residual_scale: float,
+    is_gelu: bool,
+    norms_all_heads: bool,
+    cos_PTD: Floats,
+    sin_PTD: Floats,
     slots_T: Ints,
     wanted_O: Ints,
     select: bool,
@@ -277,7 +347,9 @@ def decoder_layers(
     """Add the attention and the MLP of all layers to `x_TE` in place; store keys and values in the tokens' slots.
 
     Every thread calls it with the same arguments. `phases` has PHASES_PER_LAYER * L phases. `layers_LFW` are the
-    layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of `AttentionPlan`. If
+    layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of `AttentionPlan`.
+    `cos_PTD` and `sin_PTD` are the angles of each rope; what a part adds is multiplied by `residual_scale`.
+    `is_gelu` and `norms_all_heads` are as in `_activate` and `_rotate_rows`. If
     `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes them to `last_OE`. A
     layer's input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory
     that the threads share, of R rows, at least T and O; `prepared` has the bytes of the largest prepared input of any
@@ -305,14 +377,17 @@ def decoder_layers(
         _prepare(
             phases, phase + _NORM_1, num_threads, alone, qkv_W, x_TE, others_W[INPUT_NORM], eps, normed_TE, prepared
         )
-        _multiply(phases, phase + _QKV, num_threads, qkv_W, normed_TE, prepared, qkv_TC, qkv_TC, False)
+        # Without a norm the rows are read where they are.
+        source_TE = x_TE if others_W[INPUT_NORM] == 0 else normed_TE
+        _multiply(phases, phase + _QKV, num_threads, qkv_W, source_TE, prepared, qkv_TC, qkv_TC, none)
         parts = _num_parts(T, num_threads)
         while True:
             part = claim(phases, phase + _ROTATE, parts)
             if part < 0:
                 break
             first, end = T * part // parts, T * (part + 1) // parts
-            _rotate_rows(qkv_TC, first, end, others_W[QK_NORM], kv, eps, cos_TD, sin_TD, slots_T)
+            cos_TD, sin_TD = cos_PTD[others_W[ROPE]], sin_PTD[others_W[ROPE]]
+            _rotate_rows(qkv_TC, first, end, others_W[QK_NORM], norms_all_heads, kv, eps, cos_TD, sin_TD, slots_T)
             complete(phases, phase + _ROTATE, parts)
         wait(phases, phase + _ROTATE, parts)
 
@@ -343,10 +418,19 @@ def decoder_layers(
             gate_up_TJ, gated_TI = gate_up_RJ[:T], gated_RI[:T]
 
         _prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, out_TA, prepared)
-        _multiply(phases, phase + _O, num_threads, o_W, out_TA, prepared, y_TE, x_TE, True)
+        norm = others_W[ATTENTION_OUT_NORM]
+        factor = residual_scale if norm == 0 else none
+        _multiply(phases, phase + _O, num_threads, o_W, out_TA, prepared, y_TE, x_TE, factor)
+        if norm != 0:
+            _add_normed(phases, phase + _ADD_ATTENTION, num_threads, y_TE, norm, eps, residual_scale, normed_TE, x_TE)
         _prepare(
             phases, phase + _NORM_2, num_threads, alone, gate_up_W, x_TE, others_W[POST_NORM], eps, normed_TE, prepared
         )
-        _gate_up(phases, phase, num_threads, gate_up_W, normed_TE, prepared, gate_up_TJ, gated_TI)
+        source_TE = x_TE if others_W[POST_NORM] == 0 else normed_TE
+        _gate_up(phases, phase, num_threads, gate_up_W, source_TE, prepared, gate_up_TJ, gated_TI, is_gelu)
         _prepare(phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, gated_TI, prepared)
-        _multiply(phases, phase + _DOWN, num_threads, down_W, gated_TI, prepared, y_TE, x_TE, True)
+        norm = others_W[MLP_OUT_NORM]
+        factor = residual_scale if norm == 0 else none
+        _multiply(phases, phase + _DOWN, num_threads, down_W, gated_TI, prepared, y_TE, x_TE, factor)
+        if norm != 0:
+            _add_normed(phases, phase + _ADD_MLP, num_threads, y_TE, norm, eps, residual_scale, normed_TE, x_TE)

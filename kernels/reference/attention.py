@@ -41,16 +41,22 @@ def _bits(cache: torch.Tensor) -> torch.Tensor:
 
 
 def paged_attention(
-    q_THD: torch.Tensor, kv: KvCache, layout: AttentionLayout, scale: float, cap: float | None = None
+    q_THD: torch.Tensor,
+    kv: KvCache,
+    layout: AttentionLayout,
+    scale: float,
+    cap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return `softmax(scale * q k^T) v` of each query over the keys that `layout` shows it, as [T, H, D].
 
     With `cap`, each score s becomes cap * tanh(s / cap) before the softmax (Gemma Team 2024, Gemma 2, section 2).
+    `sinks_H` are further logits, one a head, that take part in the softmax and have no value (Xiao et al. 2023).
     Query head h reads key/value head `h // (H // K)` (Ainslie et al. 2023, grouped-query attention).
     """
     if kv.k_scale_K is not None:
         q_THD = scale_heads(q_THD, kv.k_scale_K)
-    outputs = [_attend(q_THD, kv, group, scale, cap) for group in layout.groups]
+    outputs = [_attend(q_THD, kv, group, scale, cap, sinks_H) for group in layout.groups]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     if kv.v_scale_K is not None:
         output = scale_heads(output, kv.v_scale_K)
@@ -64,14 +70,21 @@ def scale_heads(x_THD: torch.Tensor, scale_K: torch.Tensor) -> torch.Tensor:
     return (x_THD.reshape(T, K, H // K, D) * scale_K.to(x_THD.dtype)[:, None, None]).view(T, H, D)
 
 
-def _attend(q_THD: torch.Tensor, kv: KvCache, group: PaddedRows, scale: float, cap: float | None) -> torch.Tensor:
+def _attend(
+    q_THD: torch.Tensor,
+    kv: KvCache,
+    group: PaddedRows,
+    scale: float,
+    cap: float | None,
+    sinks_H: torch.Tensor | None,
+) -> torch.Tensor:
     B, T, L = group.num_rows, group.num_queries, group.num_keys
     H, D, K = q_THD.shape[1], q_THD.shape[2], kv.k_SKD.shape[1]
     q = q_THD if group.queries is None else q_THD.index_select(0, group.queries)
     k_BKLD = group.rotate(gather_slots(kv.k_SKD, group.slots, q.dtype).view(B, L, K, D)).transpose(1, 2)
     v_BKLD = gather_slots(kv.v_SKD, group.slots, q.dtype).view(B, L, K, D).transpose(1, 2)
-    if cap is not None:
-        return _attend_capped(q.reshape(B, T, H, D), k_BKLD, v_BKLD, group, scale, cap)
+    if cap is not None or sinks_H is not None:
+        return _attend_by_scores(q.reshape(B, T, H, D), k_BKLD, v_BKLD, group, scale, cap, sinks_H)
     if group.causal:
         return attend_chunk(q, k_BKLD[0].transpose(0, 1), v_BKLD[0].transpose(0, 1), scale)
     if T == 1:
@@ -84,21 +97,31 @@ def _attend(q_THD: torch.Tensor, kv: KvCache, group: PaddedRows, scale: float, c
     return out.transpose(1, 2).reshape(B * T, H, D)
 
 
-def _attend_capped(
-    q_BTHD: torch.Tensor, k_BKLD: torch.Tensor, v_BKLD: torch.Tensor, group: PaddedRows, scale: float, cap: float
+def _attend_by_scores(
+    q_BTHD: torch.Tensor,
+    k_BKLD: torch.Tensor,
+    v_BKLD: torch.Tensor,
+    group: PaddedRows,
+    scale: float,
+    cap: float | None,
+    sinks_H: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return [B * T, H, D], computed op by op because torch's fused attention does not cap scores."""
+    """Return [B * T, H, D], computed op by op because torch's fused attention has neither cap nor sinks."""
     B, T, H, D = q_BTHD.shape
     K, L = k_BKLD.shape[1:3]
     q_BKRD = q_BTHD.view(B, T, K, H // K, D).permute(0, 2, 3, 1, 4).reshape(B, K, -1, D)
     scores = (q_BKRD @ k_BKLD.transpose(2, 3)).float().view(B, K, H // K, T, L) * scale
-    scores = cap * torch.tanh(scores / cap)
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
     if group.causal:  # the queries are the last T of L positions
         hidden_TL = torch.ones((T, L), dtype=torch.bool, device=scores.device).triu_(L - T + 1)
         scores = scores.masked_fill(hidden_TL, float("-inf"))
     elif group.bias is not None:
         scores = scores + group.bias.float().reshape(B, 1, 1, -1, L)
-    weights = torch.softmax(scores, dim=-1).to(v_BKLD.dtype).view(B, K, -1, L)
+    if sinks_H is not None:
+        sinks = sinks_H.float().view(1, K, H // K, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :L].to(v_BKLD.dtype).reshape(B, K, -1, L)
     out_BKGTD = (weights @ v_BKLD).view(B, K, H // K, T, D)
     return out_BKGTD.permute(0, 3, 1, 2, 4).contiguous().view(B * T, H, D)
 

@@ -25,6 +25,10 @@ class PaddedAttention:
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
         return paged_attention(q_THD, kv, self.layout, scale, self.cap)
 
+    def attend_with_sinks(self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor) -> torch.Tensor:
+        """Attend as `attend`, with a logit of each head that takes part in its softmax and has no value."""
+        return paged_attention(q_THD, kv, self.layout, scale, self.cap, sinks_H)
+
 
 class ReferenceOps:
     """Plain torch ops, for every device that torch knows."""

@@ -6,10 +6,12 @@ played now; requests have threads of their own.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -62,7 +64,9 @@ class _Program:
     """A program: its history, its budget, and the requests that play it now."""
 
     def __init__(self, opened: Open, abort: Callable[[RunningProgram, ErrorInfo], None], call_later: CallLater) -> None:
-        self.history = ProgramHistory(opened.program)
+        told = {"title": opened.title, "traceparent": opened.traceparent}
+        self.history = ProgramHistory(opened.program, {name: text for name, text in told.items() if text is not None})
+        self.run = uuid.uuid4().hex  # by which the server's records know its requests
         self.budget = RunningProgram(opened.program, opened.budget, abort, call_later)
         self.complete = False  # nothing more will be appended
         self.requests: dict[ProgramRequest, PendingResult] = {}
@@ -72,9 +76,16 @@ class _Program:
 class HttpChannel:
     """A `Channel` of the runtime that `http` reaches; `answer_call` answers calls that concern no state."""
 
-    def __init__(self, http: HttpClient, answer_call: Callable[[Method, int], Reply]) -> None:
+    def __init__(
+        self,
+        http: HttpClient,
+        answer_call: Callable[[Method, int], Reply],
+        wants_notes: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`wants_notes` asks the server, once."""
         self._http = http
         self._answer_call = answer_call
+        self._ask_wants_notes = wants_notes
         self._numbers = itertools.count(1)
         self._listeners: dict[int, Listener] = {}
         self._inbox: SimpleQueue[ToFrontend | Callable[[], None] | None] = SimpleQueue()  # None: the end
@@ -88,6 +99,11 @@ class HttpChannel:
         self._thread.start()
 
     # For every thread
+
+    @functools.cached_property
+    def wants_notes(self) -> bool:
+        """Return whether the server keeps records of programs. Asks it at first."""
+        return self._ask_wants_notes()
 
     def attach(self, listener: Listener) -> int:
         number = next(self._numbers)
@@ -162,12 +178,12 @@ class HttpChannel:
                 self._program_of[number] = self._programs[name]
             case Append():
                 self._append(message)
-            case Supply(state=number, op=op, text=text, error=error):
+            case Supply(state=number, op=op, text=text, error=error, label=label):
                 if (known := self._program_of.get(number)) is not None:
                     state = known.history.states.get(number)
                     if state is not None and state.attempt is not None and op == state.num_answered:
                         self._take_verdict(known, state, state.attempt, message)
-                    known.history.supply(number, op, text if error is None else error)
+                    known.history.supply(number, op, text if error is None else error, label)
                     self._hurry(known)
             case Close(states=states, programs=programs):
                 self._close(states, programs)
@@ -183,7 +199,7 @@ class HttpChannel:
         state = program.history.states[message.state]
         first = len(state.operations)
         try:
-            program.history.append(message.state, message.operations)
+            program.history.append(message.state, message.operations, message.notes)
         except RequestError as error:
             state.operations += message.operations[len(state.operations) - first :]
             self._fail(program, state, ErrorInfo.of(error))
@@ -285,6 +301,8 @@ class HttpChannel:
             "complete": program.complete and request.is_last,
             "rid": request.rid,
         }
+        if self.wants_notes:
+            body["run"] = program.run
         if tokens:
             opened = next(message for message in request.messages if message["type"] == "open")
             opened["budget"] = {"tokens": tokens}

@@ -9,6 +9,7 @@ import msgspec
 
 from ...runtime.protocol import session
 from ...runtime.protocol.core import CoreStats, ModelInfo
+from ...runtime.protocol.errors import RamiformError
 from .http_channel import HttpChannel
 from .http_client import HttpClient
 from .model import Method, ModelCall
@@ -34,7 +35,7 @@ class HttpRuntime:
     def connection(self) -> HttpChannel:
         with self._lock:
             if self._channel is None:
-                self._channel = HttpChannel(self._http, self._answer_call)
+                self._channel = HttpChannel(self._http, self._answer_call, self._wants_notes)
             return self._channel
 
     def close(self) -> None:
@@ -51,6 +52,13 @@ class HttpRuntime:
         """
         facts = self._http.get("/get_server_info")
         return facts if isinstance(facts, dict) else {}
+
+    def _wants_notes(self) -> bool:
+        """Return whether the server keeps records of programs; False if it cannot be asked."""
+        try:
+            return self.server_info().get("wants_notes") is True
+        except RamiformError:
+            return False
 
     def _answer_call(self, method: Method, number: int) -> session.Reply:
         match method:

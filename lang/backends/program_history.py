@@ -21,6 +21,7 @@ from ...runtime.protocol.session import (
     Fork,
     Gen,
     Generated,
+    Note,
     Operation,
     Retry,
     Select,
@@ -47,6 +48,8 @@ class StateHistory:
     num_needed: int = 0  # operations that are played although the state is closed: other states need them
     joins: dict[int, list[tuple[StateHistory, int]]] = field(default_factory=dict)  # by operation: child, its length
     supplied: dict[int, str | ErrorInfo | None] = field(default_factory=dict)  # of each Ask; None: not yet
+    labels: dict[int, str] = field(default_factory=dict)  # of what was supplied to an Ask
+    notes: list[Note] = field(default_factory=list)  # for a server that wants them
     attempt: Done | None = None  # of the checked Gen that comes next: it waits for a verdict
     retry: Retry | None = None  # of the checked Gen that comes next: how it is generated again
 
@@ -79,6 +82,19 @@ class StateHistory:
                 assert isinstance(text, str)
                 operation = Generated(text=text, chosen=True) if operation.chosen else Text(text)
             yield operation
+
+    def played_notes(self, first: int, end: int) -> list[Note]:
+        """Return the notes of operations, numbered as a request has these."""
+        notes = [note for note in self.notes if first <= note.op < end]
+        notes += [
+            Note(op=op, label=self.labels.get(op), asked=True) for op in self.supplied if first <= op < end
+        ] * bool(self.notes)
+        moved = self.num_before_retry
+        shifted = [
+            msgspec.structs.replace(note, op=note.op + moved) if moved and note.op >= self.num_answered else note
+            for note in notes
+        ]
+        return sorted(shifted, key=lambda note: note.op)
 
     @property
     def num_before_retry(self) -> int:
@@ -133,8 +149,10 @@ class ProgramRequest:
 class ProgramHistory:
     """The states of one program, and every message of it in the order in which it came."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, told: dict[str, str] | None = None) -> None:
+        """`told`: fields of the message that opens the program, for a server that wants notes."""
         self.number = number
+        self._told = told or {}
         self.states: dict[int, StateHistory] = {}  # those that are open, or that others need
         self._messages: list[tuple[StateHistory, int, int]] = []  # operations [first, end) of a state
 
@@ -146,9 +164,10 @@ class ProgramHistory:
     def open(self, number: int) -> None:
         self.states[number] = StateHistory(number)
 
-    def append(self, number: int, operations: list[Operation]) -> None:
+    def append(self, number: int, operations: list[Operation], notes: list[Note] | None = None) -> None:
         """Add operations. Raises RequestError for a fork into a state that exists, or a join of what is no fork."""
         state = self.states[number]
+        state.notes += notes or []
         first = len(state.operations)
         for index, operation in enumerate(operations, start=first):
             match operation:
@@ -169,11 +188,13 @@ class ProgramHistory:
             _, first, _ = self._messages.pop()
         self._messages.append((state, first, len(state.operations)))
 
-    def supply(self, number: int, operation: int, given: str | ErrorInfo) -> None:
+    def supply(self, number: int, operation: int, given: str | ErrorInfo, label: str | None = None) -> None:
         """Give an Ask its text, or the error that prevents it. The first one counts."""
         state = self.states.get(number)
         if state is not None and operation in state.supplied and state.supplied[operation] is None:
             state.supplied[operation] = given
+            if label is not None:
+                state.labels[operation] = label
 
     def close(self, numbers: Iterable[int]) -> None:
         """Mark states as closed: their answers are needed only where other states depend on them."""
@@ -229,12 +250,14 @@ class ProgramHistory:
         """Yield the messages up to `limits`, with answered operations in the form that generates nothing."""
         for state in limits:
             if state.parent is None:
-                yield {"type": "open", "state": state.number, "program": self.number}
+                yield {"type": "open", "state": state.number, "program": self.number, **self._told}
         for state, first, end in self._messages:
             end = min(end, limits.get(state, 0))
             if first < end:
                 operations = [_with_needed_forks(one, limits) for one in state.played(first, end)]
-                yield {"type": "append", "state": state.number, "first": first, "operations": operations}
+                said = {"type": "append", "state": state.number, "first": first, "operations": operations}
+                notes = state.played_notes(first, end)
+                yield {**said, "notes": notes} if notes else said
 
     def _forks(self, state: StateHistory, numbers: tuple[int, ...]) -> list[StateHistory]:
         children = [self.states.get(number) for number in numbers]

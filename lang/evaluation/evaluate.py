@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ...runtime.programs.records.events import TokenCounts
 from ...runtime.protocol.errors import RequestError, did_you_mean
 from ..backend import Backend
 from ..batch import progress_on_stderr
@@ -18,7 +19,6 @@ from ..expr import RUN_ARGUMENTS
 from ..plans.planning import run_coroutine
 from ..program import Program
 from ..state import ProgramState
-from ..tracing.events import TokenCounts
 from ..tracing.trace import Trace
 from ..variables import AssignedVariable
 from .dataset import Dataset, Example, digest, inputs_of, read_dataset

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from ...runtime.programs.records.events import TokenCounts
 from ...runtime.protocol.errors import RequestError
 from ..backend import Backend
 from ..plans.planning import run_coroutine
 from ..program import Program
 from ..signatures import Demonstration as SignatureDemonstration
-from ..tracing.events import TokenCounts
 from .dataset import Dataset, read_dataset
 from .evaluate import Metric, aevaluate
 from .report import Report

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...runtime.programs.records.events import TokenCounts
 from ...runtime.protocol.errors import RequestError
-from ..tracing.events import TokenCounts
 from .report_html import ScoreSummary, fragment, page
 from .result_file import ExampleResult
 from .statistics import confidence_interval, paired_interval, paired_p_value

@@ -10,8 +10,8 @@ from typing import IO, Any
 
 import msgspec
 
+from ...runtime.programs.records.events import TokenCounts
 from ...runtime.protocol.errors import RequestError
-from ..tracing.events import TokenCounts
 from ..tracing.trace import Trace
 from .dataset import Example, digest
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from ...runtime.programs.records.events import StepKind
+from ...runtime.programs.records.steps import described
 from ...runtime.protocol import session
 from ..operation_log import OperationLog
 from .symbols import shown
 
-StepKind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather", "mark", "rollback"]
 _GENERATIONS = ("gen", "select", "decide")
 
 
@@ -217,43 +218,11 @@ def _gathered(
 
 
 def _step(operation: session.Operation, place: str, name: str | None, index: dict[int, int]) -> PlannedStep:
-    called = "" if name is None else f" {name}"
+    kind, label = described(operation, name, shown)
     match operation:
-        case session.Text(text=text):
-            return PlannedStep("text", f"text {shown(text)!r}", place, operation)
-        case session.RoleBegin(role=role):
-            return PlannedStep("role", f"{role}:", place, operation)
-        case session.RoleEnd():
-            return PlannedStep("role", "end", place, operation)
-        case session.Gen(sampling=sampling, n=n):
-            options = [f"max_tokens={sampling.max_new_tokens}", f"temperature={sampling.temperature:g}"]
-            options += [f"n={n}"] * (n > 1) + ["checked"] * operation.checked
-            if sampling.constraint is not None:
-                options.append(f"{sampling.constraint.kind}={_short(shown(sampling.constraint.source))}")
-            return PlannedStep("gen", f"gen{called} ({', '.join(options)})", place, operation, name)
-        case session.Generated(text=text):
-            return PlannedStep("text", f"text {shown(text)!r}", place, operation)
-        case session.Select(choices=choices):
-            return PlannedStep(
-                "select", f"select{called} {_short(repr([shown(one) for one in choices]))}", place, operation, name
-            )
-        case session.Decide(questions=questions):
-            return PlannedStep("decide", f"decide {name} ({len(questions)} questions)", place, operation, name)
-        case session.Ask():
-            return PlannedStep("ask", "call of the program's own function", place, operation)
-        case session.Fork(children=children):
-            states = tuple(index[child] for child in children)
-            return PlannedStep("fork", f"fork x{len(children)}", place, operation, states=states)
-        case session.Concatenate(children=children):
-            states = tuple(index[child] for child in children)
-            return PlannedStep("join", f"join x{len(children)}, appended", place, operation, states=states)
-        case session.Mark():
-            return PlannedStep("mark", "mark", place, operation)
-        case session.Rollback(mark=mark):
-            return PlannedStep("rollback", f"rollback to operation {mark}", place, operation)
-        case session.Sync():
-            return PlannedStep("ask", "sync", place, operation)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        case session.Fork(children=children) | session.Concatenate(children=children):
+            return PlannedStep(kind, label, place, operation, states=tuple(index[child] for child in children))
+        case session.Gen() | session.Select() | session.Decide():
+            return PlannedStep(kind, label, place, operation, name)
+        case _:
+            return PlannedStep(kind, label, place, operation)

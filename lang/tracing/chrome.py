@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .events import Event, RunRecord
-from .spans import spans_of
+from ...runtime.programs.records.events import Event, RunRecord
+from ...runtime.programs.records.spans import phases, spans_of
 
 
 def chrome_events(trace: RunRecord, process: int = 0) -> Iterator[dict[str, Any]]:
@@ -51,19 +51,16 @@ def chrome_events(trace: RunRecord, process: int = 0) -> Iterator[dict[str, Any]
 def _phases(event: Event) -> Iterator[tuple[str, float, float]]:
     """Yield the phases of a generation: name, start, end.
 
-    With the runtime's timings they are aligned to the event's end; the rest before them is transport. Without timings
-    the first streamed text separates prefill from decode.
+    Without the runtime's timings the first streamed text separates prefill from decode.
     """
     if event.end is None:
         return
     if (timings := event.timings) is not None:
-        until = event.end
-        phases = []
-        for name, seconds in (("decode", timings.decode), ("prefill", timings.prefill), ("queue", timings.queue)):
-            start = max(event.start, until - seconds)
-            phases.append((name, start, until))
-            until = start
-        yield from reversed(phases)
+        yield from (
+            one
+            for one in phases(timings, event.start, event.end, event.seconds)
+            if one[0] != "transport" and one[1] < one[2]
+        )
     elif event.first_text is not None:
         yield "prefill", event.start, event.first_text
         yield "decode", event.first_text, event.end
@@ -76,5 +73,7 @@ def _arguments(event: Event) -> dict[str, Any]:
         arguments["prompt_tokens"] = event.tokens.prompt
         arguments["cached_tokens"] = event.tokens.cached
         arguments["completion_tokens"] = event.tokens.completion
+        arguments["forced_tokens"] = event.tokens.forced
+        arguments["accepted_tokens"] = event.tokens.accepted
     arguments |= {"samples": event.samples, "runtime_seconds": event.seconds, "error": event.error}
     return {name: value for name, value in arguments.items() if value is not None}

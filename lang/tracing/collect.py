@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-import msgspec
-
-from ...runtime.protocol import session
+from ...runtime.programs.records.events import Event, ProgramWait, RunRecord, TracedState
+from ...runtime.programs.records.steps import answer_fields
 from ..operation_log import OperationLog
 from ..plans.plan import PlannedStep, states_of
-from .events import Event, ProgramWait, RunRecord, TokenCounts, TracedState
 from .recording import OperationTimes, Recording, ThreadWait
 
 Waits = Callable[[int, float, float], tuple[ProgramWait, ...]]  # of a thread, between two times
@@ -87,7 +84,7 @@ def _events(
             end=end,
             error=failed,
             waits=waits_between(times.threads[op], begin, start) if op < len(times.threads) and start > begin else (),
-            **({} if done is None else _answer_fields(done)),
+            **({} if done is None else answer_fields(done)),
         )
         begin = start if end is None else end
         op += 1
@@ -106,34 +103,3 @@ def _between(waits: list[ThreadWait], start: float, end: float) -> Iterator[Prog
         if wait.start >= end:
             return
         yield ProgramWait(max(wait.start, start), min(wait.end, end), wait.place)
-
-
-def _answer_fields(done: session.Done) -> dict[str, Any]:
-    """Return the fields of an Event that come with the answer."""
-    fields: dict[str, Any] = {"text": done.text}
-    if done.sequences:
-        parts = done.sequences
-        fields["tokens"] = TokenCounts(
-            sum(part.prompt_tokens for part in parts),
-            sum(part.cached_tokens for part in parts),
-            sum(part.completion_tokens for part in parts),
-            sum(_num_forced(part) for part in parts),
-        )
-        fields["seconds"] = max(part.seconds for part in parts) or None
-        fields["timings"] = max(parts, key=lambda part: part.seconds).timings
-        fields["finish"] = parts[0].finish.type
-        if len(parts) > 1:
-            fields["samples"] = [part.text for part in parts]
-    elif done.choice is not None:
-        fields["tokens"] = TokenCounts(done.choice.prompt_tokens, done.choice.cached_tokens, 0)
-    elif done.answers is not None:
-        fields["text"] = ", ".join(msgspec.json.encode(answer).decode() for answer in done.answers)
-    return fields
-
-
-def _num_forced(sequence: session.Sequence) -> int:
-    """Return the number of tokens that the constraint forced: without a forward pass of their own, and not drafted."""
-    if not sequence.num_passes:
-        return 0
-    drafted = sum(length * count for length, count in enumerate(sequence.accepted_lengths))
-    return max(0, sequence.completion_tokens - sequence.num_passes - drafted)

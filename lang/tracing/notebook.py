@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ...runtime.programs.records.events import Event, RunRecord, TracedState, total_of
+from ...runtime.programs.records.spans import CAUSES, MEANINGS, Cause, spans_of, track_of
 from ...runtime.protocol.session import Fork
 from ..operation_log import OperationLog
 from ..state_handle import StateHandle
 from .collect import traced_states
-from .events import Event, RunRecord, TracedState, total_of
 from .recording import OperationTimes
 from .snapshot import snapshot_of
-from .spans import CAUSES, MEANINGS, Cause, spans_of, track_of
 from .text_flow import BranchPiece, Origin, TextFlow, TextPiece, flow_of
 
 MAX_TEXT = 20_000  # characters shown of one piece of text
@@ -52,9 +52,14 @@ _CAUSE_COLOURS: Mapping[Cause, str] = {
     "tool": "rgba(163,113,247,.65)",
     "wait": "rgba(210,153,34,.6)",
     "queue": "rgba(248,81,73,.6)",
-    "model": "rgba(46,160,67,.65)",
+    "grammar": "rgba(219,109,40,.6)",
+    "prefill": "rgba(46,160,67,.35)",
+    "decode": "rgba(46,160,67,.65)",
+    "retracted": "rgba(248,81,73,.35)",
+    "model": "rgba(46,160,67,.5)",
     "transport": "rgba(130,130,130,.3)",
 }
+_ALWAYS = ("queue", "prefill", "decode")  # phases that are shown even if they took no time
 _PAGE = "font-family:monospace;font-size:13px;line-height:1.5;color:inherit;"
 _TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;"
 _BOX = "border:1px solid rgba(128,128,128,.4);border-radius:4px;padding:4px 8px;"
@@ -186,7 +191,8 @@ def _details(event: Event) -> str:
     elif event.end is not None:
         parts.append(_ms(event.end - event.start))
     if (timings := event.timings) is not None:
-        parts.append(f"queue {_ms(timings.queue)}, prefill {_ms(timings.prefill)}, decode {_ms(timings.decode)}")
+        phases = ((name, getattr(timings, name)) for name in timings.__struct_fields__)
+        parts.append(", ".join(f"{name} {_ms(seconds)}" for name, seconds in phases if name in _ALWAYS or seconds))
     if event.finish is not None:
         parts.append(f"finished by {event.finish}")
     return "\n".join(parts)

@@ -76,21 +76,14 @@ class Recording:
                 times.first_text.setdefault(len(log.done), now)
 
         log.watch(note)
-        log.on_waited = self.note_wait
+        log.on_waited.append(self.note_wait)
         self.times.append(times)
         self.logs.append((number, log))
 
     def note_wait(self, began: float) -> None:
         """Record that the calling thread has waited since `began`."""
         start, end = began - self._began, time.perf_counter() - self._began
-        place = program_location()
-        if place.startswith(_EVENT_LOOP):
-            place = ""  # `asyncio.gather(s.get("x"))`: no line of the program waits itself
-        waits = self.waits.setdefault(threading.get_ident(), [])
-        if waits and start - waits[-1].end < NEAR and waits[-1].place == place:
-            waits[-1].end = end
-        else:
-            waits.append(ThreadWait(start, end, place))
+        add_wait(self.waits.setdefault(threading.get_ident(), []), start, end, waiting_place())
 
     def note_sent(self) -> None:
         """Record that the operations so far are sent now, together."""
@@ -105,6 +98,20 @@ class Recording:
         """Remove the recording of a run that did not take place from those of `record_all`."""
         if _all is not None and self in _all:
             _all.remove(self)
+
+
+def waiting_place() -> str:
+    """Return `file:line` of the program that waits; "" if a task of the event loop does."""
+    place = program_location()
+    return "" if place.startswith(_EVENT_LOOP) else place  # `asyncio.gather(s.get("x"))`: no line waits itself
+
+
+def add_wait(waits: list[ThreadWait], start: float, end: float, place: str) -> None:
+    """Add a thread's latest wait, as one with the wait before it if that was a moment ago at the same line."""
+    if waits and start - waits[-1].end < NEAR and waits[-1].place == place:
+        waits[-1].end = end
+    else:
+        waits.append(ThreadWait(start, end, place))
 
 
 def is_recording_all() -> bool:

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from .events import Event, RunRecord, TracedState
-from .spans import Cause, spans_of
+from ...runtime.programs.records.events import Event, RunRecord, TracedState
+from ...runtime.programs.records.spans import Cause, spans_of
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -60,8 +60,9 @@ def _line(event: Event, gaps: Mapping[Cause, float]) -> Iterator[tuple[str, str]
     if event.end is not None and event.tokens is not None:
         yield (f"  {(event.end - event.start) * 1000:.1f} ms", "magenta")
     if (timings := event.timings) is not None:
-        parts = ((timings.queue, "queue"), (timings.prefill, "prefill"), (timings.decode, "decode"))
-        yield (f" ({', '.join(f'{name} {seconds * 1000:.1f}' for seconds, name in parts)})", "dim")
+        parts = ((name, getattr(timings, name)) for name in ("queue", "grammar", "prefill", "retracted", "decode"))
+        shown = (one for one in parts if one[1] or one[0] in ("queue", "prefill", "decode"))
+        yield (f" ({', '.join(f'{name} {seconds * 1000:.1f}' for name, seconds in shown)})", "dim")
     before = [f"{cause} {seconds * 1000:.1f}" for cause, seconds in gaps.items() if seconds >= MIN_SHOWN]
     if before:
         yield (f"  after {', '.join(before)} ms", "dim")

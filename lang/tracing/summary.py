@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import io
 import linecache
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from .events import RunRecord, TokenCounts, total_of
-from .spans import CAUSES, Cause, spans_of
+from ...runtime.programs.records.events import RunRecord, TokenCounts, total_of
+from ...runtime.programs.records.spans import CAUSES, Cause, spans_of
+from ...runtime.programs.records.totals import LineTotals, totals_by_line
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 160  # columns, where there is no terminal
 MAX_SOURCE = 60  # characters of a source line
-
-
-class LineTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of one source line, all states together. `place` is "" for what came after the last operation."""
-
-    place: str  # file:line
-    source: str | None  # the line's text; None: it cannot be read
-    operations: int
-    seconds: dict[Cause, float]
-    tokens: TokenCounts
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,32 +78,8 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summary_of(record: RunRecord) -> TraceSummary:
     """Return the totals of a run by source line."""
-    operations: defaultdict[str, int] = defaultdict(int)
-    seconds: defaultdict[str, defaultdict[Cause, float]] = defaultdict(lambda: defaultdict(float))
-    tokens: defaultdict[str, list[TokenCounts]] = defaultdict(list)
-    for state in record.states:
-        for event in state.events:
-            operations[event.place] += 1
-            if event.tokens is not None:
-                tokens[event.place].append(event.tokens)
-        for span in spans_of(record, state):
-            seconds[span.place][span.cause] += span.seconds
-    lines = [
-        LineTotals(
-            place=place,
-            source=_source_of(place),
-            operations=operations[place],
-            seconds={cause: seconds[place][cause] for cause in CAUSES if cause in seconds[place]},
-            tokens=total_of(tokens[place]),
-        )
-        for place in sorted({*operations, *seconds}, key=_order)
-    ]
-    return TraceSummary(title=record.title, lines=lines)
-
-
-def _order(place: str) -> tuple[bool, str, int]:
-    file, _, number = place.rpartition(":")
-    return not place, file, int(number) if number.isdecimal() else 0
+    tracks = [(state.events, spans_of(record, state)) for state in record.states]
+    return TraceSummary(title=record.title, lines=totals_by_line(tracks, _source_of))
 
 
 def _source_of(place: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .events import Event, TracedState
+from ...runtime.programs.records.events import Event, TracedState
 
 Origin = Literal["program", "cached", "generated", "forced", "template", "tool", "joined", "failed"]
 

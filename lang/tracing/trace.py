@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ...runtime.programs.records.events import RunRecord
+from ...runtime.programs.records.view import ProgramView, view_of
 from ...runtime.protocol.errors import RequestError
 from .chrome import chrome_events
 from .collect import record_of
-from .events import RunRecord
 from .recording import Recording
 
 if TYPE_CHECKING:
@@ -63,10 +65,17 @@ class Trace(RunRecord, frozen=True, kw_only=True):
         save([self], path)
 
 
+class SavedView(msgspec.Struct):
+    """The part of a saved view that cannot be made again: texts of source lines, by file:line."""
+
+    source: dict[str, str] = {}
+
+
 class TraceFile(msgspec.Struct):
-    """The part of a saved file that `load` reads."""
+    """The part of a saved file that `load` and `load_views` read. Older files have no views."""
 
     ramiform: list[Trace]
+    programs: list[SavedView] = []
 
 
 def trace_of(recording: Recording) -> Trace:
@@ -76,17 +85,35 @@ def trace_of(recording: Recording) -> Trace:
 
 
 def save(traces: list[Trace], path: str | os.PathLike[str]) -> None:
-    """Write traces as JSON of the Chrome trace event format."""
+    """Write traces as JSON of the Chrome trace event format, with what `load` and the server's page read beside it."""
     events = [event for number, trace in enumerate(traces) for event in chrome_events(trace, number)]
     events.sort(key=lambda event: (event["ts"], event.get("cat") == "gap"))  # a gap follows an operation of no length
-    content = {"traceEvents": events, "displayTimeUnit": "ms", "ramiform": traces}
+    content = {"traceEvents": events, "displayTimeUnit": "ms", "ramiform": traces, "programs": views_of(traces)}
     Path(path).write_bytes(msgspec.json.encode(content))
+
+
+def views_of(traces: Sequence[RunRecord], sources: Sequence[SavedView] = ()) -> list[ProgramView]:
+    """Return what pages show of traces. Source lines that `sources`, in the same order, lack are read from files."""
+    return [
+        view_of(trace, id=str(number + 1), seq=number + 1, source=sources[number].source if sources else None)
+        for number, trace in enumerate(traces)
+    ]
 
 
 def load(path: str | os.PathLike[str]) -> list[Trace]:
     """Read the traces that `save` has written. Raises RequestError for any other file."""
+    return _read(path).ramiform
+
+
+def load_views(path: str | os.PathLike[str]) -> list[ProgramView]:
+    """Read what pages show of the traces that `save` has written. Raises RequestError for any other file."""
+    found = _read(path)
+    return views_of(found.ramiform, found.programs if len(found.programs) == len(found.ramiform) else ())
+
+
+def _read(path: str | os.PathLike[str]) -> TraceFile:
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=TraceFile).ramiform
+        return msgspec.json.decode(Path(path).read_bytes(), type=TraceFile)
     except (OSError, ValueError, RecursionError) as error:
         raise RequestError(
             f"{os.fspath(path)!r} is not a trace that ramiform has saved: {error}", param="path"

@@ -200,7 +200,7 @@ class GrammarCache:
         if not loops.ready(_LOOPS) and 32 * self._num_words > MAX_INTERPRETED_TOKENS:
             self._wait()
         try:
-            return self._compile_source(_grammar_source(constraint), constraint.order)
+            return self._compile_source(grammar_source(constraint), constraint.order)
         except GrammarError as error:
             raise _invalid_grammar(constraint.kind, str(error)) from None
 
@@ -223,7 +223,9 @@ def _drop_masks(grammar: Any) -> None:
         grammar.drop_masks()
 
 
-def _grammar_source(constraint: Constraint) -> GrammarSource:
+def grammar_source(constraint: Constraint) -> GrammarSource:
+    """Convert a request's constraint. Raises RequestError (code "invalid_grammar") for choices that are no list of
+    texts."""
     options = SchemaOptions(constraint.additional_properties or "closed", "digits")
     match constraint.kind:
         case "regex":

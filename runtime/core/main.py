@@ -47,6 +47,7 @@ from ..protocol.core import (
     Tokens,
 )
 from ..protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
+from ..protocol.tree import GetTree, GetTreeNode
 from ..protocol.version import __version__
 from ..scheduler.jump_forward import Retokenise, Retokeniser
 from ..scheduler.plan_log import LoggingScheduler, LogHeader, PlanLog
@@ -58,6 +59,7 @@ from .cache_events import CacheEventPublisher
 from .core_metrics import CoreMetricsRecorder, TimedGrammarCache
 from .loop_loader import LoopLoader
 from .pipeline import Pipeline
+from .tree_view import TreeViewer
 
 logger = logging.getLogger("ramiform.core")
 
@@ -259,7 +261,7 @@ def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
     """
     if config.wait_for_loops or config.deterministic or config.num_ranks > 1:
         return False
-    if config.quantize is not None or is_gguf(path) or read_config(path).quantisation is not None:
+    if config.quantize is not None or is_gguf(path) or read_config(path, config.model_impl).quantisation is not None:
         return False
     return choose_source(config, path) not in ("eagle", "draft")
 
@@ -286,6 +288,7 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
     """Repeat: messages in, one forward, tokens out. Raises RuntimeFailed when a rank dies."""
     scheduler, recorder = core.scheduler, core.recorder
     pipeline = Pipeline(core.engine, scheduler, ahead=core.ahead, on_step=recorder.record_step)
+    viewer = TreeViewer(core.cache)
 
     def send(answers: list[FromCore]) -> None:
         recorder.record_answers(answers)
@@ -296,14 +299,18 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
         wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if scheduler.pending_grammars else None
         if wait is None and loader.pending:
             wait = LOOPS_POLL_MS
-        for owner, message in received(link, wait):
+        for owner, message in received(link, 0 if viewer.busy else wait):
             if isinstance(message, Attach):
                 link.reply(owner, CoreReady(core.info))
+                continue
+            if isinstance(message, GetTree | GetTreeNode):
+                viewer.ask(owner, message)
                 continue
             for answer in scheduler.handle(message, time.monotonic(), owner):
                 if isinstance(answer, CoreReply):
                     if answer.stats is not None:
                         core.grammars.record_totals()
+                        viewer.note_time()
                         answer = msgspec.structs.replace(answer, measures=recorder.measures)
                     link.reply(owner, answer)
                 else:
@@ -316,6 +323,9 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
             pipeline.reset_clock()
         for answers in pipeline.advance():
             send(answers)
+        if viewer.active:
+            for owner, reply in viewer.work():
+                link.reply(owner, reply)
         for owner, abort in unsent:
             recorder.record_answers(scheduler.handle(abort, time.monotonic(), owner))
         unsent.clear()

@@ -41,11 +41,11 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
 
     Raises RequestError naming the setting when Triton is not installed or has no such op.
     """
-    rotates = model.rope.type == "dynamic"
+    rotates = model.rope.depends_on_length
     if config.kernels == "triton":
         if rotates:
             raise RequestError(
-                "kernels 'triton' do not rotate keys when they are read, as dynamic rotary scaling needs it: use auto",
+                "kernels 'triton' do not rotate keys when they are read, as the model's rotary scaling needs: use auto",
                 param="kernels",
             )
         if importlib.util.find_spec("triton") is None:
@@ -54,7 +54,7 @@ def choose_ops(config: CoreConfig, model: ModelConfig, device: torch.device) -> 
     if rotates and config.deterministic:
         # A token's numbers depend on the length at which it was computed, with any op set.
         logger.warning(
-            "with dynamic rotary scaling, deterministic does not cover other batches and chunks, only processes"
+            "with rotary scaling by length, deterministic does not cover other batches and chunks, only processes"
         )
     if rotates or not config.deterministic:
         return None if config.kernels == "auto" else for_device(device, config.kernels, attention_cap=cap)
@@ -88,7 +88,9 @@ def build_engine(
     device does not exist or lacks the KV's dtype, when the context is longer than the model's, and when the KV memory
     cannot hold one sequence or exceeds the device's.
     """
-    whole_config = read_config(path)
+    whole_config = read_config(path, config.model_impl)
+    if not whole_config.is_native:
+        _check_transformers_settings(config, group)
     if config.deterministic and group is SINGLE_RANK:
         group = SingleRank(shard_of(whole_config, rank=0, size=1, ordered=True))
     model_config = group.shard.local(group.stage.local(whole_config))
@@ -96,6 +98,7 @@ def build_engine(
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, num_weights)
     context_length = _context_length(config, model_config)
+    model_config = replace(model_config, rope=model_config.rope.within(context_length))
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device)
     # Pages have the same numbers on every stage, so there are as many as the largest stage has memory for.
     largest = replace(model_config, num_layers=max(layer_counts(whole_config, group.stage.size)))
@@ -108,7 +111,15 @@ def build_engine(
         torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices))
     ops = choose_ops(config, model_config, device)
     model = load_model(
-        path, device=device, dtype=dtype, quantize=config.quantize, ops=ops, on_progress=on_progress, group=group
+        path,
+        device=device,
+        dtype=dtype,
+        quantize=config.quantize,
+        ops=ops,
+        on_progress=on_progress,
+        group=group,
+        context_length=context_length,
+        impl=config.model_impl,
     )
     chosen = choose_scales(config, path, model, kv_dtype, group)
     num_host_pages = int(config.host_kv_memory * 2**30) // page
@@ -121,7 +132,13 @@ def build_engine(
     pool = KvPool(memory, host, chosen.scales)
     graphs = None
     alone = group.shard.size == group.stage.size == 1  # communication of ranks is not captured
-    if config.cuda_graphs and device.type == "cuda" and alone and DecodeGraphs.supports(model, pool.layers):
+    if (
+        config.cuda_graphs
+        and device.type == "cuda"
+        and alone
+        and model.config.is_native
+        and DecodeGraphs.supports(model, pool.layers)
+    ):
         graphs = DecodeGraphs(
             model,
             pool.layers,
@@ -141,6 +158,21 @@ def build_engine(
         group=group,
         threads=threads,
     )
+
+
+def _check_transformers_settings(config: CoreConfig, group: Group) -> None:
+    """Raise RequestError for a setting that models computed by transformers do not know."""
+    reasons = {
+        "tp": "its layers are not divided" if group.shard.size > 1 else None,
+        "pp": "its layers are not divided" if group.stage.size > 1 else None,
+        "deterministic": "its products depend on the batch" if config.deterministic else None,
+        "quantize": "its weights stay as they are stored" if config.quantize is not None else None,
+    }
+    for setting, reason in reasons.items():
+        if reason is not None:
+            raise RequestError(
+                f"{setting} needs a native family; transformers computes this model: {reason}", param=setting
+            )
 
 
 def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvMemory:

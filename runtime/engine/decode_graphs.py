@@ -119,6 +119,8 @@ class DecodeGraphs:
     def supports(model: Decoder, kv: Sequence[KvCache]) -> bool:
         """Return True if a forward of the model never reads a value back from its device."""
         config = model.config
+        if not config.is_native:
+            return False  # what transformers' code does is not known
         if config.quantisation is not None or (config.experts is not None and not model.ops.groups_experts):
             return False
         empty = torch.zeros((1, 1), dtype=torch.int32, device=model.device)
@@ -195,11 +197,10 @@ class DecodeGraphs:
 
     def _forward(self, size: int, shares: bool) -> None:
         model, positions_R = self._model, self._positions_R[:size]
-        cos, sin = model.rope.angles(positions_R, positions_R + 1)
         inputs = DecoderInputs(
             ids_T=self._ids_R[:size],
-            cos_T1D=cos,
-            sin_T1D=sin,
+            positions_T=positions_R,
+            angles=model.angles(positions_R, positions_R + 1),
             slots_T=self._slots_R[:size],
             attention={window: self._attention(size, window, shares) for window in set(model.config.windows)},
             wanted_O=None,

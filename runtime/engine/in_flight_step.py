@@ -163,7 +163,7 @@ class InFlightStep:
         tokens_O = runner.sample(logits_OV, outputs)
         self._verified = outputs.verify(runner.model.ops, tokens_O, runner.pool)
         if logits_OV is not None:
-            self._logprobs = chosen_logprobs(runner.model.ops, logits_OV, tokens_O, outputs.samples)
+            self._logprobs = chosen_logprobs(runner.model.ops, logits_OV, tokens_O, outputs.samples, outputs.masks)
         runner.last_tokens = LastTokens(tokens_O, dict(zip(self._sampling, outputs.starts, strict=False)))
 
 

@@ -51,11 +51,10 @@ def decoder_inputs(
         [ids_T, _positions(rows, places_T, starts_R), lengths_R[row_T], slots_T, wanted], model.device
     )
     last_tokens.fill(ids, rows, starts_R.tolist())
-    cos_T1D, sin_T1D = model.rope.angles(positions, lengths)
     return DecoderInputs(
         ids_T=ids,
-        cos_T1D=cos_T1D,
-        sin_T1D=sin_T1D,
+        positions_T=positions,
+        angles=model.angles(positions, lengths),
         slots_T=slots,
         attention=_attention(spans, model, int(lengths_R.max()), kv),
         wanted_O=None if len(wanted) == len(ids_T) and (wanted == np.arange(len(ids_T))).all() else wanted_O,

@@ -1,6 +1,7 @@
 """Log-probabilities: of sampled tokens, and of given tokens at many positions without holding all their logits at once.
 
-Legend: R rows, V vocabulary, n some of the rows, O positions scored, E hidden size.
+Legend: R rows, V vocabulary, n some of the rows, O positions scored, E hidden size, M alternatives, N (row, token)
+pairs.
 """
 
 from __future__ import annotations
@@ -9,26 +10,45 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from ...kernels import Deferred, Ops, to_device, to_host
-from ..protocol.sampling import TokenLogprob
+from ..protocol.sampling import TokenDetails, TokenLogprob, forced_details
 from ..scheduler.plan import Sample, Score
+from .sampler import process_logits
 
 _MAX_LOGITS = 1 << 24  # scored at once: 64 MiB of float32
 
 
 def chosen_logprobs(
-    ops: Ops, logits_RV: torch.Tensor, tokens_R: torch.Tensor, samples: Sequence[Sample]
+    ops: Ops,
+    logits_RV: torch.Tensor,
+    tokens_R: torch.Tensor,
+    samples: Sequence[Sample],
+    masks: Sequence[bytes | None],
 ) -> Deferred[dict[int, TokenLogprob]]:
-    """Return the log-probabilities of the sampled tokens by row, for the rows that ask for them."""
+    """Return the log-probabilities of the sampled tokens by row, for the rows that ask for them.
+
+    `samples` and `masks` are those of `sample`.
+    """
     wanted = [row for row, s in enumerate(samples) if s.num_top_logprobs is not None]
     if not wanted:
         return dict
-    [rows_n] = to_device([np.array(wanted)], logits_RV.device)
-    nums_top = [samples[row].num_top_logprobs or 0 for row in wanted]
-    extra_tokens = [samples[row].logprobs_of for row in wanted]
-    found = list_logprobs(ops, logits_RV[rows_n], tokens_R[rows_n], nums_top, extra_tokens)
-    return lambda: dict(zip(wanted, found(), strict=True))
+    found: list[tuple[list[int], Deferred[list[TokenLogprob]]]] = []
+    detailed = [row for row in wanted if samples[row].logprob_details]
+    for rows in ([row for row in wanted if not samples[row].logprob_details] if detailed else wanted, detailed):
+        if not rows:
+            continue
+        [rows_n] = to_device([np.array(rows)], logits_RV.device)
+        nums_top = [samples[row].num_top_logprobs or 0 for row in rows]
+        extra_tokens = [samples[row].logprobs_of for row in rows]
+        arguments = ops, logits_RV[rows_n], tokens_R[rows_n], nums_top, extra_tokens
+        if rows is detailed:
+            own_samples, own_masks = [samples[row] for row in rows], [masks[row] for row in rows]
+            found.append((rows, _detailed_logprobs(*arguments, own_samples, own_masks)))
+        else:
+            found.append((rows, list_logprobs(*arguments)))
+    return lambda: {row: entry for rows, read in found for row, entry in zip(rows, read(), strict=True)}
 
 
 def list_logprobs(
@@ -39,20 +59,101 @@ def list_logprobs(
     extra_tokens: Sequence[tuple[int, ...]],
 ) -> Deferred[list[TokenLogprob]]:
     """Return each row's log-probability of its token, of its `nums_top` likeliest, and of `extra_tokens`."""
+    pending = to_host(_listed(ops, logits_RV, tokens_R, nums_top, extra_tokens))
+    return lambda: _entries(pending(), nums_top, extra_tokens)
+
+
+def _listed(
+    ops: Ops,
+    logits_RV: torch.Tensor,
+    tokens_R: torch.Tensor,
+    nums_top: Sequence[int],
+    extra_tokens: Sequence[tuple[int, ...]],
+) -> list[torch.Tensor]:
+    """Return log p of the tokens [R], the tokens [R], log p of the likeliest [R, M], these [R, M], log p of the extra
+    tokens [N]."""
     logprob_R, top_RM, ids_RM = ops.token_logprobs(logits_RV, tokens_R, max(nums_top))
-    pending = to_host([logprob_R, tokens_R, top_RM, ids_RM, _logprobs_of(logits_RV, tokens_R, logprob_R, extra_tokens)])
+    return [logprob_R, tokens_R, top_RM, ids_RM, _logprobs_of(logits_RV, tokens_R, logprob_R, extra_tokens)]
+
+
+def _entries(
+    listed: Sequence[np.ndarray], nums_top: Sequence[int], extra_tokens: Sequence[tuple[int, ...]]
+) -> list[TokenLogprob]:
+    logprobs, tokens, tops, ids, others = (array.tolist() for array in listed)
+    values = iter(others)
+    return [
+        TokenLogprob(logprob, token, list(zip(top[:num], ids_M[:num], strict=True)), [next(values) for _ in extra])
+        for logprob, token, top, ids_M, num, extra in zip(
+            logprobs, tokens, tops, ids, nums_top, extra_tokens, strict=True
+        )
+    ]
+
+
+def _detailed_logprobs(
+    ops: Ops,
+    logits_RV: torch.Tensor,
+    tokens_R: torch.Tensor,
+    nums_top: Sequence[int],
+    extra_tokens: Sequence[tuple[int, ...]],
+    samples: Sequence[Sample],
+    masks: Sequence[bytes | None],
+) -> Deferred[list[TokenLogprob]]:
+    """Return what `list_logprobs` does, with TokenDetails."""
+    listed = _listed(ops, logits_RV, tokens_R, nums_top, extra_tokens)
+    masked_RV = process_logits(ops, logits_RV, samples, masks)
+    allowed_RV = masked_RV > -torch.inf
+    masked_RV = masked_RV.log_softmax(dim=-1)
+    mass_R = logits_RV.softmax(dim=-1).masked_fill_(~allowed_RV, 0).sum(dim=-1)
+    columns = [masked_RV.gather(1, tokens_R[:, None]).squeeze(1), masked_RV.gather(1, listed[3])]
+    pending = to_host([*listed, *columns, _at_extra(masked_RV, extra_tokens), mass_R, _entropies(logits_RV)])
 
     def read() -> list[TokenLogprob]:
-        logprobs, tokens, tops, ids, others = (array.tolist() for array in pending())
+        arrays = pending()
+        own, tops, others, masses, entropies = (array.tolist() for array in arrays[5:])
         values = iter(others)
-        return [
-            TokenLogprob(logprob, token, list(zip(top[:num], ids_M[:num], strict=True)), [next(values) for _ in extra])
-            for logprob, token, top, ids_M, num, extra in zip(
-                logprobs, tokens, tops, ids, nums_top, extra_tokens, strict=True
+        entries = []
+        for row, (entry, extra) in enumerate(
+            zip(_entries(arrays[:5], nums_top, extra_tokens), extra_tokens, strict=True)
+        ):
+            mask, sample = masks[row], samples[row]
+            is_own = mask is None and not sample.logit_bias and sample.penalties is None
+            details = TokenDetails(
+                masked_logprob=entry.logprob if is_own else own[row],
+                allowed_mass=1.0 if mask is None else min(1.0, masses[row]),
+                num_allowed=None if mask is None else int.from_bytes(mask, "little").bit_count(),
+                entropy=entropies[row],
+                origin="sampled",
+                top=[_finite(value) for value in tops[row][: nums_top[row]]],
+                of=[_finite(next(values)) for _ in extra],
             )
-        ]
+            if is_own:  # without the rounding of a second sum
+                details = replace(details, top=[logprob for logprob, _ in entry.top], of=entry.of)
+            entries.append(replace(entry, details=details))
+        return entries
 
     return read
+
+
+def _finite(logprob: float) -> float | None:
+    return logprob if logprob > -np.inf else None
+
+
+def _entropies(logits_RV: torch.Tensor) -> torch.Tensor:
+    """Return the entropy of each row's distribution in nats, [R]."""
+    return torch.special.entr(logits_RV.softmax(dim=-1)).sum(dim=-1)
+
+
+def _at_extra(values_RV: torch.Tensor, extra_tokens: Sequence[tuple[int, ...]]) -> torch.Tensor:
+    """Return the values of each row's extra tokens, row after row: [N]."""
+    if not any(extra_tokens):
+        return values_RV[:0, 0]
+    return values_RV[_extra_pairs(extra_tokens, values_RV.device)]
+
+
+def _extra_pairs(extra_tokens: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    pairs = np.array([(row, token) for row, tokens in enumerate(extra_tokens) for token in tokens])
+    rows, tokens = to_device([pairs[:, 0], pairs[:, 1]], device)
+    return rows, tokens
 
 
 def _logprobs_of(
@@ -62,8 +163,7 @@ def _logprobs_of(
     as their logits do."""
     if not any(extra_tokens):
         return logprob_R[:0]
-    pairs = np.array([(row, token) for row, tokens in enumerate(extra_tokens) for token in tokens])
-    rows, tokens = to_device([pairs[:, 0], pairs[:, 1]], logits_RV.device)
+    rows, tokens = _extra_pairs(extra_tokens, logits_RV.device)
     own_R = logits_RV.gather(1, tokens_R[:, None]).squeeze(1)
     return logits_RV[rows, tokens] - own_R[rows] + logprob_R[rows]
 
@@ -84,12 +184,38 @@ def score(
     extra_tokens = [s.of for s in scores for _ in s.targets]
     size = max(1, _MAX_LOGITS // vocab_size)
     parts = [slice(start, start + size) for start in range(0, len(nums_top), size)]
+    detailed = [s.details for s in scores for _ in s.targets]
     found = [
-        list_logprobs(ops, head(hidden_OE[part]), targets[part], nums_top[part], extra_tokens[part]) for part in parts
+        _scored(ops, head(hidden_OE[part]), targets[part], nums_top[part], extra_tokens[part], detailed[part])
+        for part in parts
     ]
 
     def read() -> list[list[TokenLogprob]]:
         entries = iter([entry for part in found for entry in part()])
         return [[next(entries) for _ in s.targets] for s in scores]
+
+    return read
+
+
+def _scored(
+    ops: Ops,
+    logits_RV: torch.Tensor,
+    tokens_R: torch.Tensor,
+    nums_top: Sequence[int],
+    extra_tokens: Sequence[tuple[int, ...]],
+    detailed: Sequence[bool],
+) -> Deferred[list[TokenLogprob]]:
+    """Return what `list_logprobs` does, with the details of tokens that had to come where `detailed`."""
+    found = list_logprobs(ops, logits_RV, tokens_R, nums_top, extra_tokens)
+    if not any(detailed):
+        return found
+    pending = to_host([_entropies(logits_RV)])
+
+    def read() -> list[TokenLogprob]:
+        [entropies] = pending()
+        return [
+            replace(entry, details=forced_details(entry, extra, entropy)) if wanted else entry
+            for entry, extra, entropy, wanted in zip(found(), extra_tokens, entropies.tolist(), detailed, strict=True)
+        ]
 
     return read

@@ -25,7 +25,7 @@ def sample(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: 
 
     `masks` are token bitmasks as in `Row.mask`; each allows some token.
     """
-    return _draw(ops, _process_logits(ops, logits_RV, samples, masks), samples)
+    return _draw(ops, process_logits(ops, logits_RV, samples, masks), samples)
 
 
 def _draw(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
@@ -42,7 +42,7 @@ def _draw(ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample]) -> torch
     return ops.sample_tokens(logits_RV, SamplingTensors(*tensors, max_top_k=max(both, default=0)))
 
 
-def _process_logits(
+def process_logits(
     ops: Ops, logits_RV: torch.Tensor, samples: Sequence[Sample], masks: Sequence[bytes | None]
 ) -> torch.Tensor:
     """Return the logits with bias, penalties and masks applied: a new tensor, unless no row has any."""

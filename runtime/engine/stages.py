@@ -121,7 +121,7 @@ class _StagedForward:
         model, stage = self._model, self._group.stage
         inputs = decoder_inputs(batch.rows, model, batch.wanted, self._kv[0], self._last_tokens)
         if stage.has_ends:
-            stream = model.embed(inputs.ids_T)
+            stream = model.embed(inputs.ids_T, inputs.positions_T)
         else:
             stream = self._group.receive(self._states(len(inputs.ids_T)), stage.index - 1)
         captured: dict[int, torch.Tensor] = {}

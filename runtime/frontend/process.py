@@ -23,9 +23,12 @@ from .core.opentelemetry import OpenTelemetryTracer
 from .core.request_metrics import RequestObserver
 from .http.transport.listener import listen
 from .programs.server import ProgramServer, RemoteProgramServer
+from .records.log import ProgramLog, Record
+from .records.program import ProgramRecord
 from .text.generation import Generator
 
 if TYPE_CHECKING:
+    from .http.page.routes import Page
     from .http.transport.server import HttpServer
 
 SHUT_DOWN_ERROR = ErrorInfo.of(RuntimeFailed("the runtime was shut down"))
@@ -43,6 +46,7 @@ class Frontend:
         self, config: RuntimeConfig, tokenizer: Tokenizer, *, index: int = 0, listener: socket.socket | None = None
     ) -> None:
         self._config = config.serve
+        self._core_config = config.core
         self._index = index
         self._listener = listener
         self._context = zmq.asyncio.Context()
@@ -51,7 +55,13 @@ class Frontend:
             self._tracer = OpenTelemetryTracer(config.serve.otlp_endpoint)
         self._observer = RequestObserver(self._tracer)
         self._core = CoreClient(self._context, config.serve.core_address, self._observer)
-        self._generator = Generator(self._core, tokenizer)
+        # Records are looked at over HTTP: without it nobody would.
+        has_http = config.serve.port is not None or config.serve.uds is not None
+        self._log = ProgramLog(index, tokenizer.decode) if has_http or self._tracer is not None else None
+        if self._log is not None and self._tracer is not None:
+            self._log.trace_context = self._tracer.current_context
+            self._log.on_end.append(self._export)
+        self._generator = Generator(self._core, tokenizer, self._log)
         self._program_server = ProgramServer(
             self._context,
             config.serve.client_address_of(index),
@@ -69,6 +79,7 @@ class Frontend:
             self._context, config.serve.socket_dir, index, config.serve.frontends, self._observer.measures
         )
         self._http: HttpServer | None = None
+        self._page: Page | None = None
         self._closed = asyncio.Event()
 
     @property
@@ -93,13 +104,19 @@ class Frontend:
             from .http.app import create_app  # here: a script's runtime does not wait for the web framework
             from .http.transport.server import HttpServer
 
-            app = create_app(self._generator, self._config, self._peers, self._tracer)
+            app = create_app(self._generator, self._config, self._peers, self._tracer, core_config=self._core_config)
+            self._page = app.state.page
+            if self._page is not None:
+                self._page.start()
             self._http = HttpServer(app, listener, self._config)
             await self._http.start()
 
     async def core_ready(self) -> ModelInfo:
         """Wait until the model is loaded and return its facts. Raises RamiformError when the core could not start."""
-        return await self._core.ready()
+        info = await self._core.ready()
+        if self._tracer is not None:
+            self._tracer.model = info.name
+        return info
 
     async def wait_for_failure_message(self) -> None:
         """Wait for the error of a core whose process has ended: it may still be on its way."""
@@ -141,12 +158,23 @@ class Frontend:
             await self._remote_server.stop(reason)
         if self._http is not None:
             await self._http.stop()
+        if self._page is not None:
+            await self._page.stop()
         await self._peers.stop()
         await self._core.close()
         self._context.term()
         if self._tracer is not None:
+            if self._log is not None:
+                self._log.close()
             await asyncio.to_thread(self._tracer.close)
         self._closed.set()
+
+    def _export(self, record: Record) -> None:
+        """Export the record of a program that has ended. Requests have spans of their own."""
+        if isinstance(record, ProgramRecord):
+            assert self._tracer is not None
+            view = record.view(time.monotonic(), texts=True)
+            self._tracer.export_program(view, record.traceparent, record.trace_context)
 
     async def wait_closed(self) -> None:
         await self._closed.wait()

@@ -18,9 +18,11 @@ from ...kernels.cpu.attention import CompiledAttention, kv_descriptor
 from ...kernels.cpu.attention_plan import COST
 from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.decoder_step import (
+    ATTENTION_OUT_NORM,
     DOWN,
     GATE_UP,
     INPUT_NORM,
+    MLP_OUT_NORM,
     NUM_FIELDS,
     NUM_WORDS,
     OTHERS,
@@ -30,6 +32,7 @@ from ...kernels.cpu.decoder_step import (
     POST_NORM,
     QK_NORM,
     QKV,
+    ROPE,
     decoder_layers,
 )
 from ...kernels.cpu.matmul import prepared_size
@@ -61,20 +64,16 @@ class CompiledLayers:
         self._parameters: list[Floats] = []
         self._records_LFW: Ints = np.zeros((len(layers), NUM_FIELDS, NUM_WORDS), dtype=np.int64)
         for layer, record_FW in zip(layers, self._records_LFW, strict=True):
-            place = 4 * (len(self._parameters) // 3)
+            place = 4 * (len(self._parameters) // 5)
             for field, matrix in zip((QKV, OUTPUT, GATE_UP, DOWN), matrices[place : place + 4], strict=True):
                 record_FW[field] = matrix.descriptor
-            norm_in, norm_mlp = layer.norms.attention_in, layer.norms.mlp_in
-            assert norm_in is not None
-            assert norm_mlp is not None
-            for word, weight in (
-                (INPUT_NORM, norm_in.weight_E),
-                (POST_NORM, norm_mlp.weight_E),
-                (QK_NORM, layer.qk_norm_HD),
-            ):
+            weights = [None if norm is None else norm.weight_E for norm in layer.norms]
+            words = (INPUT_NORM, ATTENTION_OUT_NORM, POST_NORM, MLP_OUT_NORM, QK_NORM)
+            for word, weight in zip(words, [*weights, layer.qk_norm_HD], strict=True):
                 values = np.empty(0, np.float32) if weight is None else weight.detach().float().contiguous().numpy()
                 self._parameters.append(values)
                 record_FW[OTHERS, word] = values.ctypes.data if values.size else 0
+        self._records_LFW[:, OTHERS, ROPE] = [config.uses_second_rope(place) for place in range(len(layers))]
         self._widest = max(matrices, key=lambda matrix: prepared_size(matrix.descriptor, 1))  # prepared rows
         self._weight_bytes = sum(matrix.nbytes for matrix in matrices)
         self._memory: list[Floats] = [np.empty(0, np.float32)] * 7
@@ -88,7 +87,7 @@ class CompiledLayers:
         matrices: list[PackedMatrix] = []
         for layer in parameters.layers:
             mlp = layer.mlp
-            if not _is_compiled_block(layer) or not isinstance(mlp, DenseMlp):
+            if not _is_compiled_block(layer, config) or not isinstance(mlp, DenseMlp):
                 return None
             products = packed_matrices([layer.qkv, layer.o, mlp.gate_up, mlp.down])
             if products is None:
@@ -96,7 +95,7 @@ class CompiledLayers:
             matrices += products
         if len({matrix.inputs for matrix in matrices[3::4]}) > 1:  # scratch memory is that of one intermediate size
             return None
-        if not matrices or config.qk_norm == "all heads" or len(set(config.windows)) > 2:
+        if not matrices or config.qk_norm == "layer norm per head" or len(set(config.windows)) > 2:
             return None
         return cls(config, parameters.layers, matrices)
 
@@ -111,8 +110,7 @@ class CompiledLayers:
     def forward(
         self,
         x_TE: torch.Tensor,
-        cos_T1D: torch.Tensor,
-        sin_T1D: torch.Tensor,
+        angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
         slots_T: torch.Tensor,
         kv: Sequence[KvCache],
         attentions: Mapping[int | None, Attention],
@@ -154,8 +152,10 @@ class CompiledLayers:
             config.norm_eps,
             config.attention_scale,
             config.attention_cap or 0.0,
-            cos_T1D.float().numpy().reshape(T, D),
-            sin_T1D.float().numpy().reshape(T, D),
+            1.0 if config.residual_scale is None else config.residual_scale,
+            config.activation == "gelu_tanh",
+            config.qk_norm == "all heads",
+            *(_side_by_side(parts, T, D) for parts in zip(*angles, strict=True)),
             slots_T.numpy(),
             wanted,
             wanted_O is not None,
@@ -195,15 +195,20 @@ class CompiledLayers:
         return self._scratch[1]
 
 
-def _is_compiled_block(layer: LayerParameters) -> bool:
-    """Return True for a pre-norm block of RMS norms and a gated silu MLP."""
-    norms, mlp = layer.norms, layer.mlp
+def _side_by_side(parts_T1D: Sequence[torch.Tensor], T: int, D: int) -> Floats:
+    """Return cosines or sines of each rope, [P, T, D]."""
+    if len(parts_T1D) == 1:
+        return parts_T1D[0].float().numpy().reshape(1, T, D)
+    return np.stack([part.float().numpy().reshape(T, D) for part in parts_T1D])
+
+
+def _is_compiled_block(layer: LayerParameters, config: ModelConfig) -> bool:
+    """Return True for a sequential block of RMS norms and a gated MLP of silu, or of gelu by tanh."""
+    mlp = layer.mlp
     return (
-        isinstance(norms.attention_in, RmsNorm)
-        and norms.attention_out is None
-        and isinstance(norms.mlp_in, RmsNorm)
-        and norms.mlp_out is None
+        not config.norm_placement.startswith("parallel")
+        and all(norm is None or isinstance(norm, RmsNorm) for norm in layer.norms)
         and isinstance(mlp, DenseMlp)
         and mlp.gated
-        and mlp.activation == "silu"
+        and mlp.activation in ("silu", "gelu_tanh")
     )

@@ -1,26 +1,17 @@
-"""Model architectures as data: FAMILIES has one row each; parse_config makes a ModelConfig from config.json's fields.
-
-A Llama-like architecture is one row. Its fields say how the decoder block is built and which fields of config.json
-complete it.
-"""
+"""The ModelConfig of a checkpoint, made from config.json's fields as the row of its family says (`families`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from .config_fields import ConfigFields
-from .experts_config import MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily, ExpertsConfig, parse_experts
+from .experts_config import ExpertsConfig, parse_experts
+from .families import FAMILIES, Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
-from .rope_config import RopeConfig, parse_rope
-
-Activation = Literal["silu", "gelu", "gelu_tanh"]
-NormKind = Literal["rms", "rms_plus_one", "layer_norm"]
-NormPlacement = Literal["pre", "post", "sandwich"]
-QkNorm = Literal["per head", "all heads"]
-WindowRule = Literal["none", "every layer", "every layer if used", "by layer", "by layer type"]
+from .rope_config import NO_ROPE, RopeConfig, parse_rope
 
 # Activations by their names in config.json.
 _ACTIVATIONS: dict[str, Activation] = {
@@ -29,58 +20,24 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
 }
 
 
-class Flag(NamedTuple):
-    """A boolean field of config.json, and its value when the field is absent."""
+class StoredLayout(NamedTuple):
+    """How checkpoints of the family name and lay out tensors, where they differ from Llama's."""
 
-    field: str
-    default: bool = False
-
-
-_ATTENTION_BIAS = Flag("attention_bias")
-
-
-class Family(NamedTuple):
-    """One architecture: the data of its decoder block, and the fields of config.json that complete them.
-
-    The defaults describe a Llama block without biases. `None` for a field name means that no field is read.
-    """
-
-    qkv_bias: bool | Flag = False
-    o_bias: bool | Flag = False
-    mlp_bias: bool | Flag = False
-    qk_norm: QkNorm | None = None
-    windows: WindowRule = "none"
-    default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
-    experts: ExpertFamily | None = None
-    activations: tuple[Activation, ...] = ("silu",)  # accepted values of the activation field
-    activation_field: str = "hidden_act"
-    mlp_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two names: an MLP without a gate
-    norm: NormKind = "rms"
-    norm_placement: NormPlacement = "pre"
-    norm_eps_field: str = "rms_norm_eps"
-    scales_embeddings: bool = False  # by sqrt(hidden_size)
-    logit_cap_field: str | None = None
-    attention_cap_field: str | None = None
-    attention_scale_field: str | None = None  # v: scale v ** -0.5 instead of head_dim ** -0.5
-    tied_embeddings: bool = False  # when tie_word_embeddings is absent
+    qkv: StoredQkv = "separate"
+    stacked_gate_up: bool = False
+    transposed: bool = False  # the layers' matrices are [in, out]
+    interleaved_rope: bool = False  # a head's dimensions (2i, 2i + 1) rotate together
+    renames: tuple[tuple[str, str], ...] = ()
+    skipped: str | None = None
 
 
-FAMILIES = {
-    "LlamaForCausalLM": Family(_ATTENTION_BIAS, _ATTENTION_BIAS, Flag("mlp_bias")),
-    "MistralForCausalLM": Family(windows="every layer"),
-    "Qwen2ForCausalLM": Family(qkv_bias=True, windows="by layer"),
-    "Qwen3ForCausalLM": Family(
-        _ATTENTION_BIAS, _ATTENTION_BIAS, qk_norm="per head", windows="by layer", default_head_dim=128
-    ),
-    "MixtralForCausalLM": Family(windows="every layer", experts=MIXTRAL),
-    "Qwen2MoeForCausalLM": Family(Flag("qkv_bias", default=True), experts=QWEN2_MOE),
-    "Qwen3MoeForCausalLM": Family(
-        _ATTENTION_BIAS, _ATTENTION_BIAS, qk_norm="per head", windows="every layer if used", experts=QWEN3_MOE
-    ),
-}
+LLAMA_LAYOUT = StoredLayout()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +54,9 @@ class ModelConfig:
     head_dim: int
     norm_eps: float
     rope: RopeConfig
+    second_rope: RopeConfig | None = None  # of the layers in `second_rope_layers`
+    second_rope_layers: tuple[bool, ...] = ()  # empty: none
+    learned_positions: int | None = None  # rows of the position embedding before position 0; None: it has none
     context_length: int  # tokens of the longest sequence, rope scaling included
     windows: tuple[int | None, ...]  # per layer: W attends to the last W positions, its own included
     qkv_bias: bool
@@ -111,14 +71,28 @@ class ModelConfig:
     attention_scale: float  # of q k^T
     attention_cap: float | None = None  # c: scores become c * tanh(score / c)
     embedding_scale: float | None = None
+    residual_scale: float | None = None  # of each part's output, before it is added to the residual stream
+    logit_scale: float | None = None
     logit_cap: float | None = None  # as `attention_cap`, of the logits
+    head_bias: bool = False
+    stored: StoredLayout = LLAMA_LAYOUT
     experts: ExpertsConfig | None = None  # of the layers with a mixture of experts
     quantisation: Quantisation | None = None  # of the checkpoint's tensors
+    counted_parameters: int | None = None  # of a model that transformers computes; None: it is a native one
+
+    @property
+    def is_native(self) -> bool:
+        """True when the model is computed here, and not by transformers."""
+        return self.counted_parameters is None
 
     @property
     def gated_mlp(self) -> bool:
         """True when the MLP multiplies the activated gate by an up projection."""
         return len(self.mlp_names) == 3
+
+    def uses_second_rope(self, layer: int) -> bool:
+        """Return True when the layer rotates by `second_rope`."""
+        return bool(self.second_rope_layers) and self.second_rope_layers[layer]
 
     @property
     def linear_inputs(self) -> tuple[int, ...]:
@@ -137,10 +111,9 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
 
     Raises CheckpointError, naming the field and its value, for an unknown architecture or setting.
     """
-    fields = ConfigFields(raw, file)
-    architecture = _architecture(fields)
-    family = FAMILIES[architecture]
-    activation = _activation(fields, family)
+    architecture = _architecture(ConfigFields(raw, file))
+    family, fields = _family_fields(FAMILIES[architecture], raw, file)
+    raw = fields.raw
 
     def flag(rule: bool | Flag) -> bool:
         return fields.boolean(rule.field, default=rule.default) if isinstance(rule, Flag) else rule
@@ -162,37 +135,109 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
             else fields.invalid("hidden_size", f"gives num_attention_heads {num_heads} an odd head size")
         )
     max_positions = fields.count("max_position_embeddings")
-    rope = parse_rope(fields, max_positions)
-    scaled_by = optional(family.attention_scale_field)
+    windows = _windows(fields, family, architecture, num_layers)
+    rope = _main_rope(fields, family, max_positions, head_dim)
+    second_rope, second_rope_layers = _second_rope(fields, family, max_positions, head_dim, windows)
+    if rope.depends_on_length and second_rope is not None:
+        raise fields.unsupported("rope_scaling", f"{rope.type} in some layers only is")
+    scaled_by, factor = optional(family.attention_scale_field), optional(family.attention_factor_field)
+    divisor = optional(family.logit_divisor_field)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size"),
+        intermediate_size=fields.count(
+            "intermediate_size", default=4 * hidden_size if "intermediate_size" in family.aliases else None
+        ),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         norm_eps=fields.number(family.norm_eps_field, default=1e-6),
         rope=rope,
+        second_rope=second_rope,
+        second_rope_layers=second_rope_layers,
+        learned_positions=family.learned_positions,
         context_length=rope.context_length(max_positions),
-        windows=_windows(fields, family, num_layers),
+        windows=windows,
         qkv_bias=flag(family.qkv_bias),
         o_bias=flag(family.o_bias),
         mlp_bias=flag(family.mlp_bias),
         qk_norm=family.qk_norm,
         tied_embeddings=fields.boolean("tie_word_embeddings", default=family.tied_embeddings),
-        activation=activation,
+        activation=_activation(fields, family),
         mlp_names=family.mlp_names,
         norm=family.norm,
         norm_placement=family.norm_placement,
-        attention_scale=(head_dim if scaled_by is None else scaled_by) ** -0.5,
+        attention_scale=(head_dim if scaled_by is None else scaled_by) ** -0.5 if factor is None else factor,
         attention_cap=optional(family.attention_cap_field),
-        embedding_scale=hidden_size**0.5 if family.scales_embeddings else None,
+        embedding_scale=hidden_size**0.5 if family.scales_embeddings else optional(family.embedding_scale_field),
+        residual_scale=optional(family.residual_scale_field),
+        logit_scale=optional(family.logit_scale_field) if divisor is None else 1 / divisor,
         logit_cap=optional(family.logit_cap_field),
+        head_bias=family.head_bias,
+        stored=StoredLayout(
+            family.stored_qkv,
+            family.stored_gate_up == "stacked",
+            family.transposed,
+            family.interleaved_rope,
+            family.renames,
+            family.skipped,
+        ),
         experts=None if family.experts is None else parse_experts(fields, family.experts, num_layers),
         quantisation=parse_quantisation(fields.nested("quantization_config")),
     )
+
+
+def _family_fields(family: Family, raw: dict[str, Any], file: Path) -> tuple[Family, ConfigFields]:
+    """Return the family's row with its variants applied, and the fields by Llama's names with defaults filled in."""
+    if family.text_types:
+        outer, raw = raw, raw.get("text_config") or raw
+        kept = ("architectures", "quantization_config", "tie_word_embeddings")
+        raw = {**raw, **{name: outer[name] for name in kept if outer.get(name) is not None}}
+        ConfigFields(raw, file, "text_config.").one_of("model_type", family.text_types, default=family.text_types[0])
+    present = {**family.defaults, **raw}  # a field that is null has no default
+    for field, accepted in family.required.items():
+        if present.get(field) is not None and present[field] != accepted:
+            raise ConfigFields(raw, file).unsupported(field, f"for {raw['architectures'][0]} {present[field]!r} is")
+    for values, changes in family.variants:
+        if all(present.get(field) == value for field, value in values.items()):
+            family = family._replace(**changes)
+    named = {name: present[own] for name, own in family.aliases.items() if own in present}
+    return family, ConfigFields(present | named, file)
+
+
+def _main_rope(fields: ConfigFields, family: Family, max_positions: int, head_dim: int) -> RopeConfig:
+    if family.learned_positions is not None:
+        return RopeConfig(type="none", theta=1.0, original_context=max_positions)
+    layers = "full_attention" if family.second_rope == "own in window layers" else None
+    return parse_rope(fields, max_positions, head_dim, layers=layers, share_field=family.rotary_field)
+
+
+def _second_rope(
+    fields: ConfigFields, family: Family, max_positions: int, head_dim: int, windows: tuple[int | None, ...]
+) -> tuple[RopeConfig | None, tuple[bool, ...]]:
+    """Return the rope of layers that differ from the others, and which they are."""
+    match family.second_rope:
+        case "own in window layers" if any(windows):
+            own = fields.raw | {
+                "rope_scaling": None,  # of the other layers
+                "rope_parameters": fields.nested("rope_parameters").raw.get("sliding_attention"),
+                "rope_theta": fields.raw.get("rope_local_base_freq") or fields.raw.get("rope_theta"),
+            }
+            rope = parse_rope(ConfigFields(own, fields.file), max_positions, head_dim)
+            return rope, tuple(window is not None for window in windows)
+        case "none in full layers" if any(windows):
+            return NO_ROPE, tuple(window is None for window in windows)
+        case "none where listed":
+            listed = fields.raw.get("no_rope_layers")
+            interval = fields.count("no_rope_layer_interval", default=4)
+            if listed is None:
+                return NO_ROPE, tuple((layer + 1) % interval == 0 for layer in range(len(windows)))
+            if not isinstance(listed, list) or len(listed) != len(windows) or not set(listed) <= {0, 1}:
+                raise fields.invalid("no_rope_layers", f"must give 0 or 1 for each of {len(windows)} layers")
+            return NO_ROPE, tuple(not used for used in listed)
+    return None, ()
 
 
 def _architecture(fields: ConfigFields) -> str:
@@ -205,24 +250,28 @@ def _architecture(fields: ConfigFields) -> str:
 
 
 def _activation(fields: ConfigFields, family: Family) -> Activation:
+    if family.activation_field is None:
+        return family.activations[0]
     accepted = [name for name, activation in _ACTIVATIONS.items() if activation in family.activations]
-    activation = _ACTIVATIONS[fields.one_of(family.activation_field, accepted, default=accepted[0])]
+    default = next(name for name in accepted if _ACTIVATIONS[name] == family.activations[0])
+    activation = _ACTIVATIONS[fields.one_of(family.activation_field, accepted, default=default)]
     if family.experts is not None and (activation != "silu" or len(family.mlp_names) != 3):
         raise fields.unsupported(family.activation_field, f"experts with {activation} or without a gate are")
     return activation
 
 
-def _windows(fields: ConfigFields, family: Family, num_layers: int) -> tuple[int | None, ...]:
+def _windows(fields: ConfigFields, family: Family, architecture: str, num_layers: int) -> tuple[int | None, ...]:
     """Return each layer's sliding window by the family's rule.
 
     Mistral and Mixtral use `sliding_window` in every layer; Qwen3-MoE only with `use_sliding_window`. Qwen2 and Qwen3,
     with `use_sliding_window`, use it in the layers that `layer_types` names, or else from `max_window_layers` on.
-    The rule "by layer type" follows `layer_types` alone.
+    The rule "by layer type" follows `layer_types`, or in older files `sliding_window_pattern`, whose every n-th
+    layer has no window.
     """
     used = fields.boolean("use_sliding_window", default=False)
     if family.windows == "none":
         if used:
-            raise fields.unsupported("use_sliding_window", f"for {fields.raw['architectures'][0]} true is")
+            raise fields.unsupported("use_sliding_window", f"for {architecture} true is")
         return (None,) * num_layers
     if fields.raw.get("sliding_window") is None:
         return (None,) * num_layers
@@ -235,6 +284,9 @@ def _windows(fields: ConfigFields, family: Family, num_layers: int) -> tuple[int
     if types is None and family.windows == "by layer":
         first = fields.count("max_window_layers", default=28, least=0)
         return tuple(window if layer >= first else None for layer in range(num_layers))
+    if types is None:
+        pattern = fields.count("sliding_window_pattern")
+        return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
     kinds = {"sliding_attention": window, "full_attention": None}
     if not isinstance(types, list) or len(types) != num_layers or not all(kind in kinds for kind in types):
         raise fields.invalid("layer_types", f"must name one of {', '.join(kinds)} for each of {num_layers} layers")

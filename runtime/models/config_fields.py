@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import CheckpointError
+from .errors import CheckpointError, UnsupportedField
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -53,6 +53,16 @@ class ConfigFields:
             raise self.invalid(field, "must be a positive number")
         return float(value)
 
+    def numbers(self, field: str, count: int) -> tuple[float, ...]:
+        """Return a list of `count` positive numbers."""
+        value = self._value(field, None)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.invalid(field, f"must list {count} numbers")
+        items = ConfigFields(
+            {str(place): item for place, item in enumerate(value)}, self.file, f"{self._within}{field}."
+        )
+        return tuple(items.number(place) for place in items.raw)
+
     def boolean(self, field: str, *, default: bool) -> bool:
         """Return true or false."""
         value = self._value(field, default)
@@ -79,6 +89,6 @@ class ConfigFields:
         """Make the error for a value that is wrong."""
         return CheckpointError(self.file, f"{self._within}{field} {problem}, got {self.raw.get(field)!r}")
 
-    def unsupported(self, field: str, what: str) -> CheckpointError:
+    def unsupported(self, field: str, what: str) -> UnsupportedField:
         """Make the error for a value that is valid but not computed here."""
-        return CheckpointError(self.file, f"{self._within}{field}: {what} not supported")
+        return UnsupportedField(self.file, f"{self._within}{field}: {what} not supported")

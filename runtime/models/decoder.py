@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
 from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, for_device
 from .config import ModelConfig
@@ -35,8 +36,8 @@ class DecoderInputs:
     """Inputs of one step: the tokens of all rows, concatenated."""
 
     ids_T: torch.Tensor
-    cos_T1D: torch.Tensor
-    sin_T1D: torch.Tensor
+    positions_T: torch.Tensor
+    angles: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # cos and sin [T, 1, D] of the rope, then of the second one
     slots_T: torch.Tensor  # the KV slot of each token
     attention: dict[int | None, Attention]  # by window
     wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
@@ -64,7 +65,9 @@ class Decoder:
         self.kv_heads = shard.kv_part(config)  # those of `whole_config` that are computed here
         self.dtype = parameters.norm.weight_E.dtype
         self.device = parameters.norm.weight_E.device
-        self.rope = Rope(config.rope, config.head_dim, device=self.device, dtype=self.dtype)
+        ropes = [config.rope] if config.second_rope is None else [config.rope, config.second_rope]
+        self._ropes = [Rope(rope, config.head_dim, device=self.device, dtype=self.dtype) for rope in ropes]
+        self.rope = self._ropes[0]
         self.num_parameters = num_parameters(config)
         if ops is None:
             name: KernelsName = "reference" if self.rope.depends_on_length else "auto"
@@ -95,6 +98,8 @@ class Decoder:
         # Rounded to the weights' type first, as the reference implementations do.
         scale = config.embedding_scale
         self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
+        self._scale_residual = config.residual_scale
+        self._is_parallel = config.norm_placement.startswith("parallel")
         self._compiled: CompiledLayers | None = None
         self._compile_layers()
 
@@ -129,14 +134,22 @@ class Decoder:
         Capture i < L is the input of layer i before its norm; capture L is the final hidden state.
         """
         captured: dict[int, torch.Tensor] = {}
-        stream = self.through_layers(self.embed(inputs.ids_T), inputs, kv, captures, captured)
+        stream = self.through_layers(self.embed(inputs.ids_T, inputs.positions_T), inputs, kv, captures, captured)
         return self.finish(stream, inputs.wanted_O, captures, captured)
 
-    def embed(self, ids_T: torch.Tensor) -> torch.Tensor:
+    def angles(self, positions: torch.Tensor, lengths: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+        """Return `Rope.angles` of each of the model's ropes."""
+        return tuple(rope.angles(positions, lengths) for rope in self._ropes)
+
+    def embed(self, ids_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, E]."""
         parameters, rows = self.parameters, self.parameters.rows
         x_TE = parameters.embed(ids_T) if rows is None else rows.embed(ids_T, parameters.dense_embedding())
-        return x_TE if self._embedding_scale is None else x_TE * self._embedding_scale
+        if self._embedding_scale is not None:
+            x_TE = x_TE * self._embedding_scale
+        if parameters.positions_PE is not None and self.config.learned_positions is not None:
+            x_TE = x_TE + parameters.positions_PE[positions_T + self.config.learned_positions]
+        return x_TE
 
     def through_layers(
         self,
@@ -157,8 +170,7 @@ class Decoder:
         if self._compiled is not None and self._compiled.supports(inputs.attention, kv):
             stream, copies = self._compiled.forward(
                 stream_TE,
-                inputs.cos_T1D,
-                inputs.sin_T1D,
+                inputs.angles,
                 inputs.slots_T,
                 kv,
                 inputs.attention,
@@ -167,14 +179,17 @@ class Decoder:
             )
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return stream
-        rope_args = RopeAndStoreArgs(
-            inputs.cos_T1D,
-            inputs.sin_T1D,
-            inputs.slots_T,
-            num_heads=config.num_heads,
-            eps=config.norm_eps,
-            rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
-        )
+        rope_args = [
+            RopeAndStoreArgs(
+                cos_T1D,
+                sin_T1D,
+                inputs.slots_T,
+                num_heads=config.num_heads,
+                eps=config.norm_eps,
+                rotate_keys=not self.rope.depends_on_length,  # else they are rotated when read
+            )
+            for cos_T1D, sin_T1D in inputs.angles
+        ]
         x = None  # the last part's output, not yet added to the residual stream
         for place, layer in enumerate(self.parameters.layers):
             index, norms = self.layers.start + place, layer.norms
@@ -184,19 +199,29 @@ class Decoder:
                 x, residual = _add(norms.attention_in, x, residual, ops)
             if index in captures:
                 captured[index] = residual
-            x = self._attention(x, layer, rope_args, kv[place], inputs.attention[config.windows[place]])
+            args = rope_args[config.uses_second_rope(place)]
+            normed, x = x, self._attention(x, layer, args, kv[place], inputs.attention[config.windows[place]])
             if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
                 # Only the wanted tokens' hidden states are read; all keys and values are written.
                 if not len(wanted_O):
                     return residual[:0]
-                x, residual = x[wanted_O], residual[wanted_O]
+                x, residual, normed = x[wanted_O], residual[wanted_O], normed[wanted_O]
             x = layer.o(x)
             if norms.attention_out is not None:
                 x = norms.attention_out(x, ops)
-            x, residual = _add(norms.mlp_in, x, residual, ops)
-            x = layer.mlp(x, ops)
+            if self._scale_residual is not None:
+                x = x * self._scale_residual
+            if self._is_parallel:
+                own = normed if norms.mlp_in is None else norms.mlp_in(residual, ops)
+                residual = residual + x
+                x = layer.mlp(own, ops)
+            else:
+                x, residual = _add(norms.mlp_in, x, residual, ops)
+                x = layer.mlp(x, ops)
             if norms.mlp_out is not None:
                 x = norms.mlp_out(x, ops)
+            if self._scale_residual is not None:
+                x = x * self._scale_residual
         return residual if x is None else residual + x
 
     def finish(
@@ -224,6 +249,8 @@ class Decoder:
                 hidden_OE.float()
             )  # or the product would be rounded to the hidden states' dtype, and widened here
         logits_OV = self.head(hidden_OE).float()
+        if self.config.logit_scale is not None:
+            logits_OV = logits_OV * self.config.logit_scale
         cap = self.config.logit_cap
         return logits_OV if cap is None else cap * torch.tanh(logits_OV / cap)
 
@@ -236,6 +263,9 @@ class Decoder:
         qk_norm_HD, scale = layer.qk_norm_HD, self.config.attention_scale
         if self.config.qk_norm == "all heads":
             qkv, qk_norm_HD = self._norm_all_heads(qkv, qk_norm_HD), None
+        elif self.config.qk_norm == "layer norm per head" and qk_norm_HD is not None:
+            normed = F.layer_norm(qkv[:, : H + K], (self.config.head_dim,), eps=self.config.norm_eps) * qk_norm_HD
+            qkv, qk_norm_HD = torch.cat((normed, qkv[:, H + K :]), dim=1), None
         q_THD = self.ops.rope_and_store(qkv, kv, qk_norm_HD, args)
         if self._head_slices is None:
             return attention.attend(q_THD, kv, scale).view(T, -1)

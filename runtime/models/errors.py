@@ -1,4 +1,4 @@
-"""The error of checkpoints that cannot be served."""
+"""Errors of checkpoints that cannot be served."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ class CheckpointError(RamiformError):
     def __init__(self, file: Path, problem: str) -> None:
         super().__init__(f"{file}: {problem}")
         self.file = file
+        self.reason = problem
+
+
+class UnsupportedField(CheckpointError):
+    """Raised when config.json asks for something valid that no native family computes."""

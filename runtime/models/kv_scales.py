@@ -15,7 +15,7 @@ from ...kernels import QUANTISED_MAX
 from .config import ModelConfig
 from .errors import CheckpointError
 from .gguf.file import is_gguf
-from .kv_scale_names import parse_kv_scale_name
+from .stored_layout import parse_kv_scale_name, renaming
 from .weights import weight_files
 
 
@@ -49,11 +49,12 @@ def read_kv_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvSca
     if is_gguf(path):
         return None
     found: dict[tuple[str, int], torch.Tensor] = {}
+    rename = renaming(config.stored)
     for file in weight_files(path):
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
-                    if (known := parse_kv_scale_name(name)) is not None:
+                    if (known := parse_kv_scale_name(rename(name))) is not None:
                         scale_K = _scale(file, name, tensors.get_tensor(name), config.num_kv_heads)
                         found |= {(which, known[1]): scale_K for which in known[0]}
         except (SafetensorError, OSError) as error:

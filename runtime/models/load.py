@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ...kernels import Ops, for_device
+from ..protocol.config import ModelImplName
 from .config import ModelConfig
 from .decoder import Decoder
 from .errors import CheckpointError
@@ -19,6 +21,7 @@ from .parameters import allocate_parameters, checkpoint_destinations
 from .quantised.rounding import int4_group_size
 from .quantised.scheme import WeightKind, quantise_while_loading
 from .read_config import read_config
+from .stored_layout import renaming
 from .weights import Progress, load_weights
 
 
@@ -31,16 +34,25 @@ def load_model(
     ops: Ops | None = None,
     on_progress: Progress | None = None,
     group: Group = SINGLE_RANK,
+    context_length: int | None = None,
+    impl: ModelImplName = "native",
 ) -> Decoder:
     """Load the Hugging Face checkpoint in directory `path`, or the GGUF file `path`.
 
     The weights get `dtype` on `device`; only the part of the rank of `group` is read. `quantize` rounds the linear
     layers of a dense checkpoint while they are read; embeddings, head and norms stay dense. `ops` are as for `Decoder`.
+    No sequence will be longer than `context_length`, if it is given. `impl` is as for `read_config`.
     Raises CheckpointError when the files cannot be served, or are to be quantised twice.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on this thread's device, wherever the tensors are
-    config = read_config(path)
+    config = read_config(path, impl)
+    if not config.is_native:
+        from .transformers_backend.decoder import load_transformers_model
+
+        return load_transformers_model(path, device=device, dtype=dtype, ops=ops, on_progress=on_progress)
+    if context_length is not None:
+        config = replace(config, rope=config.rope.within(context_length))
     own = config.quantisation
     if own is not None and own.scheme.source == "gguf" and device.type != "cpu":
         from .gguf.block_formats import four_bit_modules  # here, because it imports gguf
@@ -61,9 +73,10 @@ def load_model(
     try:
         groups_experts = (ops or for_device(device)).groups_experts
         parameters = allocate_parameters(config, device=device, dtype=dtype, group=group, groups_experts=groups_experts)
+        parts = checkpoint_destinations(parameters, config, group)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
-    _fill(path, config, checkpoint_destinations(parameters, config, group), on_progress, stage=group.stage)
+    _fill(path, config, parts, on_progress, stage=group.stage)
     for linear in (*parameters.linears(), *parameters.packed_vocabulary()):
         linear.finish()
     return Decoder(config, parameters, ops, group)
@@ -73,7 +86,7 @@ def load_embedding_and_head(path: Path, *, device: torch.device, dtype: torch.dt
     """Load embedding, final norm and head without the layers, for a draft source on a rank that holds a part of the
     model."""
     config = read_config(path)
-    ends = replace(config, num_layers=0, windows=())
+    ends = replace(config, num_layers=0, windows=(), second_rope_layers=())
     parameters = allocate_parameters(ends, device=device, dtype=dtype)
     _fill(path, config, checkpoint_destinations(parameters, ends), stage=None)
     for linear in parameters.packed_vocabulary():
@@ -91,12 +104,14 @@ def _fill(
 ) -> None:
     """Read the weights. Tensors of other stages are skipped; without a stage, all those that have no destination."""
 
+    skipped = re.compile(config.stored.skipped or r"$.")
+
     def ignored(name: str) -> bool:
-        return stage is None or stage.is_foreign(name, config)
+        return stage is None or stage.is_foreign(name, config) or skipped.match(name) is not None
 
     if is_gguf(path):
         from .gguf.weights import load_gguf_weights  # needs the optional package `gguf`
 
         load_gguf_weights(path, config, parts, on_progress, ignored)
     else:
-        load_weights(path, parts, on_progress, ignored)
+        load_weights(path, parts, on_progress, ignored, renaming(config.stored))

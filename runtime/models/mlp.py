@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import Ops
-from .config import Activation
+from .families import Activation
 from .linear import Destination, Linear, Loadable, stacked_destinations
 
 
@@ -97,3 +97,7 @@ def _activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
             return F.gelu(x)
         case "gelu_tanh":
             return F.gelu(x, approximate="tanh")
+        case "relu":
+            return F.relu(x)
+        case "relu2":
+            return F.relu(x).square()

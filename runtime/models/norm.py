@@ -1,4 +1,4 @@
-"""Normalisation layers of a decoder: RMS norm by the device's ops, and LayerNorm.
+"""Normalisation layers of a decoder: RMS norm by the device's ops, and LayerNorm with or without weights.
 
 Legend: T tokens, E hidden size.
 """
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import Ops
-from .config import NormKind
+from .families import NormKind
 from .linear import Destination
 
 
@@ -41,8 +41,10 @@ class LayerNorm:
     """(x - mean(x)) / std(x) * weight + bias."""
 
     weight_E: torch.Tensor
-    bias_E: torch.Tensor
+    bias_E: torch.Tensor | None
     eps: float
+    plus_one: bool = False  # the checkpoint stores weight - 1; `weight_E` is whole
+    stored: bool = True  # False: the checkpoint has no weight
 
     def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
         return F.layer_norm(x_TE, self.weight_E.shape, self.weight_E, self.bias_E, self.eps)
@@ -52,10 +54,10 @@ class LayerNorm:
         return self(residual_TE, ops), residual_TE
 
     def destinations(self, name: str) -> dict[str, Destination]:
-        return {
-            f"{name}.weight": norm_destination(self.weight_E),
-            f"{name}.bias": norm_destination(self.bias_E),
-        }
+        if not self.stored:
+            return {}
+        weight = {f"{name}.weight": norm_destination(self.weight_E, plus_one=self.plus_one)}
+        return weight if self.bias_E is None else {**weight, f"{name}.bias": norm_destination(self.bias_E)}
 
 
 Norm = RmsNorm | LayerNorm
@@ -64,8 +66,13 @@ Norm = RmsNorm | LayerNorm
 def allocate_norm(kind: NormKind, size: int, eps: float, *, device: torch.device | str, dtype: torch.dtype) -> Norm:
     """Make an uninitialised norm of `size` weights."""
     weight_E = torch.empty(size, device=device, dtype=dtype)
-    if kind == "layer_norm":
-        return LayerNorm(weight_E, torch.empty_like(weight_E), eps)
+    match kind:
+        case "layer_norm" | "layer_norm_plus_one":
+            return LayerNorm(weight_E, torch.empty_like(weight_E), eps, plus_one=kind == "layer_norm_plus_one")
+        case "layer_norm_no_bias":
+            return LayerNorm(weight_E, None, eps)
+        case "layer_norm_plain":
+            return LayerNorm(weight_E.fill_(1), None, eps, stored=False)
     return RmsNorm(weight_E, eps, plus_one=kind == "rms_plus_one")
 
 

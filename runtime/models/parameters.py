@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from .config import ModelConfig, NormPlacement
+from .config import ModelConfig
+from .families import NormPlacement
 from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
 from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
 from .mlp import DenseMlp, Mlp
@@ -31,6 +32,7 @@ from .parallel.layers import (
 )
 from .quantised.block_linear import BlockLinear
 from .quantised.factory import make_linear, make_vocabulary
+from .stored_layout import as_stored
 
 
 class BlockNorms(NamedTuple):
@@ -52,6 +54,8 @@ _NORM_NAMES: dict[NormPlacement, tuple[str | None, ...]] = {
         "pre_feedforward_layernorm",
         "post_feedforward_layernorm",
     ),
+    "parallel": ("input_layernorm", None, None, None),  # one norm for both parts
+    "parallel, two norms": ("input_layernorm", None, "post_attention_layernorm", None),
 }
 
 
@@ -61,7 +65,7 @@ class LayerParameters:
 
     norms: BlockNorms
     qkv: Linear  # E -> (H + 2K) * D
-    qk_norm_HD: torch.Tensor | None  # [H + K, D]: weights of the query norm, then of the key norm
+    qk_norm_HD: torch.Tensor | None  # [H + K, D]: weights of the norm of queries, then of keys
     o: Linear  # H * D -> E
     mlp: Mlp
 
@@ -75,6 +79,7 @@ class DecoderParameters:
     norm: Norm
     head: DenseLinear | BlockLinear  # E -> V; the embedding itself when tied
     rows: VocabParallelEmbedding | None = None  # this rank's part of the vocabulary; None: all
+    positions_PE: torch.Tensor | None = None  # the position embedding
 
     def linears(self) -> Iterator[Loadable]:
         """Iterate over the layers' linear layers, which may be quantised."""
@@ -151,7 +156,8 @@ def allocate_parameters(
     def dense(index: int, block: str, size: int, bias: bool) -> DenseMlp:
         *inner_names, down_name = config.mlp_names
         sections = [OutputSection(size, num_slices)] * len(inner_names)
-        gate_up = columns(index, " ".join(f"{block}.{name}" for name in inner_names), sections, E, bias)
+        stored_names = ["gate_up_proj"] if config.stored.stacked_gate_up else inner_names
+        gate_up = columns(index, " ".join(f"{block}.{name}" for name in stored_names), sections, E, bias)
         down = rows(index, f"{block}.{down_name}", E, size, bias)
         kind = TensorParallelMlp if cut else DenseMlp
         return kind(gate_up, down, size, E, block, config.mlp_names, config.activation)
@@ -194,10 +200,13 @@ def allocate_parameters(
     vocabulary_of = partial(make_vocabulary, config.quantisation, rows=num_rows, size=E, device=device, dtype=dtype)
     in_blocks = has_ends and vocabulary is None
     embedding = vocabulary_of("model.embed_tokens") if in_blocks else None
+    qkv_names = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
+    if config.stored.qkv != "separate":
+        qkv_names = "self_attn.qkv_proj"
     layers = tuple(
         LayerParameters(
             norms=BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement])),
-            qkv=columns(index, "self_attn.q_proj self_attn.k_proj self_attn.v_proj", heads, E, config.qkv_bias),
+            qkv=columns(index, qkv_names, heads, E, config.qkv_bias),
             qk_norm_HD=tensor(local_heads, D) if config.qk_norm is not None else None,
             o=rows(index, "self_attn.o_proj", E, H * D, config.o_bias),
             mlp=mlp(index),
@@ -206,17 +215,25 @@ def allocate_parameters(
     )
     embedding_VE = tensor(num_rows, E) if embedding is None else embedding
     head: DenseLinear | BlockLinear
+    head_bias = tensor(num_rows) if config.head_bias else None
     if not config.tied_embeddings:
-        head = (vocabulary_of("lm_head") if in_blocks else None) or DenseLinear(tensor(num_rows, E))
+        head = (vocabulary_of("lm_head") if in_blocks else None) or DenseLinear(tensor(num_rows, E), head_bias)
     else:
-        head = embedding_VE if isinstance(embedding_VE, BlockLinear) else DenseLinear(embedding_VE)
-    return DecoderParameters(embedding_VE, layers, norm(E if has_ends else 0), head, vocabulary)
+        head = embedding_VE if isinstance(embedding_VE, BlockLinear) else DenseLinear(embedding_VE, head_bias)
+    positions_PE = None
+    if config.learned_positions is not None and has_ends:
+        positions_PE = tensor(config.context_length + config.learned_positions, E)
+    return DecoderParameters(embedding_VE, layers, norm(E if has_ends else 0), head, vocabulary, positions_PE)
 
 
 def checkpoint_destinations(
     parameters: DecoderParameters, config: ModelConfig, group: Group = SINGLE_RANK
 ) -> dict[str, Destination]:
-    """Return the destination of every checkpoint tensor by its Hugging Face name. `config` is the whole model's."""
+    """Return the destination of every checkpoint tensor by its Hugging Face name, in Llama's spelling.
+
+    `config` is the whole model's. Raises ValueError, naming the tensor, when its format cannot be read in the family's
+    layout.
+    """
     parts: dict[str, Destination] = {}
 
     def whole(name: str, tensor: torch.Tensor) -> None:
@@ -243,13 +260,14 @@ def checkpoint_destinations(
         if layer.qk_norm_HD is not None:
             norms = ("q_norm", layer.qk_norm_HD[:H_local]), ("k_norm", layer.qk_norm_HD[H_local:])
             for name, weight_HD in norms:
-                weight = weight_HD if config.qk_norm == "per head" else weight_HD.view(-1)
+                weight = weight_HD.view(-1) if config.qk_norm == "all heads" else weight_HD
                 shape = (D,) if config.qk_norm == "per head" else None
                 parts[f"{prefix}.self_attn.{name}.weight"] = norm_destination(
                     weight, shape, plus_one=config.norm == "rms_plus_one"
                 )
         parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
         parts |= layer.mlp.destinations(prefix)
+    parts = as_stored(parts, config, group.stage.layers(config))
     if not group.stage.has_ends:
         return parts
     vocabulary("model.embed_tokens", parameters.embedding_VE)
@@ -257,11 +275,17 @@ def checkpoint_destinations(
     if not config.tied_embeddings:
         head = parameters.head
         vocabulary("lm_head", head if isinstance(head, BlockLinear) else head.weight)
+    if config.head_bias and isinstance(parameters.head, DenseLinear) and parameters.head.bias is not None:
+        whole("lm_head.bias", parameters.head.bias)
+    if parameters.positions_PE is not None:
+        whole("model.embed_positions.weight", parameters.positions_PE)
     return parts
 
 
 def num_parameters(config: ModelConfig) -> int:
     """Count the numbers in the checkpoint as if it were not quantised; tied embeddings count once."""
+    if config.counted_parameters is not None:
+        return config.counted_parameters
     config = replace(config, quantisation=None)
 
     def sizes() -> Iterator[int]:

@@ -1,10 +1,13 @@
 """Rotary embeddings: frequencies and angles of positions, for every scaling type.
 
-Dynamic NTK scaling changes the frequencies with the sequence's length. A rotated key would be right for one length
-only, and could be shared neither between sequences nor between a sequence and its continuation. Such a model's keys are
-therefore stored unrotated, and rotated when read, with the frequencies of the row's present length. A prompt computed
-in one pass then equals the reference exactly. Beyond the original context, hidden states of earlier tokens depend on
-the lengths they were computed at; that holds for any cached generation with this scaling.
+A head whose first dimensions alone rotate has frequencies of zero for the others, and so has a layer without positions.
+Heads that pair neighbouring dimensions are reordered when they are loaded (`stored_layout`).
+
+Dynamic NTK scaling and LongRoPE change the frequencies with the sequence's length. A rotated key would be right for one
+length only, and could be shared neither between sequences nor between a sequence and its continuation. Such a model's
+keys are therefore stored unrotated, and rotated when read, with the frequencies of the row's present length. A prompt
+computed in one pass then equals the reference exactly. Beyond the original context, hidden states of earlier tokens
+depend on the lengths they were computed at; that holds for any cached generation with this scaling.
 
 Legend: D head size, ... any positions.
 """
@@ -12,6 +15,7 @@ Legend: D head size, ... any positions.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -26,20 +30,23 @@ class Rope:
         self._head_dim = head_dim
         self._dtype = dtype
         self._frequencies = rope_frequencies(config, head_dim).to(device)
-        self._amplitude = rope_amplitude(config)
+        num_rotated = rotary_dim(config, head_dim) // 2
+        self._amplitude = torch.ones(head_dim // 2, device=device)
+        self._amplitude[:num_rotated] = rope_amplitude(config)
         self._tables = self._compute(torch.empty(0, dtype=torch.int64, device=device), self._frequencies)
 
     @property
     def depends_on_length(self) -> bool:
-        return self._config.type == "dynamic"
+        return self._config.depends_on_length
 
     def angles(self, positions: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin `[..., 1, D]`, as `apply_rope` takes them, of integer `positions` [...].
 
-        `lengths` are the sequences' lengths, broadcast against the positions; only dynamic scaling reads them.
+        `lengths` are the sequences' lengths, broadcast against the positions; only scaling that depends on them
+        reads them.
         """
         if self.depends_on_length:
-            return self._compute(positions, self._dynamic_frequencies(lengths))
+            return self._compute(positions, self._frequencies_at(lengths))
         if positions.device.type != "cpu":
             return self._compute(positions, self._frequencies)
         cos_P1D, sin_P1D = self.tables(int(positions.numpy().max(initial=-1)) + 1)
@@ -48,7 +55,8 @@ class Rope:
         return cos_P1D.index_select(0, flat).view(shape), sin_P1D.index_select(0, flat).view(shape)
 
     def tables(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [P, 1, D] of the positions 0 to P - 1, with P >= `count`; not for dynamic scaling."""
+        """Return cos and sin [P, 1, D] of the positions 0 to P - 1, with P >= `count`; not for scaling that depends on
+        lengths."""
         assert not self.depends_on_length
         if len(self._tables[0]) < count:
             with torch.inference_mode(False):  # training reads the tables too
@@ -64,24 +72,44 @@ class Rope:
             torch.cat((-sin, sin), dim=-1).unsqueeze(-2).to(self._dtype),
         )
 
-    def _dynamic_frequencies(self, lengths: torch.Tensor) -> torch.Tensor:
-        config, D = self._config, self._head_dim
+    def _frequencies_at(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Return the frequencies at each length, [..., D/2]."""
+        config, D, R = self._config, self._head_dim, rotary_dim(self._config, self._head_dim)
+        if config.type == "longrope":
+            long = rope_frequencies(replace(config, factors=config.long_factors), D).to(lengths.device)
+            return torch.where(lengths[..., None] > config.original_context, long, self._frequencies)
         stretch = (config.factor * lengths / config.original_context - (config.factor - 1)).clamp_min(1.0)
-        base = config.theta * stretch ** (D / (D - 2))
-        return 1.0 / base[..., None] ** _exponents(D).to(lengths.device)
+        base = config.theta * stretch ** (R / (R - 2))
+        return _padded(1.0 / base[..., None] ** _exponents(R).to(lengths.device), D)
+
+
+def rotary_dim(config: RopeConfig, head_dim: int) -> int:
+    """Return the number of a head's dimensions that rotate."""
+    return head_dim if config.rotary_dim is None else config.rotary_dim
 
 
 def rope_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Return the radians per position of each pair of dimensions, float32 [D/2]; for dynamic, those of a short
-    sequence."""
+    """Return the radians per position of each pair of dimensions, float32 [D/2]; those of a short sequence where they
+    depend on its length."""
+    return _padded(_rotated_frequencies(config, rotary_dim(config, head_dim)), head_dim)
+
+
+def _padded(frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Append zeros for the pairs that do not rotate."""
+    return torch.nn.functional.pad(frequencies, (0, head_dim // 2 - frequencies.shape[-1]))
+
+
+def _rotated_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
     plain = 1.0 / config.theta ** _exponents(head_dim)
     match config.type:
         case "default" | "dynamic":
             return plain
         case "linear":  # Chen et al. 2023, position interpolation
             return plain / config.factor
-        case "listed":
+        case "listed" | "longrope":
             return plain / torch.tensor(config.factors)
+        case "none":
+            return torch.zeros_like(plain)
         case "llama3":
             # Wavelengths beyond the original context are interpolated, short ones kept, a ramp in between.
             wavelengths = 2 * math.pi / plain
@@ -95,11 +123,11 @@ def rope_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def rope_amplitude(config: RopeConfig) -> float:
-    """Return the factor of cos and sin: yarn's attention temperature (section 3.4), else 1."""
+    """Return the factor of cos and sin: yarn's attention temperature (section 3.4), LongRoPE's factor, else 1."""
+    if config.attention_factor is not None and config.type in ("yarn", "longrope", "listed"):
+        return config.attention_factor
     if config.type != "yarn":
         return 1.0
-    if config.attention_factor is not None:
-        return config.attention_factor
 
     def temperature(mscale: float) -> float:
         return 0.1 * mscale * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0

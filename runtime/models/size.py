@@ -17,7 +17,7 @@ class ModelSize:
     linear: int  # matrices and biases of the layers, which quantisation shrinks
     embedding: int  # looked up row by row
     head: int  # read whole for each token; the embedding itself when tied
-    norms: int  # norms and routers, which stay in 16 bits
+    norms: int  # norms, routers and positions, which stay in 16 bits
     tied: bool
     experts: int = 0  # part of `linear` in experts; a token uses `chosen_share` of them
     chosen_share: float = 1.0
@@ -57,15 +57,20 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
         shared = num_mixtures * 3 * E * (mixture.shared_size or 0)
         routers = num_mixtures * E * (mixture.num_experts + (mixture.shared_size is not None))
     mlps = (config.num_layers - num_mixtures) * dense + shared + experts
-    norm = E * (2 if config.norm == "layer_norm" else 1)
-    num_norms = 4 if config.norm_placement == "sandwich" else 2
-    qk_norms = {None: 0, "per head": 2 * D, "all heads": (H + K) * D}[config.qk_norm]
+    norm = E * {"layer_norm": 2, "layer_norm_plus_one": 2, "layer_norm_plain": 0}.get(config.norm, 1)
+    num_norms = {"sandwich": 4, "parallel": 1}.get(config.norm_placement, 2)
+    qk_norms = {None: 0, "per head": 2 * D, "all heads": (H + K) * D, "layer norm per head": (H + K) * D}[
+        config.qk_norm
+    ]
     end = config.vocab_size * E if has_ends else 0
+    others = config.head_bias * config.vocab_size
+    if config.learned_positions is not None:
+        others += (config.context_length + config.learned_positions) * E
     return ModelSize(
         linear=config.num_layers * (attention + biases) + mlps,
         embedding=end,
         head=end,
-        norms=config.num_layers * (num_norms * norm + qk_norms) + norm * has_ends + routers,
+        norms=config.num_layers * (num_norms * norm + qk_norms) + (norm + others) * has_ends + routers,
         tied=config.tied_embeddings,
         experts=experts,
         chosen_share=1.0 if mixture is None else mixture.num_per_token / mixture.num_experts,

@@ -11,8 +11,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from .errors import CheckpointError
-from .kv_scale_names import is_attention_scale
 from .linear import Destination
+from .stored_layout import is_attention_scale
 
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes), called after each tensor
 IsIgnored = Callable[[str], bool]  # True for tensors that need no destination
@@ -29,11 +29,16 @@ def refuse_all(name: str) -> bool:
 
 
 def load_weights(
-    path: Path, parts: Mapping[str, Destination], on_progress: Progress | None = None, ignored: IsIgnored = refuse_all
+    path: Path,
+    parts: Mapping[str, Destination],
+    on_progress: Progress | None = None,
+    ignored: IsIgnored = refuse_all,
+    rename: Callable[[str], str] = str,
 ) -> None:
     """Fill every destination from the checkpoint in directory `path`, converting to its dtype.
 
-    Tensors without a destination are an error, except those that `ignored` accepts by name. Raises CheckpointError,
+    `rename` turns a stored name into that of its destination. Tensors without a destination are an error, except those
+    that `ignored` accepts by their new name. Raises CheckpointError,
     naming file and tensor, when a file is missing, truncated or corrupt, or a tensor is missing, unexpected, of another
     shape or not floating point.
     """
@@ -45,10 +50,11 @@ def load_weights(
         done = finished
         try:
             with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
+                for stored in tensors.keys():  # noqa: SIM118  # safe_open is no mapping
+                    name = rename(stored)
                     if name not in parts and ignored(name):
                         continue
-                    done += _copy(file, tensors, name, missing, parts)
+                    done += _copy(file, tensors, stored, name, missing, parts)
                     if on_progress is not None:
                         on_progress(done, total)
         except (SafetensorError, OSError) as error:
@@ -63,15 +69,21 @@ def load_weights(
 
 
 def _copy(
-    file: Path, tensors: safe_open, name: str, missing: dict[str, Destination], parts: Mapping[str, Destination]
+    file: Path,
+    tensors: safe_open,
+    stored_name: str,
+    name: str,
+    missing: dict[str, Destination],
+    parts: Mapping[str, Destination],
 ) -> int:
-    """Copy one tensor, remove it from `missing`, and return its bytes in the file."""
+    """Copy the tensor `stored_name` to its destination `name`, remove that from `missing`, and return its bytes in the
+    file."""
     if name not in parts:
         # Some checkpoints store a tied head. KV scales are read separately, by `read_kv_scales`.
         if _DERIVED.search(name) or name == "lm_head.weight" or is_attention_scale(name):
             return 0
-        raise CheckpointError(file, f"the tensor {name} is unexpected for this architecture")
-    destination = missing.pop(name, None)
+        raise CheckpointError(file, f"the tensor {stored_name} is unexpected for this architecture")
+    destination, name = missing.pop(name, None), stored_name
     if destination is None:
         raise CheckpointError(file, f"the tensor {name} is stored twice")
     stored = tensors.get_slice(name)

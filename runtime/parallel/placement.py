@@ -32,7 +32,11 @@ def placement_of(config: CoreConfig, path: Path, rank: int) -> RankPlacement:
     on a CPU share it. Raises CheckpointError when the model's config cannot be read, RequestError naming the setting
     when the model cannot be divided or there are not enough devices.
     """
-    model = read_config(path)
+    model = read_config(path, config.model_impl)
+    if not model.is_native:
+        raise RequestError(
+            "tp and pp need a native family; transformers computes this model", param="pp" if config.pp > 1 else "tp"
+        )
     shard = shard_of(model, rank=rank % config.tp, size=config.tp, ordered=config.deterministic)
     stage = stage_of(model, index=rank // config.tp, size=config.pp)
     device = choose_device(config.device)

@@ -74,7 +74,7 @@ class ProgramInterpreter:
             case Open():
                 self._open(message)
             case Append(state=number):
-                if (state := self._states.get(number)) is not None:
+                if message.operations and (state := self._states.get(number)) is not None:
                     state.program.complete = False  # it was said to be, and goes on
                 self._append(message)
             case Supply(state=number, op=op, text=text, error=error, retry=retry):

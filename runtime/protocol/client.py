@@ -40,6 +40,8 @@ from .session import (
 )
 from .version import __version__
 
+WELCOME_SECONDS = 1.0
+
 
 class Listener(Protocol):
     """Receives the answers of one state. Called on the connection's thread, so it must neither block nor raise."""
@@ -66,6 +68,7 @@ class Connection:
         self._calls: dict[int, SimpleQueue[Reply | ErrorInfo]] = {}
         self._error: ErrorInfo | None = None
         self._info: ModelInfo | None = None
+        self._wants_notes = False
         self._answered = threading.Event()  # Welcome has come, or the connection failed
         self._decoder: msgspec.msgpack.Decoder[FromFrontend] = msgspec.msgpack.Decoder(FromFrontend)
         self._link = FrontendLink(
@@ -91,6 +94,13 @@ class Connection:
         self._raise_if_down()
         assert self._info is not None
         return self._info
+
+    @property
+    def wants_notes(self) -> bool:
+        """Return whether the runtime keeps records of programs. Waits for its answer, but not long: it may be loading
+        its model, and does without notes then."""
+        self._answered.wait(WELCOME_SECONDS)
+        return self._wants_notes
 
     def attach(self, listener: Listener) -> int:
         """Return a new state number, whose answers go to `listener` until it is detached."""
@@ -172,6 +182,7 @@ class Connection:
                 self._link.move(address, wire.encode(Hello(__version__)))
             case Welcome():
                 self._info = message.info
+                self._wants_notes = message.wants_notes
                 self._link.allow_sending()
                 self._answered.set()
             case Fatal():

@@ -13,9 +13,12 @@ OrderName = Literal["fcfs", "lpm", "dfs", "program"]
 SpeculativeName = Literal["eagle", "suffix", "ngram", "draft", "off"]
 KernelsName = Literal["auto", "triton", "reference"]
 GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
+ModelImplName = Literal["auto", "native", "transformers"]
 QuantizeName = Literal["int8", "int4", "fp8"]
 OverlapName = Literal["auto", "on", "off"]
 KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
+CacheScope = Literal["auto", "key", "shared"]
+PageTextsName = Literal["auto", "on", "off"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
 # Formats of tool calls; the frontend has their texts.
@@ -63,6 +66,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="model name in the API, or several by commas; default: the hub id, or the path's last part"),
     ] = None
+    model_impl: Annotated[
+        ModelImplName,
+        Meta(
+            description="who computes the model's layers: native families or the package transformers; "
+            "auto: native where there is one"
+        ),
+    ] = "auto"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
@@ -213,9 +223,21 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="API key that may act on others: flush the cache, abort all; several are separated by commas"),
     ] = None
+    cache_scope: Annotated[
+        CacheScope,
+        Meta(description="who shares cached prefixes: requests of one API key, or all; auto: by key with several keys"),
+    ] = "auto"
     cors_origins: Annotated[
         str | None, Meta(description="allowed origins of web pages, separated by commas, or *; default: none")
     ] = None
+    page: Annotated[bool, Meta(description="serve the page for browsers at /: chat, programs, cache, health")] = True
+    page_texts: Annotated[
+        PageTextsName,
+        Meta(
+            description="show texts of prompts and outputs on the page; auto: to all who may see it, with several API "
+            "keys only to the key that asked"
+        ),
+    ] = "auto"
     max_body_mib: Annotated[int, Meta(ge=1, le=1024, description="maximum size of an HTTP request's body in MiB")] = 32
     max_requests_per_key: Annotated[
         Annotated[int, Meta(ge=1)] | None,

@@ -9,6 +9,7 @@ import msgspec
 from .errors import ErrorInfo
 from .metrics import CoreMetrics
 from .sampling import LogprobParams, SamplingParams, TokenLogprob
+from .tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +85,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     the final hidden state of its last token or the mean over all tokens. With `in_bulk`, tokens after the first may
     come many at a time. `namespace` separates caches: nothing is shared across namespaces. `program` is the program
     that the request belongs to, for scheduling; `claims` are its soft pins, for eviction; `outlook` is its progress.
-    `banned` are the token sequences of `sampling.bad_words`: no output completes one.
+    `banned` are the token sequences of `sampling.bad_words`: no output completes one. The last `continued` tokens are
+    output of an earlier request with the same sampling, which goes on: its grammar, stop rules, penalties and draws are
+    those that the whole output would have. The numbers of new tokens count what comes after them.
     """
 
     rid: str
@@ -99,6 +102,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     outlook: ProgramProgress | None = None
     in_bulk: bool = False
     banned: list[list[int]] = []
+    continued: int = 0
 
 
 class EndStates(msgspec.Struct, frozen=True, tag="end_states"):
@@ -138,7 +142,7 @@ class GetStats(msgspec.Struct, frozen=True, tag="stats"):
     call: int
 
 
-ToCore = Attach | Generate | EndStates | Abort | FlushCache | Pause | GetStats
+ToCore = Attach | Generate | EndStates | Abort | FlushCache | Pause | GetStats | GetTree | GetTreeNode
 
 # Core -> frontend
 
@@ -151,12 +155,23 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of a request in the core, in seconds: waiting (its grammar's compilation included), up to the first token,
-    and from there to the end."""
+    """Time of a request in the core, in seconds, by what it did: the parts add up to the whole.
+
+    `queue`: waiting for its turn; `grammar`: waiting for its constraint, to be compiled or to say which tokens may
+    follow; `prefill`: computing up to the first token; `decode`: from there on; `retracted`: waiting, after it had lost
+    its pages, to go on.
+    """
 
     queue: float
     prefill: float
     decode: float
+    grammar: float = 0.0
+    retracted: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Return the request's time in the core."""
+        return self.queue + self.grammar + self.prefill + self.decode + self.retracted
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
@@ -178,6 +193,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     num_retractions: int = 0
     num_passes: int = 0  # forwards that returned output tokens: fewer than tokens with speculation
     accepted_lengths: list[int] = []  # with the finish: verifications that accepted 0, 1, 2, ... tokens
+    num_guessed: int = 0  # with the finish: draft tokens that were verified
     timings: Timings | None = None  # with the finish, unless it was aborted
 
 
@@ -235,6 +251,8 @@ class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
     call: int
     stats: CoreStats | None = None
     measures: CoreMetrics | None = None  # beside the stats
+    tree: TreeMessage | None = None
+    tree_node: NodeContent | None = None
     error: ErrorInfo | None = None
 
 

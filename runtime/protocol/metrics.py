@@ -74,7 +74,7 @@ class FrontendMetrics(msgspec.Struct, kw_only=True):
 class CoreMetrics(msgspec.Struct, kw_only=True):
     """Metrics of the core, in seconds and tokens."""
 
-    queue: Histogram = _histogram(WAIT_BUCKETS)  # from request to its first step
+    queue: Histogram = _histogram(WAIT_BUCKETS)  # waiting for its turn
     prefill: Histogram = _histogram(WAIT_BUCKETS)  # from there to the first token
     decode: Histogram = _histogram(DURATION_BUCKETS)  # from there to the last
     step: Histogram = _histogram(GAP_BUCKETS)  # one step: planning and forward

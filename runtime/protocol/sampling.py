@@ -7,7 +7,7 @@ the plan's draw and the requests to other servers derive from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -259,12 +259,14 @@ class LogprobParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Log-probabilities to return: of the model's own distribution, before temperature, penalties and masks.
 
     `num_top` is the number of alternatives to list at each position. `prompt_from` is the first prompt position to
-    return, where position 0 has none; None: output tokens only. `of` are tokens to return at every position.
+    return, where position 0 has none; None: output tokens only. `of` are tokens to return at every position. With
+    `details`, output tokens have `TokenDetails`.
     """
 
     num_top: int = 0
     prompt_from: int | None = None
     of: tuple[int, ...] = ()
+    details: bool = False
 
     def __post_init__(self) -> None:
         check_range("top_logprobs", self.num_top, 0, MAX_TOP_LOGPROBS)
@@ -277,6 +279,28 @@ class LogprobParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             check_range("logprob_start_len", self.prompt_from, 0, 1 << 31)
 
 
+Origin = Literal["sampled", "forced", "accepted"]
+
+
+class TokenDetails(msgspec.Struct, frozen=True, array_like=True):
+    """What the request's rules did to the model's distribution at an output token.
+
+    The masked distribution is the model's after logit bias, penalties, token rules and the grammar's mask, at
+    temperature 1. `allowed_mass` is the model's probability of all allowed tokens; `num_allowed` their number, None
+    where no mask applied. `entropy` is that of the model's distribution, in nats. `origin`: the token was sampled,
+    appended because the grammar forced it, or accepted as a guess. `top` and `of` are parallel to those of the
+    TokenLogprob: masked log-probabilities, None for tokens that were not allowed.
+    """
+
+    masked_logprob: float
+    allowed_mass: float
+    num_allowed: int | None
+    entropy: float
+    origin: Origin
+    top: list[float | None] = []
+    of: list[float | None] = []
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Natural logarithm of p(id | all tokens before it).
 
@@ -287,6 +311,17 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     id: int
     top: list[tuple[float, int]] = []
     of: list[float] = []
+    details: TokenDetails | None = None  # of an output token, if requested
+
+
+def forced_details(value: TokenLogprob, asked: Sequence[int], entropy: float) -> TokenDetails:
+    """Return the details of a token that had to come: its mask had one token. `asked` are the ids of `value.of`."""
+
+    def masked(token: int) -> float | None:
+        return 0.0 if token == value.id else None
+
+    top = [masked(token) for _, token in value.top]
+    return TokenDetails(0.0, math.exp(value.logprob), 1, entropy, "forced", top, [masked(token) for token in asked])
 
 
 def check_range(param: str, value: float, low: float, high: float) -> None:

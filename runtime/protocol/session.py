@@ -157,28 +157,71 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     tokens: Annotated[int, msgspec.Meta(gt=0)] | None = None  # generated tokens
 
 
-class Open(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="open"):
-    """Open an empty state of program `program` (numbered by the client). A program's first Open has its budget."""
+MAX_NOTE = 1000  # characters of a note's text
+NoteText = Annotated[str, msgspec.Meta(max_length=MAX_NOTE)]
+
+
+class ReadWait(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A time in which the program waited for a value: seconds before the message was sent, and the line that read."""
+
+    began: float
+    ended: float
+    place: NoteText = ""
+    code: NoteText = ""  # as in `Note`
+
+
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What only the client knows of operations, for the server's records.
+
+    `place` and `code` hold from operation `op` on, up to the next note that has them; the rest is about `op` itself.
+    `asked`: the program supplied its text. `gathered` are states whose variables were read together before it.
+    """
+
+    op: int
+    place: NoteText = ""  # file:line of the program
+    code: NoteText = ""  # the line's text, once for each line of a program
+    name: NoteText | None = None  # the variable that it makes
+    label: NoteText | None = None
+    asked: bool = False
+    gathered: tuple[int, ...] = ()
+    gathered_at: NoteText = ""  # file:line
+    waits: list[ReadWait] = []  # before it
+    ended: bool = False  # the program's function has returned; `op` is the number of operations
+
+
+class Open(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="open"):
+    """Open an empty state of program `program` (numbered by the client). A program's first Open has its budget.
+
+    `title` names the program in the server's records, if the server wants notes. `traceparent` (W3C Trace Context) is
+    the span that the program is part of.
+    """
 
     state: int
     program: int
     budget: Budget | None = None
+    title: NoteText | None = None
+    traceparent: NoteText | None = None
 
 
-class Append(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="append"):
-    """Play `operations`, numbered `first`, `first + 1`, ..., on `state`."""
+class Append(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="append"):
+    """Play `operations`, numbered `first`, `first + 1`, ..., on `state`. `notes`: only if the server wants them."""
 
     state: int
     first: int
     operations: list[Operation]
+    notes: list[Note] = []
 
 
-class Close(msgspec.Struct, frozen=True, tag="close"):
+class Close(msgspec.Struct, frozen=True, omit_defaults=True, tag="close"):
     """Forget states, and every state of `programs`, and abort their requests. A state of `states` that others wait for
-    is played on without answers until they have what they need."""
+    is played on without answers until they have what they need.
+
+    `error`: an exception ended the programs, at its `line`. Only if the server wants notes.
+    """
 
     states: tuple[int, ...]
     programs: tuple[int, ...] = ()
+    error: ErrorInfo | None = None
 
 
 class Play(msgspec.Struct, frozen=True, tag="play"):
@@ -206,6 +249,7 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True, tag="supply"):
     """The text that the `Ask` with number `op` of `state` waits for, or the error that prevents it.
 
     For a checked Gen: it accepts the latest attempt, rejects it for good (`error`), or asks for another (`retry`).
+    `label` says what was called, for the server's records.
     """
 
     state: int
@@ -213,6 +257,7 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True, tag="supply"):
     text: str = ""
     error: ErrorInfo | None = None
     retry: Retry | None = None
+    label: NoteText | None = None
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -228,10 +273,14 @@ ToFrontend = Hello | Ping | Bye | Open | Append | Close | Play | Supply | Call
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The answer to `Hello`. With `move_to`, connect to that address instead: another frontend of the same core."""
+    """The answer to `Hello`. With `move_to`, connect to that address instead: another frontend of the same core.
+
+    `wants_notes`: the server keeps records of programs, to which notes add what only the client knows.
+    """
 
     info: ModelInfo
     move_to: str | None = None
+    wants_notes: bool = False
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
@@ -256,6 +305,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     num_retractions: int = 0
     num_passes: int = 0  # forward passes of the model that gave the tokens
     accepted_lengths: list[int] = []  # how many verifications accepted 0, 1, 2, ... draft tokens
+    num_guessed: int = 0  # draft tokens that were verified
     timings: Timings | None = None  # None if it was aborted
     token_texts: dict[int, str] | None = None  # the text of every id that the log-probabilities name
 
@@ -276,6 +326,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     unconditional_logprobs: list[list[TokenLogprob]] | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    timings: Timings | None = None  # of the slowest request that scored
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):

@@ -20,12 +20,13 @@ from tokenizers import Tokenizer
 from ..engine.build import choose_device, choose_dtype
 from ..engine.inputs import decoder_inputs
 from ..engine.kv_pool import PAGE_SIZE, KvMemory
-from ..models.config import ModelConfig
+from ..models.config import LLAMA_LAYOUT, ModelConfig
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
 from ..models.linear import DenseLinear
 from ..models.load import load_model
 from ..models.parameters import LayerParameters, num_parameters
+from ..models.stored_layout import rotary_order
 from ..models.weights import Progress
 from ..protocol.errors import RequestError
 from ..scheduler.plan import Row
@@ -62,7 +63,9 @@ def round_layers(
 
     Matrices with fewer than MIN_TOKENS tokens, such as experts that few tokens choose, are rounded to nearest.
     """
-    states_TE = model.embed(torch.tensor([token for text in texts for token in text], device=model.device))
+    tokens = torch.tensor([token for text in texts for token in text], device=model.device)
+    positions = torch.tensor([place for text in texts for place in range(len(text))], device=model.device)
+    states_TE = model.embed(tokens, positions)
     windows = list(pairwise(np.cumsum([0, *map(len, texts)]).tolist()))
     for index, stored in enumerate(model.parameters.layers):
         layer = record_inputs(stored)
@@ -106,7 +109,14 @@ def _run(
     A decoder of two layers does it: its embedding is the states, its first layer this one, and the second layer's input
     is captured. The second layer's attention and the head are computed and discarded.
     """
-    config = replace(model.config, num_layers=2, windows=(model.config.windows[index],) * 2, embedding_scale=None)
+    config = replace(
+        model.config,
+        num_layers=2,
+        windows=(model.config.windows[index],) * 2,
+        second_rope_layers=(model.config.uses_second_rope(index),) * 2,
+        embedding_scale=None,
+        learned_positions=None,
+    )
     one = Decoder(
         config,
         replace(
@@ -152,6 +162,10 @@ def calibrate(
     Raises RequestError naming `calibration` when the text has fewer tokens than a window, CheckpointError when AWQ does
     not know the model's block.
     """
+    if config.stored != LLAMA_LAYOUT or rotary_order(config) is not None:
+        raise CheckpointError(
+            path, f"{method} does not know how {config.architecture} lays out its heads and matrices: use int4-rtn"
+        )
     if method == "awq" and (config.norm, config.norm_placement, config.gated_mlp) != ("rms", "pre", True):
         raise CheckpointError(
             path, "awq scales a pre-norm block of RMS norms and gated MLPs, which this model has not: use gptq"

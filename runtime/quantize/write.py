@@ -45,6 +45,10 @@ def write_quantised(
     config = read_config(source)
     if config.quantisation is not None:
         raise CheckpointError(source, f"holds {config.quantisation.scheme.kind} weights already")
+    if config.stored.renames or config.stored.transposed:
+        raise CheckpointError(
+            source, f"{config.architecture} names its tensors otherwise: quantize it while loading (--quantize)"
+        )
     group_size = int4_group_size(*config.linear_inputs)
     if method in FOUR_BITS and group_size is None:
         raise CheckpointError(source, f"int4 needs sizes divisible by {min(GROUP_SIZES)}, not {config.linear_inputs}")

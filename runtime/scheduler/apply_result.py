@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ..protocol.core import Finish, Tokens
 from ..protocol.errors import RequestError
-from ..protocol.sampling import TokenLogprob
+from ..protocol.sampling import TokenLogprob, forced_details
 from .interfaces import VocabularyInfo
 from .plan import Row, RowResult
 from .request import Request
@@ -46,7 +48,7 @@ def apply_result(
         return AppliedResult(None if request.num_uncomputed or request.is_held else prompt_answer(request))
     request.num_passes += 1
     if row.parents is not None:
-        request.record_accepted(len(result.tokens) - 1)
+        request.record_accepted(len(result.tokens) - 1, len(row.parents))
     finish, error = None, None
     position = len(request.tokens)  # of the result's next token
     num_done = request.num_output  # tokens up to the last sampled one
@@ -54,13 +56,13 @@ def apply_result(
         if position < len(request.tokens):
             if request.tokens[position] != token:
                 break  # the text has been forced meanwhile, with other ids
-            _keep_logprob(request, result, index)
+            _keep_logprob(request, result, index, forced=True)
         else:
             try:
                 finish = _append_token(request, token, vocabulary)
                 is_last = index + 1 == len(result.tokens)
                 is_followed = follow(request, None if token in vocabulary.eos_ids else token, finish is None, is_last)
-                _keep_logprob(request, result, index)
+                _keep_logprob(request, result, index, forced=False)
             except RequestError as failure:
                 error = failure
                 break
@@ -85,10 +87,18 @@ def _append_token(request: Request, token: int, vocabulary: VocabularyInfo) -> F
     return Finish("length") if finish is None and not request.wants_tokens else finish
 
 
-def _keep_logprob(request: Request, result: RowResult, index: int) -> None:
-    if request.message.logprobs is not None:
-        assert len(result.logprobs) == len(result.tokens)
-        request.output_scores.append(result.logprobs[index])
+def _keep_logprob(request: Request, result: RowResult, index: int, *, forced: bool) -> None:
+    if (wanted := request.message.logprobs) is None:
+        return
+    assert len(result.logprobs) == len(result.tokens)
+    value = result.logprobs[index]
+    if (details := value.details) is not None:
+        if forced:
+            details = forced_details(value, wanted.of, details.entropy)
+        elif index + 1 < len(result.tokens):
+            details = replace(details, origin="accepted")
+        value = replace(value, details=details)
+    request.output_scores.append(value)
 
 
 def _sampled_answer(request: Request, num_done: int, finish: Finish | None) -> Tokens | None:
@@ -129,6 +139,7 @@ def abort_answer(request: Request) -> Tokens:
         num_retractions=request.num_retractions,
         num_passes=request.num_passes,
         accepted_lengths=request.accepted_lengths,
+        num_guessed=request.num_guessed,
     )
 
 
@@ -154,4 +165,5 @@ def _tokens_message(
         num_retractions=request.num_retractions,
         num_passes=request.num_passes,
         accepted_lengths=[] if finish is None else request.accepted_lengths,
+        num_guessed=0 if finish is None else request.num_guessed,
     )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from ...constrained.errors import GrammarError
+from ..protocol.errors import RequestError
 from .request import Request
 from .sampling_inputs import grammar_too_complex
 
@@ -112,13 +113,22 @@ def _all_equal(ids: tuple[int, ...]) -> bool:
 def jump_forward(request: Request, retokenise: Retokenise) -> int:
     """Append the forced tokens, as far as they are settled. Returns their number; the client gets them with the next
     sampled token. Raises RequestError when the grammar is too complex to follow."""
-    num_tokens = len(request.tokens)
-    room = request.end - 1 - num_tokens
-    if request.matcher is None or room <= 0:
+    if request.matcher is None or request.end - 1 <= len(request.tokens):
         return 0
     try:
         forced = request.matcher.forced()
-        for token in retokenise(request.tokens, forced)[:room] if forced else ():
+    except GrammarError as error:
+        raise grammar_too_complex(error) from None
+    return append_forced(request, retokenise(request.tokens, forced)) if forced else 0
+
+
+def append_forced(request: Request, ids: Sequence[int]) -> int:
+    """Append forced tokens, up to the first that must not be. Returns and raises as `jump_forward`."""
+    assert request.matcher is not None
+    num_tokens = len(request.tokens)
+    room = max(0, request.end - 1 - num_tokens)
+    try:
+        for token in ids[:room]:
             if not _may_be_appended(request, token):
                 break
             # A grammar engine may be stricter about tokens than about bytes: leave it to the model.
@@ -130,6 +140,50 @@ def jump_forward(request: Request, retokenise: Retokenise) -> int:
     except GrammarError as error:
         raise grammar_too_complex(error) from None
     return len(request.tokens) - num_tokens
+
+
+def follow_continued(request: Request, retokenise: Retokenise | None) -> bool:
+    """Let the grammar follow the continued tokens of the prompt, as it did when they were sampled, or forced after one
+    that was.
+
+    Forced text is tokenised from the place where it begins, so that place has to be found again. Sets `forced_rest` to
+    the forced ids that come after the last token. Returns True if there are any. Raises RequestError for a token that
+    the grammar refuses, and when it is too complex to follow.
+    """
+    tokens, at, end = request.message.tokens, request.output_start, request.num_prompt
+    try:
+        forced = _forced_ids(request, at, retokenise)
+        while at < end:
+            num_forced = sum(1 for _ in takewhile(_all_equal, zip(forced, tokens[at : at + len(forced)], strict=False)))
+            sampled = at + num_forced  # the position after them
+            for position in range(at, min(sampled + 1, end)):
+                _accept_continued(request, position)
+            at = sampled + 1
+            forced = _forced_ids(request, at, retokenise) if at <= end else forced[num_forced:]
+    except GrammarError as error:
+        raise grammar_too_complex(error) from None
+    request.continued_due, request.forced_rest = False, forced
+    return bool(forced)
+
+
+def _forced_ids(request: Request, at: int, retokenise: Retokenise | None) -> list[int]:
+    """Return the ids of the text that is forced at a position of the prompt."""
+    if retokenise is None:
+        return []
+    assert request.matcher is not None
+    forced = request.matcher.forced()
+    return retokenise(request.message.tokens[max(0, at - CONTEXT_TOKENS) : at], forced) if forced else []
+
+
+def _accept_continued(request: Request, position: int) -> None:
+    assert request.matcher is not None
+    token = request.message.tokens[position]
+    if not request.matcher.accept(token):
+        raise RequestError(
+            f"the constraint refuses token {token} at position {position} of the prompt, "
+            "which continued_tokens counts to the output",
+            param="continued_tokens",
+        )
 
 
 def _may_be_appended(request: Request, token: int) -> bool:

@@ -29,10 +29,17 @@ Submit = Callable[[Constraint, Callable[[], None]], Future[None]]  # run what a 
 class MaskPreparation:
     """The requests whose grammars are at work."""
 
-    def __init__(self, submit: Submit, jump: Callable[[Request], None] | None) -> None:
-        """`jump` appends the forced text that the grammar knows; None if none is wanted."""
+    def __init__(
+        self,
+        submit: Submit,
+        jump: Callable[[Request], None] | None,
+        follow_continued: Callable[[Request], bool],
+    ) -> None:
+        """`jump` appends the forced text that the grammar knows; None if none is wanted. `follow_continued` lets the
+        grammar follow the continued tokens of a prompt, in a thread."""
         self._submit = submit
         self._jump = jump
+        self._follow_continued = follow_continued
         self._jobs: dict[Request, Future[None]] = {}
         self._walking: list[Request] = []  # their masks perhaps take no more than a walk, done for all together
         self._fresh: set[Future[None]] = set()  # those that no step has waited for
@@ -41,6 +48,14 @@ class MaskPreparation:
     def __bool__(self) -> bool:
         """Return True while any request awaits its mask."""
         return bool(self._jobs or self._walking)
+
+    def start(self, request: Request) -> None:
+        """Begin a request's output, or continue it. Raises RequestError if it cannot go on."""
+        if request.continued_due:
+            request.awaits_mask = True
+            self._begin(request)
+        else:
+            self.follow(request, None)
 
     def follow(self, request: Request, token: int | None) -> None:
         """Follow a request's output, which goes on after `token`, or begins. Raises RequestError if it cannot go on."""
@@ -126,7 +141,7 @@ class MaskPreparation:
                 assert accepted, f"token {request.unaccepted} was sampled against its mask"
                 request.unaccepted = None
             if request.jump_due and self._jump is not None:
-                if not matcher.is_ready(forced=True):
+                if not (request.forced_rest or matcher.is_ready(forced=True)):
                     return self._begin(request)
                 request.jump_due = False
                 num_tokens = len(request.tokens)
@@ -147,20 +162,23 @@ class MaskPreparation:
     def _begin(self, request: Request) -> None:
         constraint = request.message.sampling.constraint
         assert constraint is not None
-        job = self._submit(constraint, lambda: _prepare(request))
+        job = self._submit(constraint, lambda: self._prepare(request))
         self._jobs[request] = job
         self._fresh.add(job)
 
-
-def _prepare(request: Request) -> None:
-    """Do all that takes long. Nobody else uses the matcher meanwhile."""
-    matcher = request.matcher
-    assert matcher is not None
-    if request.unaccepted is not None:
-        accepted = matcher.accept(request.unaccepted)
-        assert accepted, f"token {request.unaccepted} was sampled against its mask"
-        request.unaccepted = None
-    matcher.prepare(forced=request.jump_due)
+    def _prepare(self, request: Request) -> None:
+        """Do all that takes long. Nobody else uses the matcher meanwhile."""
+        matcher = request.matcher
+        assert matcher is not None
+        if request.continued_due:
+            request.jump_due = self._follow_continued(request)
+            if request.jump_due:
+                return
+        if request.unaccepted is not None:
+            accepted = matcher.accept(request.unaccepted)
+            assert accepted, f"token {request.unaccepted} was sampled against its mask"
+            request.unaccepted = None
+        matcher.prepare(forced=request.jump_due)
 
 
 def _result(job: Future[None]) -> None:

@@ -35,6 +35,7 @@ class Sample(DrawParams, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     num_top_logprobs: int | None = None  # None: no log-probabilities wanted
     logprobs_of: tuple[int, ...] = ()  # and with them those of these tokens
+    logprob_details: bool = False  # and with each its TokenDetails
 
 
 class RowSampling(msgspec.Struct, frozen=True):
@@ -45,12 +46,16 @@ class RowSampling(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probabilities of given tokens: `targets[i]` follows the row's token `first + i`."""
+    """Log-probabilities of given tokens: `targets[i]` follows the row's token `first + i`.
+
+    With `details`, each has its TokenDetails, as of a token that had to come.
+    """
 
     first: int
     targets: list[int]
     num_top: int
     of: tuple[int, ...] = ()  # further tokens to score at each position
+    details: bool = False
 
 
 class DraftNode(msgspec.Struct, frozen=True, kw_only=True):

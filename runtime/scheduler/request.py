@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
+
+from msgspec.structs import replace
 
 from ...constrained.backends import OutputMatcher
 from ...radix.cache import Lease
@@ -37,6 +40,11 @@ def length_limit(message: Generate, *, vocab_size: int, context_length: int, num
     _check_token_ids(params.allowed_token_ids, vocab_size, "allowed_token_ids")
     for sequence in message.banned:
         _check_token_ids(sequence, vocab_size, "bad_words")
+    if not 0 <= message.continued < num_prompt:
+        raise RequestError(
+            f"continued_tokens must be less than the prompt's {num_prompt} tokens, got {message.continued}",
+            param="continued_tokens",
+        )
     if params.seed is None and not params.greedy:
         raise RequestError("sampling needs a seed", param="seed")
     if message.pooling is not None and params.max_new_tokens:
@@ -67,29 +75,49 @@ def _check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
         raise RequestError(f"token id {wrong} is not in the vocabulary of {vocab_size} tokens", param=param)
 
 
-@dataclass
+RequestPhase = Literal["queue", "grammar", "prefill", "decode", "retracted"]
+
+
 class RequestClock:
-    """Times of a request's arrival, start and first token, in seconds. A retracted request keeps its first times."""
+    """The time of a request by phase, in seconds. It is in one phase at any time, at first in the queue."""
 
-    arrived: float
-    started: float | None = None
-    answered: float | None = None
+    __slots__ = ("_answered", "_phase", "_seconds", "_since")
 
-    def start(self, now: float) -> None:
-        """Record the first start."""
-        if self.started is None:
-            self.started = now
+    def __init__(self, arrived: float) -> None:
+        self._phase: RequestPhase = "queue"
+        self._since = arrived
+        self._seconds: dict[RequestPhase, float] = {}
+        self._answered = False
+
+    def wait(self, phase: Literal["queue", "grammar", "retracted"], now: float) -> None:
+        """Note that the request waits from now on, and for what."""
+        self._enter(phase, now)
+
+    def run(self, now: float) -> None:
+        """Note that the request is computed from now on."""
+        self._enter("decode" if self._answered else "prefill", now)
 
     def answer(self, now: float) -> None:
-        """Record the first token."""
-        if self.answered is None:
-            self.answered = now
+        """Note a token; with the first one the prefill ends."""
+        if not self._answered:
+            self._answered = True
+            self._enter("decode", now)
 
     def timings(self, now: float) -> Timings:
-        """Timings of a request that ends now. The three phases add up to its time in the core."""
-        started = now if self.started is None else self.started
-        answered = now if self.answered is None else self.answered
-        return Timings(queue=started - self.arrived, prefill=answered - started, decode=now - answered)
+        """Return the timings of a request that ends now."""
+        seconds = {**self._seconds, self._phase: self._seconds.get(self._phase, 0.0) + now - self._since}
+        return Timings(
+            queue=seconds.get("queue", 0.0),
+            prefill=seconds.get("prefill", 0.0),
+            decode=seconds.get("decode", 0.0),
+            grammar=seconds.get("grammar", 0.0),
+            retracted=seconds.get("retracted", 0.0),
+        )
+
+    def _enter(self, phase: RequestPhase, now: float) -> None:
+        if phase != self._phase:
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
+            self._phase, self._since = phase, now
 
 
 @dataclass(eq=False)
@@ -116,6 +144,8 @@ class Request:
     unaccepted: int | None = None  # token that the grammar has still to accept
     mask: tuple[int, bytes | None] | None = None  # number of tokens, and the mask of the one after them
     jump_due: bool = False  # the text that is forced after `tokens` has still to be appended
+    continued_due: bool = False  # the grammar has still to follow the continued tokens of the prompt
+    forced_rest: list[int] = field(default_factory=list)  # forced ids after those, still to be appended
     lease: Lease | None = None
     num_computed: int = 0
     num_cached: int | None = None  # prompt tokens reused at the first start
@@ -124,6 +154,7 @@ class Request:
     first_step: int = 0  # by the count of `Drafting`; reset when it starts again
     draft: DraftTree | None = None  # the engine's draft after `tokens`
     accepted_lengths: list[int] = field(default_factory=list)  # verifications that accepted 0, 1, 2, ... tokens
+    num_guessed: int = 0  # draft tokens that were verified
     acceptance: Acceptance = field(default_factory=Acceptance)  # of its drafts
     ngrams: NgramIndex | None = None  # for `--speculative ngram`
     next_lookup: int = 2  # number of output tokens at which a draft is next looked for in texts
@@ -149,6 +180,7 @@ class Request:
             logit_bias=params.logit_bias,
             num_top_logprobs=None if logprobs is None else logprobs.num_top,
             logprobs_of=() if logprobs is None else logprobs.of,
+            logprob_details=logprobs is not None and logprobs.details,
         )
 
     @property
@@ -170,10 +202,15 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def output_start(self) -> int:
+        """Position at which the output begins for its rules; continued tokens of the prompt belong to it."""
+        return self.num_prompt - self.message.continued
+
+    @property
     def recent_output(self) -> list[int]:
         """The end of the output, as far as the token rules look at it."""
         num = 0 if self.rules is None else self.rules.num_context
-        return self.tokens[max(self.num_prompt, len(self.tokens) - num) :] if num else []
+        return self.tokens[max(self.output_start, len(self.tokens) - num) :] if num else []
 
     @property
     def num_uncomputed(self) -> int:
@@ -251,8 +288,9 @@ class Request:
         if self.num_cached is None:
             self.num_cached = min(num_tokens, self.num_prompt)
 
-    def record_accepted(self, num_right: int) -> None:
-        """Count a verification that accepted `num_right` draft tokens."""
+    def record_accepted(self, num_right: int, num_guessed: int) -> None:
+        """Count a verification that accepted `num_right` of `num_guessed` draft tokens."""
+        self.num_guessed += num_guessed
         self.accepted_lengths += [0] * (num_right + 1 - len(self.accepted_lengths))
         self.accepted_lengths[num_right] += 1
 
@@ -262,7 +300,10 @@ class Request:
         if logprobs is None or logprobs.prompt_from is None:
             return None
         assert self._num_unscored == 0
-        return [None, *self.prompt_scores] if logprobs.prompt_from == 0 else list(self.prompt_scores)
+        scores = self.prompt_scores
+        if logprobs.details:  # a prompt's tokens were not chosen under the request's rules
+            scores = [replace(score, details=None) for score in scores]
+        return [None, *scores] if logprobs.prompt_from == 0 else list(scores)
 
 
 def program_id(owner: bytes, program: str) -> str:

@@ -60,8 +60,8 @@ def _sample(request: Request) -> Sample:
             frequency=params.frequency_penalty,
             presence=params.presence_penalty,
             repetition=params.repetition_penalty,
-            prompt=request.message.tokens,
-            output=request.tokens[request.num_prompt :],
+            prompt=request.message.tokens[: request.output_start],
+            output=request.tokens[request.output_start :],
         )
     bits = 0 if params.seed is None else random_bits(params.seed, len(request.tokens))
     if not bits and penalties is None:
@@ -80,4 +80,5 @@ def _score(request: Request, first: int, end: int) -> Score | None:
         targets=request.tokens[target : end + 1],
         num_top=request.message.logprobs.num_top,
         of=request.message.logprobs.of,
+        details=request.message.logprobs.details,
     )

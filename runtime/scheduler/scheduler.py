@@ -42,6 +42,7 @@ from ..protocol.core import (
     ToCore,
 )
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
+from ..protocol.tree import GetTree, GetTreeNode
 from .admission import Admission
 from .apply_result import abort_answer, apply_result, prompt_answer
 from .batch import Batch, ScheduledRequest
@@ -50,7 +51,7 @@ from .drafting import Drafting
 from .embedding_pooling import EmbeddingPooling
 from .in_flight_plan import InFlightPlan
 from .interfaces import GrammarProvider, VocabularyInfo
-from .jump_forward import Retokenise, jump_forward
+from .jump_forward import Retokenise, append_forced, follow_continued, jump_forward
 from .mask_preparation import MaskPreparation, Submit
 from .memory_forecast import OutputLengthEstimator
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
@@ -122,7 +123,8 @@ class Scheduler:
         self._sampling: SamplingPlan | None = None
         self._answers: list[FromCore] = []
         jump = None if self._retokenise is None else self._jump
-        self._preparation = None if prepare_masks is None else MaskPreparation(prepare_masks, jump)
+        follow = self._follow_continued = partial(follow_continued, retokenise=self._retokenise)
+        self._preparation = None if prepare_masks is None else MaskPreparation(prepare_masks, jump, follow)
         self._num_arrived = 0
         self._hold: Hold = "nothing"
         self._counters = SchedulerCounters()
@@ -165,8 +167,8 @@ class Scheduler:
                 return [CoreReply(call)]
             case GetStats(call=call):
                 return [CoreReply(call, stats=self.stats())]
-            case Attach():
-                raise AssertionError("the core answers Attach")
+            case Attach() | GetTree() | GetTreeNode():
+                raise AssertionError("the core's loop answers this")
 
     def plan(self, now: float) -> ForwardPlan | None:
         """Plan the next step. Returns None if there is nothing to compute, or nothing before the plan in flight is
@@ -176,8 +178,8 @@ class Scheduler:
             return None  # the next drafts depend on the tokens in flight
         if self._hold == "all":
             return None
-        self._take_compiled_grammars()
-        self._settle_masks()
+        self._take_compiled_grammars(now)
+        self._settle_masks(now)
         num_guesses = self._drafting.propose(self._batch, self._token_budget)
         running_shares = self._batch.schedule_running(
             self._token_budget - num_guesses, contended=len(self._waiting) > 0, may_retract=not self._in_flight
@@ -185,19 +187,21 @@ class Scheduler:
         if running_shares is None:
             return None
         for request in running_shares.retracted:
+            request.clock.wait("retracted", now)
             self._waiting.add(request)
             self._output_lengths.record_retraction()
         self._counters.num_retractions += len(running_shares.retracted)
         admitted = self._waiting.admit(running_shares.num_left if self._hold == "nothing" else 0)
         for item in admitted.scheduled:
             self._counters.count_prompt(item.request)
-            item.request.clock.start(now)
+            item.request.clock.run(now)
             self._drafting.note_started(item.request)
         for request in admitted.fully_cached:
             self._counters.count_prompt(request)
             del self._requests[request.rid]
             self._answers.append(replace(prompt_answer(request), timings=request.clock.timings(now)))
-        self._parked.update((request.rid, request) for request in admitted.awaiting_grammar)
+        for request in admitted.awaiting_grammar:
+            self._park(request, now)
         running = self._batch.extend_prefills(
             self._drafting.add_drafts(running_shares.scheduled, self._batch), admitted.num_left
         )
@@ -261,12 +265,14 @@ class Scheduler:
                 self._end(request)
             elif request.awaits_grammar and not request.num_uncomputed:
                 self._batch.suspend(request)
-                self._parked[request.rid] = request
+                self._park(request, now)
             else:
                 self._publish(request, row, num_computed)
+                if request.is_held and not (request.num_uncomputed or request.num_in_flight):
+                    request.clock.wait("grammar", now)
         self._drafting.observe_step(plan, result)
         if self._in_flight and self._in_flight[0].plan.is_open:
-            self._settle_masks()
+            self._settle_masks(now)
             build = partial(build_sampling, vocab_size=self._vocabulary.vocab_size)
             self._sampling = self._in_flight[0].complete(build, self._fail)
             answers += self.answers()
@@ -296,6 +302,7 @@ class Scheduler:
             if len(self._waiting) + len(self._parked) >= self._max_waiting:
                 raise BusyError(f"{self._max_waiting} requests are waiting already")
             stops = StopRules(message.sampling, self._vocabulary)
+            stops.follow(message.tokens, len(message.tokens) - message.continued)
         except (RequestError, BusyError) as error:
             return [RequestFailed(message.rid, ErrorInfo.of(error))]
         except GrammarError as error:
@@ -316,9 +323,9 @@ class Scheduler:
         self._requests[request.rid] = request
         if message.sampling.constraint is not None:
             self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
-            request.awaits_grammar = True
+            request.awaits_grammar, request.continued_due = True, message.continued > 0
         if request.awaits_grammar and not self._cache.enabled:
-            self._parked[request.rid] = request  # without the cache its computed tokens would be lost
+            self._park(request, now)  # without the cache its computed tokens would be lost
         else:
             self._waiting.add(request)
         return []
@@ -328,7 +335,12 @@ class Scheduler:
             return self._num_arrived
         return self._programs.rank(program_id(owner, message.program), self._num_arrived)
 
-    def _take_compiled_grammars(self) -> None:
+    def _park(self, request: Request, now: float) -> None:
+        """Let a request wait for its grammar, without lease."""
+        self._parked[request.rid] = request
+        request.clock.wait("grammar", now)
+
+    def _take_compiled_grammars(self, now: float) -> None:
         for rid, future in [(rid, future) for rid, future in self._compiling.items() if future.done()]:
             del self._compiling[rid]
             request = self._requests[rid]
@@ -336,29 +348,32 @@ class Scheduler:
             if error is None:
                 request.matcher = future.result().matcher()
                 try:
-                    if self._preparation is None:
+                    if self._preparation is not None:
+                        self._preparation.start(request)
+                    elif not request.continued_due or self._follow_continued(request):
                         self._jump(request)
-                    else:
-                        self._preparation.follow(request, None)
                 except RequestError as too_hard:
                     error = too_hard
                 if error is None and not request.awaits_mask:
-                    self._start_grammar(request)
+                    self._start_grammar(request, now)
             if error is not None:
                 self._drop_with_error(request, error)
 
-    def _settle_masks(self) -> None:
+    def _settle_masks(self, now: float) -> None:
         """Let the requests go on whose masks have become ready."""
         for request, error in () if self._preparation is None else self._preparation.settle():
             if error is not None:
                 self._drop_with_error(request, error)
             elif request.awaits_grammar:
-                self._start_grammar(request)
+                self._start_grammar(request, now)
+            elif request.lease is not None:
+                request.clock.run(now)
 
-    def _start_grammar(self, request: Request) -> None:
+    def _start_grammar(self, request: Request, now: float) -> None:
         """Let a request go on whose grammar is compiled, and whose first mask is ready."""
         request.awaits_grammar = False
         if self._parked.pop(request.rid, None) is not None:
+            request.clock.wait("queue", now)
             self._waiting.add(request)
 
     def _drop_with_error(self, request: Request, error: BaseException) -> None:
@@ -432,7 +447,10 @@ class Scheduler:
         return True
 
     def _jump(self, request: Request) -> None:
-        if self._retokenise is not None:
+        if request.forced_rest:
+            ids, request.forced_rest = request.forced_rest, []
+            self._counters.num_forced_tokens += append_forced(request, ids)
+        elif self._retokenise is not None:
             self._counters.num_forced_tokens += jump_forward(request, self._retokenise)
 
     def _publish(self, request: Request, row: Row, num_computed_before: int) -> None:

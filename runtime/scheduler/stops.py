@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ...constrained.regex.search import Match, Scan, search
 from ..protocol.core import Finish
+from ..protocol.errors import RequestError
 from ..protocol.sampling import SamplingParams
 from .interfaces import VocabularyInfo
 
@@ -43,6 +44,11 @@ class StopStrings:
     def reset(self) -> None:
         """Forget the bytes so far: what comes next is not adjacent to them."""
         self._tail = b""
+
+    @property
+    def num_kept(self) -> int:
+        """Number of bytes before the next ones in which a match may have begun."""
+        return self._num_kept
 
 
 class StopRules:
@@ -86,6 +92,31 @@ class StopRules:
         if token in self._ending_ids:
             return Finish("stop", token)
         return None if match is None else Finish("stop", match.text.decode())
+
+    def follow(self, tokens: Sequence[int], first: int) -> None:
+        """Take the tokens from position `first` on, which are output already: a match may begin in them, but one that
+        ends there ends nothing. Raises RequestError for an end of a constrained output.
+        """
+        if self._params.constraint is not None:
+            for position in range(first, len(tokens)):
+                if tokens[position] in self._vocabulary.eos_ids:
+                    raise RequestError(
+                        f"token {tokens[position]} at position {position} of the prompt ends the constrained output",
+                        param="continued_tokens",
+                    )
+        for position in range(self._first_relevant(tokens, first), len(tokens)):
+            self._feed_searches(tokens[position])
+
+    def _first_relevant(self, tokens: Sequence[int], first: int) -> int:
+        """Return the position from which on a match that is still open may have begun, `first` or later."""
+        if not all(isinstance(search_, StopStrings) for search_ in self._searches):
+            return first  # a pattern's match may be of any length
+        num_bytes = max((search_.num_kept for search_ in self._searches if isinstance(search_, StopStrings)), default=0)
+        position = len(tokens)
+        while position > first and num_bytes > 0:
+            position -= 1
+            num_bytes -= len(self._vocabulary.token_bytes[tokens[position]] or b"")
+        return position
 
     def would_end(self, token: int, num_output: int) -> bool:
         """True if `feed` would end the output. Changes nothing."""

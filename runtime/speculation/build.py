@@ -39,7 +39,7 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
     if requested is None and draft_model is None:
         if has_head and not _is_cheap(config, path):
             return "eagle"
-        verifies = DEFAULT_SOURCE == "off" or read_config(path).rope.type != "dynamic"
+        verifies = DEFAULT_SOURCE == "off" or not _rope_depends_on_length(config, path)
         return DEFAULT_SOURCE if verifies else "off"
     if requested is None or (draft_model is not None and requested not in ("eagle", "draft")):
         raise RequestError(
@@ -84,20 +84,36 @@ def build_source(
             "start it without --speculative",
             param="speculative",
         )
+    if name == "eagle" and not target.config.is_native:
+        if config.speculative is None:
+            return None
+        raise RequestError(
+            "a draft head reads hidden states of native families; transformers computes this model: "
+            "use --speculative suffix, ngram or draft",
+            param="speculative",
+        )
     if name == "eagle":
         head = load_head(_head_folder(config, path), target)
         return EagleSource(head, num_pages, num_host_pages)
     if name == "draft":
         folder = find_checkpoint(config.speculative_draft_model)
-        model = load_model(folder, device=target.device, dtype=target.dtype)
+        model = load_model(folder, device=target.device, dtype=target.dtype, impl=config.model_impl)
         _check_same_vocabulary(path, target, folder, model)
         return DraftModelSource(model, num_pages, num_host_pages)
     return None
 
 
+def _rope_depends_on_length(config: CoreConfig, path: Path) -> bool:
+    model = read_config(path, config.model_impl)
+    return model.rope.within(config.context_length or model.context_length).depends_on_length
+
+
 def _is_cheap(config: CoreConfig, path: Path) -> bool:
     """True if a pass of the model costs no more than the operator calls of drafting."""
-    return choose_device(config.device).type == "cpu" and num_parameters(read_config(path)) < _CHEAP_PARAMETERS
+    return (
+        choose_device(config.device).type == "cpu"
+        and num_parameters(read_config(path, config.model_impl)) < _CHEAP_PARAMETERS
+    )
 
 
 def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torch.dtype) -> int:
@@ -109,7 +125,8 @@ def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype:
     if name == "eagle":
         return draft_memory.bytes_per_page(read_fitting_config(_head_folder(config, path), target), dtype)
     if name == "draft":
-        return kv_pool.bytes_per_page(read_config(find_checkpoint(config.speculative_draft_model)), dtype)
+        draft = read_config(find_checkpoint(config.speculative_draft_model), config.model_impl)
+        return kv_pool.bytes_per_page(draft, dtype)
     return 0
 
 

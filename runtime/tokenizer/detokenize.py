@@ -12,6 +12,8 @@ from typing import NamedTuple
 from ...constrained.regex.search import Scan
 from .interface import Tokenizer
 
+_MAX_PARTIAL = 3  # bytes of a character that is not complete
+
 
 class Detokenizer:
     """Stream of one output's text.
@@ -35,6 +37,7 @@ class Detokenizer:
         self._patterns = patterns
         self._has_stops = bool(self._stops) or patterns is not None
         self._held = b""  # the longest suffix of the output that may begin a stop string or match
+        self._num_skipped = 0  # characters at the beginning of what is held back that were given before
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
@@ -45,7 +48,35 @@ class Detokenizer:
     def add(self, ids: Iterable[int]) -> str:
         """Return the text that is certain after these ids. Pass the ids that completed a stop string to `finish`
         instead."""
-        return "".join(self._add(token) for token in ids)
+        return self._without_skipped("".join(self._add(token) for token in ids))
+
+    def skip(self, ids: Sequence[int]) -> None:
+        """Take the last ids of a text that was given before. Call it first: the stream continues that text.
+
+        A stop string may begin in them. A character that begins in them belongs to the stream.
+        """
+        for token in ids[self._first_relevant(ids) :]:
+            self._add(token)
+        state = self._decoder.getstate()
+        self._num_skipped = len(self._decoder.decode(self._held))
+        self._decoder.setstate(state)
+
+    def _first_relevant(self, ids: Sequence[int]) -> int:
+        """Return the index of the first id on which what is held back can depend."""
+        if self._patterns is not None:
+            return 0  # a match may be of any length
+        num_bytes, index = self._max_held + _MAX_PARTIAL, len(ids)
+        while index and num_bytes > 0:
+            index -= 1
+            num_bytes -= len(self._pieces.of(ids[index])[0])
+        return index
+
+    def _without_skipped(self, text: str) -> str:
+        if not self._num_skipped:
+            return text
+        num = min(self._num_skipped, len(text))
+        self._num_skipped -= num
+        return text[num:]
 
     def finish(self, ids: Sequence[int] = (), *, stop: str | None = None) -> str:
         """Return the rest of the text. `ids` are the last ones.
@@ -53,11 +84,11 @@ class Detokenizer:
         `stop` is the matched text, which ends in the last id; the text ends before it. Do not pass it to keep it.
         """
         if stop is None:
-            return self.add(ids) + self._decoder.decode(self._held, final=True)
+            return self.add(ids) + self._without_skipped(self._decoder.decode(self._held, final=True))
         text = self.add(ids[:-1])
         window, _ = self._window(ids[-1])
         end = _find_match(window, stop.encode(), len(self._held))
-        return text + self._decoder.decode(window[:end], final=True)
+        return text + self._without_skipped(self._decoder.decode(window[:end], final=True))
 
     def _window(self, token: int) -> tuple[bytes, int]:
         """Return the held bytes with the token's, and the number of them that can be part of no match."""

@@ -28,6 +28,8 @@ CIRCUMSTANCES = frozenset(
         "queue_time",
         "prefill_time",
         "decode_time",
+        "grammar_time",
+        "retracted_time",
         "spec_verify_ct",
         "spec_accept_length",
         "spec_accept_histogram",

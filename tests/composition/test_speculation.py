@@ -21,7 +21,7 @@ from ramiform.runtime.engine.draft_source import DraftRow
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.core import Generate
-from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams
+from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenDetails
 from ramiform.runtime.speculation.draft_model import DraftModelSource
 from ramiform.runtime.speculation.tree import DraftTree
 
@@ -56,8 +56,10 @@ def make_requests(size: int, seed: int) -> list[Generate]:
             {"ignore_eos": False, "min_new_tokens": min(6, params["max_new_tokens"])},
             {"stop_token_ids": (TOKENIZER.encode(" in")[-1], TOKENIZER.encode(" a")[-1])},
         ][index % 8]
-        wants = draw.random() < 0.6
-        logprobs = LogprobParams(num_top=draw.choice([0, 2]), prompt_from=draw.choice([None, 3])) if wants else None
+        wants, own = draw.random() < 0.6, {"details": index % 3 > 0, "of": (index + 9,)[: index % 2]}
+        logprobs = (
+            LogprobParams(num_top=draw.choice([0, 2]), prompt_from=draw.choice([None, 3]), **own) if wants else None
+        )
         tokens = TOKENIZER.encode(text, add_bos=True)
         requests.append(Generate(rid=f"r{index}", tokens=tokens, sampling=SamplingParams(**params), logprobs=logprobs))
     return requests
@@ -72,7 +74,7 @@ def crowding_requests() -> list[Generate]:
             rid=f"r{seed}",
             tokens=[*tokens, seed + 40],
             sampling=SamplingParams(max_new_tokens=100, temperature=1.5, seed=seed, ignore_eos=True, **own),
-            logprobs=LogprobParams(num_top=1, prompt_from=0) if seed % 3 == 0 else None,
+            logprobs=LogprobParams(num_top=1, prompt_from=0, details=seed % 2 == 0) if seed % 3 == 0 else None,
         )
         for seed, own in enumerate(params)
     ]
@@ -101,6 +103,25 @@ def check(got: dict[str, Got], expected: dict[str, Got], tolerance: float = TOLE
         judge = [[value.logprob, *(top for top, _ in value.top)] for value in want.logprobs]
         for ours, theirs in zip(flat, judge, strict=True):
             assert ours == pytest.approx(theirs, abs=tolerance), rid
+        for value, judge_of_value in zip(mine.logprobs, want.logprobs, strict=True):
+            check_details(value.details, judge_of_value.details, tolerance)
+
+
+def check_details(mine: TokenDetails | None, want: TokenDetails | None, tolerance: float) -> None:
+    """Compare all but how a token came about: forced text may also be sampled, and then may be spelled otherwise."""
+    if mine is None or want is None:
+        assert mine is want
+        return
+    assert mine.entropy == pytest.approx(want.entropy, abs=10 * tolerance)
+    if (mine.origin == "forced") != (want.origin == "forced"):
+        return
+    assert mine.num_allowed == want.num_allowed
+    assert [value is None for value in (*mine.top, *mine.of)] == [value is None for value in (*want.top, *want.of)]
+    ours, theirs = (
+        [each.masked_logprob, each.allowed_mass, *(value for value in (*each.top, *each.of) if value is not None)]
+        for each in (mine, want)
+    )
+    assert ours == pytest.approx(theirs, abs=tolerance)
 
 
 SHAPES = {
@@ -124,6 +145,9 @@ def test_any_trees_leave_outputs_as_they_are(expected: dict[str, Got], shape: di
     settings = {"speculative": "eagle", "speculative_adaptive": False} | shape
     got, stats, _ = run(REQUESTS, source=AnyTree(1, outputs), **settings)
     check(got, expected)
+    origins = Counter(value.details.origin for mine in got.values() for value in mine.logprobs if value.details)
+    assert (origins["forced"] > 0) == settings.get("jump_forward", True)
+    assert (origins["accepted"] > 0) >= (not settings["speculative_adaptive"])
     if not settings["speculative_adaptive"]:  # else the clock decides how much is tried
         assert sum(stats.accepted_lengths[2:]) > 5
     if shape.get("num_pages") == 20:

@@ -40,6 +40,7 @@ samples = st.builds(
     logit_bias=st.dictionaries(tokens, st.floats(-100, 100, width=32), max_size=3),
     num_top_logprobs=st.none() | st.integers(0, 5),
     logprobs_of=st.lists(tokens, max_size=4).map(tuple),
+    logprob_details=st.booleans(),
 )
 masks = st.none() | st.sets(tokens, min_size=1, max_size=VOCAB)
 
@@ -49,7 +50,7 @@ def packed(allowed: set[int], num_words: int = 3) -> bytes:
     return bits.to_bytes(4 * num_words, "little")
 
 
-def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> int:
+def naive_logits(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> np.ndarray:
     z = logits.astype(np.float64)
     for token, bias in s.logit_bias.items():
         z[token] += bias
@@ -61,6 +62,11 @@ def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> int:
             z[token] -= p.frequency * p.output.count(token) + p.presence
     if allowed is not None:
         z[[token for token in range(VOCAB) if token not in allowed]] = -np.inf
+    return z
+
+
+def naive_token(logits: np.ndarray, s: Sample, allowed: set[int] | None) -> int:
+    z = naive_logits(logits, s, allowed)
     order = sorted(range(VOCAB), key=lambda token: (-z[token], token))
     if s.temperature == 0:
         return order[0]
@@ -90,12 +96,15 @@ def test_each_row_is_sampled_by_its_own_parameters(rows: list[tuple[Sample, set[
     logits_RV = 2 * np.random.default_rng(seed).standard_normal((len(rows), VOCAB)).astype(np.float32)
     logits_RV[:, :LIKELY] += 4
     raw = torch.from_numpy(logits_RV)
-    chosen = sample(OPS, raw, [s for s, _ in rows], [None if m is None else packed(m) for _, m in rows])
-    found = chosen_logprobs(OPS, raw, chosen, [s for s, _ in rows])()
+    of_rows = [s for s, _ in rows], [None if m is None else packed(m) for _, m in rows]
+    chosen = sample(OPS, raw, *of_rows)
+    found = chosen_logprobs(OPS, raw, chosen, *of_rows)()
     assert np.array_equal(raw.numpy(), logits_RV)
     for row, (logits, (s, allowed)) in enumerate(zip(logits_RV, rows, strict=True)):
         assert chosen[row] == naive_token(logits, s, allowed)
         check_logprob(logits, int(chosen[row]), found.get(row), s)
+        if row in found:
+            check_details(logits, found[row], s, allowed)
 
 
 def check_logprob(logits: np.ndarray, token: int, found: TokenLogprob | None, s: Sample) -> None:
@@ -112,6 +121,26 @@ def check_logprob(logits: np.ndarray, token: int, found: TokenLogprob | None, s:
     assert [token for _, token in found.top] == best
     assert [logprob for logprob, _ in found.top] == pytest.approx(logprobs[best], abs=1e-5)
     assert found.of == pytest.approx(logprobs[list(s.logprobs_of)], abs=1e-4)
+
+
+def check_details(logits: np.ndarray, found: TokenLogprob, s: Sample, allowed: set[int] | None) -> None:
+    if not s.logprob_details:
+        assert found.details is None
+        return
+    z, masked = logits.astype(np.float64), naive_logits(logits, s, allowed)
+    p, masked_logprobs = np.exp(z) / np.exp(z).sum(), masked - np.log(np.exp(masked).sum())
+    details = found.details
+    assert details is not None
+    assert details.origin == "sampled"
+    assert details.entropy == pytest.approx(-(p * np.log(p)).sum(), abs=1e-5)
+    assert details.num_allowed == (None if allowed is None else len(allowed))
+    assert details.allowed_mass == pytest.approx(1.0 if allowed is None else p[sorted(allowed)].sum(), abs=1e-6)
+    assert details.masked_logprob == pytest.approx(masked_logprobs[found.id], abs=1e-4)
+    if allowed is None and not s.logit_bias and s.penalties is None:
+        assert (details.masked_logprob, details.allowed_mass) == (found.logprob, 1.0)
+    for listed, masked_of in (([token for _, token in found.top], details.top), (s.logprobs_of, details.of)):
+        for token, value in zip(listed, masked_of, strict=True):
+            assert value == (None if np.isinf(masked[token]) else pytest.approx(masked_logprobs[token], abs=1e-4))
 
 
 def plain(**changes: object) -> Sample:

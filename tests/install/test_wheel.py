@@ -73,6 +73,13 @@ def url(scripts: Path, tmp_path: Path) -> Iterator[str]:
             server.terminate()
 
 
+def test_an_installed_wheel_has_the_page(url: str) -> None:
+    for path, kind in (("/", "text/html"), ("/page/app.js", "text/javascript"), ("/page/style.css", "text/css")):
+        with urllib.request.urlopen(url + path) as response:
+            assert response.headers["content-type"].startswith(kind)
+            assert len(response.read()) > 100
+
+
 def test_an_installed_wheel_serves(url: str) -> None:
     with urllib.request.urlopen(f"{url}/v1/models") as response:
         model = json.load(response)["data"][0]["id"]

@@ -28,8 +28,8 @@ from ramiform.runtime.engine import KvMemory, KvPool, build_engine
 from ramiform.runtime.engine.build import choose_ops
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
-from ramiform.runtime.models.config import FAMILIES, Family, Flag
 from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.families import FAMILIES, Family
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import Group
 from ramiform.runtime.models.parameters import num_parameters
@@ -62,29 +62,6 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.12,
 }
 ROWS = {
-    "Gemma2ForCausalLM": Family(
-        activations=("gelu_tanh",),
-        activation_field="hidden_activation",
-        norm="rms_plus_one",
-        norm_placement="sandwich",
-        windows="by layer type",
-        scales_embeddings=True,
-        logit_cap_field="final_logit_softcapping",
-        attention_cap_field="attn_logit_softcapping",
-        attention_scale_field="query_pre_attn_scalar",
-        tied_embeddings=True,
-    ),
-    "Olmo2ForCausalLM": Family(norm_placement="post", qk_norm="all heads"),
-    "Starcoder2ForCausalLM": Family(
-        *(Flag("use_bias", default=True),) * 3,
-        activations=("gelu", "gelu_tanh"),
-        mlp_names=("c_fc", "c_proj"),
-        norm="layer_norm",
-        norm_eps_field="norm_epsilon",
-        windows="every layer",
-        tied_embeddings=True,
-    ),
-    "StableLmForCausalLM": Family(Flag("use_qkv_bias"), norm="layer_norm", norm_eps_field="layer_norm_eps"),
     "LlamaForCausalLM": FAMILIES["LlamaForCausalLM"]._replace(activations=("silu", "gelu", "gelu_tanh")),
 }
 CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {

@@ -91,8 +91,8 @@ def test_a_directory_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         (
-            {"architectures": ["GPT2LMHeadModel"]},
-            r"architectures: supported: LlamaForCausalLM.*'GPT2LMHeadModel' is not",
+            {"architectures": ["BertLMHeadModel"]},
+            r"architectures: supported: LlamaForCausalLM.*'BertLMHeadModel' is not",
         ),
         ({"architectures": ...}, r"architectures must list the model's class"),
         ({"hidden_act": "gelu"}, r"hidden_act: .*'gelu' is not supported"),
@@ -111,11 +111,16 @@ def test_a_directory_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
             {"quantization_config": {"quant_method": "awq", "bits": 3, "group_size": 32}},
             r"quantization_config\.bits: supported: 4; 3 is not",
         ),
-        ({"rope_parameters": {"rope_type": "longrope"}}, r"rope_parameters\.rope_type: .*'longrope' is not supported"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, r"rope_parameters\.rope_type: .*'spiral' is not supported"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, r"the field rope_parameters\.short_factor is missing"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0, 2.0]}},
+            r"rope_parameters\.short_factor must list 8 numbers",
+        ),
         ({"rope_scaling": {"type": "linear"}}, r"the field rope_scaling\.factor is missing"),
         ({"rope_scaling": "linear"}, r"rope_scaling must be an object, got 'linear'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, r"rope_scaling\.low_freq_factor is missing"),
-        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor: .* not supported"),
+        ({"partial_rotary_factor": 0.2}, r"partial_rotary_factor must rotate an even number of a head's 16 dimensions"),
     ],
 )
 def test_unsupported_config_fields_are_named(

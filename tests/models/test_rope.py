@@ -54,7 +54,7 @@ def test_frequencies_and_amplitude_equal_those_of_transformers(
 ) -> None:
     parameters = {**rope, "rope_theta": theta}
     raw = {"rope_parameters": parameters, "max_position_embeddings": 128}
-    config = parse_rope(ConfigFields(raw, Path("config.json")), 128)
+    config = parse_rope(ConfigFields(raw, Path("config.json")), 128, head_dim)
     judge = LlamaConfig(head_dim=head_dim, max_position_embeddings=128, rope_parameters=dict(parameters))
     want, want_amplitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](judge, torch.device("cpu"), seq_len=length)
     if rope["rope_type"] == "dynamic":

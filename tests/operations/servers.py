@@ -20,6 +20,7 @@ class Server:
     process: subprocess.Popen[str]
     url: str  # as it says itself
     address: str  # for programs
+    first_line: str
 
     @property
     def pid(self) -> int:
@@ -48,7 +49,7 @@ def serving(*options: str) -> Iterator[Server]:
                 first = process.stdout.readline()
                 assert " at " in first, process.stderr.read()
                 second = process.stdout.readline()
-                yield Server(process, first.split(" at ")[1].strip(), second.split("--address ")[1].strip())
+                yield Server(process, first.split(" at ")[1].strip(), second.split("--address ")[1].strip(), first)
             finally:
                 if process.poll() is None:
                     process.send_signal(signal.SIGINT)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -104,3 +104,76 @@ def test_a_collector_that_is_gone_harms_nobody() -> None:
     with ramiform.Runtime(port=0, num_pages=256, otlp_endpoint="http://127.0.0.1:9") as runtime:
         assert runtime.url is not None
         assert httpx.post(f"{runtime.url}/generate", json={"text": "x"}, timeout=120).status_code == 200
+
+
+def look_up(num: Literal[1, 2]) -> str:
+    """Look something up."""
+    return "Rome" * num
+
+
+@ramiform.function
+def travel(s: ramiform.ProgramState) -> None:
+    s += "A" + ramiform.gen("a", max_tokens=3, temperature=0, ignore_eos=True)
+    branches = s.fork(2)
+    branches += ramiform.gen("b", max_tokens=2, temperature=0, ignore_eos=True)
+    branches.join("concate_and_append")
+    s += ramiform.gen("call", tools=[look_up], max_tokens=40)
+
+
+@ramiform.function
+def talk(s: ramiform.ProgramState) -> None:
+    s += ramiform.user("Hi")
+    s += ramiform.assistant(ramiform.gen("a", max_tokens=3, temperature=0, ignore_eos=True))
+    s += ramiform.gen("b", regex="(")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("over_http", [False, True])
+def test_a_program_is_a_workflow_with_its_generations_branches_and_tools(over_http: bool) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    tracer = TracerProvider(shutdown_on_exit=False).get_tracer("the program's own")
+    with collecting() as (endpoint, spans), ramiform.Runtime(port=0, num_pages=256, otlp_endpoint=endpoint) as runtime:
+        assert runtime.url is not None
+        backend = ramiform.HttpRuntime(runtime.url) if over_http else runtime
+        with tracer.start_as_current_span("request of a user") as own:
+            parent = own.get_span_context()
+            state = travel.run(backend=backend)  # whose state is held
+        with pytest.raises(ramiform.RequestError):
+            talk.run(backend=backend)
+        if over_http:
+            backend.close()
+        runtime.shutdown()
+    assert state.text()
+    roots = {span.name: span for span in spans if span.name.startswith("invoke_workflow")}
+    assert set(roots) == {"invoke_workflow travel", "invoke_workflow talk"}
+    root = roots["invoke_workflow travel"]
+    assert (root.trace_id.hex(), root.parent_span_id.hex()) == (f"{parent.trace_id:032x}", f"{parent.span_id:016x}")
+    assert attributes(root)["gen_ai.operation.name"] == "invoke_workflow"
+    assert attributes(root)["gen_ai.agent.name"] == "travel"
+    by_name: dict[str, list[Any]] = {}
+    for span in spans:
+        if span.trace_id == root.trace_id and span is not root and not span.name.startswith("POST"):
+            by_name.setdefault(span.name, []).append(span)
+            assert root.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
+            assert span.end_time_unix_nano <= root.end_time_unix_nano
+    generations = by_name.pop("text_completion ramiform-demo")
+    branches = [by_name.pop(f"branch {number}")[0] for number in (1, 2)]
+    [tool] = by_name.pop("execute_tool look_up")
+    assert not by_name
+    assert all(branch.parent_span_id == root.span_id for branch in branches)
+    assert attributes(tool)["gen_ai.tool.name"] == "look_up"
+    assert [span.parent_span_id for span in generations].count(root.span_id) == 2
+    for branch in branches:
+        [inside] = [span for span in generations if span.parent_span_id == branch.span_id]
+        facts = attributes(inside)
+        assert facts["gen_ai.usage.output_tokens"] == 2
+        assert facts["ramiform.variable"] == "b"
+        assert facts["code.file.path"] == __file__
+    total = sum(attributes(span)["gen_ai.usage.output_tokens"] for span in generations)
+    assert attributes(root)["gen_ai.usage.output_tokens"] == total
+    failed = roots["invoke_workflow talk"]
+    assert failed.status.code == failed.status.STATUS_CODE_ERROR
+    assert "regex" in failed.status.message
+    inside = [span for span in spans if span.parent_span_id == failed.span_id]
+    assert [span.name for span in inside] == ["chat ramiform-demo"] * 2

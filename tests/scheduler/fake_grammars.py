@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramiform.constrained.errors import GrammarError
+from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint
 
 from .fake_model import EOS, TOKEN_BYTES
@@ -123,7 +124,7 @@ class FakeGrammars:
             elif future.set_running_or_notify_cancel():
                 try:
                     work()
-                except GrammarError as error:
+                except (GrammarError, RequestError) as error:
                     future.set_exception(error)
                 else:
                     future.set_result(None)

@@ -78,6 +78,16 @@ def requests(draw: st.DrawFn) -> list[Generate]:
             chosen["allowed_token_ids"] = draw(st.lists(token, min_size=1, max_size=5).map(tuple))
         sequences = st.lists(st.sampled_from(chosen.get("allowed_token_ids") or range(6)), min_size=1, max_size=3)
         banned = draw(st.just([]) | st.lists(sequences, max_size=4))
+        continued = 0
+        if pooling is None and draw(st.integers(0, 2)) == 0:
+            # What comes before: any tokens, or mostly some that the grammar allows.
+            constraint = chosen.get("constraint")
+            some = st.lists(few | token, max_size=5)
+            if constraint is not None and draw(st.integers(0, 3)):
+                some = st.sampled_from(json.loads(constraint.source))
+            before = draw(some)
+            continued = draw(st.integers(0, len(before)))
+            tokens = [*tokens, *before[:continued]]
         for copy in range(draw(st.integers(1, 3))):
             drawn.append(
                 generate(
@@ -92,6 +102,7 @@ def requests(draw: st.DrawFn) -> list[Generate]:
                     claims=draw(st.just([]) | st.lists(claims, max_size=2)),
                     in_bulk=draw(st.booleans()),
                     banned=banned,
+                    continued=continued,
                 )
             )
     return drawn

@@ -97,6 +97,7 @@ def logged_run(seed: int, max_bytes: int = MAX_LOG_BYTES) -> tuple[list[bytes], 
                 temperature=1.0,
                 seed=i,
                 max_new_tokens=draw.randrange(0, 12),
+                continued=draw.choice([0, 0, 1, 2]),
             ),
         )
         match draw.randrange(12):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -131,7 +133,18 @@ def test_a_body_that_grows_beyond_what_is_allowed_is_refused(connect: Connect) -
     connection.sendall(f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode())
     for _ in range(33):  # one MiB more than the default allows
         connection.sendall(chunk)
+    connection.sendall(b"0\r\n\r\n")
     assert b" 413 " in connection.recv(4096)
+
+
+def test_a_client_that_reads_only_after_sending_gets_the_error_of_a_long_body(url: str) -> None:
+    """`urllib` asks for the connection to be closed, and does not read before it has sent all."""
+    for _ in range(3):
+        asked = urllib.request.Request(f"{url}/v1/completions", data=b" " * (100 << 20))
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(asked, timeout=120)
+        with caught.value as answer:
+            assert (answer.code, json.load(answer)["error"]["code"]) == (413, "request_too_large")
 
 
 def test_requests_in_one_go_are_answered_in_order(connect: Connect, model: str) -> None:

@@ -10,6 +10,10 @@ import httpx
 import jsonschema
 import pytest
 
+from ramiform.runtime.frontend.http.anthropic.body import MessagesBody
+from ramiform.runtime.frontend.http.anthropic.messages import late_system_role
+from ramiform.runtime.tokenizer.chat_template import ChatTemplate
+
 from .prompts import CHAT, PERSON
 from .test_client_libraries import python, run
 
@@ -141,6 +145,44 @@ def test_a_long_system_prompt_comes_from_the_cache_the_second_time(http: httpx.C
     counted = {name: value for name, value in body.items() if name in ("system", "tools", "tool_choice", "thinking")}
     response = http.post("/v1/messages/count_tokens", json={"model": model, "messages": CHAT, **counted})
     assert response.json() == {"input_tokens": total}
+
+
+def test_a_system_message_within_the_conversation_keeps_its_place(http: httpx.Client, model: str) -> None:
+    """As coding agents send them, behind the user's message."""
+    late = {"role": "system", "content": [{"type": "text", "text": "Answer in one word."}]}
+    for messages in ([*CHAT, late], [*CHAT, {"role": "assistant", "content": "Paris."}, *CHAT, late]):
+        same = [
+            message if message is not late else {"role": "system", "content": "Answer in one word."}
+            for message in messages
+        ]
+        answer = create(http, model, messages=messages)
+        assert answer["content"][0]["text"] == chat(http, messages=same)["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("source", "role"),
+    [
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "system"),
+        ("{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}", "user"),
+        (
+            "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{% endfor %}",
+            "user",
+        ),
+    ],
+    ids=["renders it", "drops it", "refuses it"],
+)
+def test_a_late_system_message_is_the_users_where_the_template_has_none(source: str, role: str) -> None:
+    assert late_system_role(ChatTemplate(source, {})) == role
+    body = MessagesBody(max_tokens=1, messages=[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}])
+    messages = [
+        message.model_dump(exclude_none=True)
+        for message in body.chat(late_system_role=late_system_role(ChatTemplate(source, {}))).messages
+    ]
+    assert messages == (
+        [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
+        if role == "system"
+        else [{"role": "user", "content": "a\nb"}]
+    )
 
 
 def test_a_last_message_of_the_assistant_is_continued(http: httpx.Client, model: str) -> None:

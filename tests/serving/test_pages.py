@@ -1,4 +1,4 @@
-"""The pages for browsers need no key and no network, and do not trust the Host header."""
+"""The plain pages for browsers need no key and no network, and do not trust the Host header."""
 
 from __future__ import annotations
 
@@ -51,11 +51,21 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
+def plain() -> Iterator[httpx.Client]:
+    """A server without the page that has scripts, and a client."""
+    with (
+        ramiform.Runtime(port=0, dtype="float32", num_pages=256, log_level="error", page=False) as started,
+        httpx.Client(base_url=started.url or "", timeout=120) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
 def locked() -> Iterator[httpx.Client]:
     """A server that asks for a key, and a client that has none."""
     with (
         ramiform.Runtime(
-            port=0, dtype="float32", num_pages=256, log_level="error", api_key=KEY, served_model_name=NAME
+            port=0, dtype="float32", num_pages=256, log_level="error", api_key=KEY, served_model_name=NAME, page=False
         ) as started,
         httpx.Client(base_url=started.url or "", timeout=120) as client,
     ):
@@ -72,9 +82,9 @@ def raw(url: str, host: bytes) -> bytes:
 
 @pytest.mark.parametrize("accept", ["text/html,application/xhtml+xml;q=0.9,*/*;q=0.8", "*/*", None])
 def test_the_first_page_says_what_is_served_and_how_to_ask_it(
-    http: httpx.Client, model: str, accept: str | None
+    plain: httpx.Client, model: str, accept: str | None
 ) -> None:
-    answer = http.get("/", headers={} if accept is None else {"accept": accept})
+    answer = plain.get("/", headers={} if accept is None else {"accept": accept})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert model in answer.text
@@ -82,19 +92,19 @@ def test_the_first_page_says_what_is_served_and_how_to_ask_it(
     page = Page(answer.text)
     assert {"docs", "v1/models", "health", "metrics"} == set(page.links)
     for link in page.links:
-        assert http.get(urljoin("/", link)).status_code == 200
+        assert plain.get(urljoin("/", link)).status_code == 200
     assert "script" not in page.tags
     assert [load for load in page.loads if not load.startswith("data:")] == []
     assert not re.search(r"@import|url\(", answer.text)
 
 
-def test_its_three_lines_work_when_copied(http: httpx.Client) -> None:
-    commands = Page(http.get("/").text).commands
+def test_its_three_lines_work_when_copied(plain: httpx.Client) -> None:
+    commands = Page(plain.get("/").text).commands
     assert len(commands) == 3
     for line in commands:
         curl, url, *options = shlex.split(line)
         assert curl == "curl"
-        assert url.startswith(str(http.base_url).rstrip("/"))
+        assert url.startswith(str(plain.base_url).rstrip("/"))
         fields = dict(zip(options[::2], options[1::2], strict=True))
         name, _, value = fields["-H"].partition(": ")
         assert httpx.post(url, content=fields["-d"], headers={name: value}, timeout=120).status_code == 200
@@ -138,25 +148,25 @@ def test_with_a_key_the_lines_ask_for_it_and_the_model_is_not_told(locked: httpx
         b"",
     ],
 )
-def test_a_host_header_that_is_no_host_is_not_repeated(http: httpx.Client, host: bytes) -> None:
-    answer = raw(str(http.base_url), host)
+def test_a_host_header_that_is_no_host_is_not_repeated(plain: httpx.Client, host: bytes) -> None:
+    answer = raw(str(plain.base_url), host)
     status = int(answer.split(b" ", 2)[1])
     assert status in (200, 400, 431)
     assert not host or host not in answer
     assert b"<script" not in answer
     if status == 200:
-        assert str(http.base_url).rstrip("/").encode() + b"/v1/" in answer
+        assert str(plain.base_url).rstrip("/").encode() + b"/v1/" in answer
 
 
 @pytest.mark.parametrize("host", ["example.org", "example.org:8080", "[::1]:30000", "10.0.0.7:80"])
-def test_a_host_header_that_is_one_stands_in_the_lines(http: httpx.Client, host: str) -> None:
-    for line in Page(http.get("/", headers={"host": host}).text).commands:
+def test_a_host_header_that_is_one_stands_in_the_lines(plain: httpx.Client, host: str) -> None:
+    for line in Page(plain.get("/", headers={"host": host}).text).commands:
         assert shlex.split(line)[1].startswith(f"http://{host}/")
 
 
-def test_every_page_forbids_what_it_does_not_need(http: httpx.Client) -> None:
+def test_every_page_forbids_what_it_does_not_need(plain: httpx.Client) -> None:
     for path in ("/", "/docs"):
-        headers = http.get(path).headers
+        headers = plain.get(path).headers
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
@@ -221,10 +231,10 @@ def shown(browser: list[str], url: str) -> str:
 
 
 def test_a_browser_shows_the_pages_without_key_and_network(
-    browser: list[str], http: httpx.Client, locked: httpx.Client, model: str
+    browser: list[str], plain: httpx.Client, locked: httpx.Client, model: str
 ) -> None:
-    assert model in shown(browser, str(http.base_url))
-    for client in (http, locked):
+    assert model in shown(browser, str(plain.base_url))
+    for client in (plain, locked):
         page = shown(browser, str(client.base_url.join("/docs")))
         assert "/v1/chat/completions" in page
         assert "opblock" in page  # Swagger UI's name for an operation

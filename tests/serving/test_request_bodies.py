@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,27 @@ BODIES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [5]},
 }
 LONG = "word " * 3000
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_of_another_type_is_refused_by_its_name(http: httpx.Client, path: str) -> None:
+    """A web page may send these types to any server without asking it, so reading them would pass by CORS."""
+    for kind in ("text/plain", "application/x-www-form-urlencoded", None):
+        headers = {} if kind is None else {"content-type": kind}
+        answer = http.post(path, content=json.dumps(BODIES[path]), headers=headers)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["code"] == "unsupported_media_type"
+        assert (kind or "none") in error["message"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
+@pytest.mark.parametrize("num_spaces", [0, 400_000], ids=["short", "read by a thread"])
+def test_json_in_any_of_its_encodings_is_read(http: httpx.Client, encoding: str, num_spaces: int) -> None:
+    body = {"prompt": "häß 漢", "max_tokens": 0, "echo": True}
+    content = (json.dumps(body, ensure_ascii=False) + " " * num_spaces).encode(encoding)
+    answer = http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert answer.json()["choices"][0]["text"] == body["prompt"]
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -85,6 +85,25 @@ def test_a_call_is_an_item_and_its_output_is_answered(client: OpenAI, model: str
     assert by_id.usage.input_tokens == by_items.usage.input_tokens
 
 
+def test_functions_of_a_namespace_are_called_by_both_names(client: OpenAI, model: str) -> None:
+    """As coding agents send them; the model reads and writes `NAMESPACE.NAME`."""
+    spaced: Any = [{"type": "namespace", "name": "travel", "description": "Travel.", "tools": FLAT[:1]}]
+    flat: Any = [FLAT[0] | {"name": "travel.get_weather", "description": f"Travel.\n{FLAT[0]['description']}"}]
+    question: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    ask: Any = {"model": model, "temperature": 0, "parallel_tool_calls": False}
+    events = list(client.responses.create(input=question, tools=spaced, tool_choice="required", stream=True, **ask))
+    [added] = [event.item for event in events if event.type == "response.output_item.added"]
+    [call] = events[-1].response.output
+    assert (added.namespace, added.name) == (call.namespace, call.name) == ("travel", "get_weather")
+    [same] = client.responses.create(input=question, tools=flat, tool_choice="required", **ask).output
+    assert (same.name, same.arguments) == ("travel.get_weather", call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    goes_on = client.responses.create(input=[*question, call, result], tools=spaced, **ask)
+    same_again = client.responses.create(input=[*question, same, result], tools=flat, **ask)
+    assert (goes_on.output_text, goes_on.usage.input_tokens) == (same_again.output_text, same_again.usage.input_tokens)
+    assert goes_on.tools[0].type == "namespace"
+
+
 def test_a_forced_call_streams_its_arguments(client: OpenAI, model: str) -> None:
     events = list(
         client.responses.create(
@@ -185,7 +204,12 @@ def test_log_probabilities_are_included_when_asked_for(client: OpenAI, model: st
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "no"}}}}, "text.format"),
         ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "regex"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        (
+            {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom", "name": "b"}]}]},
+            "tools[0].tools[0].type",
+        ),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [FLAT[0]] * 2}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

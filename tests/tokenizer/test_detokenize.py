@@ -88,6 +88,27 @@ def test_a_stop_cuts_the_stream_and_none_of_it_was_sent_before(
 
 
 @pytest.mark.slow
+@given(data=st.data(), stops=STOPS, patterns=PATTERNS, skip=st.booleans())
+def test_a_stream_that_goes_on_gives_what_was_not_given_before(
+    tokenizer: Tokenizer, data: st.DataObject, stops: list[str], patterns: Search, skip: bool
+) -> None:
+    ids = data.draw(any_ids(tokenizer))
+    match = matched_stop(tokenizer, ids, stops, patterns.scan(), shown=not skip)
+    num, stop = (len(ids), None) if match is None else match
+    after = data.draw(st.integers(0, max(0, num - 1)))
+    given_before = Detokenizer(tokenizer, skip_special_tokens=skip).add(ids[:after])  # whole characters
+    detokenizer = Detokenizer(tokenizer, stops, patterns.scan(), skip_special_tokens=skip)
+    detokenizer.skip(ids[:after])
+    num_last = data.draw(st.integers(min(1, num - after), num - after))
+    text = "".join(detokenizer.add([token]) for token in ids[after : num - num_last])
+    text += detokenizer.finish(ids[num - num_last : num], stop=stop)
+    whole = tokenizer.decode(ids[:num], skip_special_tokens=skip)
+    if stop is not None:
+        whole = cut(tokenizer, ids[:num], stop, skip_special_tokens=skip).text
+    assert text == whole[len(given_before) :]
+
+
+@pytest.mark.slow
 @given(data=st.data())
 def test_no_part_of_a_character_is_sent(tokenizer: Tokenizer, data: st.DataObject) -> None:
     text = data.draw(TEXTS)

@@ -39,7 +39,9 @@ from ...protocol.core import (
 )
 from ...protocol.errors import ErrorInfo, RuntimeFailed, context_exceeded
 from ...protocol.metrics import CoreMetrics
+from ...protocol.tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 from .request_metrics import RequestMetrics, RequestObserver
+from .tenant import scoped_namespace
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -140,12 +142,17 @@ class CoreClient:
         return self._ready.result()
 
     def submit(self, request: Generate) -> TokenStream:
-        """Send `request` now. Raises RuntimeFailed when the core is gone, RequestError when it is too long."""
+        """Send `request` now, in the cache scope of the current tenant.
+
+        Raises RuntimeFailed when the core is gone, RequestError when it is too long.
+        """
         self._check_alive()
         assert request.rid not in self._answers, request.rid
         # The core checks this too, but encoding millions of ids would block the event loop.
         if self._ready.done() and len(request.tokens) > (most := self._ready.result().context_length):
             raise context_exceeded(most, len(request.tokens))
+        if (namespace := scoped_namespace(request.namespace)) != request.namespace:
+            request = msgspec.structs.replace(request, namespace=namespace)
         data = wire.encode(request)
         answer = self._answers[request.rid] = TokenStream(self, request.rid, self.observer.begin(request))
         self._send_bytes(data)
@@ -184,6 +191,19 @@ class CoreClient:
         assert reply.stats is not None
         return reply.stats, CoreMetrics() if reply.measures is None else reply.measures
 
+    async def tree(self, *, watch: int | None = None, root: int | None = None, limit: int) -> TreeMessage:
+        """Return the radix tree, or with a known `watch` what changed since its last answer. Raises RequestError."""
+        message = GetTree(call=next(self._calls), watch=watch, root=root, limit=limit)
+        tree = (await self._call(message)).tree
+        assert tree is not None
+        return tree
+
+    async def tree_node(self, node: int) -> NodeContent:
+        """Return a node's tokens. Raises RequestError when the tree has no such node."""
+        content = (await self._call(GetTreeNode(call=next(self._calls), node=node))).tree_node
+        assert content is not None
+        return content
+
     @property
     def num_live(self) -> int:
         """The number of requests whose last token has not come."""
@@ -214,7 +234,7 @@ class CoreClient:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
 
-    async def _call(self, message: FlushCache | Pause | GetStats) -> CoreReply:
+    async def _call(self, message: FlushCache | Pause | GetStats | GetTree | GetTreeNode) -> CoreReply:
         self._check_alive()
         future = self._replies[message.call] = asyncio.get_running_loop().create_future()
         self._send(message)

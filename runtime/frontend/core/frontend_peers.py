@@ -24,7 +24,17 @@ logger = logging.getLogger("ramiform.frontend")
 PEER_TIMEOUT_SECONDS = 30.0  # for a frontend that is busy or stopped; one that has died ends the runtime
 
 PeerQuestionKind = Literal[
-    "measures", "abort", "find_response", "remove_response", "cancel_response", "close_states", "session"
+    "measures",
+    "abort",
+    "find_response",
+    "remove_response",
+    "cancel_response",
+    "close_states",
+    "session",
+    "record_rows",
+    "record_view",
+    "record_changes",
+    "health",
 ]
 T = TypeVar("T")
 
@@ -50,6 +60,16 @@ class FrontendPeers:
         self._questions = msgspec.msgpack.Decoder(PeerQuestion)
         self._handlers: dict[PeerQuestionKind, Callable[[str | None], Awaitable[Any]]] = {}
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def index(self) -> int:
+        """The number of this frontend."""
+        return self._index
+
+    @property
+    def is_first(self) -> bool:
+        """True for the peers of the first frontend."""
+        return self._index == 0
 
     def on(self, kind: PeerQuestionKind, handler: Callable[[str | None], Awaitable[Any]]) -> None:
         """Answer the peers' questions of that kind by `handler(about)`."""

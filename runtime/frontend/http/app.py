@@ -6,14 +6,14 @@ from fastapi import FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from ...protocol.config import ServeConfig
+from ...protocol.config import CoreConfig, ServeConfig
 from ...protocol.version import __version__
 from ..core.frontend_peers import FrontendPeers
 from ..core.opentelemetry import OpenTelemetryTracer
 from ..text.generation import Generator
 from . import errors, openapi
 from .anthropic.messages import MessagesApi
-from .middleware.auth import AuthMiddleware
+from .middleware.auth import ApiKeys, AuthMiddleware
 from .middleware.metrics import MetricsMiddleware
 from .middleware.rate_limit import RateLimitMiddleware
 from .middleware.request_limits import RequestLimitsMiddleware
@@ -36,15 +36,24 @@ from .openai.models import ModelsApi
 from .openai.responses.routes import ResponsesApi
 from .openai.score import ScoreApi
 from .openai.tokenization import TokenizationApi
+from .page.access import PageAccess
+from .page.constraint import ConstraintApi
+from .page.records import RecordsApi
+from .page.routes import Page
 from .pages import PagesApi
 from .transport.streaming import ClientDisconnectedError
 
 
 def create_app(
-    generator: Generator, config: ServeConfig, siblings: FrontendPeers, tracer: OpenTelemetryTracer | None = None
+    generator: Generator,
+    config: ServeConfig,
+    siblings: FrontendPeers,
+    tracer: OpenTelemetryTracer | None = None,
+    *,
+    core_config: CoreConfig,
 ) -> FastAPI:
     measures = generator.core.observer.measures
-    keys = _listed(config.api_key)
+    keys, admin_keys = _listed(config.api_key), _listed(config.admin_key)
     app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.core = generator.core  # body limits depend on the model's context
     errors.install_error_handlers(app)
@@ -77,9 +86,18 @@ def create_app(
         ConstrainedApi(chat_service),
         ScoreApi(generator),
         MetricsApi(generator.core, siblings),
+        ConstraintApi(generator, core_config),
     ):
         app.include_router(api.router, responses=errors.ERROR_RESPONSES)
-    app.include_router(PagesApi(generator, has_keys=bool(keys)).router)
+    app.include_router(PagesApi(generator, has_keys=bool(keys), has_home=not config.page).router)
+    access = PageAccess(ApiKeys(keys, admin_keys), config.page_texts)
+    if generator.log is not None:
+        app.include_router(RecordsApi(generator.log, siblings, access).router, responses=errors.ERROR_RESPONSES)
+    app.state.page = None
+    if config.page:
+        app.state.page = Page(generator, siblings, access, core_config, config, _listed(config.cors_origins))
+        for router in app.state.page.routers:
+            app.include_router(router, responses=errors.ERROR_RESPONSES)
     if (per_minute := config.share(config.requests_per_minute_per_key)) is not None:
         app.add_middleware(RateLimitMiddleware, per_minute=per_minute)
     app.add_middleware(
@@ -90,7 +108,8 @@ def create_app(
     app.add_middleware(
         AuthMiddleware,
         api_keys=keys,
-        admin_keys=_listed(config.admin_key),
+        admin_keys=admin_keys,
+        cache_scope=config.cache_scope,
         max_body_bytes=config.max_body_mib << 20,
     )
     if origins := _listed(config.cors_origins):
@@ -103,7 +122,8 @@ def create_app(
             expose_headers=["x-request-id", "retry-after"],
         )
     # The outermost, so rejected requests are counted too.
-    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer)
+    is_recorded = generator.log is not None
+    app.add_middleware(MetricsMiddleware, measures=measures, tracer=tracer, is_recorded=is_recorded)
     return app
 
 

@@ -239,9 +239,13 @@ class SamplingBody(NativeSampling):
     structural_tag: str | dict[str, Any] | None = None
     additional_properties: AdditionalProperties | None = None
 
-    def params(self) -> SamplingParams:
-        """Convert to SamplingParams. Raises RequestError naming the parameter that is out of range."""
-        return sampling_params(self, "native", constraint=self._constraint())
+    def params(self, num_continued: int = 0) -> SamplingParams:
+        """Convert to SamplingParams, after `num_continued` tokens of the output. Raises RequestError naming the
+        parameter that is out of range."""
+        least = self.min_new_tokens
+        if least > 0:
+            least = max(0, least - num_continued)
+        return sampling_params(self, "native", constraint=self._constraint(), min_new_tokens=least)
 
     def _constraint(self) -> Constraint | None:
         asked: list[tuple[str, ConstraintKind, str | dict[str, Any] | None]] = [
@@ -295,16 +299,20 @@ class GenerateBody(RequestBody):
     top_logprobs_num: int | Many[int] = 0
     token_ids_logprob: TokenIds | Many[TokenIds] | None = None
     return_text_in_logprobs: bool = False
+    token_details: bool = False
     stream: bool = False
     rid: Text | Many[Text] | None = None
     priority: Priority | Many[Priority] = 0
     extra_key: Text | Many[Text] | None = None
     session_params: SessionParams | None = None
+    continued_tokens: Annotated[int, Field(ge=0)] | Many[Annotated[int, Field(ge=0)]] = 0
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Return the prompts. Raises RequestError unless exactly one of `text` and `input_ids` is given."""
         if (self.text is None) == (self.input_ids is None):
             raise RequestError("give either text or input_ids", param="text" if self.text is None else "input_ids")
+        if self.text is not None and self.continued_tokens:
+            raise RequestError("continued_tokens needs input_ids", param="continued_tokens")
         if self.text is not None:
             prompts: list[Any] = [self.text] if isinstance(self.text, str) else self.text
         else:
@@ -338,10 +346,13 @@ class GenerateBody(RequestBody):
 
 
 def logprob_params(
-    wanted: bool, start: int, num_top: int, asked: list[int] | None, num_prompt: int
+    wanted: bool, start: int, num_top: int, asked: list[int] | None, num_prompt: int, *, details: bool = False
 ) -> LogprobParams | None:
-    """Build the log-probability options of a prompt. Raises RequestError when `start` is outside the prompt."""
+    """Build the log-probability options of a prompt. Raises RequestError when `start` is outside the prompt, and for
+    `details` without log-probabilities."""
     if not wanted:
+        if details:
+            raise RequestError("token_details needs return_logprob", param="token_details")
         return None
     if not -1 <= start <= num_prompt:
         raise RequestError(
@@ -349,7 +360,10 @@ def logprob_params(
             param="logprob_start_len",
         )
     return LogprobParams(
-        num_top=num_top, prompt_from=None if start in (-1, num_prompt) else start, of=tuple(asked or ())
+        num_top=num_top,
+        prompt_from=None if start in (-1, num_prompt) else start,
+        of=tuple(asked or ()),
+        details=details,
     )
 
 

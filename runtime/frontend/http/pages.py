@@ -1,4 +1,4 @@
-"""Pages for browsers: `/` describes the server, `/docs` shows every route.
+"""Pages for browsers: `/docs` shows every route; with `--no-page`, `/` describes the server.
 
 They load nothing from other hosts, and need no key: a browser cannot send one before it has a page. So they show
 nothing that a key protects. With keys, `/` names the model only to requests that have one.
@@ -90,16 +90,18 @@ $examples
 
 
 class PagesApi:
-    """`has_keys`: all routes but these pages need an API key."""
+    """`has_keys`: all routes but these pages need an API key. `has_home`: `/` is the page here, not that of `page/`."""
 
-    def __init__(self, generator: Generator, *, has_keys: bool) -> None:
+    def __init__(self, generator: Generator, *, has_keys: bool, has_home: bool) -> None:
         self._generator = generator
         self._has_keys = has_keys
+        self._has_home = has_home
 
     @property
     def router(self) -> APIRouter:
         router = APIRouter()
-        router.add_api_route("/", self.home, methods=["GET", "HEAD"], include_in_schema=False)
+        if self._has_home:
+            router.add_api_route("/", self.home, methods=["GET", "HEAD"], include_in_schema=False)
         router.add_api_route("/docs", self.docs, methods=["GET"], include_in_schema=False)
         for name in ASSETS:
             router.add_api_route(f"/docs/{name}", self.asset, methods=["GET"], include_in_schema=False)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from starlette.types import Scope
+
+from ..records.log import Owner
+
 SCOPE_API_KEY = "ramiform.key"  # the valid API key of the request, or None
 SCOPE_IS_ADMIN = "ramiform.may_administer"  # True if the request may affect other users
 SCOPE_SEND_BODY = "ramiform.parts"  # `send` of the outermost middleware, for parts of a body except the last
@@ -13,6 +17,7 @@ PUBLIC_PATHS = frozenset(
         "/v1/health",  # the same, as llama-server names it
         "/ping",  # and for platforms that ask there
         # Pages for browsers, which cannot send a key before they have a page. They are the same on every server.
+        # So are the files of the page at `/`, below PAGE_FILES.
         "/",
         "/docs",
         "/docs/favicon-32x32.png",
@@ -21,3 +26,15 @@ PUBLIC_PATHS = frozenset(
         "/openapi.json",
     }
 )
+PAGE_FILES = "/page/"
+LIVE_PATH = "/v1/ramiform/live"  # a WebSocket whose first message has the key
+
+
+def is_public(path: str) -> bool:
+    """Return True for a path that needs no API key."""
+    return path in PUBLIC_PATHS or path.startswith(PAGE_FILES)
+
+
+def owner_of(scope: Scope) -> Owner:
+    """Return who sent the request, for its record."""
+    return Owner("http", scope.get(SCOPE_API_KEY))

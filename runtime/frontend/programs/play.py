@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterable
 from ...programs.interpreter import ProgramInterpreter
 from ...programs.running_program import StateProgress
 from ...protocol.session import Append, Close, Delta, Done, Failed, Lost, Play
+from ..records.recorder import ProgramRecorder
 from ..text.generation import Generator
 from .content import TokenContent
 from .executor import TokenExecutor
@@ -64,21 +65,31 @@ class ProgramPlay:
     prefixes.
     """
 
-    def __init__(self, generator: Generator, name: str, messages: Play, *, max_states: int, namespace: str) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        name: str,
+        messages: Play,
+        *,
+        max_states: int,
+        namespace: str,
+        recorder: ProgramRecorder | None = None,
+    ) -> None:
         self._generator = generator
         self._name = name
         self._messages = messages
         self._namespace = namespace
+        self._recorder = recorder
         self._queue = AnswerQueue()
         self._unanswered: Counter[int] = Counter()  # operations, by state
         for message in messages.messages:
             if isinstance(message, Append):
                 self._unanswered[message.state] += len(message.operations)
         self._interpreter = ProgramInterpreter(
-            self._queue.add,
+            self._add,
             self._open_executor,
             asyncio.get_running_loop().call_later,
-            states_ended=lambda program, states: generator.core.end_states(name, states),
+            states_ended=self._end_states,
             max_states=max_states,
         )
 
@@ -88,6 +99,8 @@ class ProgramPlay:
         Raises RequestError for messages that contradict each other.
         """
         try:
+            if self._recorder is not None:
+                self._recorder.receive(self._messages)
             self._interpreter.receive(self._messages)
             self._interpreter.run()
             while self._unanswered.total():
@@ -111,6 +124,16 @@ class ProgramPlay:
         self._interpreter.receive(Close(numbers))
         self._interpreter.run()
         self._queue.wake()
+
+    def _add(self, answer: Answer) -> None:
+        if self._recorder is not None:
+            self._recorder.sent(answer)
+        self._queue.add(answer)
+
+    def _end_states(self, program: int, states: list[int] | None) -> None:
+        self._generator.core.end_states(self._name, states)
+        if self._recorder is not None:
+            self._recorder.ended(program, states)
 
     def _open_executor(self, state: StateProgress) -> TokenExecutor:
         content = TokenContent(self._generator.tokenizer, self._generator.encoder)

@@ -26,9 +26,11 @@ from ...protocol.keys import ServerKeys, server_keys
 from ...protocol.session import (
     Answer,
     AnswerBatch,
+    Append,
     Attempted,
     Bye,
     Call,
+    Close,
     Delta,
     Done,
     Failed,
@@ -37,13 +39,18 @@ from ...protocol.session import (
     Hello,
     Lost,
     Malformed,
+    Open,
     Ping,
+    Play,
     Reply,
+    Supply,
     ToFrontend,
     Welcome,
 )
 from ...protocol.transport import check_bind, secure_server_socket
 from ...protocol.version import __version__
+from ..records.log import Owner
+from ..records.recorder import ProgramRecorder
 from ..text.generation import Generator
 from .content import TokenContent
 from .executor import TokenExecutor
@@ -60,17 +67,35 @@ _BATCHED_ANSWERS = (Done, Delta, Attempted, Failed)  # those of one turn of the 
 class _Client:
     """A connected program: its interpreter, which runs once per turn of the event loop."""
 
-    def __init__(self, name: str, generator: Generator, send: Callable[[Answer | Lost], None]) -> None:
+    def __init__(self, name: str, generator: Generator, send: Callable[[Answer | Lost], None], owner: Owner) -> None:
         self.last_received = time.monotonic()
         self._name = name
         self._generator = generator
         self._loop = asyncio.get_running_loop()
         self._will_run = False
+        self._recorder = None if generator.log is None else ProgramRecorder(generator.log, owner)
+        self._send = send
         self.interpreter = ProgramInterpreter(
-            send, self._open_executor, self._loop.call_later, states_ended=self._end_states, max_states=MAX_STATES
+            send if self._recorder is None else self._send_recorded,
+            self._open_executor,
+            self._loop.call_later,
+            states_ended=self._end_states,
+            max_states=MAX_STATES,
         )
 
-    def run_soon(self) -> None:
+    def receive(self, message: Open | Append | Play | Supply | Close) -> None:
+        """Handle a program's message. Raises RequestError, as the interpreter does."""
+        self._run_soon()
+        if self._recorder is not None:
+            self._recorder.receive(message)
+        self.interpreter.receive(message)
+
+    def _send_recorded(self, answer: Answer | Lost) -> None:
+        assert self._recorder is not None
+        self._recorder.sent(answer)
+        self._send(answer)
+
+    def _run_soon(self) -> None:
         """Play the states after the messages that have arrived already: one of them may close what another opened."""
         if not self._will_run:
             self._will_run = True
@@ -86,6 +111,8 @@ class _Client:
 
     def _end_states(self, program: int, states: list[int] | None) -> None:
         self._generator.core.end_states(self._program_name(program), states)
+        if self._recorder is not None:
+            self._recorder.ended(program, states)
 
     def _program_name(self, program: int) -> str:
         """The program's name for the core, where programs of all clients meet."""
@@ -117,6 +144,7 @@ class ProgramServer:
         self._monitor = self._socket.get_monitor_socket(zmq.Event.DISCONNECTED)
         self._address = address
         self._generator = generator
+        self._owner = Owner("local" if keys is None else "remote")
         self._core = generator.core
         self._decoder = msgspec.msgpack.Decoder(ToFrontend)
         self._clients: dict[bytes, _Client] = {}
@@ -238,7 +266,9 @@ class ProgramServer:
             self._forget(identity)
             return
         if client is None:
-            client = self._clients[identity] = _Client(identity.hex(), self._generator, partial(self._send, identity))
+            client = self._clients[identity] = _Client(
+                identity.hex(), self._generator, partial(self._send, identity), self._owner
+            )
         client.last_received = time.monotonic()
         match message:
             case Hello(version=version):
@@ -248,8 +278,7 @@ class ProgramServer:
             case Ping():
                 pass  # it only resets the client's silence
             case _:
-                client.run_soon()
-                client.interpreter.receive(message)
+                client.receive(message)
 
     def _send_later(self, identity: bytes, answer: Coroutine[None, None, FromFrontend]) -> None:
         async def send() -> None:
@@ -270,7 +299,7 @@ class ProgramServer:
         try:
             info = await self._core.ready()
             await self._sharing.wait()
-            return Welcome(info, move_to=next(self._next_server))
+            return Welcome(info, next(self._next_server), wants_notes=self._generator.log is not None)
         except RamiformError as error:
             return Fatal(ErrorInfo.of(error))
 

@@ -15,12 +15,15 @@ import msgspec
 from ....constrained.errors import GrammarError
 from ....constrained.regex.search import Search, search
 from ...protocol.core import Finish, Generate, ProgramProgress, SoftPin, Tokens
-from ...protocol.errors import RequestError
+from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ...protocol.session import Sequence
 from ...tokenizer.detokenize import Detokenizer, cut
 from ...tokenizer.interface import Tokenizer
 from ..core.client import CoreClient, new_rid
+from ..core.tenant import current_tenant
+from ..records.log import ProgramLog
+from ..records.request import begin_sample
 from .encoding import Encoder
 
 MAX_SAMPLES = 256
@@ -30,7 +33,8 @@ MAX_SAMPLES = 256
 class Prompt:
     """Token ids to continue, and how. A missing seed is drawn. The first of several samples carries the soft pins.
 
-    `name` is the client's id of the request, by which `Generator.abort` ends it.
+    `name` is the client's id of the request, by which `Generator.abort` ends it. The last `continued` tokens are output
+    that goes on, as in `Generate`.
     """
 
     tokens: list[int]
@@ -43,6 +47,7 @@ class Prompt:
     outlook: ProgramProgress | None = None
     name: str | None = None
     in_bulk: bool = False  # nobody reads the stream: pieces may be long
+    continued: int = 0
 
 
 class Piece(NamedTuple):
@@ -83,12 +88,14 @@ class SampleStream:
             None if prompt.sampling.no_stop_trim or not prompt.sampling.stop_regex else patterns.scan(),
             skip_special_tokens=prompt.sampling.skip_special_tokens,
         )
+        self._continued = prompt.tokens[len(prompt.tokens) - prompt.continued :]
+        self._detokenizer.skip(self._continued)
         self._texts: list[str] = []
         self._num_ids_given = 0
         self._began = time.monotonic()
         self._core = generator.core
         self._rid = new_rid()
-        self._name = prompt.name
+        self._name = None if prompt.name is None else (current_tenant.get().key, prompt.name)
         self._named = generator.named
         self._answer = self._core.submit(
             Generate(
@@ -103,10 +110,13 @@ class SampleStream:
                 outlook=prompt.outlook,
                 in_bulk=prompt.in_bulk,
                 banned=banned,
+                continued=prompt.continued,
             )
         )
         if self._name is not None:
             self._named[self._name].add(self)
+        is_recorded = generator.log is not None and prompt.program is None  # programs have records of their own
+        self._record = begin_sample(generator.log, prompt.tokens, prompt.sampling) if is_recorded else None
 
     async def result(self) -> FinishedSample:
         """Wait for the end and return the output. Raises RamiformError when the request failed."""
@@ -119,12 +129,24 @@ class SampleStream:
         return self
 
     async def __anext__(self) -> Piece:
-        return self._take(await anext(self._answer))
+        if self._record is None:
+            return self._take(await anext(self._answer))
+        try:
+            piece = self._take(await anext(self._answer))
+        except RamiformError as error:
+            self._record.fail(ErrorInfo.of(error))
+            raise
+        self._record.note_text()
+        if self.generated is not None:
+            self._record.finish(self.generated.sequence)
+        return piece
 
     def close(self) -> None:
         """Abort the request unless it is over."""
         self._answer.close()
         self._forget()
+        if self._record is not None:
+            self._record.close()
 
     def abort(self) -> None:
         """End the output early; its reader gets the text so far, with a finish of type "abort"."""
@@ -162,9 +184,10 @@ class SampleStream:
         """Return the rest of the text, the number of kept ids, and the text that these ids lack."""
         match finish.matched:
             case str(stop) if not self._sampling.no_stop_trim:
-                skip = self._sampling.skip_special_tokens
-                _, num_whole, leftover = cut(self._tokenizer, self.output_ids, stop, skip_special_tokens=skip)
-                return self._detokenizer.finish(ids, stop=stop), num_whole, leftover
+                skip, whole = self._sampling.skip_special_tokens, [*self._continued, *self.output_ids]
+                _, num_whole, leftover = cut(self._tokenizer, whole, stop, skip_special_tokens=skip)
+                num_ids = num_whole - len(self._continued)  # negative if the stop string began in the continued ids
+                return self._detokenizer.finish(ids, stop=stop), max(0, num_ids), leftover if num_ids >= 0 else ""
             case int() if not self._sampling.no_stop_trim:
                 return self._detokenizer.finish(ids[:-1]), len(self.output_ids) - 1, ""
             case _:
@@ -185,6 +208,7 @@ class SampleStream:
             num_retractions=last.num_retractions,
             num_passes=last.num_passes,
             accepted_lengths=last.accepted_lengths,
+            num_guessed=last.num_guessed,
             timings=last.timings,
         )
         return FinishedSample(sequence, self.output_ids, leftover)
@@ -216,17 +240,20 @@ class SampleStreams:
 
 
 class Generator:
-    """Starts samples of prompts."""
+    """Starts samples of prompts. With `log` they are recorded, except those of programs."""
 
-    def __init__(self, core: CoreClient, tokenizer: Tokenizer) -> None:
+    def __init__(self, core: CoreClient, tokenizer: Tokenizer, log: ProgramLog | None = None) -> None:
         self.core = core
+        self.log = log
         self.tokenizer = tokenizer
         self.encoder = Encoder(tokenizer, core.max_request_tokens)
-        self.named: defaultdict[str, set[SampleStream]] = defaultdict(set)  # running, by the client's id
+        # Running samples, by API key and the client's id.
+        self.named: defaultdict[tuple[str | None, str], set[SampleStream]] = defaultdict(set)
 
-    def abort(self, name: str) -> bool:
-        """End the outputs of the client's request `name` early. Returns False if there are none."""
-        samples = self.named.get(name, ())
+    def abort(self, name: str, key: str | None, *, any_key: bool = False) -> bool:
+        """End the outputs of an API key's request `name` early, or of all keys'. Returns False if there are none."""
+        keys = [owned for owned in self.named if owned[1] == name] if any_key else [(key, name)]
+        samples = [sample for owned in keys for sample in self.named.get(owned, ())]
         for sample in samples:
             sample.abort()
         return bool(samples)

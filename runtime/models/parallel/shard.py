@@ -88,6 +88,10 @@ def why_indivisible(config: ModelConfig, count: int) -> str | None:
         return f"num_key_value_heads {kv_heads} is neither a multiple nor a divisor of it"
     if config.qk_norm == "all heads" and count > 1:
         return "its queries are normalised over all heads, which one rank must hold"
+    if config.qk_norm == "layer norm per head" and count > 1:
+        return "its heads have norms of their own, which are not divided"
+    if config.head_bias and count > 1:
+        return "its head has a bias, which is not divided"
     for name, size in mlp_sizes(config).items():
         if size % count:
             return f"{name} {size} is not divisible by it"

@@ -46,7 +46,13 @@ class Stage:
         experts = config.experts
         if experts is not None:
             experts = replace(experts, layers=experts.layers[own])
-        return replace(config, num_layers=len(layers), windows=config.windows[own], experts=experts)
+        return replace(
+            config,
+            num_layers=len(layers),
+            windows=config.windows[own],
+            second_rope_layers=config.second_rope_layers[own],
+            experts=experts,
+        )
 
     def size_of(self, config: ModelConfig) -> ModelSize:
         """Count the parameters of this stage."""

@@ -76,9 +76,9 @@ def parse_head_config(raw: dict[str, Any], file: Path, kind: HeadKind, target: M
     head_dim = fields.count("head_dim", default=max(1, hidden_size // num_heads))
     if head_dim % 2:
         raise fields.invalid("head_dim", f"must be even, is {head_dim}")
-    rope = parse_rope(fields, fields.count("max_position_embeddings", default=2048))
-    if rope.type == "dynamic":
-        raise fields.unsupported("rope_scaling", "dynamic scaling in a draft head is")
+    rope = parse_rope(fields, fields.count("max_position_embeddings", default=2048), head_dim)
+    if rope.depends_on_length:
+        raise fields.unsupported("rope_scaling", f"{rope.type} scaling in a draft head is")
     vocab_size = fields.count("vocab_size")
     return HeadConfig(
         kind=kind,

@@ -101,6 +101,30 @@ def test_rollback_undoes_any_number_of_tokens_even_the_end(seed: int, back: int)
         matcher.rollback(len(seen))
 
 
+@given(seed=st.integers(0, 2**32), back=st.integers(0, 9))
+def test_text_is_followed_byte_by_byte_as_by_its_tokens(seed: int, back: int) -> None:
+    rng = random.Random(seed)
+    schema = JsonSchema(
+        {"properties": {"a": {"maxLength": 3, "type": "string"}, "b": {"type": "array", "maxItems": 2}}}
+    )
+    grammar = compile_constraint(schema, shared_vocabulary())
+    by_tokens, by_bytes, seen = grammar.matcher(), grammar.matcher(), []
+    for _ in range(12):
+        token = rng.choice(allowed(by_tokens, shared_vocabulary()))
+        if token == EOS:
+            break
+        assert by_tokens.accept(token)
+        for byte in TOKENS[token] or b"":
+            assert by_bytes.accept_byte(byte)
+            seen.append(allowed(by_bytes, shared_vocabulary()))
+        assert seen[-1] == allowed(by_tokens, shared_vocabulary())
+        assert not by_bytes.accept_byte(0xFF)
+    back = min(back, len(seen) - 1)
+    if seen:
+        by_bytes.rollback(back)
+        assert allowed(by_bytes, shared_vocabulary()) == seen[len(seen) - 1 - back]
+
+
 def test_special_and_unknown_tokens_are_never_accepted() -> None:
     matcher = compile_constraint(Regex(r"[\s\S]*"), shared_vocabulary()).matcher()
     assert not matcher.accept(len(TOKENS))

@@ -25,7 +25,7 @@ BOS = [TOKENIZER.bos_id] if TOKENIZER.adds_bos and TOKENIZER.bos_id is not None 
 
 def test_health_follows_the_model() -> None:
     async def main() -> None:
-        async with served(ready=False) as (built, client):
+        async with served(ready=False, page=False) as (built, client):
             for path in ("/health", "/health_generate", "/get_model_info", "/server_info"):
                 check_error(await client.get(path), 503, None, "loading")
             check_error(await client.post("/generate", json={"text": "a"}), 503, None, "loading")
@@ -96,7 +96,7 @@ def test_long_texts_are_tokenised_where_nobody_waits_for_them(monkeypatch: pytes
     monkeypatch.setattr(TOKENIZER, "decode", note(decode, "decode"))
 
     async def main() -> None:
-        async with served(ready=False) as (built, client):
+        async with served(ready=False, page=False) as (built, client):
             built.core.load(context_length=1 << 20)
             await built.frontend.core_ready()
             text = "a b " * LONG_TEXT
@@ -167,9 +167,10 @@ def test_a_body_beyond_the_limit_is_refused() -> None:
         async with served() as (built, client):
             headers = {"content-type": "application/json"}
             check_error(await client.post("/generate", content=chunks(), headers=headers), 413, None, "longer than")
-            # One that says so is not even read.
+            # A client that waits for consent gets the answer before it sends.
             reader, writer = await asyncio.open_connection("127.0.0.1", built.frontend.http_port)
-            writer.write(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1))
+            head = b"POST /generate HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+            writer.write(head % (MAX_BODY_BYTES + 1))
             assert b" 413 " in await reader.readline()
             writer.close()
             assert (await client.get("/health")).status_code == 200

@@ -242,7 +242,7 @@ def test_budgets_hold_with_a_cache(counted: Any, tmp_path: Path) -> None:
 def test_streamed_text_comes_through_a_cache(backend: ramiform.Runtime, tmp_path: Path) -> None:
     @ramiform.function
     def body(s: ProgramState) -> None:
-        s += "a" + gen("x", max_tokens=12, temperature=0, ignore_eos=True)
+        s += "a" + gen("x", max_tokens=400, temperature=0, ignore_eos=True)  # a late reader gets several pieces too
 
     cache = ramiform.cache(tmp_path, backend)
     pieces = list(body.run(stream=True, backend=cache).text_iter())

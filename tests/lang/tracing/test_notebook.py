@@ -10,8 +10,8 @@ import pytest
 
 import ramiform
 from ramiform import ProgramState, RequestError, Scripted, gen, select
-from ramiform.lang.tracing.events import Event, TokenCounts
 from ramiform.lang.tracing.text_flow import TextFlow, TextPiece
+from ramiform.runtime.programs.records.events import Event, TokenCounts
 
 VOID = {"br", "hr", "img", "input", "meta", "link"}
 

@@ -15,8 +15,9 @@ import pytest
 import ramiform
 from ramiform import ProgramState, Scripted, gen
 from ramiform.lang.tracing import trace as traces
-from ramiform.lang.tracing.spans import CAUSES, TrackSpan, spans_of, track_of
 from ramiform.lang.tracing.trace import Trace
+from ramiform.runtime.programs.records.spans import CAUSES, TrackSpan, phases, spans_of, track_of
+from ramiform.runtime.protocol.core import Timings
 
 PAUSE = 0.05
 
@@ -199,3 +200,15 @@ def test_a_run_that_failed_has_spans_up_to_its_last_answer() -> None:
     spans = spans_of(trace, trace.states[0])
     assert spans[-1].end == trace.seconds
     assert trace.summary().lines[0].operations == 2
+
+
+def test_a_generation_is_queued_from_its_submission_on() -> None:
+    """Not only from when the core reads it, between two steps."""
+    timings = Timings(queue=1.0, prefill=2.0, decode=3.0)
+    assert [span for span in phases(timings, 0.0, 12.0, seconds=10.0) if span[1] < span[2]] == [
+        ("transport", 0.0, 2.0),
+        ("queue", 2.0, 7.0),
+        ("prefill", 7.0, 9.0),
+        ("decode", 9.0, 12.0),
+    ]
+    assert next(iter(phases(timings, 0.0, 12.0))) == ("transport", 0.0, 6.0)

@@ -14,8 +14,8 @@ import pytest
 import ramiform
 from ramiform import ProgramState, RequestError, Scripted, gen, select
 from ramiform.lang.tracing import trace as traces
-from ramiform.lang.tracing.events import TokenCounts
 from ramiform.lang.tracing.recording import record_all
+from ramiform.runtime.programs.records.events import TokenCounts
 
 
 @ramiform.function
@@ -104,6 +104,8 @@ def test_a_saved_trace_is_a_chrome_trace_and_is_read_again(traced: ProgramState,
             of_track[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
         elif event["ph"] in "sf":
             flows[event["id"]].append((event["ph"], event["ts"]))
+    names = {event["name"] for event in content["traceEvents"] if event.get("cat") == "phase"}
+    assert {"prefill", "decode"} <= names <= {"queue", "grammar", "prefill", "retracted", "decode"}
     times = [event["ts"] for event in content["traceEvents"]]
     assert times == sorted(times)
     assert by_track.keys() == {0, 1, 2, 3}
@@ -111,7 +113,6 @@ def test_a_saved_trace_is_a_chrome_trace_and_is_read_again(traced: ProgramState,
         assert all(before[1] <= after[0] + 0.01 for before, after in itertools.pairwise(slices)), slices
     assert phases.keys() == {0, 1, 2, 3}
     for track, parts in phases.items():
-        assert len(parts) % 3 == 0, "queue, prefill, decode"
         assert all(before[1] <= after[0] + 0.01 for before, after in itertools.pairwise(parts)), parts
         for start, end in parts:
             assert any(whole[0] - 0.01 <= start <= end <= whole[1] + 0.01 for whole in by_track[track])

@@ -19,6 +19,7 @@ from ..openai.chat_body import ChatBody, Effort
 from ..openai.chat_messages import MAX_MESSAGES
 from ..openai.tool_fields import Function, FunctionName, NamedChoice, Tool, ToolChoice
 
+SystemRole = Literal["system", "user"]
 NO_EFFECT = {"cache_control", "citations", "title", "context", "caller", "eager_input_streaming", "defer_loading"}
 
 
@@ -47,7 +48,7 @@ class InputBlock(Body):
 
 
 class InputMessage(Body):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Text | Many[InputBlock]
 
 
@@ -123,13 +124,17 @@ class CountBody(Body):
     output_format: OutputSchema | None = None
     cache_control: dict[str, Any] | None = None  # without effect
 
-    def chat(self, **fields: Any) -> ChatBody:
-        """Convert to a chat body, with further `fields` of it. Raises RequestError for unsupported content."""
+    def chat(self, *, late_system_role: SystemRole = "system", **fields: Any) -> ChatBody:
+        """Convert to a chat body, with further `fields` of it. Raises RequestError for unsupported content.
+
+        System messages behind the first message get the role `late_system_role`.
+        """
         conversation = _Conversation()
         if self.system is not None:
             conversation.add("system", self.system, "system")
         for index, message in enumerate(self.messages):
-            conversation.add(message.role, message.content, f"messages[{index}]")
+            role = late_system_role if message.role == "system" and index else message.role
+            conversation.add(role, message.content, f"messages[{index}]")
         if not self.messages:
             raise RequestError("messages must not be empty", param="messages")
         is_prefilled = self.messages[-1].role == "assistant"
@@ -212,9 +217,10 @@ class MessagesBody(CountBody):
     service_tier: Literal["auto", "standard_only"] | None = None  # without effect
     context_management: Annotated[dict[str, Any], described(maxProperties=0)] | None = None
 
-    def chat(self, **fields: Any) -> ChatBody:
+    def chat(self, *, late_system_role: SystemRole = "system", **fields: Any) -> ChatBody:
         _check_context_management(self.context_management)
         return super().chat(
+            late_system_role=late_system_role,
             stop=self.stop_sequences,
             stream=self.stream,
             temperature=self.temperature,
@@ -238,7 +244,7 @@ class _Conversation:
         if not content:
             raise RequestError(f"{where} is empty", param=where.partition("[")[0])
         for index, block in enumerate(content):
-            self._add_block(role, block, f"{where}.content[{index}]" if role != "system" else f"system[{index}]")
+            self._add_block(role, block, f"{where}.content[{index}]" if where != "system" else f"system[{index}]")
 
     def _add_block(self, role: str, block: InputBlock, where: str) -> None:
         given = block.model_extra or {}

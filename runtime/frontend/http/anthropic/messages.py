@@ -10,6 +10,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from ....protocol.errors import RequestError
+from ....tokenizer.chat_template import ChatTemplate
 from ...chat.completion import ChatCompletion
 from ...chat.request import ChatDelta, ChatRequest
 from ...core.client import new_rid
@@ -23,10 +25,25 @@ from ..openai.fields import require_model
 from ..openai.finish import stop_reason
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import EventStream, cancel_on_disconnect, json_response
-from .body import CountBody, MessagesBody
+from .body import CountBody, MessagesBody, SystemRole
 
 Event = dict[str, Any]
 BlockKind = Literal["thinking", "text", "tool_use"]
+
+_PROBE_TEXT = "probe of a late message"
+_LATE_SYSTEM_PROBES: list[list[dict[str, str]]] = [
+    [{"role": role, "content": _PROBE_TEXT if role == "system" else "a"} for role in roles]
+    for roles in (("user", "system"), ("user", "system", "assistant", "user"))
+]
+
+
+def late_system_role(template: ChatTemplate | None) -> SystemRole:
+    """Return the role of system messages within a conversation: "user" if the template refuses or drops them there."""
+    try:
+        rendered = [] if template is None else [template.render(probe) for probe in _LATE_SYSTEM_PROBES]
+    except RequestError:
+        return "user"
+    return "system" if all(_PROBE_TEXT in text for text in rendered) else "user"
 
 
 class MessagesErrorDetail(BaseModel):
@@ -53,6 +70,7 @@ class MessagesApi:
 
     def __init__(self, service: ChatService) -> None:
         self._service = service
+        self._late_system_role = late_system_role(service.generator.tokenizer.chat)
 
     @property
     def router(self) -> APIRouter:
@@ -82,7 +100,7 @@ class MessagesApi:
         require_model(self._service.generator.core.require_info(), body.model)
 
         def convert(_: Any) -> tuple[ChatBody, list[dict[str, Any]]]:
-            chat = body.chat()
+            chat = body.chat(late_system_role=self._late_system_role)
             return chat, template_messages(chat.messages)
 
         chat, messages = await offload_if_large(convert, body.messages)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import logging
 import re
@@ -13,13 +15,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ....protocol.config import CacheScope
+from ...core.tenant import Tenant, current_tenant
 from ..dialects import ANTHROPIC, dialect_of
 from ..errors import AdminKeyError, error_response, internal_error_message
-from ..scope import PUBLIC_PATHS, SCOPE_API_KEY, SCOPE_IS_ADMIN
+from ..scope import LIVE_PATH, SCOPE_API_KEY, SCOPE_IS_ADMIN, is_public
 
 logger = logging.getLogger("ramiform.frontend")
 
 INVALID_API_KEY = "wrong or missing API key"
+# A body that is too long is discarded up to these bounds: many clients read the answer only after sending all of it.
+MAX_DISCARDED_BYTES = 1 << 30
+DISCARD_SECONDS = 5.0
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -29,24 +36,54 @@ def require_admin(request: Request, action: str) -> None:
         raise AdminKeyError(action, has_key=request.scope[SCOPE_API_KEY] is not None)
 
 
-class AuthMiddleware:
-    """Echo or create `x-request-id`, require an API key, bound the body, answer a 500 on failure.
+class ApiKeys:
+    """The keys of a server. Admin keys are API keys too.
 
-    The key comes as `Authorization: Bearer KEY` or, as Anthropic's clients send it, `x-api-key: KEY`.
-
-    Admin keys are API keys too. Without any, a server with at most one API key has one user, who may administer it.
-    With several API keys nobody may.
+    Without admin keys, a server with at most one API key has one user, who may administer it. With several API keys
+    nobody may. `required`: requests need a key. `several`: more than one user may ask.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, api_keys: Sequence[str], max_body_bytes: int, admin_keys: Sequence[str] = ()
-    ) -> None:
-        self._app = app
-        self._requires_key = bool(api_keys)
+    def __init__(self, api_keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
+        self.required = bool(api_keys)
+        self.several = len({*api_keys, *admin_keys}) > 1 or (not api_keys and bool(admin_keys))
         self._keys = [(key, f"Bearer {key}".encode()) for key in {*api_keys, *admin_keys}]
         self._admin_keys = frozenset(admin_keys)
         self._all_are_admins = not admin_keys and len(set(api_keys)) <= 1
+
+    def find(self, header: bytes) -> str | None:
+        """Return the key of an `Authorization` header if it is valid, else None."""
+        # Compare with every key, so that the time does not depend on which one matches.
+        return next(iter([key for key, known in self._keys if hmac.compare_digest(header, known)]), None)
+
+    def is_admin(self, key: str | None) -> bool:
+        """Return True if the holder of a valid key, or with None somebody without one, may affect other users."""
+        return self._all_are_admins or key in self._admin_keys
+
+
+class AuthMiddleware:
+    """Echo or create `x-request-id`, require an API key, bound the body, answer a 500 on failure.
+
+    The key comes as `Authorization: Bearer KEY` or, as Anthropic's clients send it, `x-api-key: KEY`. The WebSocket at
+    LIVE_PATH is let through: it asks for the key itself.
+
+    `cache_scope`: "key" separates the prefix cache by API key, "shared" does not, "auto" does with several keys.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_keys: Sequence[str],
+        max_body_bytes: int,
+        admin_keys: Sequence[str] = (),
+        cache_scope: CacheScope = "auto",
+    ) -> None:
+        self._app = app
+        self._keys = ApiKeys(api_keys, admin_keys)
         self._max_body_bytes = max_body_bytes
+        is_scoped = cache_scope == "key" or (cache_scope == "auto" and len(set(api_keys)) > 1)
+        keys = sorted({*api_keys, *admin_keys}) if is_scoped else []
+        self._cache_scopes = {key: f"key {index}" for index, key in enumerate(keys)}  # no secret: KV events name them
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -54,10 +91,12 @@ class AuthMiddleware:
             return
         headers = Headers(scope=scope)
         key = scope[SCOPE_API_KEY] = self._find_key(headers)
-        scope[SCOPE_IS_ADMIN] = self._all_are_admins or key in self._admin_keys
-        is_allowed = not self._requires_key or key is not None or scope["path"] in PUBLIC_PATHS
+        is_admin = scope[SCOPE_IS_ADMIN] = self._keys.is_admin(key)
+        # The server runs each request in a context of its own, so nothing has to be reset.
+        current_tenant.set(Tenant(key, is_admin, "" if key is None else self._cache_scopes.get(key, "")))
+        is_allowed = not self._keys.required or key is not None or is_public(scope["path"])
         if scope["type"] == "websocket":
-            if is_allowed:
+            if is_allowed or scope["path"] == LIVE_PATH:
                 await self._app(scope, receive, send)
             else:  # before acceptance, this is an HTTP 403
                 await send({"type": "websocket.close", "code": 1008, "reason": INVALID_API_KEY})
@@ -82,7 +121,9 @@ class AuthMiddleware:
         error_answer = None
         if not is_allowed:
             error_answer = error_response(401, INVALID_API_KEY, code="invalid_api_key")
-        elif self._is_too_long(headers):
+        elif (length := _content_length(headers)) > self._max_body_bytes:
+            if length <= MAX_DISCARDED_BYTES and "expect" not in headers:  # such a client waits before it sends
+                await _discard_body(receive)
             error_answer = error_response(
                 413, self._too_long, code="request_too_large", headers={"connection": "close"}
             )
@@ -100,14 +141,7 @@ class AuthMiddleware:
     def _find_key(self, headers: Headers) -> str | None:
         """Return the key of the request if it is valid, else None."""
         given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
-        header = given.encode("latin-1")
-        # Compare with every key, so that the time does not depend on which one matches.
-        return next(iter([key for key, known in self._keys if hmac.compare_digest(header, known)]), None)
-
-    def _is_too_long(self, headers: Headers) -> bool:
-        length = headers.get("content-length", "").lstrip("0")
-        # Python refuses to convert thousands of digits.
-        return length.isdecimal() and (len(length) > 19 or int(length) > self._max_body_bytes)
+        return self._keys.find(given.encode("latin-1"))
 
     @property
     def _too_long(self) -> str:
@@ -122,7 +156,27 @@ class AuthMiddleware:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_body_bytes:
+                await _discard_body(receive)
                 raise HTTPException(413, self._too_long)
             return message
 
         return receive_bounded
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Read what is left of the body, up to MAX_DISCARDED_BYTES and DISCARD_SECONDS."""
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while num_bytes <= MAX_DISCARDED_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):  # its end, or the client is gone
+                    return
+
+
+def _content_length(headers: Headers) -> int:
+    """Return the declared length of the body in bytes; 0 without one."""
+    length = headers.get("content-length", "").lstrip("0")
+    # Python refuses to convert thousands of digits.
+    return int(length[:20]) if length.isdecimal() else 0

@@ -10,7 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....protocol.metrics import FrontendMetrics
 from ...core.opentelemetry import OpenTelemetryTracer
-from ..scope import SCOPE_SEND_BODY
+from ...records.request import RequestRecorder, current_request
+from ..scope import SCOPE_SEND_BODY, owner_of
 
 METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"})
 
@@ -18,8 +19,17 @@ METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"}
 class MetricsMiddleware:
     """Outermost middleware. The route label is the template ("/v1/models/{model}"), so labels stay few."""
 
-    def __init__(self, app: ASGIApp, *, measures: FrontendMetrics, tracer: OpenTelemetryTracer | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        measures: FrontendMetrics,
+        tracer: OpenTelemetryTracer | None = None,
+        is_recorded: bool = False,
+    ) -> None:
+        """`is_recorded`: requests that generate get records."""
         self._app = app
+        self._is_recorded = is_recorded
         self._measures = measures
         self._tracer = tracer
 
@@ -37,6 +47,10 @@ class MetricsMiddleware:
                 status = message["status"]
             await send(message)
 
+        recorder = None
+        if self._is_recorded:
+            recorder = RequestRecorder(f"{scope['method']} {scope['path']}", lambda: owner_of(scope))
+            current_request.set(recorder)  # of this request's task and those that it starts
         began = time.monotonic()
         self._measures.num_http_running += 1
         with nullcontext() if self._tracer is None else self._tracer.serve(scope) as span:
@@ -49,6 +63,8 @@ class MetricsMiddleware:
                 self._measures.num_http_running -= 1
                 route = _route(scope)
                 self._measures.answered(route, status, time.monotonic() - began)
+                if recorder is not None:
+                    recorder.end(route, status)
                 if span is not None:
                     span.end(route, status)
 

@@ -85,6 +85,7 @@ class AdminApi:
             "model_path": info.path,
             "max_total_num_tokens": info.num_slots,
             "program_address": self._program_address,
+            "wants_notes": self._generator.log is not None,
         }
         shares = {"cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
         return json_response({**facts, **msgspec.structs.asdict(info), **msgspec.structs.asdict(stats), **shares})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
@@ -17,11 +18,13 @@ from ....protocol.sampling import LogprobParams, TokenLogprob
 from ....tokenizer.interface import Tokenizer
 from ...core.client import new_rid
 from ...core.frontend_peers import FrontendPeers
+from ...core.tenant import current_tenant
 from ...text.generation import Generator, Prompt, SampleStream
 from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, AbortBody, GenerateBody, SessionParams, logprob_params
 from ..errors import name_prompt_field
 from ..middleware.auth import require_admin
+from ..openai.logprobs import TokenTexts, token_entry
 from ..scope import SCOPE_API_KEY
 from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
@@ -44,6 +47,9 @@ def answer(
     }
     if prompt.logprobs is not None:
         meta |= _logprobs(tokenizer, prompt, prompt.logprobs, sample, with_texts)
+    if prompt.logprobs is not None and prompt.logprobs.details:
+        texts, asked = TokenTexts(tokenizer), prompt.logprobs.of
+        meta["output_token_details"] = [token_entry(texts, value, asked=asked) for value in sample.logprobs or []]
     if sample.generated is not None:
         sequence = sample.generated.sequence
         meta["finish_reason"] = _finish_reason(sequence.finish, sequence.completion_tokens)
@@ -54,6 +60,7 @@ def answer(
         meta["spec_accept_histogram"] = sequence.accepted_lengths
         if (timings := sequence.timings) is not None:
             meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}
+            meta |= {"grammar_time": timings.grammar, "retracted_time": timings.retracted}
     return {"text": text, "output_ids": list(sample.output_ids), "meta_info": meta}
 
 
@@ -159,17 +166,19 @@ class NativeApi:
         """Abort the requests named `rid`, or all, which needs an admin key. They return their output so far."""
         if body.abort_all:
             require_admin(request, "aborting all requests")
-        about = None if body.abort_all else body.rid or ""
+        tenant = current_tenant.get()
+        about = None if body.abort_all else json.dumps([body.rid or "", tenant.key, tenant.is_admin])
         await self._abort_here(about)
         await self._siblings.ask("abort", about, bool)
         return Response(status_code=200)
 
-    async def _abort_here(self, rid: str | None) -> bool:
-        """Abort this frontend's requests of that id, or all when None."""
-        if rid is None:
+    async def _abort_here(self, about: str | None) -> bool:
+        """Abort this frontend's requests of the given id that the asking key may end, or all when None."""
+        if about is None:
             self._generator.core.abort(None)
             return True
-        return self._generator.abort(rid)
+        rid, key, is_admin = json.loads(about)
+        return self._generator.abort(rid, key, any_key=is_admin)
 
     async def _begin_turn(self, key: str | None, body: GenerateBody, params: SessionParams) -> SessionTurn:
         """Put the tokens that a request of a session continues before its own. Raises RequestError."""
@@ -259,7 +268,9 @@ class NativeApi:
         settings = [body.per_prompt(name, num) for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")]
         if sum(part.n for part in sampling) > MAX_BATCH:
             raise RequestError(f"n must be such that {num} prompts make at most {MAX_BATCH} outputs in all", param="n")
-        params = [part.params() for part in sampling]  # before tokenisation: the check is cheap, and often fails
+        continued = body.per_prompt("continued_tokens", num)
+        # Before tokenisation: the check is cheap, and often fails.
+        params = [part.params(after) for part, after in zip(sampling, continued, strict=True)]
         tokens = [await self._tokens(prompt) for prompt in prompts]
         fallback_rid = new_rid()
         return [
@@ -268,18 +279,20 @@ class NativeApi:
                 Prompt(
                     tokens=ids,
                     sampling=sampling_params,
-                    logprobs=logprob_params(wanted, start, num_top, of_ids, len(ids)),
+                    logprobs=logprob_params(wanted, start, num_top, of_ids, len(ids), details=body.token_details),
                     priority=priority,
                     namespace=extra_key or "",
                     name=rid,
                     in_bulk=not body.stream,
+                    continued=after,
                 ),
                 part.n,
             )
-            for ids, sampling_params, part, wanted, start, num_top, of_ids, rid, priority, extra_key in zip(
+            for ids, sampling_params, part, after, wanted, start, num_top, of_ids, rid, priority, extra_key in zip(
                 tokens,
                 params,
                 sampling,
+                continued,
                 *settings,
                 body.logprob_token_ids(num),
                 body.per_prompt("rid", num),

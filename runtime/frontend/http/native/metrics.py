@@ -137,7 +137,7 @@ class _MetricFamilies:
         counter("retractions", "Times that a running request was retracted", stats.num_retractions)
         counter("evicted_pages", "KV pages that lost what they held", stats.num_evicted_pages)
         counter("steps", "Forward steps", stats.num_steps)
-        histogram("queue_seconds", "From a request's arrival to its first step", measures.queue)
+        histogram("queue_seconds", "A request's wait for its turn, beside that for its grammar", measures.queue)
         histogram("prefill_seconds", "From a request's first step to its first token", measures.prefill)
         histogram("decode_seconds", "From a request's first token to its last", measures.decode)
         histogram("step_seconds", "One step: planning, forward, sampling", measures.step)

@@ -36,6 +36,8 @@ from ....tokenizer.chat_template import ChatTemplate
 from ...core.frontend_peers import FrontendPeers
 from ...programs.play import Answer, ProgramPlay
 from ...programs.roles import ChatState
+from ...records.log import Owner
+from ...records.recorder import ProgramRecorder, RecordedRuns
 from ...text.generation import Generator
 from ...text.offload import CancellationToken, offload
 from ..bodies import Body, Many, Text, described, example
@@ -80,7 +82,7 @@ class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     What an earlier request answered is given again, a generated text by the operation `generated`. `known` has, by
     state, how many of its first operations were answered before: their answers are left out. `complete`: no later
     request appends to these states. `extra_key` separates cached prefixes, as in `/generate`. `/programs/close` finds
-    the request by `rid`, the client's name of it.
+    the request by `rid`, the client's name of it. Requests with the same `run` are one program in the server's records.
     """
 
     messages: list[Open | Append]
@@ -88,6 +90,7 @@ class ProgramBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     known: dict[int, int] = {}
     extra_key: str | None = None
     rid: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_RID)] | None = None
+    run: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_RID)] | None = None
 
     @property
     def num_operations(self) -> int:
@@ -117,6 +120,7 @@ class ProgramsApi:
         self._siblings = siblings
         siblings.on("close_states", self._close_asked)
         self._running: dict[tuple[str | None, str], ProgramPlay] = {}
+        self._runs = RecordedRuns()
 
     @property
     def router(self) -> APIRouter:
@@ -172,6 +176,14 @@ class ProgramsApi:
             play.close(states)
         return play is not None
 
+    def _recorder(self, api_key: str | None, body: ProgramBody) -> ProgramRecorder | None:
+        if self._generator.log is None:
+            return None
+        owner = Owner("http", api_key)
+        if body.run is None:
+            return ProgramRecorder(self._generator.log, owner)
+        return ProgramRecorder(self._generator.log, owner, run=self._runs.find(owner, body.run), known=body.known)
+
     async def _answers(self, key: tuple[str | None, str], body: ProgramBody) -> AsyncGenerator[dict[str, list[Answer]]]:
         """Yield the events. Raises RequestError for messages that contradict each other, and for a `rid` in use."""
         if key in self._running:
@@ -180,7 +192,12 @@ class ProgramsApi:
         messages = Play([*body.messages], body.complete)
         namespace = body.extra_key or ""
         play = self._running[key] = ProgramPlay(
-            self._generator, name, messages, max_states=MAX_STATES, namespace=namespace
+            self._generator,
+            name,
+            messages,
+            max_states=MAX_STATES,
+            namespace=namespace,
+            recorder=self._recorder(key[0], body),
         )
         values = play.answers(KEEP_ALIVE_SECONDS)
         is_first = True

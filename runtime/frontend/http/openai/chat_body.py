@@ -172,4 +172,5 @@ class ChatBody(CompletionFields):
             num_top=max(self.top_logprobs, self.prompt_logprobs or 0),
             prompt_from=None if self.prompt_logprobs is None else 0,
             of=tuple(self.logprob_token_ids),
+            details=self.token_details,
         )

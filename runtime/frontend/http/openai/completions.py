@@ -37,6 +37,7 @@ class CompletionBody(CompletionFields):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     add_special_tokens: bool = True
+    continued_tokens: Annotated[int, Field(ge=0)] = 0
 
     def prompts(self) -> list[str] | list[list[int]]:
         """Return the prompts. Raises RequestError for none, and for too many."""
@@ -57,6 +58,16 @@ class CompletionBody(CompletionFields):
             raise RequestError(f"best_of must be at least n, {self.n}; got {self.best_of}", param="best_of")
         if self.best_of is not None and self.stream and self.best_of > self.n:
             raise RequestError("the best of several cannot be streamed", param="best_of")
+        if self.continued_tokens and self.truncate_prompt_tokens is not None:
+            raise RequestError(
+                "continued_tokens and truncate_prompt_tokens exclude each other", param="continued_tokens"
+            )
+        if self.continued_tokens and any(isinstance(prompt, str) for prompt in self.prompts()):
+            raise RequestError("continued_tokens needs a prompt of token ids", param="continued_tokens")
+
+    @property
+    def num_continued(self) -> int:
+        return self.continued_tokens
 
     def logprob_params(self) -> LogprobParams | None:
         """Return the log-probabilities that the answer needs."""
@@ -68,6 +79,7 @@ class CompletionBody(CompletionFields):
             num_top=max(self.logprobs or 0, self.prompt_logprobs or 0),
             prompt_from=0 if of_prompt else None,
             of=tuple(self.logprob_token_ids),
+            details=self.token_details,
         )
 
 
@@ -148,6 +160,7 @@ class CompletionsApi:
                         namespace=body.namespace,
                         name=body.name,
                         in_bulk=not body.stream,
+                        continued=body.continued_tokens,
                     ),
                 )
             )
@@ -207,7 +220,7 @@ class CompletionsApi:
 
     def _logprobs(self, body: CompletionBody, num_top: int) -> CompletionLogprobs:
         texts = self._id_texts if body.return_tokens_as_token_ids else self._texts
-        return CompletionLogprobs(texts, num_top, asked=body.logprob_token_ids)
+        return CompletionLogprobs(texts, num_top, asked=body.logprob_token_ids, detailed=body.token_details)
 
     async def _stream(
         self, body: CompletionBody, prompts: list[tuple[str, Prompt]], head: dict[str, Any]

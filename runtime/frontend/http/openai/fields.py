@@ -76,14 +76,21 @@ class GenerationFields(OpenAISampling):
             else (self.cache_salt or self.extra_key)
         )
 
+    @property
+    def num_continued(self) -> int:
+        """Number of output tokens that the prompt ends with."""
+        return 0
+
     def sampling(self, max_tokens: int, constraint: Constraint | None) -> SamplingParams:
         """Convert to SamplingParams, with a seed. Raises RequestError naming the parameter that is out of range."""
-        if self.min_tokens > max_tokens:
-            raise RequestError(f"min_tokens is {self.min_tokens}, the most is {max_tokens}", param="min_tokens")
+        most = max_tokens + self.num_continued
+        if self.min_tokens > most:
+            raise RequestError(f"min_tokens is {self.min_tokens}, the most is {most}", param="min_tokens")
         return sampling_params(
             self,
             "openai",
             max_new_tokens=max_tokens,
+            min_new_tokens=max(0, self.min_tokens - self.num_continued),
             top_k=self.top_k if self.top_k > 0 else None,
             seed=secrets.randbits(62) if self.seed is None else self.seed,
             no_stop_trim=self.no_stop_trim or self.include_stop_str_in_output,
@@ -117,6 +124,7 @@ class CompletionFields(GenerationFields):
     truncation_side: Side = "left"
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
     logprob_token_ids: TokenIds = Field(default_factory=list)
+    token_details: bool = False
     return_tokens_as_token_ids: bool = False
     return_token_ids: bool = False
 
@@ -136,11 +144,14 @@ class CompletionFields(GenerationFields):
             )
         if self.logprob_token_ids and not self.returns_logprobs:
             raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+        if self.token_details and not self.returns_logprobs:
+            raise RequestError("token_details needs logprobs", param="token_details")
 
     @property
     def returns_logprobs(self) -> bool:
         """Return True if the client asked for the output's log-probabilities."""
-        return getattr(self, "logprobs", None) not in (None, False)
+        asked = getattr(self, "logprobs", None)
+        return asked is not None and asked is not False  # 0 asks for those of the output alone
 
     @property
     def name(self) -> str | None:

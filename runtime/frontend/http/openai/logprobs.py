@@ -45,12 +45,14 @@ class TokenTexts:
 
 
 class CompletionLogprobs:
-    """Columns of one growing output. `asked`: further tokens to list at every position."""
+    """Columns of one growing output. `asked`: further tokens to list at every position. `detailed`: a column of
+    `token_entry` values too, None for the prompt's tokens."""
 
-    def __init__(self, texts: TokenTexts, num_top: int, asked: Sequence[int] = ()) -> None:
+    def __init__(self, texts: TokenTexts, num_top: int, asked: Sequence[int] = (), *, detailed: bool = False) -> None:
         self._texts = texts
         self._num_top = num_top
         self._asked = asked
+        self._detailed = detailed
         self._offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -61,12 +63,18 @@ class CompletionLogprobs:
             offsets.append(self._offset)
             if not self._texts.is_special(token):
                 self._offset += len(self._decoder.decode(self._texts.data(token)))
-        return {
+        columns: dict[str, list[Any]] = {
             "tokens": [self._texts.key(token) for token in ids],
             "token_logprobs": [None if value is None else max(value.logprob, MIN_LOGPROB) for value in values],
             "top_logprobs": [None if value is None else self._top(value) for value in values],
             "text_offset": offsets,
         }
+        if self._detailed:
+            columns["details"] = [None if value is None else self._details(value) for value in values]
+        return columns
+
+    def _details(self, value: TokenLogprob) -> dict[str, Any] | None:
+        return None if value.details is None else token_entry(self._texts, value, self._num_top, self._asked)
 
     def _top(self, value: TokenLogprob) -> dict[str, float]:
         """Return the likeliest tokens, those asked for, and the token itself."""
@@ -84,19 +92,37 @@ def chat_logprobs(
     """Return the log-probabilities of a chat's tokens: each with `num_top` alternatives (None: all), then the tokens
     `asked`.
     """
+    return {"content": [token_entry(texts, value, num_top, asked) for value in values], "refusal": None}
+
+
+def token_entry(
+    texts: TokenTexts, value: TokenLogprob, num_top: int | None = None, asked: Sequence[int] = ()
+) -> dict[str, Any]:
+    """Return one token's entry of `chat_logprobs`, with its details if it has them."""
 
     def entry(logprob: float, token: int) -> dict[str, Any]:
         data = texts.data(token)
         return {"token": texts.text(token), "logprob": max(logprob, MIN_LOGPROB), "bytes": list(data)}
 
-    def alternatives(value: TokenLogprob) -> list[dict[str, Any]]:
-        top = value.top[:num_top]
-        listed = {token for _, token in top}
-        further = [pair for pair in zip(value.of, asked, strict=True) if pair[1] not in listed] if asked else []
-        return [entry(*pair) for pair in [*top, *further]]
-
-    content = [{**entry(value.logprob, value.id), "top_logprobs": alternatives(value)} for value in values]
-    return {"content": content, "refusal": None}
+    top = value.top[:num_top]
+    listed = {token for _, token in top}
+    others = [(index, token) for index, token in enumerate(asked) if token not in listed]
+    own = entry(value.logprob, value.id)
+    alternatives = [entry(*pair) for pair in top] + [entry(value.of[index], token) for index, token in others]
+    if (details := value.details) is not None:
+        own |= {
+            "id": value.id,
+            "masked_logprob": max(details.masked_logprob, MIN_LOGPROB),
+            "allowed_mass": details.allowed_mass,
+            "num_allowed": details.num_allowed,
+            "entropy": details.entropy,
+            "origin": details.origin,
+        }
+        ids = [token for _, token in (*top, *others)]
+        masked = details.top[: len(top)] + [details.of[index] for index, _ in others]
+        for alternative, token, logprob in zip(alternatives, ids, masked, strict=True):
+            alternative |= {"id": token, "allowed": logprob is not None, "masked_logprob": logprob}
+    return {**own, "top_logprobs": alternatives}
 
 
 def prompt_logprobs(

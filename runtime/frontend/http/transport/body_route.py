@@ -27,12 +27,19 @@ class BodyRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_request(request: Request) -> Response:
-            if self.body_field is None or not _is_json(request):
+            if self.body_field is None:
                 return await handle(request)
             try:
                 data = await request.body()
             except ClientDisconnect:
                 raise ClientDisconnectedError from None
+            if data and not _is_json(request):
+                # Not read nevertheless: web pages may send other types to any server without its consent (CORS).
+                given = request.headers.get("content-type", "none")[:100]
+                raise RequestError(
+                    f"the body must be sent as Content-Type: application/json; its type is {given}",
+                    code="unsupported_media_type",
+                )
             if len(data) <= LARGE:
                 return await handle(request)
             max_numbers = max(MAX_NUMBERS, request.app.state.core.require_info().context_length)

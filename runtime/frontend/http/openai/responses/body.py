@@ -14,7 +14,7 @@ from ..chat_body import Effort
 from ..constraints import JsonObjectFormat, Schema, TextFormat
 from ..fields import GenerationFields
 from ..tool_fields import AllowedChoice, AllowedTools, Function, FunctionName, Name, NamedChoice, Tool, ToolChoice
-from .items import InputItem
+from .items import InputItem, qualified_name
 
 INCLUDABLE = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
@@ -40,6 +40,28 @@ class FlatTool(Body):
     strict: bool = False
 
 
+class NamespaceTool(Body):
+    """Functions under a common name: the model calls `NAMESPACE.NAME`."""
+
+    type: Literal["namespace"]
+    name: Name
+    description: Text | None = None
+    tools: Annotated[Many[FlatTool], described(minItems=1)]
+
+    def to_tool(self, function: FlatTool) -> Tool:
+        """Convert a function of the namespace to a tool of a chat request."""
+        texts = [text for text in (self.description, function.description) if text]
+        return Tool.model_construct(
+            type="function",
+            function=Function.model_construct(
+                name=qualified_name(self.name, function.name),
+                description="\n".join(texts) or None,
+                parameters=function.parameters,
+                strict=function.strict,
+            ),
+        )
+
+
 class FlatChoice(Body):
     type: Literal["function"]
     name: Name
@@ -62,7 +84,7 @@ class ResponseBody(GenerationFields):
     input: Annotated[Text | Many[InputItem], described(minLength=1, minItems=1)]
     instructions: Text | None = None
     previous_response_id: Text | None = None
-    tools: Many[FlatTool] = Field(default_factory=list)
+    tools: Many[Annotated[FlatTool | NamespaceTool, Field(discriminator="type")]] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | FlatChoice | FlatAllowed | None = None
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
@@ -72,6 +94,7 @@ class ResponseBody(GenerationFields):
     include: list[INCLUDABLE] = Field(default_factory=list)
     truncation: Literal["disabled"] | None = None
     background: bool = False
+    client_metadata: dict[str, Any] | None = None  # without effect
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def check(self, info: ModelInfo) -> None:
@@ -100,7 +123,23 @@ class ResponseBody(GenerationFields):
         return super().has_other_schemas or (self.text is not None and isinstance(self.text.format, FlatSchemaFormat))
 
     def chat_tools(self) -> list[Tool]:
-        return [Tool(type="function", function=Function(**tool.model_dump(exclude={"type"}))) for tool in self.tools]
+        tools = []
+        for tool in self.tools:
+            if isinstance(tool, NamespaceTool):
+                tools += [tool.to_tool(function) for function in tool.tools]
+            else:
+                tools.append(Tool(type="function", function=Function(**tool.model_dump(exclude={"type"}))))
+        return tools
+
+    @property
+    def namespaced_names(self) -> dict[str, tuple[str, str]]:
+        """Names as the model calls functions of namespaces, with their namespace and own name."""
+        return {
+            qualified_name(tool.name, function.name): (tool.name, function.name)
+            for tool in self.tools
+            if isinstance(tool, NamespaceTool)
+            for function in tool.tools
+        }
 
     def chat_choice(self) -> ToolChoice | None:
         match self.tool_choice:

@@ -27,6 +27,7 @@ class FunctionCallItem(Body):
     type: Literal["function_call"]
     call_id: Text
     name: Text
+    namespace: Text | None = None
     arguments: Text
     id: Text | None = None
     status: Text | None = None
@@ -54,6 +55,11 @@ class CompactionItem(Body):
     encrypted_content: Text
     id: Text | None = None
     created_by: Text | None = None
+
+
+def qualified_name(namespace: str | None, name: str) -> str:
+    """Return the name by which the model calls a function of a namespace."""
+    return name if namespace is None else f"{namespace}.{name}"
 
 
 def _item_type(item: Any) -> str:
@@ -98,7 +104,8 @@ def to_messages(items: Sequence[dict[str, Any]]) -> list[Message]:
                 if not messages or messages[-1].role != "assistant":
                     messages.append(Message(role="assistant", reasoning_content=thought))
                     thought = None
-                function = CalledFunction(name=item["name"], arguments=item["arguments"])
+                name = qualified_name(item.get("namespace"), item["name"])
+                function = CalledFunction(name=name, arguments=item["arguments"])
                 call = PastCall(id=item["call_id"], function=function)
                 messages[-1].tool_calls = [*(messages[-1].tool_calls or []), call]
             case "function_call_output":

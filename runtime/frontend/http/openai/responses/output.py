@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .....protocol.sampling import TokenLogprob
@@ -20,10 +20,12 @@ def new_id(prefix: str) -> str:
 class OutputBuilder:
     """Converts chat deltas to events, without sequence numbers. One item is open at a time."""
 
-    def __init__(self, logprobs: Logprobs | None) -> None:
-        """`logprobs` formats the log-probabilities of text tokens; None omits them."""
+    def __init__(self, logprobs: Logprobs | None, namespaced_names: Mapping[str, tuple[str, str]]) -> None:
+        """`logprobs` formats the log-probabilities of text tokens; None omits them. `namespaced_names` are namespace
+        and name of functions by the names that the model calls."""
         self.items: list[dict[str, Any]] = []
         self._logprobs = logprobs
+        self._namespaced_names = namespaced_names
         self._open: dict[str, Any] | None = None  # the last of `items` while it is open
 
     @property
@@ -81,6 +83,8 @@ class OutputBuilder:
         if call.id is not None:
             yield from self._close("completed", phase="commentary")
             item = {"type": "function_call", "id": new_id("fc"), "call_id": call.id, "name": call.name}
+            if call.name in self._namespaced_names:
+                item["namespace"], item["name"] = self._namespaced_names[call.name]
             yield self._begin(item | {"arguments": ""})
         assert self._open is not None
         self._open["arguments"] += call.arguments

@@ -11,6 +11,7 @@ from .....protocol.errors import ErrorInfo, RamiformError, RequestError
 from .....protocol.sampling import TokenLogprob
 from ....chat.completion import ChatCompletion
 from ....chat.request import ChatRequest
+from ....core.tenant import current_tenant
 from ....text.offload import offload_if_large
 from ..chat_messages import template_messages
 from ..chat_service import ChatService
@@ -51,13 +52,15 @@ class ResponseService:
             **body.echoed(),
         }
         items = await offload_if_large(lambda _: as_items(body.input), body.input)
-        return StoredResponse(response, items, self.previous(body.previous_response_id, recent))
+        previous = self.previous(body.previous_response_id, recent)
+        return StoredResponse(response, items, previous, owner=current_tenant.get().key)
 
     def previous(self, response_id: str | None, recent: Sequence[StoredResponse] = ()) -> StoredResponse | None:
         """Return the previous response. Raises RequestError when it is unknown or not finished."""
         if response_id is None:
             return None
-        found = next((entry for entry in recent if entry.response["id"] == response_id), self.store.get(response_id))
+        stored = self.store.get(response_id, current_tenant.get().key)
+        found = next((entry for entry in recent if entry.response["id"] == response_id), stored)
         if found is None or found.response["status"] not in ("completed", "incomplete"):
             raise RequestError(
                 f"there is no finished response {response_id!r}: not stored, or forgotten",
@@ -92,7 +95,7 @@ class ResponseService:
         The first event comes with the first token, so an early error is raised and can be a status. A later error is an
         event of the stream.
         """
-        output = OutputBuilder(self._logprobs if body.wants_logprobs else None)
+        output = OutputBuilder(self._logprobs if body.wants_logprobs else None, body.namespaced_names)
         number = 0
         try:
             async with aclosing(self._events(body, chat, entry, output)) as events:

@@ -23,6 +23,7 @@ class StoredResponse:
     response: dict[str, Any]
     input: list[dict[str, Any]]
     previous: StoredResponse | None = None
+    owner: str | None = None  # API key that created it, the only one that may see it
     task: asyncio.Task[None] | None = None  # generates a background response
     num_holders: int = 0  # in a store: its id, and the stored responses that continue it
     num_bytes: int = 0
@@ -65,9 +66,11 @@ class ResponseStore:
         self._hold(entry)
         self._evict()
 
-    def get(self, response_id: str) -> StoredResponse | None:
+    def get(self, response_id: str, owner: str | None = None) -> StoredResponse | None:
+        """Return the response of that id if it belongs to `owner`."""
         self._evict()
-        return self._entries.get(response_id)
+        entry = self._entries.get(response_id)
+        return entry if entry is not None and entry.owner == owner else None
 
     def remove(self, response_id: str) -> StoredResponse | None:
         entry = self._entries.pop(response_id, None)

@@ -1,30 +1,34 @@
-"""Values of a traced run: its states, their operations with texts, tokens and times.
+"""Values of a recorded run: its states, their operations with texts, tokens and times.
 
-Times are seconds since the program was called, as the client measured them. `timings` and `seconds` are the runtime's
-measurements of a generation, from its submission to its end.
+Times are seconds since the program was called, as the client measured them, or since it was opened, as the server did.
+`timings` and `seconds` are the runtime's measurements of a generation, from its submission to its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-from ...runtime.protocol.core import Timings
-from ..plans.plan import StepKind
+from ...protocol.core import Timings
+
+StepKind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather", "mark", "rollback"]
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
     """Token counts of an operation, all samples and choices together.
 
     `cached` of the `prompt` ones were cached. `forced` of the `completion` ones were appended without a forward pass of
-    their own, because the constraint left no choice.
+    their own, because the constraint left no choice. `accepted` of them were drafts: `guessed` were verified.
     """
 
     prompt: int
     cached: int
     completion: int
     forced: int = 0
+    guessed: int = 0
+    accepted: int = 0
 
 
 class ProgramWait(msgspec.Struct, frozen=True):
@@ -53,16 +57,21 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     first_text: float | None = None  # of a streamed one, about where prefill ends and decode begins
     end: float | None = None
     error: str | None = None
+    cut: bool = False  # texts of it were longer and are cut
     waits: tuple[ProgramWait, ...] = ()  # of the program, between the operation before it and this one
 
 
 class TracedState(msgspec.Struct, frozen=True, kw_only=True):
-    """A state of a traced run, from `begin` on. A branch begins with its fork, the program's own state at 0."""
+    """A state of a traced run, from `begin` on. A branch begins with its fork, the program's own state at 0.
+
+    `ended`: it was closed then, perhaps with operations that are not answered.
+    """
 
     number: int
     parent: int | None
     events: list[Event]
     begin: float = 0.0
+    ended: float | None = None
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,4 +116,6 @@ def total_of(parts: Sequence[TokenCounts]) -> TokenCounts:
         sum(part.cached for part in parts),
         sum(part.completion for part in parts),
         sum(part.forced for part in parts),
+        sum(part.guessed for part in parts),
+        sum(part.accepted for part in parts),
     )

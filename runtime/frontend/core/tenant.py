@@ -1,0 +1,34 @@
+"""The tenant of a request: the API key to which its responses, names and, if so set, its cached prefixes belong.
+
+The HTTP layer sets the tenant of each request (`http/middleware/auth.py`). The request's tasks and callbacks inherit
+it. Programs at the runtime's sockets have the default.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import NamedTuple
+
+
+class Tenant(NamedTuple):
+    """Whose request runs. `cache_scope` separates cached prefixes from those of other scopes; "" is the shared one."""
+
+    key: str | None = None  # API key; None: no key is needed
+    is_admin: bool = False
+    cache_scope: str = ""
+
+
+NO_TENANT = Tenant()
+current_tenant: ContextVar[Tenant] = ContextVar("ramiform_tenant", default=NO_TENANT)
+
+
+def scoped_namespace(namespace: str) -> str:
+    """Return the namespace in the cache scope of the current tenant."""
+    scope = current_tenant.get().cache_scope
+    return f"{scope}\0{namespace}" if scope else namespace
+
+
+def is_own_namespace(namespace: str) -> bool:
+    """Return True if a namespace lies in the cache scope of the current tenant, which has one of its own."""
+    scope = current_tenant.get().cache_scope
+    return bool(scope) and namespace.startswith(f"{scope}\0")

@@ -1,0 +1,1 @@
+"""The page for browsers and the data that it shows."""

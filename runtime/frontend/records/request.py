@@ -1,0 +1,237 @@
+"""The record of an HTTP request that generates: a state for each sample."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from ...programs.records.events import Event, RunRecord, TokenCounts, TracedState, total_of
+from ...programs.records.steps import described, generation_fields
+from ...programs.records.view import MAX_TEXT, ProgramRow, ProgramView, Status, view_of
+from ...protocol.errors import ErrorInfo
+from ...protocol.sampling import SamplingParams
+from ...protocol.session import Gen, Sequence
+from .log import Owner, ProgramLog
+
+MAX_PROMPT = 1500  # tokens of a prompt that are kept: mostly more than MAX_TEXT characters
+SAMPLE_BYTES = 1200  # of a sample without its texts
+
+current_request: ContextVar[RequestRecorder | None] = ContextVar("ramiform_request", default=None)
+
+
+class RequestRecorder:
+    """Makes the record of the current request when it generates; most requests do not.
+
+    `owner` is called then. `end` ends the record, if there is one.
+    """
+
+    __slots__ = ("_owner", "_title", "record")
+
+    def __init__(self, title: str, owner: Callable[[], Owner]) -> None:
+        self._title = title
+        self._owner = owner
+        self.record: RequestRecord | None = None
+
+    def begin(self, log: ProgramLog) -> RequestRecord:
+        """Return the request's record."""
+        if self.record is None:
+            self.record = RequestRecord(log, self._owner(), self._title)
+        return self.record
+
+    def end(self, title: str, status: int) -> None:
+        """Note the end of the request, its route and the status of the answer."""
+        if self.record is not None:
+            self.record.end(title, status)
+
+
+def begin_sample(log: ProgramLog, tokens: list[int], sampling: SamplingParams) -> SampleRecord:
+    """Return the record of a sample that begins: one of the current request, or else one of its own."""
+    recorder = current_request.get()
+    if recorder is not None:
+        return recorder.begin(log).add(tokens, sampling)
+    return RequestRecord(log, Owner(), "generation", is_single=True).add(tokens, sampling)
+
+
+class SampleRecord:
+    """A sample: when it began, had its first text and ended, and how."""
+
+    __slots__ = (
+        "_request",
+        "began",
+        "ended",
+        "error",
+        "first_text",
+        "prompt",
+        "sampling",
+        "sequence",
+        "status",
+        "text",
+    )
+
+    def __init__(self, request: RequestRecord, prompt: array[int], sampling: SamplingParams) -> None:
+        self._request = request
+        self.prompt = prompt
+        self.sampling = sampling
+        self.began = time.monotonic()
+        self.first_text: float | None = None
+        self.ended: float | None = None
+        self.status: Status = "running"
+        self.sequence: dict[str, object] | None = None  # fields of an Event
+        self.text: str | None = None
+        self.error: str | None = None
+
+    @property
+    def tokens(self) -> TokenCounts:
+        found = None if self.sequence is None else self.sequence.get("tokens")
+        return found if isinstance(found, TokenCounts) else TokenCounts(0, 0, 0)
+
+    def note_text(self) -> None:
+        """Note that text has come."""
+        if self.first_text is None:
+            self.first_text = time.monotonic()
+
+    def finish(self, sequence: Sequence) -> None:
+        """Note the generated sequence."""
+        if self.ended is None:
+            self.text = sequence.text[: MAX_TEXT + 1]
+            self.sequence = generation_fields([sequence])
+            self._end("lost" if sequence.finish.type == "abort" else "done")
+
+    def fail(self, error: ErrorInfo) -> None:
+        if self.ended is None:
+            self.error = error.message
+            self._end("failed")
+
+    def close(self) -> None:
+        """Note that nobody reads the rest."""
+        if self.ended is None:
+            self._end("lost")
+
+    def _end(self, status: Status) -> None:
+        self.ended = time.monotonic()
+        self.status = status
+        self._request.sample_ended(len(self.text or ""))
+
+
+class RequestRecord:
+    """A request over HTTP. `is_single`: it ends with its only sample."""
+
+    def __init__(self, log: ProgramLog, owner: Owner, title: str, *, is_single: bool = False) -> None:
+        self.title = title
+        self.samples: list[SampleRecord] = []
+        self.ended: float | None = None
+        self.status: Status = "running"
+        self._log = log
+        self._is_single = is_single
+        self._prompt: tuple[list[int], array[int]] | None = None  # of the sample before, which may be another of it
+        self.entry = log.add(owner, self)
+
+    def add(self, tokens: list[int], sampling: SamplingParams) -> SampleRecord:
+        """Record a sample that begins."""
+        if self._prompt is None or self._prompt[0] is not tokens:
+            self._prompt = tokens, _packed(tokens[:MAX_PROMPT])
+            self.entry.touch(4 * len(self._prompt[1]))
+        sample = SampleRecord(self, self._prompt[1], sampling)
+        if self.entry.has_room:
+            self.samples.append(sample)
+        constraint = sampling.constraint
+        self.entry.touch(SAMPLE_BYTES + (0 if constraint is None else len(constraint.source)))
+        return sample
+
+    def sample_ended(self, num_bytes: int) -> None:
+        """Note the end of a sample, with so much text."""
+        self.entry.touch(num_bytes)
+        if self._is_single:
+            self.end(self.title, 200)
+
+    def end(self, title: str, status: int) -> None:
+        """Note the end of the request."""
+        if self.ended is not None:
+            return
+        self.title = title
+        self.ended = time.monotonic()
+        self._prompt = None
+        outcomes = {sample.status for sample in self.samples}
+        if "failed" in outcomes or status >= 400:
+            self.status = "lost" if status == 499 else "failed"
+        else:
+            self.status = "lost" if outcomes & {"lost", "running"} else "done"
+        self.entry.end()
+
+    def row(self, now: float) -> ProgramRow:
+        total = total_of([sample.tokens for sample in self.samples])
+        return ProgramRow(
+            id=self.entry.id,
+            seq=self.entry.seq,
+            kind="request",
+            title=self.title,
+            status=self.status,
+            began_at=self.entry.began_at,
+            seconds=(now if self.ended is None else self.ended) - self.entry.began,
+            states=len(self.samples),
+            generations=len(self.samples),
+            prompt_tokens=total.prompt,
+            cached_tokens=total.cached,
+            completion_tokens=total.completion,
+            error=self._error(),
+        )
+
+    def view(self, now: float, texts: bool) -> ProgramView:
+        record = RunRecord(
+            title=self.title,
+            began_at=self.entry.began_at,
+            states=[self._state(number, sample) for number, sample in enumerate(self.samples)],
+        )
+        return view_of(
+            record,
+            id=self.entry.id,
+            seq=self.entry.seq,
+            kind="request",
+            status=self.status,
+            error=self._error(),
+            source={},
+            now=None if self.ended is not None else now - self.entry.began,
+            texts=texts,
+        )
+
+    def _error(self) -> str | None:
+        return next((sample.error for sample in self.samples if sample.error is not None), None)
+
+    def _text_of(self, prompt: array[int]) -> str | None:
+        if self._log.decode is None:
+            return None
+        try:
+            return self._log.decode(prompt.tolist())
+        except Exception:  # ids that are not in the vocabulary, for which the request has failed
+            return None
+
+    def _state(self, number: int, sample: SampleRecord) -> TracedState:
+        began = self.entry.began
+        start = sample.began - began
+        prompt = self._text_of(sample.prompt)
+        _, label = described(Gen(sampling=sample.sampling), None)
+        events = [
+            Event(kind="text", label="prompt", place="", text=prompt, start=start, end=start),
+            Event(
+                kind="gen",
+                label=label,
+                place="",
+                text=sample.text,
+                start=start,
+                first_text=None if sample.first_text is None else sample.first_text - began,
+                end=None if sample.ended is None else sample.ended - began,
+                error=sample.error,
+                **(sample.sequence or {}),  # type: ignore[arg-type]
+            ),
+        ]
+        return TracedState(number=number, parent=None, events=events, begin=start)
+
+
+def _packed(tokens: list[int]) -> array[int]:
+    """Return token ids in four bytes each; nothing for what cannot be token ids, which the core will refuse."""
+    try:
+        return array("I", tokens)
+    except OverflowError:
+        return array("I")

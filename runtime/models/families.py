@@ -1,0 +1,446 @@
+"""Model families as data: FAMILIES has one row for each architecture.
+
+A row says how the decoder block is built, which fields of config.json complete it, and how its checkpoints name and lay
+out tensors. `config.parse_config` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from .experts_config import MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+NormKind = Literal["rms", "rms_plus_one", "layer_norm", "layer_norm_plus_one", "layer_norm_no_bias", "layer_norm_plain"]
+NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel, two norms"]
+QkNorm = Literal["per head", "all heads", "layer norm per head"]
+WindowRule = Literal["none", "every layer", "every layer if used", "by layer", "by layer type"]
+SecondRope = Literal["none where listed", "none in full layers", "own in window layers"]
+StoredQkv = Literal["separate", "stacked", "by group"]
+
+
+class Flag(NamedTuple):
+    """A boolean field of config.json, and its value when the field is absent."""
+
+    field: str
+    default: bool = False
+
+
+class Family(NamedTuple):
+    """One architecture: the data of its decoder block, and the fields of config.json that complete them.
+
+    The defaults describe a Llama block without biases. `None` for a field name means that no field is read.
+    """
+
+    qkv_bias: bool | Flag = False
+    o_bias: bool | Flag = False
+    mlp_bias: bool | Flag = False
+    qk_norm: QkNorm | None = None
+    windows: WindowRule = "none"
+    default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    experts: ExpertFamily | None = None
+    activations: tuple[Activation, ...] = ("silu",)  # accepted values of the activation field
+    activation_field: str | None = "hidden_act"  # None: the first of `activations`, whatever the file says
+    mlp_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two names: an MLP without a gate
+    norm: NormKind = "rms"
+    norm_placement: NormPlacement = "pre"
+    norm_eps_field: str = "rms_norm_eps"
+    scales_embeddings: bool = False  # by sqrt(hidden_size)
+    embedding_scale_field: str | None = None
+    residual_scale_field: str | None = None  # factor of each part's output
+    logit_cap_field: str | None = None
+    logit_scale_field: str | None = None  # factor of the logits
+    logit_divisor_field: str | None = None
+    attention_cap_field: str | None = None
+    attention_scale_field: str | None = None  # v: scale v ** -0.5 instead of head_dim ** -0.5
+    attention_factor_field: str | None = None  # the scale itself
+    tied_embeddings: bool = False  # when tie_word_embeddings is absent
+    head_bias: bool = False
+    learned_positions: int | None = None  # row of the position embedding that is position 0; None: there is none
+    second_rope: SecondRope | None = None
+    interleaved_rope: bool = False  # pairs (2i, 2i + 1) of a head's dimensions, instead of (i, i + D / 2)
+    rotary_field: str | None = (
+        None  # older field with the share (or, named "...dim", the number) of rotating dimensions
+    )
+    stored_qkv: StoredQkv = "separate"  # one tensor: all queries, keys, values; or those of each key/value head
+    stored_gate_up: Literal["separate", "stacked"] = "separate"
+    transposed: bool = False  # the layers' matrices are stored [in, out]
+    renames: tuple[tuple[str, str], ...] = ()  # patterns in stored names, and their replacements, to Llama's names
+    skipped: str | None = None  # pattern of tensors that are not read, such as those of a vision tower
+    text_types: tuple[str, ...] = ()  # of a multimodal model: accepted `model_type` of its text_config
+    aliases: Mapping[str, str] = {}  # Llama's name of a field: the family's own
+    defaults: Mapping[str, Any] = {}  # values of fields that are absent
+    required: Mapping[str, Any] = {}  # values that fields must have where they are present; others are refused
+    variants: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = ()  # field values, and what they change here
+
+
+_BIAS = Flag("attention_bias")
+_LLAMA = Family(_BIAS, _BIAS, Flag("mlp_bias"))
+_QWEN2 = Family(qkv_bias=True, windows="by layer")
+_QWEN3 = Family(_BIAS, _BIAS, qk_norm="per head", windows="by layer", default_head_dim=128)
+_GEMMA = Family(
+    _BIAS,
+    _BIAS,
+    activations=("gelu_tanh",),
+    activation_field=None,
+    norm="rms_plus_one",
+    scales_embeddings=True,
+    default_head_dim=256,
+    tied_embeddings=True,
+    required={"use_bidirectional_attention": False},
+)
+_GEMMA2 = _GEMMA._replace(
+    activation_field="hidden_activation",
+    norm_placement="sandwich",
+    windows="by layer type",
+    logit_cap_field="final_logit_softcapping",
+    attention_cap_field="attn_logit_softcapping",
+    attention_scale_field="query_pre_attn_scalar",
+    defaults={
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+)
+_GEMMA3 = _GEMMA2._replace(
+    qk_norm="per head",
+    second_rope="own in window layers",
+    defaults={
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 10_000.0,
+    },
+)
+_LANGUAGE_MODEL = (
+    (r"^language_model\.model\.", "model."),
+    (r"^language_model\.lm_head\.", "lm_head."),
+    (r"^model\.language_model\.", "model."),
+)
+_VISION = r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\."
+_OLMO2 = Family(_BIAS, _BIAS, norm_placement="post", qk_norm="all heads")
+_COHERE = Family(
+    _BIAS,
+    _BIAS,
+    norm="layer_norm_no_bias",
+    norm_placement="parallel",
+    norm_eps_field="layer_norm_eps",
+    logit_scale_field="logit_scale",
+    interleaved_rope=True,
+    tied_embeddings=True,
+    defaults={"logit_scale": 0.0625, "layer_norm_eps": 1e-5, "rope_theta": 10_000.0},
+)
+_GLM = Family(
+    Flag("attention_bias", default=True),
+    default_head_dim=128,
+    stored_gate_up="stacked",
+    interleaved_rope=True,
+    defaults={"partial_rotary_factor": 0.5},
+)
+_GPT_NEOX_NAMES = (
+    (r"^gpt_neox\.", "model."),
+    (r"^model\.embed_in\.", "model.embed_tokens."),
+    (r"^model\.final_layer_norm\.", "model.norm."),
+    (r"^embed_out\.", "lm_head."),
+    (r"\.attention\.query_key_value\.", ".self_attn.qkv_proj."),
+    (r"\.attention\.dense\.", ".self_attn.o_proj."),
+)
+_GPT2_NAMES = (
+    (r"^(transformer\.)?h\.", "model.layers."),
+    (r"^(transformer\.)?wte\.", "model.embed_tokens."),
+    (r"^(transformer\.)?wpe\.", "model.embed_positions."),
+    (r"^(transformer\.)?ln_f\.", "model.norm."),
+    (r"\.ln_1\.", ".input_layernorm."),
+    (r"\.ln_2\.", ".post_attention_layernorm."),
+    (r"\.attn\.c_attn\.", ".self_attn.qkv_proj."),
+    (r"\.attn\.c_proj\.", ".self_attn.o_proj."),
+)
+_FALCON_NAMES = (
+    (r"^transformer\.h\.", "model.layers."),
+    (r"^transformer\.word_embeddings\.", "model.embed_tokens."),
+    (r"^transformer\.ln_f\.", "model.norm."),
+    (r"\.ln_attn\.", ".input_layernorm."),
+    (r"\.ln_mlp\.", ".post_attention_layernorm."),
+    (r"\.self_attention\.query_key_value\.", ".self_attn.qkv_proj."),
+    (r"\.self_attention\.dense\.", ".self_attn.o_proj."),
+)
+_OPT_NAMES = (
+    (r"^(model\.)?decoder\.", "model."),
+    (r"^model\.final_layer_norm\.", "model.norm."),
+    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+    (r"\.self_attn_layer_norm\.", ".input_layernorm."),
+    (r"(\.\d+)\.final_layer_norm\.", r"\1.post_attention_layernorm."),
+    (r"(\.\d+)\.(fc[12])\.", r"\1.mlp.\2."),
+)
+
+FAMILIES = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": Family(windows="every layer"),
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen3ForCausalLM": _QWEN3,
+    "MixtralForCausalLM": Family(windows="every layer", experts=MIXTRAL),
+    "Qwen2MoeForCausalLM": Family(Flag("qkv_bias", default=True), experts=QWEN2_MOE),
+    "Qwen3MoeForCausalLM": Family(_BIAS, _BIAS, qk_norm="per head", windows="every layer if used", experts=QWEN3_MOE),
+    "GemmaForCausalLM": _GEMMA,
+    "Gemma2ForCausalLM": _GEMMA2,
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3._replace(
+        renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("gemma3_text",)
+    ),
+    "Phi3ForCausalLM": Family(
+        windows="every layer",
+        stored_qkv="stacked",
+        stored_gate_up="stacked",
+        defaults={"rms_norm_eps": 1e-5},
+    ),
+    "OlmoForCausalLM": Family(
+        _BIAS,
+        _BIAS,
+        norm="layer_norm_plain",
+        norm_eps_field="fixed_norm_eps",
+        defaults={"fixed_norm_eps": 1e-5},
+        required={"clip_qkv": None},
+    ),
+    "Olmo2ForCausalLM": _OLMO2,
+    "Olmo3ForCausalLM": _OLMO2._replace(
+        windows="by layer type",
+        second_rope="own in window layers",
+        defaults={"sliding_window_pattern": 4, "sliding_window": 4096},
+    ),
+    "GraniteForCausalLM": _LLAMA._replace(
+        embedding_scale_field="embedding_multiplier",
+        attention_factor_field="attention_multiplier",
+        residual_scale_field="residual_multiplier",
+        logit_divisor_field="logits_scaling",
+        defaults={
+            "embedding_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+        },
+    ),
+    "SmolLM3ForCausalLM": _LLAMA._replace(
+        windows="by layer type",
+        second_rope="none where listed",
+        tied_embeddings=True,
+        defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4},
+    ),
+    "GlmForCausalLM": _GLM._replace(defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7}),
+    "Glm4ForCausalLM": _GLM._replace(
+        norm_placement="sandwich",
+        renames=(
+            (r"\.post_attention_layernorm\.", ".pre_feedforward_layernorm."),
+            (r"\.post_self_attn_layernorm\.", ".post_attention_layernorm."),
+            (r"\.post_mlp_layernorm\.", ".post_feedforward_layernorm."),
+        ),
+    ),
+    "CohereForCausalLM": _COHERE._replace(
+        variants=(({"use_qk_norm": True}, {"qk_norm": "layer norm per head"}),),
+    ),
+    "Cohere2ForCausalLM": _COHERE._replace(
+        windows="by layer type",
+        second_rope="none in full layers",
+        defaults={**_COHERE.defaults, "sliding_window": 4096, "sliding_window_pattern": 4},
+    ),
+    "Starcoder2ForCausalLM": Family(
+        *(Flag("use_bias", default=True),) * 3,
+        activations=("gelu_tanh", "gelu"),
+        mlp_names=("c_fc", "c_proj"),
+        norm="layer_norm",
+        norm_eps_field="norm_epsilon",
+        windows="every layer",
+        tied_embeddings=True,
+        defaults={"norm_epsilon": 1e-5},
+    ),
+    "StableLmForCausalLM": Family(
+        Flag("use_qkv_bias"),
+        norm="layer_norm",
+        norm_eps_field="layer_norm_eps",
+        defaults={"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5},
+        required={"qk_layernorm": False, "use_parallel_residual": False},
+    ),
+    "FalconForCausalLM": Family(
+        *(Flag("bias"),) * 3,
+        activations=("gelu", "gelu_tanh", "relu"),
+        activation_field="activation",
+        mlp_names=("dense_h_to_4h", "dense_4h_to_h"),
+        norm="layer_norm",
+        norm_placement="parallel",
+        norm_eps_field="layer_norm_epsilon",
+        stored_qkv="stacked",
+        tied_embeddings=True,
+        renames=_FALCON_NAMES,
+        aliases={"intermediate_size": "ffn_hidden_size"},
+        defaults={
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 2048,
+            "layer_norm_epsilon": 1e-5,
+            "multi_query": True,
+            "parallel_attn": True,
+            "num_ln_in_parallel_attn": 2,
+        },
+        required={"alibi": False},
+        variants=(
+            (
+                {"multi_query": False},
+                {
+                    "stored_qkv": "by group",
+                    "aliases": {"intermediate_size": "ffn_hidden_size", "num_key_value_heads": "num_attention_heads"},
+                },
+            ),
+            ({"parallel_attn": False}, {"norm_placement": "pre"}),
+            (
+                {"new_decoder_architecture": True},
+                {
+                    "stored_qkv": "by group",
+                    "norm_placement": "parallel, two norms",
+                    "aliases": {"intermediate_size": "ffn_hidden_size", "num_key_value_heads": "num_kv_heads"},
+                },
+            ),
+            (
+                {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+                {"norm_placement": "parallel"},
+            ),
+        ),
+    ),
+    "PhiForCausalLM": Family(
+        *(True,) * 3,
+        activations=("gelu_tanh", "gelu"),
+        mlp_names=("fc1", "fc2"),
+        norm="layer_norm",
+        norm_placement="parallel",
+        norm_eps_field="layer_norm_eps",
+        head_bias=True,
+        renames=((r"\.self_attn\.dense\.", ".self_attn.o_proj."), (r"^model\.final_layernorm\.", "model.norm.")),
+        defaults={"partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
+        required={"qk_layernorm": False},
+    ),
+    "GPTNeoXForCausalLM": Family(
+        *(Flag("attention_bias", default=True),) * 2,
+        True,
+        activations=("gelu", "gelu_tanh"),
+        mlp_names=("dense_h_to_4h", "dense_4h_to_h"),
+        norm="layer_norm",
+        norm_placement="parallel, two norms",
+        norm_eps_field="layer_norm_eps",
+        stored_qkv="by group",
+        rotary_field="rotary_pct",
+        renames=_GPT_NEOX_NAMES,
+        defaults={"rotary_pct": 0.25, "rotary_emb_base": 10_000.0, "layer_norm_eps": 1e-5},
+        aliases={"rope_theta": "rotary_emb_base"},
+        variants=(({"use_parallel_residual": False}, {"norm_placement": "pre"}),),
+    ),
+    "GPT2LMHeadModel": Family(
+        *(True,) * 3,
+        activations=("gelu_tanh", "gelu", "relu"),
+        activation_field="activation_function",
+        mlp_names=("c_fc", "c_proj"),
+        norm="layer_norm",
+        norm_eps_field="layer_norm_epsilon",
+        stored_qkv="stacked",
+        transposed=True,
+        learned_positions=0,
+        second_rope=None,
+        tied_embeddings=True,
+        renames=_GPT2_NAMES,
+        skipped=r"model\.layers\.\d+\.attn\.(masked_)?bias$",
+        aliases={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+            "intermediate_size": "n_inner",
+        },
+        defaults={"layer_norm_epsilon": 1e-5},
+        required={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+    ),
+    "OPTForCausalLM": Family(
+        *(Flag("enable_bias", default=True),) * 3,
+        activations=("relu", "gelu"),
+        activation_field="activation_function",
+        mlp_names=("fc1", "fc2"),
+        norm="layer_norm",
+        norm_eps_field="fixed_norm_eps",
+        learned_positions=2,
+        tied_embeddings=True,
+        renames=_OPT_NAMES,
+        aliases={"intermediate_size": "ffn_dim"},
+        defaults={"fixed_norm_eps": 1e-5},
+        required={
+            "do_layer_norm_before": True,
+            "_remove_final_layer_norm": False,
+            "layer_norm_elementwise_affine": True,
+        },
+    ),
+    "NemotronForCausalLM": _LLAMA._replace(
+        activations=("relu2",),
+        mlp_names=("up_proj", "down_proj"),
+        norm="layer_norm_plus_one",
+        norm_eps_field="norm_eps",
+        defaults={"partial_rotary_factor": 0.5, "norm_eps": 1e-5},
+    ),
+    "ArceeForCausalLM": _LLAMA._replace(
+        activations=("relu2",), mlp_names=("up_proj", "down_proj"), defaults={"rms_norm_eps": 1e-5}
+    ),
+    "SeedOssForCausalLM": _LLAMA._replace(
+        qkv_bias=Flag("attention_bias", default=True), o_bias=Flag("attention_out_bias"), default_head_dim=128
+    ),
+    "Ernie4_5ForCausalLM": Family(
+        *(Flag("use_bias"),) * 3,
+        default_head_dim=128,
+        interleaved_rope=True,
+        tied_embeddings=True,
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
+    ),
+    "HeliumForCausalLM": _LLAMA._replace(
+        o_bias=False,
+        default_head_dim=128,
+        interleaved_rope=True,
+        defaults={"rms_norm_eps": 1e-8, "rope_theta": 100_000.0},
+    ),
+    "Exaone4ForCausalLM": Family(
+        norm_placement="post",
+        qk_norm="per head",
+        windows="by layer type",
+        second_rope="none in full layers",
+        defaults={"rms_norm_eps": 1e-5, "sliding_window_pattern": 4},
+    ),
+    "InternLM3ForCausalLM": Family(
+        Flag("qkv_bias"), Flag("bias"), Flag("bias"), default_head_dim=128, defaults={"rope_theta": 50_000.0}
+    ),
+    "CwmForCausalLM": Family(
+        windows="by layer type", default_head_dim=128, defaults={"rms_norm_eps": 1e-5, "sliding_window_pattern": 4}
+    ),
+    "VaultGemmaForCausalLM": _GEMMA2._replace(
+        norm_placement="pre",
+        renames=((r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),),
+    ),
+    "MinistralForCausalLM": Family(windows="by layer type", defaults={"sliding_window": 4096}),
+    "Qwen2VLForConditionalGeneration": _QWEN2._replace(
+        renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("qwen2_vl", "qwen2_vl_text")
+    ),
+    "Qwen2_5_VLForConditionalGeneration": _QWEN2._replace(
+        renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("qwen2_5_vl", "qwen2_5_vl_text")
+    ),
+    "Qwen3VLForConditionalGeneration": _QWEN3._replace(
+        renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("qwen3_vl_text",)
+    ),
+    "Mistral3ForConditionalGeneration": Family(
+        windows="every layer", renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("mistral",)
+    ),
+    "LlavaForConditionalGeneration": _LLAMA._replace(renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("llama",)),
+}

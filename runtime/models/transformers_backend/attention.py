@@ -1,0 +1,153 @@
+"""The attention function that transformers' models call, and what it calls: a probe, or attention over paged KV.
+
+Legend: T tokens of the step, H query heads, K key/value heads, D head size of keys, V of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ....kernels import KvCache, store_kv
+from ....kernels.reference.ops import PaddedAttention
+from ..decoder import DecoderInputs
+
+NAME = "ramiform_paged"
+_OWNER = "_ramiform_attention"  # attribute of the model's modules
+
+
+class NotServed(Exception):
+    """The model cannot be served exactly; the message says why."""
+
+
+class AttentionShape(NamedTuple):
+    """Shape and settings of one layer's attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None
+    cap: float | None
+    has_sinks: bool
+
+
+class AttentionOwner(Protocol):
+    """Computes the attention of a model's layers."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        shape: AttentionShape,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKV: torch.Tensor,
+        scale: float,
+        sinks_H: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return [T, H, V]. `module` is the layer's attention module."""
+        ...
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as transformers' attention functions do: [1, heads, T, size] of each to [1, T, H, V].
+
+    Raises NotServed when the layer asks for anything but causal attention.
+    """
+    if attention_mask is not None:
+        raise NotServed("it passes a mask of its own to attention")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        raise NotServed("its attention is not causal")
+    if others.get("position_bias") is not None:
+        raise NotServed("it adds a bias to attention scores")
+    _, H, _, D = query.shape
+    shape = AttentionShape(H, key.shape[1], D, value.shape[-1], sliding_window, softcap or None, s_aux is not None)
+    owner: AttentionOwner = getattr(module, _OWNER)
+    scale = D**-0.5 if scaling is None else float(scaling)
+    q_THD, k_TKD, v_TKV = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+    return owner.attend(module, shape, q_THD, k_TKD, v_TKV, scale, s_aux)[None], None
+
+
+def set_owner(model: nn.Module, owner: AttentionOwner) -> None:
+    """Let `owner` compute the attention of all of the model's layers."""
+    for module in model.modules():
+        setattr(module, _OWNER, owner)
+
+
+@dataclass
+class AttentionProbe:
+    """Records the layers' attention, in the order of the layers, and returns zeros."""
+
+    modules: list[nn.Module] = field(default_factory=list)
+    shapes: list[AttentionShape] = field(default_factory=list)
+
+    def attend(
+        self,
+        module: nn.Module,
+        shape: AttentionShape,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKV: torch.Tensor,
+        scale: float,
+        sinks_H: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if any(module is seen for seen in self.modules):
+            raise NotServed("one attention module serves several layers")
+        self.modules.append(module)
+        self.shapes.append(shape)
+        return v_TKV.new_zeros((*q_THD.shape[:2], shape.value_dim))
+
+
+class PagedAttention:
+    """Attention over paged KV of the layers that a probe has found."""
+
+    def __init__(self, probe: AttentionProbe) -> None:
+        self._place = {id(module): place for place, module in enumerate(probe.modules)}
+        self._shapes = list(probe.shapes)
+        self._step: tuple[DecoderInputs, Sequence[KvCache]] | None = None
+
+    def begin(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> None:
+        """Compute the following calls for this step; `kv` has one cache per layer."""
+        self._step = inputs, kv
+
+    def attend(
+        self,
+        module: nn.Module,
+        shape: AttentionShape,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKV: torch.Tensor,
+        scale: float,
+        sinks_H: torch.Tensor | None,
+    ) -> torch.Tensor:
+        place = self._place[id(module)]
+        assert self._step is not None
+        assert shape == self._shapes[place], "a layer's attention has changed"
+        inputs, kv = self._step
+        if shape.value_dim < shape.key_dim:  # slots have one size
+            v_TKV = F.pad(v_TKV, (0, shape.key_dim - shape.value_dim))
+        store_kv(k_TKD, v_TKV, kv[place], inputs.slots_T)
+        attention = inputs.attention[shape.window]
+        if sinks_H is None:
+            out_THD = attention.attend(q_THD, kv[place], scale)
+        else:
+            assert isinstance(attention, PaddedAttention)
+            out_THD = attention.attend_with_sinks(q_THD, kv[place], scale, sinks_H)
+        return out_THD[..., : shape.value_dim]

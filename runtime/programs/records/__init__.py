@@ -1,0 +1,1 @@
+"""Records of runs: the operations of all states with texts, tokens and times, and what follows from these."""

@@ -1,0 +1,137 @@
+"""API keys are tenants: none reads, ends or continues what another made, or learns what is cached."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from .servers import Server, serving
+
+pytestmark = pytest.mark.slow
+
+PROMPT = "The tenants of a long street have a key each, and none of them knows what the others keep at home. " * 3
+MESSAGES = [{"role": "user", "content": PROMPT}]
+Client = Callable[[str], httpx.Client]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving("--api-key", "one,two", "--admin-key", "root", "--frontends", "2") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Client]:
+    """Return a client by its key. Connections are not kept, so that either frontend answers."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    clients = {
+        key: httpx.Client(base_url=server.url, headers={"x-api-key": key}, timeout=120, limits=limits)
+        for key in ("one", "two", "root")
+    }
+    yield clients.__getitem__
+    for each in clients.values():
+        each.close()
+
+
+@pytest.mark.parametrize("round_", range(3))  # whichever frontend answers
+def test_a_stored_response_belongs_to_its_key(client: Client, round_: int) -> None:
+    body = {"input": "My number is 7.", "max_output_tokens": 4}
+    one = client("one").post("/v1/responses", json=body).json()["id"]
+    for other in ("two", "root"):
+        assert client(other).get(f"/v1/responses/{one}").status_code == 404
+        assert client(other).get(f"/v1/responses/{one}/input_items").status_code == 404
+        assert client(other).post(f"/v1/responses/{one}/cancel").status_code == 404
+        assert client(other).delete(f"/v1/responses/{one}").status_code == 404
+        for path in ("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact"):
+            answer = client(other).post(path, json={"input": "Which?", "previous_response_id": one})
+            assert answer.json()["error"]["code"] == "previous_response_not_found", path
+    assert client("one").get(f"/v1/responses/{one}").json()["status"] in ("completed", "incomplete")
+    continued = client("one").post("/v1/responses", json=body | {"previous_response_id": one})
+    assert continued.json()["usage"]["input_tokens"] > 20
+    assert client("one").delete(f"/v1/responses/{one}").json()["deleted"]
+
+
+def test_a_background_response_is_cancelled_by_its_key_alone(client: Client) -> None:
+    body = {"input": "Tell me", "background": True, "max_output_tokens": 1500, "ignore_eos": True}
+    one = client("one").post("/v1/responses", json=body).json()["id"]
+    assert client("two").post(f"/v1/responses/{one}/cancel").status_code == 404
+    assert client("one").get(f"/v1/responses/{one}").json()["status"] in ("queued", "in_progress")
+    assert client("one").post(f"/v1/responses/{one}/cancel").json()["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("who", ["one", "root"])
+def test_a_request_is_ended_by_its_key_or_an_admin_alone(client: Client, who: str) -> None:
+    body = {
+        "text": "Tell me",
+        "rid": f"mine {who}",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True},
+    }
+    with client("one").stream("POST", "/generate", json=body) as response:
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        next(lines)
+        assert client("two").post("/abort_request", json={"rid": body["rid"]}).status_code == 200
+        seen = [json.loads(next(lines)) for _ in range(20)]  # it goes on
+        assert all(value["meta_info"]["finish_reason"] is None for value in seen)
+        assert client(who).post("/abort_request", json={"rid": body["rid"]}).status_code == 200
+        *_, last, done = lines
+    assert done == "[DONE]"
+    assert json.loads(last)["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def test_a_session_belongs_to_its_key(client: Client) -> None:
+    assert client("one").post("/open_session", json={"session_id": "mine"}).json() == "mine"
+    body = {"text": "a", "sampling_params": {"max_new_tokens": 1}, "session_params": {"id": "mine"}}
+    assert client("two").post("/generate", json=body).json()["error"]["code"] == "session_not_found"
+    assert client("two").post("/close_session", json={"session_id": "mine"}).status_code == 400
+    assert client("one").post("/generate", json=body).status_code == 200
+    assert client("one").post("/close_session", json={"session_id": "mine"}).status_code == 200
+
+
+def cached_by_route(http: httpx.Client) -> dict[str, int]:
+    """Return the number of cached prompt tokens that each route reports for its own prompt."""
+
+    def ask(path: str, **body: Any) -> Any:
+        answer = http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def usage(path: str, **body: Any) -> int:
+        return int(ask(path, **body)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    sampling = {"max_new_tokens": 1}
+    answered = ask("/v1/responses", input=f"responses {PROMPT}", max_output_tokens=1)
+    message = ask("/v1/messages", messages=[{"role": "user", "content": f"messages {PROMPT}"}], max_tokens=1)
+    cached = {
+        "/v1/completions": usage("/v1/completions", prompt=f"completions {PROMPT}", max_tokens=1),
+        "/v1/chat/completions": usage(
+            "/v1/chat/completions", messages=[{"role": "user", "content": f"chat {PROMPT}"}], max_tokens=1
+        ),
+        "/generate": ask("/generate", text=f"generate {PROMPT}", sampling_params=sampling)["meta_info"][
+            "cached_tokens"
+        ],
+        "/v1/responses": answered["usage"]["input_tokens_details"]["cached_tokens"],
+        "/v1/messages": message["usage"]["cache_read_input_tokens"],
+    }
+    return cached
+
+
+def test_cached_prefixes_of_a_key_do_not_show_to_another(client: Client) -> None:
+    cached_by_route(client("one"))
+    assert all(cached > 30 for cached in cached_by_route(client("one")).values())
+    assert all(cached < 20 for cached in cached_by_route(client("two")).values())  # its own chat template, at most
+
+
+def test_keys_share_prefixes_where_they_should() -> None:
+    with (
+        serving("--api-key", "one,two", "--cache-scope", "shared") as server,
+        httpx.Client(base_url=server.url, timeout=120) as http,
+    ):
+        http.headers["authorization"] = "Bearer one"
+        cached_by_route(http)
+        http.headers["authorization"] = "Bearer two"
+        assert all(cached > 30 for cached in cached_by_route(http).values())

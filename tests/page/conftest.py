@@ -1,0 +1,34 @@
+"""The page in a headless browser, served by the real runtime with the model that ships."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from .browser import Browser, Page, find_browser, start_browser
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    executable = find_browser()
+    if executable is None:
+        assert "RAMIFORM_REQUIRE_BROWSER" not in os.environ, "no Chromium is installed, and this run requires one"
+        pytest.skip("no Chromium is installed")
+    with start_browser(executable, tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A new tab. The test fails if its console had an error, or its content policy was violated."""
+    with browser.page() as opened:
+        yield opened
+        assert opened.problems == []
+
+
+@pytest.fixture(scope="session")
+def home(url: str) -> str:
+    """The page's address."""
+    return f"{url}/"
