@@ -158,7 +158,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         for loop in source.find_all(nodes.For):
             check = nodes.ExprStmt(nodes.Filter(nodes.Const(None), _DEADLINE, [], [], None, None))
-            loop.body.insert(0, check.set_lineno(loop.lineno).set_environment(self))  # type: ignore[arg-type]
+            loop.body.insert(0, check.set_lineno(loop.lineno).set_environment(self))
         return super()._generate(source, *args, **kwargs)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  as jinja2's

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import msgspec
 
@@ -48,7 +48,7 @@ class RenderAnswer(msgspec.Struct, frozen=True):
     param: str | None = None
 
 
-def write_frame(stream: BinaryIO, data: bytes) -> None:
+def write_frame(stream: IO[bytes], data: bytes) -> None:
     """Write one message and flush."""
     stream.write(len(data).to_bytes(4, "big") + data)
     stream.flush()

@@ -33,6 +33,9 @@ class ChannelCompletion(ChatCompletion):
         self._channel: str | None = None  # of the current message of a staged answer; None: it is being chosen
         if not request.is_staged:
             self._stages.begin("", self._until_end(self._sampling))
+        elif request.place == "final" and tools is not None and tools.forced:
+            self._stages.append(f"{END}{ANSWER}")
+            self._begin_choice()
         elif request.place == "start":
             self._begin_choice()
         else:

@@ -96,7 +96,7 @@ class _TemplateProcess:
         while len(data) < size:
             if not select.select([self._child.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise TimeoutError
-            part = self._child.stdout.raw.read(size - len(data))
+            part = os.read(self._child.stdout.fileno(), size - len(data))
             if not part:
                 raise EOFError
             data += part

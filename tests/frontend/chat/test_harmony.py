@@ -223,6 +223,7 @@ def test_a_grammar_holds_the_final_message_only() -> None:
     serving(say, check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", [[tool("b")], [tool("a"), tool("b")], [tool("b"), tool("bb")]])
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "b"}}], ids=["required", "named"]
@@ -300,6 +301,25 @@ def test_a_final_message_is_continued() -> None:
         assert prompt.endswith("<|channel|>final<|message|>The capital")
 
     serving(lambda prompt, _: " is Paris.<|return|>", check)
+
+
+def test_a_forced_call_follows_a_message_that_was_begun() -> None:
+    def say(prompt: str, request: Generate) -> str:
+        constraint = request.sampling.constraint
+        assert constraint is not None
+        return "commentary to=functions." if constraint.kind == "choices" else '{"x": 7}'
+
+    async def check(built: Any, client: httpx.AsyncClient) -> None:
+        messages = [*CHAT["messages"], {"role": "assistant", "content": "I look"}]
+        more = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+        whole, _ = await both(client, more | {"tools": [tool("a")], "tool_choice": "required"})
+        assert whole["tool_calls"] == [["a", '{"x": 7}']]
+        prompt = special_tokenizer().decode(built.core.requests[-1].tokens, skip_special_tokens=False)
+        assert (
+            "<|channel|>final<|message|>I look<|end|><|start|>assistant<|channel|>commentary to=functions.a" in prompt
+        )
+
+    serving(say, check)
 
 
 def test_the_history_reaches_the_template_as_it_asks() -> None:
