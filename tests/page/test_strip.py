@@ -228,7 +228,9 @@ def test_a_text_of_ones_own_takes_a_tokens_place(page: Page, home: str, url: str
     page.press("Enter")
     page.wait(FORKED)
     first, second = stored(page, "complete")
-    typed = httpx.post(f"{url}/tokenize", json={"prompt": " and a <b>river</b>", "add_special_tokens": False}).json()
+    typed = httpx.post(
+        f"{url}/tokenize", json={"prompt": " and a <b>river</b>", "add_special_tokens": False}, timeout=120
+    ).json()
     assert len(typed["tokens"]) > 2
     assert ids(second)[4 : 4 + typed["count"]] == typed["tokens"]
     *before, last = typed["tokens"]
