@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from .browser import Browser, Page, find_browser, start_browser
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     executable = find_browser()
     if executable is None:
+        assert "RAMIFORM_REQUIRE_BROWSER" not in os.environ, "no Chromium is installed, and this run requires one"
         pytest.skip("no Chromium is installed")
     with start_browser(executable, tmp_path_factory.mktemp("browser")) as started:
         yield started

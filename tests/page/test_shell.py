@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -145,6 +146,14 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab(browser: Browser, locked: s
         # The model's name is markup: it is shown as it is.
         assert page.text(".brand .model") == HOSTILE
         assert page.eval("window.hacked") is None
+
+
+def test_no_script_makes_markup_of_text() -> None:
+    static = Path(ramiform.__file__).parent / "runtime/frontend/http/page/static"
+    scripts = list(static.glob("*.js"))
+    assert len(scripts) > 10
+    makers = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc")
+    assert [script.name for script in scripts if makers.search(script.read_text(encoding="utf-8"))] == []
 
 
 def test_markup_in_messages_answers_and_tools_is_shown_as_text(page: Page, home: str) -> None:

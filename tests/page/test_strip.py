@@ -174,6 +174,53 @@ def test_under_a_schema_the_mask_is_shown_and_holds_in_forks(page: Page, home: s
     assert ids(second) == expected_fork(url, first, at, ids(second)[at], body)
 
 
+def test_each_of_several_answers_forks_with_its_own_seed(page: Page, home: str, url: str) -> None:
+    complete(page, home, "Once upon a time", seed="20", n="3", max_tokens="24")
+    page.wait("document.querySelector('.pager').innerText.includes('1 of 3')")
+    page.click("[aria-label='Next answer']")
+    page.click("[aria-label='Next answer']")
+    page.wait("document.querySelector('.pager').innerText.includes('3 of 3')")
+    fork(page, 5)
+    page.wait(FORKED)
+    *answers, third, forked = stored(page, "complete")
+    assert [answer["seed"] for answer in [*answers, third]] == [20, 21, 22]
+    assert ids(forked) == expected_fork(url, third, 5, ids(forked)[5], {"max_tokens": 24 - 6})
+
+
+def test_a_stopped_answer_goes_on_from_its_last_token(page: Page, home: str, url: str) -> None:
+    page.goto(home + "#/complete")
+    page.fill("[name=prompt]", "Once upon a time")
+    page.fill("[name=max_tokens]", "1500")
+    page.click("[name=ignore_eos]")
+    page.press("Control+Enter")
+    page.wait("document.querySelector('.answer .text')?.textContent.length > 20")
+    page.press("Escape")
+    page.wait("document.querySelector('.numbers').innerText.includes('stopped')")
+    page.wait("!document.querySelector('[aria-busy=true]')")
+    [first] = stored(page, "complete")
+    last = len(first["tokens"]) - 1
+    assert 0 < last < 1400
+    page.click("[name=ignore_eos]")  # settings of later requests are not those of the fork
+    page.click("button", "Tokens")
+    page.eval(
+        "(async () => { while ([...document.querySelectorAll('.strip > button')].map((it) => it.click()).length)"
+        " await new Promise(requestAnimationFrame); })()"
+    )  # show all
+    fork(page, last, steps=0)
+    page.wait("document.querySelector('.numbers').innerText.includes('fork')")
+    page.wait(f"document.querySelector('.answer .text').textContent.length > {len(first['text']) + 20}")
+    page.press("Escape")
+    page.wait("!document.querySelector('[aria-busy=true]')")
+    first, second = stored(page, "complete")
+    assert second["request"]["body"]["ignore_eos"]
+    assert second["request"]["body"]["max_tokens"] == 1500 - last - 1
+    assert ids(second)[: last + 1] == ids(first)
+    assert len(ids(second)) > last + 1
+    whole = {"prompt": first["promptIds"], "max_tokens": len(ids(second)), "ignore_eos": True, "seed": first["seed"]}
+    asked = httpx.post(f"{url}/v1/completions", json={**whole, "return_token_ids": True}, timeout=120).json()
+    assert ids(second) == asked["choices"][0]["token_ids"]
+
+
 def test_a_text_of_ones_own_takes_a_tokens_place(page: Page, home: str, url: str) -> None:
     complete(page, home, "Once upon a time", seed="5", max_tokens="30")
     page.click(chip(4))

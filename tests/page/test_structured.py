@@ -180,3 +180,22 @@ def test_a_schema_that_json_values_would_change_is_sent_as_text(page: Page, home
     [answer] = stored(page, "structured")
     assert answer["request"]["body"]["json_schema"] == source
     assert "9007199254740993" in answer["text"]
+
+
+@pytest.mark.parametrize("kind", ["JSON Schema", "Regex", "Grammar", "Choices", "Structural tag"])
+def test_the_example_of_every_kind_compiles_and_holds(page: Page, home: str, url: str, kind: str) -> None:
+    open_editor(page, home, kind)
+    page.wait(COMPILES)
+    page.fill("[name=max_tokens]", "40")
+    page.press("/")
+    page.press("Control+Enter")
+    page.wait(ANSWERED)
+    [answer] = stored(page, "structured")
+    assert answer["error"] is None
+    source = page.eval("document.querySelector('[name=source]').value")
+    field = {"JSON Schema": "json_schema", "Regex": "regex", "Grammar": "grammar", "Structural tag": "structural_tag"}
+    constraint = {field[kind]: source} if kind in field else {"choices": source.split("\n")}
+    asked = {"constraint": constraint, "text": answer["text"]}
+    told = httpx.post(f"{url}/v1/ramiform/constraint", json=asked).json()
+    assert "rejected_at" not in told
+    assert told["state"]["accepts"] or answer["finish"] == "length"

@@ -90,7 +90,7 @@ function App() {
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), document.getElementById("main").focus())}>Skip to the content</a>
     <${Header} views=${views} current=${current} about=${about} error=${error} />
     <main id="main" tabindex="-1">
-      ${about || error?.status === 404
+      ${about
         ? html`<${View} key=${current.name} view=${current} route=${route} about=${about} />`
         : html`<div class="empty">${error ? html`<${ErrorNote} error=${error} />` : "Loading the model's description."}</div>`}
     </main>
@@ -106,8 +106,7 @@ function focusInput() {
 
 function Header({ views, current, about, error }) {
   const status = useLiveStatus();
-  const isAway = error !== null && error.status !== 404;
-  const state = isAway ? "lost" : status === "lost" ? "lost" : status === "on" ? "on" : "ready";
+  const state = error ? "lost" : status === "lost" ? "lost" : status === "on" ? "on" : "ready";
   const words = { lost: "The server does not answer", on: "Live", ready: "Connected" }[state];
   const dark = useTheme();
   return html`<header class="top">
