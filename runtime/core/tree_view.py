@@ -32,7 +32,7 @@ from ..protocol.tree import (
 )
 
 SLICE_SECONDS = 0.001  # of one turn of the loop
-FOLLOW_SECONDS = 10.0
+FOLLOW_SECONDS = 60.0  # a viewer who reads slowly takes seconds for a large tree before it asks again
 SELECTION_SHARE = 0.005  # of the core's time, for choosing the nodes of a tree that is larger than the view
 MAX_WATCHES = 64
 MAX_CLOCK_TIMES = 4096
@@ -71,6 +71,7 @@ class _Watch:
         self.shown: dict[MirrorNode, _Sent | None] = {}
         self.touched: set[MirrorNode] = set()
         self.version = -1  # of the mirror, when it was last sent
+        self.asked_at = 0.0
         self.select_at = 0.0  # not before
         self.stats = _counts(stats)
 
@@ -156,15 +157,21 @@ class TreeViewer:
         """Return what the viewer knows, and whether it is new."""
         if question.watch is None:
             return _Watch(question, self._cache.stats), True
-        watch = self._watches.get((owner, question.watch))
-        if watch is not None and (watch.root_number, watch.limit) == (question.root, question.limit):
-            self._watches.move_to_end((owner, question.watch))
-            return watch, False
-        watch = self._watches[owner, question.watch] = _Watch(question, self._cache.stats)
-        if len(self._watches) > MAX_WATCHES:
+        key, now = (owner, question.watch), self._clock()
+        watch = self._watches.get(key)
+        is_new = watch is None or (watch.root_number, watch.limit) != (question.root, question.limit)
+        if watch is None or is_new:
+            watch = self._watches[key] = _Watch(question, self._cache.stats)
+        watch.asked_at = now
+        self._watches.move_to_end(key)
+        self._forget_watches(now)
+        return watch, is_new
+
+    def _forget_watches(self, now: float) -> None:
+        """Forget what those were sent who have not asked for long: the nodes that changed for them would pile up."""
+        while len(self._watches) > MAX_WATCHES or next(iter(self._watches.values())).asked_at < now - FOLLOW_SECONDS:
             self._watches.popitem(last=False)
         self._mirror.watches[:] = [each.touched for each in self._watches.values()]
-        return watch, True
 
     def _view(self, question: GetTree, watch: _Watch, is_new: bool) -> _Work[TreeMessage]:
         mirror, root = self._mirror, None

@@ -213,3 +213,15 @@ def test_the_tree_is_not_followed_any_more_when_nobody_asks() -> None:
     again = tree(viewer, watch=1, limit=10)
     assert again.full
     assert {node.id for node in first.nodes} <= {node.id for node in again.nodes}
+
+
+def test_a_viewer_who_left_is_forgotten_while_others_look() -> None:
+    clock, cache = Clock(), PrefixCache(64, PAGE)
+    viewer = TreeViewer(cache, clock)
+    tree(viewer, watch=1, limit=10)
+    for number in range(4):
+        clock.now += FOLLOW_SECONDS / 2
+        serve(cache, [number] * PAGE)
+        assert tree(viewer, watch=2, limit=10).full == (number == 0)
+    assert len(viewer._watches) == len(viewer._mirror.watches) == 1
+    assert tree(viewer, watch=1, limit=10).full

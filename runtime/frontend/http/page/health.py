@@ -155,14 +155,16 @@ class HealthHistory:
 
     async def _measure(self) -> None:
         before: HealthSample | None = None
-        await self._core.ready()
         while True:
             try:
+                await self._core.ready()
                 stats = await self._core.stats()
                 after = HealthSample(time.monotonic(), stats, await self._peers.total())
-            except RamiformError as error:  # the core or a frontend is gone; the runtime ends
+            except RamiformError as error:  # the core is gone, or a frontend is too busy to answer
                 logger.debug("the health of the server cannot be measured: %s", error)
-                return
+                before = None
+                await asyncio.sleep(INTERVAL)
+                continue
             if before is not None:
                 self._add(point_between(before, after, time.time()))
             before = after
@@ -194,7 +196,6 @@ class HealthHistory:
                     self._add(point)
             except RamiformError as error:
                 logger.debug("the health of the server is not known here: %s", error)
-                return
             await asyncio.sleep(WATCHED_INTERVAL / 2)
 
     async def _ask_first(self, after: float) -> list[HealthPoint]:

@@ -135,7 +135,7 @@ class LiveApi:
         keys = self.access.keys
         key: str | None = websocket.scope[SCOPE_API_KEY]
         if isinstance(message.key, str):
-            key = keys.find(b"Bearer " + message.key.encode())
+            key = keys.find(b"Bearer " + message.key.encode("utf-8", "surrogatepass"))
             if key is None and (keys.required or keys.several):
                 return None
         if key is None and keys.required:

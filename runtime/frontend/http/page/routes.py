@@ -166,9 +166,10 @@ class Page:
             FilesApi(generator, access, core_config, serve_config).router,
             HealthApi(history).router,
             TreeApi(generator, access).router,
-            WhatIfApi(core_config).router,
             self.live.router,
         ]
+        if core_config.log_plans is not None:
+            self.routers.append(WhatIfApi(core_config.log_plans).router)
 
     def start(self) -> None:
         self._history.start()

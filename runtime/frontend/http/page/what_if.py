@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from ....processes import parent_watchdog
-from ....protocol.config import CoreConfig, EvictionName
+from ....protocol.config import EvictionName
 from ....protocol.errors import BusyError, ErrorInfo, RequestError, RuntimeFailed
 from ..middleware.auth import require_admin
 from ..transport.body_route import BodyRoute
@@ -23,7 +23,7 @@ REPLAY_SECONDS = 120.0
 
 
 class WhatIfBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"eviction": "lru"}]})
 
     eviction: EvictionName
 
@@ -35,10 +35,10 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class WhatIfApi:
-    """The route, for a server that writes a plan log. One replay runs at a time."""
+    """The route, for a server that writes a plan log to the file `log`. One replay runs at a time."""
 
-    def __init__(self, core_config: CoreConfig) -> None:
-        self._log = core_config.log_plans
+    def __init__(self, log: str) -> None:
+        self._log = log
         self._is_running = False
 
     @property
@@ -50,8 +50,6 @@ class WhatIfApi:
     async def what_if(self, body: WhatIfBody, request: Request) -> Response:
         """Replay the requests so far under another eviction strategy. Needs an admin key."""
         require_admin(request, "replaying the plan log")
-        if self._log is None:
-            raise RequestError("the server writes no plan log; start it with --log-plans FILE", code="no_plan_log")
         if (size := os.path.getsize(self._log)) > MAX_LOG_BYTES:
             raise RequestError(
                 f"the plan log has {size >> 20} MiB, the most here is {MAX_LOG_BYTES >> 20}; "
