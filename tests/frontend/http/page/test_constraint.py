@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,6 +17,7 @@ from ramiform.runtime.frontend.http.page import constraint
 from ramiform.runtime.frontend.http.page.constraint import ConstraintChecker
 from ramiform.runtime.frontend.text.offload import CancellationToken, WorkCancelledError
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.sampling import Constraint
 from ramiform.runtime.tokenizer import load_tokenizer
 
@@ -231,11 +231,8 @@ def test_what_is_too_complex_is_an_answer_and_harms_no_other(http: httpx.Client)
 
 
 def test_a_check_ends_when_its_client_leaves_and_when_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator: Any = SimpleNamespace(tokenizer=TOKENIZER)
-    facts: Any = SimpleNamespace(
-        vocab_size=len(TOKENIZER.token_bytes), grammar_backend="native", additional_properties="closed"
-    )
-    checker, large = ConstraintChecker(generator, facts), Constraint("regex", "([a-z]{1,40}[0-9]){1,60}")
+    checker = ConstraintChecker(TOKENIZER, len(TOKENIZER.token_bytes), CoreConfig())
+    large = Constraint("regex", "([a-z]{1,40}[0-9]){1,60}")
     cancellation = CancellationToken()
     assert checker.answer(large, "", 1, cancellation)["ok"]
     cancellation.cancel()
