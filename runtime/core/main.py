@@ -205,8 +205,6 @@ def load_core(
         aliases=listed_names(config.served_model_name)[1:],
         path=str(path),
         revision=None if origin is None else origin.commit,
-        grammar_backend=config.grammar_backend,
-        additional_properties=config.additional_properties,
         version=__version__,
         **asdict(engine.info),
     )

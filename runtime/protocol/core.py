@@ -8,7 +8,7 @@ import msgspec
 
 from .errors import ErrorInfo
 from .metrics import CoreMetrics
-from .sampling import AdditionalProperties, LogprobParams, SamplingParams, TokenLogprob
+from .sampling import LogprobParams, SamplingParams, TokenLogprob
 from .tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 
 
@@ -30,8 +30,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     num_pages: int
     num_host_pages: int = 0  # host pages for KV that the pool has no room for
-    grammar_backend: str = "native"  # engine of constraints
-    additional_properties: AdditionalProperties = "closed"  # of schemas that do not say
     version: str
 
     @property
@@ -169,6 +167,11 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     decode: float
     grammar: float = 0.0
     retracted: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Return the request's time in the core."""
+        return self.queue + self.grammar + self.prefill + self.decode + self.retracted
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):

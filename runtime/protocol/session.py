@@ -326,6 +326,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     unconditional_logprobs: list[list[TokenLogprob]] | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    timings: Timings | None = None  # of the slowest request that scored
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import ramiform
-from ramiform.lang.tracing.page import trace_page
+from ramiform.lang.tracing.page import STATIC, trace_page
 from ramiform.runtime.programs.records.view import ProgramView, view_of
 
 from .browser import Page
@@ -24,6 +24,12 @@ def views(backend: ramiform.Runtime) -> list[ProgramView]:
         with pytest.raises(ramiform.RamiformError):
             broken.run()
     return [view_of(ramiform.lang.tracing.trace.trace_of(recording)) for recording in recordings]
+
+
+def test_the_page_is_small_with_its_libraries_and_their_licences() -> None:
+    files = [file for file in STATIC.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) <= 250_000
+    assert {file.stem for file in files if file.suffix == ".LICENSE"} == {"htm", "preact"}  # both in standalone.mjs
 
 
 def test_it_opens_from_disk_without_a_server(page: Page, views: list[ProgramView], tmp_path: Path) -> None:

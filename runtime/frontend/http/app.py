@@ -86,7 +86,7 @@ def create_app(
         ConstrainedApi(chat_service),
         ScoreApi(generator),
         MetricsApi(generator.core, siblings),
-        ConstraintApi(generator),
+        ConstraintApi(generator, core_config),
     ):
         app.include_router(api.router, responses=errors.ERROR_RESPONSES)
     app.include_router(PagesApi(generator, has_keys=bool(keys), has_home=not config.page).router)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from ...programs.common_prefix import common_prefix_length
 from ...protocol import choices
 from ...protocol.errors import RequestError
 from ...protocol.session import Choice, Select
 from ..text.generation import Generator
-from ..text.scoring import Continuation, RequestContext, score, unify_shared_prefixes
+from ..text.scoring import Continuation, RequestContext, score, slowest, unify_shared_prefixes
 from .content import TokenContent
 
 MAX_CHOICES = 1024
@@ -49,13 +51,14 @@ async def select(
     scored = await score(generator.core, batch, context_for(prompts[0], start))
     logprobs = unify_shared_prefixes([part.logprobs for part in scored[: len(prompts)]])
     unconditional = unify_shared_prefixes([part.logprobs for part in scored[len(prompts) :]]) if by_context else None
-    return choices.choose(
+    choice = choices.choose(
         op,
         logprobs,
         unconditional,
         prompt_tokens=sum(part.prompt_tokens for part in scored),
         cached_tokens=sum(part.cached_tokens for part in scored),
     )
+    return msgspec.structs.replace(choice, timings=slowest(scored))
 
 
 def _check(op: Select) -> None:

@@ -131,7 +131,7 @@ class RequestRecord:
     def add(self, tokens: list[int], sampling: SamplingParams) -> SampleRecord:
         """Record a sample that begins."""
         if self._prompt is None or self._prompt[0] is not tokens:
-            self._prompt = tokens, array("I", tokens[:MAX_PROMPT])
+            self._prompt = tokens, _packed(tokens[:MAX_PROMPT])
             self.entry.touch(4 * len(self._prompt[1]))
         sample = SampleRecord(self, self._prompt[1], sampling)
         if self.entry.has_room:
@@ -199,11 +199,18 @@ class RequestRecord:
     def _error(self) -> str | None:
         return next((sample.error for sample in self.samples if sample.error is not None), None)
 
+    def _text_of(self, prompt: array[int]) -> str | None:
+        if self._log.decode is None:
+            return None
+        try:
+            return self._log.decode(prompt.tolist())
+        except Exception:  # ids that are not in the vocabulary, for which the request has failed
+            return None
+
     def _state(self, number: int, sample: SampleRecord) -> TracedState:
         began = self.entry.began
         start = sample.began - began
-        decode = self._log.decode
-        prompt = None if decode is None else decode(sample.prompt.tolist())
+        prompt = self._text_of(sample.prompt)
         _, label = described(Gen(sampling=sample.sampling), None)
         events = [
             Event(kind="text", label="prompt", place="", text=prompt, start=start, end=start),
@@ -220,3 +227,11 @@ class RequestRecord:
             ),
         ]
         return TracedState(number=number, parent=None, events=events, begin=start)
+
+
+def _packed(tokens: list[int]) -> array[int]:
+    """Return token ids in four bytes each; nothing for what cannot be token ids, which the core will refuse."""
+    try:
+        return array("I", tokens)
+    except OverflowError:
+        return array("I")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ...protocol.core import Generate, ProgramProgress, SoftPin
+from ...protocol.core import Generate, ProgramProgress, SoftPin, Timings
 from ...protocol.errors import RequestError
 from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ..core.client import CoreClient, TokenStream, new_rid
@@ -38,6 +38,13 @@ class Scored:
     logprobs: list[TokenLogprob]
     prompt_tokens: int
     cached_tokens: int
+    timings: Timings | None = None
+
+
+def slowest(scored: Sequence[Scored]) -> Timings | None:
+    """Return the timings of the request that took the longest in the core, if they are known."""
+    known = [each.timings for each in scored if each.timings is not None]
+    return max(known, key=lambda one: one.total, default=None)
 
 
 async def score(core: CoreClient, batch: Sequence[Continuation], context: RequestContext) -> list[Scored]:
@@ -83,13 +90,14 @@ def unify_shared_prefixes(choices: list[list[TokenLogprob]]) -> list[list[TokenL
 async def _read(answer: TokenStream, asked: Continuation) -> Scored:
     logprobs: list[TokenLogprob | None] = []
     cached = 0
+    timings = None
     async for tokens in answer:
         logprobs += tokens.prompt_logprobs or []
-        cached = tokens.num_cached
+        cached, timings = tokens.num_cached, tokens.timings
         if tokens.finish is not None and tokens.finish.type == "abort":
             raise RequestError("the scoring was aborted", code="aborted")
     ids = asked.tokens[asked.start :]
     # Only the very first token of a sequence has no probability: it counts the same for all.
     known = [TokenLogprob(0.0, ids[0]) if entry is None else entry for entry in logprobs]
     assert [entry.id for entry in known] == ids, "the core scored other tokens than were asked for"
-    return Scored(known, len(asked.tokens), cached)
+    return Scored(known, len(asked.tokens), cached, timings)

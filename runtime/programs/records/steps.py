@@ -60,6 +60,7 @@ def answer_fields(done: session.Done) -> dict[str, Any]:
             fields["samples"] = [part.text for part in parts]
     elif done.choice is not None:
         fields["tokens"] = TokenCounts(done.choice.prompt_tokens, done.choice.cached_tokens, 0)
+        fields["timings"] = done.choice.timings
     elif done.answers is not None:
         fields["text"] = ", ".join(msgspec.json.encode(answer).decode() for answer in done.answers)
     return fields

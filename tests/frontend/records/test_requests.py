@@ -106,3 +106,11 @@ def test_every_frontend_shows_the_records_of_all() -> None:
             for row in page["programs"]:
                 view = httpx.get(f"{url}/v1/ramiform/programs/{row['id']}").json()
                 assert view["title"] == row["title"]
+
+
+@pytest.mark.parametrize("ids", [[10**9], [-1], [5, 1 << 40]])
+def test_ids_that_are_none_are_the_requests_error_and_its_record_has_no_text(url: str, ids: list[int]) -> None:
+    answer = httpx.post(f"{url}/generate", json={"input_ids": ids, "sampling_params": {"max_new_tokens": 2}})
+    assert answer.status_code == 400
+    rows = httpx.get(f"{url}/v1/ramiform/programs?limit=1").json()["programs"]
+    assert httpx.get(f"{url}/v1/ramiform/programs/{rows[0]['id']}").status_code == 200

@@ -81,7 +81,7 @@ def test_a_trace_shows_the_text_and_a_timeline(backend: ramiform.Runtime) -> Non
     for text in [state["plan"], *state.trace.variables["step"]]:
         assert text in page.text
     titles = [attrs.get("title") or "" for _, attrs in page.tags]
-    assert any(title.startswith("model ") for title in titles)
+    assert any(title.startswith("decode ") for title in titles)
     assert any("prefill" in title and "test_notebook.py:" in title for title in titles)
     assert html_of(state).text.count("branch ") == 2
 

@@ -16,9 +16,10 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ....protocol.core import ModelInfo
+from ....protocol.config import CoreConfig
 from ....protocol.errors import RequestError
 from ....protocol.sampling import AdditionalProperties, Constraint, PropertyOrder
+from ....tokenizer.interface import Tokenizer
 from ...text.generation import Generator
 from ...text.offload import CancellationToken, offload
 from ..bodies import SCHEMA_KINDS, Many, RequestBody, Text, described, example, json_text
@@ -86,8 +87,10 @@ class ConstraintBody(RequestBody):
 class ConstraintApi:
     """Route that checks and probes constraints."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, config: CoreConfig) -> None:
+        """`config` is the core's: a constraint is read as the core reads it."""
         self._generator = generator
+        self._config = config
         self._one_at_a_time = asyncio.Lock()
         self._checker: ConstraintChecker | None = None
 
@@ -99,18 +102,18 @@ class ConstraintApi:
 
     async def check(self, body: ConstraintBody, request: Request) -> Response:
         """Check a constraint: what of it is enforced, or where it is wrong; and what may follow `text` under it."""
-        info = self._generator.core.require_info()
+        vocab_size = self._generator.core.require_info().vocab_size
         constraint, is_text = body.constraint.constraint()
-        answer = await cancel_on_disconnect(request, self._answer(info, constraint, body))
+        answer = await cancel_on_disconnect(request, self._answer(vocab_size, constraint, body))
         if not is_text:  # places in a text that the client has not written would mislead it
             for remark in (answer.get("error", {}), *answer["report"]):
                 remark |= {name: None for name in ("line", "column", "offset") if name in remark}
         return json_response(answer)
 
-    async def _answer(self, info: ModelInfo, constraint: Constraint, body: ConstraintBody) -> dict[str, Any]:
+    async def _answer(self, vocab_size: int, constraint: Constraint, body: ConstraintBody) -> dict[str, Any]:
         def work(cancellation: CancellationToken) -> dict[str, Any]:
             if self._checker is None:
-                self._checker = ConstraintChecker(self._generator, info)
+                self._checker = ConstraintChecker(self._generator.tokenizer, vocab_size, self._config)
             return self._checker.answer(constraint, body.text, body.top, cancellation)
 
         async with self._one_at_a_time:
@@ -167,13 +170,13 @@ class _Checked:
 class ConstraintChecker:
     """Compiles constraints over the model's vocabulary, and keeps the last ones. Use it in one thread at a time."""
 
-    def __init__(self, generator: Generator, info: ModelInfo) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, config: CoreConfig) -> None:
         from .....constrained.automaton.vocabulary import Vocabulary
 
-        tokens = (list(generator.tokenizer.token_bytes) + [None] * info.vocab_size)[: info.vocab_size]
-        self._vocabulary = Vocabulary.from_tokens(tokens, generator.tokenizer.eos_ids)
-        self._texts = TokenTexts(generator.tokenizer)
-        self._info = info
+        tokens = (list(tokenizer.token_bytes) + [None] * vocab_size)[:vocab_size]
+        self._vocabulary = Vocabulary.from_tokens(tokens, tokenizer.eos_ids)
+        self._texts = TokenTexts(tokenizer)
+        self._config = config
         self._checked: OrderedDict[Constraint, _Checked] = OrderedDict()
         self._has_loops = False
 
@@ -207,7 +210,7 @@ class ConstraintChecker:
         from ....compile_ahead import PACKAGES, is_cacheable, is_compiled
         from ....core.grammar_cache import MAX_INTERPRETED_TOKENS
 
-        is_slow = self._info.vocab_size > MAX_INTERPRETED_TOKENS
+        is_slow = len(self._vocabulary) > MAX_INTERPRETED_TOKENS
         if is_slow or is_compiled("grammars") or not is_cacheable("grammars"):
             self._has_loops = True
             loops.allow(PACKAGES["grammars"])
@@ -235,7 +238,7 @@ class ConstraintChecker:
         from ....core.grammar_cache import grammar_source
 
         vocabulary = BYTES if of_bytes else self._vocabulary
-        closed = constraint.additional_properties or self._info.additional_properties
+        closed = constraint.additional_properties or self._config.additional_properties
         options = JsonOptions(closed, order=constraint.order)
         kind: Kind = "schema"
         source = grammar_source(constraint)
@@ -257,7 +260,7 @@ class ConstraintChecker:
     def _report(self, explanation: Explanation) -> list[dict[str, Any]]:
         lines = [_line(use.pointer, use.status, use.reason) for use in explanation.keywords]
         lines += [_line(remark.pointer, "refused", remark.reason) | _offsets(remark) for remark in explanation.refused]
-        if (backend := self._info.grammar_backend) != "native":
+        if (backend := self._config.grammar_backend) != "native":
             note = f"this server enforces constraints with {backend}, which may differ from the engine that checked it"
             lines.append(_line(None, "warning", note))
         return lines

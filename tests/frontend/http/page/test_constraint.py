@@ -13,7 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from ramiform.runtime.frontend.http.page import constraint
+from ramiform.runtime.frontend.http.page.constraint import ConstraintChecker
+from ramiform.runtime.frontend.text.offload import CancellationToken, WorkCancelledError
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.sampling import Constraint
 from ramiform.runtime.tokenizer import load_tokenizer
 
 TOKENIZER = load_tokenizer(SHIPPED_MODEL)
@@ -223,6 +228,23 @@ def test_what_is_too_complex_is_an_answer_and_harms_no_other(http: httpx.Client)
     assert [answer["ok"] for answer in answers] == [False] * 5 + [True]
     assert all(answer["error"]["message"] for answer in answers[:5])
     assert checked(http, {"regex": "ab"}, "a")["state"]["forced"] == "b"
+
+
+def test_a_check_ends_when_its_client_leaves_and_when_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker = ConstraintChecker(TOKENIZER, len(TOKENIZER.token_bytes), CoreConfig())
+    large = Constraint("regex", "([a-z]{1,40}[0-9]){1,60}")
+    cancellation = CancellationToken()
+    assert checker.answer(large, "", 1, cancellation)["ok"]
+    cancellation.cancel()
+    other = Constraint("regex", "([a-z]{1,41}[0-9]){1,61}")
+    with pytest.raises(WorkCancelledError):
+        checker.answer(other, "", 1, cancellation)
+    monkeypatch.setattr(constraint, "MAX_STEPS", 10_000)
+    answer = checker.answer(other, "", 1, CancellationToken())
+    assert (answer["ok"], answer["error"]["message"]) == (False, "it takes too long to check")
+    assert checker.answer(large, "", 1, CancellationToken())["ok"], "what was compiled before is kept"
+    monkeypatch.undo()
+    assert checker.answer(other, "", 1, CancellationToken())["ok"], "and nothing is left of what was not"
 
 
 def test_a_process_that_is_not_asked_loads_no_compilers() -> None:

@@ -3,7 +3,7 @@
 import { Legend, Timeline, causesOf, lengthOf, rowsOf, useRange } from "./timeline.js";
 import { CauseBar, Place, Status, ZoomButtons, hitRate, shareText, shortPlace, sumOf } from "./program.js";
 import { Table } from "./table.js";
-import { count, seconds } from "./ui.js";
+import { Segmented, count, seconds } from "./ui.js";
 import { CAUSES } from "./canvas.js";
 import { html, useMemo, useState } from "./vendor/standalone.mjs";
 
@@ -26,10 +26,7 @@ export function Compare({ a, b }) {
         label=${`Timeline ${"AB"[index]}`} />`)}
     <div class="row">
       <h3>Differences</h3>
-      <div class="segmented" role="group" aria-label="Aligned by">
-        <button type="button" aria-pressed=${!byBranch} onClick=${() => setByBranch(false)}>By line</button>
-        <button type="button" aria-pressed=${byBranch} onClick=${() => setByBranch(true)}>By branch and line</button>
-      </div>
+      <${Segmented} label="Aligned by" options=${[[false, "By line"], [true, "By branch and line"]]} value=${byBranch} onChange=${setByBranch} />
     </div>
     <${Table} label="Differences" columns=${columns} rows=${rows} keyOf=${(row) => row.key} className="half" rowClass=${(row) => (row.isBranch ? "branch" : "")} />
   </div>`;
@@ -129,7 +126,7 @@ function columnsOf(byBranch, longest) {
   const title = (row) => (row.isBranch ? html`<b>${"  ".repeat(row.depth)}${row.name}</b>` : row.place ? html`<${Place} place=${row.place} />` : "after the last");
   const orderable = (sort) => (byBranch ? null : sort); // by branch the order is the tree's
   return [
-    { key: "place", title: byBranch ? "branch, line" : "line", width: 150, flex: true, cell: title, sort: orderable(({ place }) => place) },
+    { key: "place", title: byBranch ? "branch, line" : "line", width: 160, flex: true, cell: title, sort: orderable(({ place }) => place) },
     { key: "code", title: "code", wide: true, cell: (row) => html`<code class="clip" title=${row.code}>${row.code}</code>` },
     ...["a", "b"].map((side) => ({ key: side, title: side.toUpperCase(), width: 74, number: true, cell: (row) => (row[side] ? seconds(time(row[side])) : "–"), sort: orderable((row) => time(row[side]) ?? 0) })),
     { key: "change", title: "B − A", width: 100, number: true, cell: (row) => html`<span class=${Math.abs(change(row)) < 0.001 ? "muted" : change(row) > 0 ? "worse" : "better"}>${difference(time(row.a) ?? 0, time(row.b) ?? 0, seconds)}</span>`, sort: orderable(change) },

@@ -1,9 +1,9 @@
 // One program: its facts, its failure, its timeline with the details of an operation, its totals by source line.
 
 import { CAUSES, background } from "./canvas.js";
-import { Table } from "./table.js";
+import { Table, numbers } from "./table.js";
 import { Legend, Timeline, causesOf, lengthOf, rowsOf, useRange } from "./timeline.js";
-import { count, percent, seconds } from "./ui.js";
+import { Figures, Segmented, count, percent, seconds } from "./ui.js";
 import { html, useMemo, useState } from "./vendor/standalone.mjs";
 
 export const shortPlace = (place) => (place ? place.slice(place.lastIndexOf("/") + 1) : "");
@@ -37,7 +37,7 @@ export function Facts({ view }) {
     [shareText(hitRate(view)), "cached"],
     [count(view.completion_tokens), "output tokens"],
   ];
-  return html`<dl class="figures">${facts.map(([value, name]) => html`<div key=${name}><dd>${value}</dd><dt>${name}</dt></div>`)}</dl>`;
+  return html`<${Figures} figures=${facts} />`;
 }
 
 /** Say where and why a program failed. */
@@ -62,10 +62,7 @@ export function Program({ view, range: shared, label }) {
   const causes = useMemo(() => causesOf(view), [view]);
   return html`<section class="stack" aria-label=${label ?? view.title}>
     <div class="row">
-      <div class="segmented" role="group" aria-label="Form">
-        <button type="button" aria-pressed=${!isTable} onClick=${() => setTable(false)}>Timeline</button>
-        <button type="button" aria-pressed=${isTable} onClick=${() => setTable(true)}>Table</button>
-      </div>
+      <${Segmented} label="Form" options=${[[false, "Timeline"], [true, "Table"]]} value=${isTable} onChange=${setTable} />
       ${!isTable && html`<${ZoomButtons} range=${range} />
         ${view.critical_path?.length > 0 && html`<label class="check small"><input type="checkbox" checked=${isCritical} onChange=${() => setCritical(!isCritical)} /> critical path</label>`}
         <span class="muted small wide">Ctrl + wheel zooms, drag moves, a click shows an operation</span>`}
@@ -142,7 +139,7 @@ function Texts({ view, event }) {
 const OPERATION_COLUMNS = [
   { key: "branch", title: "branch", width: 96, cell: (row) => row.branch, sort: (row) => row.order },
   { key: "operation", title: "operation", cell: (row) => html`<span title=${row.event.label}>${row.event.name ?? row.event.kind}${row.event.error ? " ✕ failed" : ""}</span>`, sort: (row) => row.event.name ?? row.event.kind },
-  { key: "place", title: "line", width: 150, wide: true, cell: (row) => html`<${Place} place=${row.event.place} />`, sort: (row) => row.event.place },
+  { key: "place", title: "line", width: 160, wide: true, cell: (row) => html`<${Place} place=${row.event.place} />`, sort: (row) => row.event.place },
   { key: "start", title: "from", width: 80, number: true, wide: true, cell: (row) => seconds(row.event.start), sort: (row) => row.event.start },
   { key: "time", title: "time", width: 80, number: true, cell: (row) => (row.event.end === null ? "runs" : seconds(row.event.end - row.event.start)), sort: (row) => (row.event.end ?? row.event.start) - row.event.start },
   ...["queue", "grammar", "prefill", "decode", "retracted"].map((cause) => ({
@@ -154,9 +151,9 @@ const OPERATION_COLUMNS = [
     cell: (row) => (row.causes[cause] ? seconds(row.causes[cause]) : ""),
     sort: (row) => row.causes[cause] ?? 0,
   })),
-  { key: "in", title: "in", width: 56, number: true, wide: true, cell: (row) => (row.event.tokens ? count(row.event.tokens.prompt) : ""), sort: (row) => row.event.tokens?.prompt ?? 0 },
-  { key: "cached", title: "cached", width: 66, number: true, wide: true, cell: (row) => (row.event.tokens ? count(row.event.tokens.cached) : ""), sort: (row) => row.event.tokens?.cached ?? 0 },
-  { key: "out", title: "out", width: 52, number: true, cell: (row) => (row.event.tokens ? count(row.event.tokens.completion) : ""), sort: (row) => row.event.tokens?.completion ?? 0 },
+  numbers("in", "in", 56, ({ event }) => event.tokens?.prompt, { wide: true }),
+  numbers("cached", "cached", 66, ({ event }) => event.tokens?.cached, { wide: true }),
+  numbers("out", "out", 52, ({ event }) => event.tokens?.completion),
   { key: "text", title: "text", wide: true, cell: (row) => html`<span class="clip" title=${clip(row.event.error ?? row.event.text)}>${clip(row.event.error ?? row.event.text)}</span>` },
 ];
 
@@ -198,9 +195,9 @@ function Lines({ view }) {
 }
 
 function lineColumns(longest) {
-  const number = (key, title, width, value, wide = true) => ({ key, title, width, number: true, wide, cell: (line) => (value(line) ? count(value(line)) : ""), sort: value });
+  const number = (key, title, width, value) => numbers(key, title, width, (line) => value(line) || null, { wide: true });
   return [
-    { key: "place", title: "line", width: 150, flex: true, cell: (line) => (line.place ? html`<${Place} place=${line.place} />` : "after the last"), sort: lineOrder },
+    { key: "place", title: "line", width: 160, flex: true, cell: (line) => (line.place ? html`<${Place} place=${line.place} />` : "after the last"), sort: lineOrder },
     { key: "code", title: "code", wide: true, cell: (line) => html`<code class="clip" title=${line.code ?? ""}>${line.code ?? ""}</code>` },
     { key: "time", title: "time", width: 76, number: true, cell: (line) => seconds(sumOf(line.seconds)), sort: (line) => sumOf(line.seconds) },
     { key: "causes", title: "by cause", width: 200, flex: true, cell: (line) => html`<${CauseBar} bySeconds=${line.seconds} longest=${longest} />` },

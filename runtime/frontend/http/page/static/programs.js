@@ -3,9 +3,9 @@
 import { Compare } from "./compare.js";
 import { Facts, Failure, Program, Status, errorOf, hitRate, shareText, shortPlace, when } from "./program.js";
 import { openFile, saveFile } from "./trace_file.js";
-import { Table } from "./table.js";
-import { ErrorNote, count, seconds } from "./ui.js";
-import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.mjs";
+import { Table, numbers } from "./table.js";
+import { ErrorNote, Segmented, count, seconds } from "./ui.js";
+import { html, useEffect, useErrorBoundary, useMemo, useRef, useState } from "./vendor/standalone.mjs";
 
 const opened = new Map(); // ProgramViews from files, by id; kept while the page is open
 const PAGE = 200;
@@ -15,6 +15,8 @@ export function ProgramsView({ route, api, live, setRoute, files = [] }) {
   for (const view of files) if (!opened.has(view.id)) opened.set(view.id, view);
   const [error, setError] = useState(null);
   const [, setLoaded] = useState(0);
+  const faulty = useRef(null); // the program whose view failed: a file may hold anything
+  const [fault] = useErrorBoundary(() => (faulty.current = route.id));
   const other = route.query.get("with");
   const load = async (file) => {
     try {
@@ -28,7 +30,8 @@ export function ProgramsView({ route, api, live, setRoute, files = [] }) {
     }
   };
   let content;
-  if (route.id && other) content = html`<${Pair} ids=${[route.id, other]} api=${api} />`;
+  if (fault && faulty.current === route.id) content = html`<${ErrorNote} error=${{ message: `This program cannot be shown: ${fault.message}` }} /><a href="#/programs">← All programs</a>`;
+  else if (route.id && other) content = html`<${Pair} ids=${[route.id, other]} api=${api} />`;
   else if (route.id) content = html`<${One} key=${route.id} id=${route.id} api=${api} live=${live} />`;
   else content = html`<${List} api=${api} live=${live} setRoute=${setRoute} onLoad=${load} />`;
   return html`<div class="programs stack"><${ErrorNote} error=${error} />${content}</div>`;
@@ -130,15 +133,15 @@ function List({ api, live, setRoute, onLoad }) {
   const shown = useMemo(() => filtered(rows, filter), [rows, filter]);
   const mark = (id) => setMarked(marked.includes(id) ? marked.filter((one) => one !== id) : [...marked, id].slice(-2));
   const columns = useMemo(() => listColumns(marked, mark), [marked]);
-  const numbers = useMemo(() => Object.fromEntries(["running", "done", "failed", "lost"].map((status) => [status, rows.filter((row) => row.status === status).length])), [rows]);
+  const statuses = useMemo(() => {
+    const found = ["running", "done", "failed", "lost"].map((status) => [status, rows.filter((row) => row.status === status).length]);
+    const shown = found.filter(([status, number]) => number || (api && status !== "lost"));
+    return [["", `All ${count(rows.length)}`], ...shown.map(([status, number]) => [status, `${status} ${count(number)}`])];
+  }, [rows]);
   const change = (part) => setFilter({ ...filter, ...part });
-  const choice = (value, title) => html`<button type="button" key=${value} aria-pressed=${filter.status === value} onClick=${() => change({ status: value })}>${title}</button>`;
   return html`<div class="stack">
     <div class="row">
-      <div class="segmented" role="group" aria-label="Status">
-        ${choice("", `All ${count(rows.length)}`)}
-        ${["running", "done", "failed", "lost"].filter((status) => numbers[status] || (api && status !== "lost")).map((status) => choice(status, `${status} ${count(numbers[status])}`))}
-      </div>
+      <${Segmented} label="Status" options=${statuses} value=${filter.status} onChange=${(status) => change({ status })} />
       ${api && html`<select class="narrow" aria-label="Kind" value=${filter.kind} onChange=${(event) => change({ kind: event.target.value })}>
         <option value="">all kinds</option><option value="program">programs</option><option value="request">requests</option>
       </select>`}
@@ -163,16 +166,16 @@ function filtered(rows, { status, kind, text }) {
 }
 
 function listColumns(marked, mark) {
-  const number = (key, title, width, wide = false) => ({ key, title, width, number: true, wide, cell: (row) => count(row[key]), sort: (row) => row[key] });
+  const number = (key, title, width) => numbers(key, title, width, (row) => row[key], { wide: true });
   return [
     { key: "mark", title: "", width: 30, cell: (row) => html`<input type="checkbox" aria-label=${`Mark ${row.title} to compare`} checked=${marked.includes(row.id)} onChange=${() => mark(row.id)} />` },
     { key: "status", title: "status", width: 84, cell: (row) => html`<${Status} status=${row.status} />`, sort: (row) => row.status },
     { key: "title", title: "title", cell: (row) => html`<${Title} row=${row} />`, sort: (row) => row.title },
     { key: "began", title: "began", width: 84, wide: true, number: true, cell: (row) => (row.isFile ? "file" : when(row.began_at)), sort: (row) => row.began_at },
     { key: "time", title: "time", width: 84, number: true, cell: (row) => seconds(row.seconds ?? 0), sort: (row) => row.seconds },
-    number("states", "states", 62, true),
-    number("generations", "gens", 58, true),
-    number("prompt_tokens", "prompt", 76, true),
+    number("states", "states", 62),
+    number("generations", "gens", 58),
+    number("prompt_tokens", "prompt", 76),
     { key: "hit", title: "cached", width: 70, number: true, wide: true, cell: (row) => html`<span class="hit" title=${`${count(row.cached_tokens)} of ${count(row.prompt_tokens)} prompt tokens`}>${shareText(hitRate(row))}</span>`, sort: (row) => hitRate(row) ?? -1 },
     number("completion_tokens", "output", 70, true),
   ];

@@ -1,5 +1,6 @@
 // A table of many rows: only those in sight are in the document. Sorting, arrow keys, Enter.
 
+import { count } from "./ui.js";
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.mjs";
 
 const OVERSCAN = 6; // rows kept beyond either edge, so that a slow frame shows no hole
@@ -83,6 +84,11 @@ export function Table({ label, columns, rows, keyOf, rowClass, onOpen, rowHeight
     </table>
     ${sorted.length === 0 && html`<p class="hint">${empty}</p>`}
   </div>`;
+}
+
+/** Return a column of numbers. A row without the number has an empty cell. */
+export function numbers(key, title, width, value, more) {
+  return { key, title, width, number: true, cell: (row) => (value(row) == null ? "" : count(value(row))), sort: value, ...more };
 }
 
 function kind(column) {

@@ -10,6 +10,7 @@ const BAND_Y = 17; // of a row: above it stand the operations' names
 const BAND = 13;
 const STRIP = 5; // height of the share that was cached or guessed, inside a band
 const OVERSCAN = 4;
+const HEIGHT = 520; // of what is in sight at most
 
 /** Return the states in the order of the tree: [{state, depth, name, hasBranches}]. Branches of `folded` states are left out. */
 export function rowsOf(view, folded = new Set()) {
@@ -208,7 +209,7 @@ export function Timeline({ view, range, cursor, onCursor, isCritical, chosen, la
     </div>
     <div class="lanes" style=${{ height: tall + "px" }}>
       <canvas ref=${canvas} tabindex="0" role="application" aria-label=${`${label}: arrows move from operation to operation, plus and minus zoom, Shift and arrows move the times in sight, Enter zooms in, 0 shows all`}
-        style=${{ height: Math.min(tall, 520) + "px" }} onPointerDown=${onDown} onPointerMove=${onMove} onPointerUp=${onUp} onPointerCancel=${onUp}
+        style=${{ height: Math.min(tall, HEIGHT) + "px" }} onPointerDown=${onDown} onPointerMove=${onMove} onPointerUp=${onUp} onPointerCancel=${onUp}
         onPointerLeave=${() => setHover(null)} onDblClick=${onDouble} onKeyDown=${onKey}></canvas>
       ${hover && html`<${Tip} hover=${hover} row=${rows[hover.row]} />`}
     </div>

@@ -1,9 +1,9 @@
 // The radix tree as it is now: what is cached, for whom, and what is hit and evicted.
 
 import { colourOf, fill, theme, tile, useCanvas } from "./canvas.js";
-import { Table } from "./table.js";
+import { Table, numbers } from "./table.js";
 import { TreeStore, layout } from "./tree_layout.js";
-import { ErrorNote, count, percent, prefersReducedMotion, seconds, useTheme } from "./ui.js";
+import { ErrorNote, Figures, Segmented, count, percent, prefersReducedMotion, seconds, useTheme } from "./ui.js";
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.mjs";
 
 const LIMIT = 2000;
@@ -50,14 +50,8 @@ export function TreeView({ api, live, about }) {
   const boxes = useMemo(() => layout(nodes, root, isLog), [version, root, isLog]);
   return html`<div class="stack tree">
     <div class="row">
-      <div class="segmented" role="group" aria-label="Form">
-        <button type="button" aria-pressed=${!isTable} onClick=${() => setTable(false)}>Tree</button>
-        <button type="button" aria-pressed=${isTable} onClick=${() => setTable(true)}>Table</button>
-      </div>
-      <div class="segmented" role="group" aria-label="Width by tokens">
-        <button type="button" aria-pressed=${isLog} onClick=${() => setLog(true)}>log</button>
-        <button type="button" aria-pressed=${!isLog} onClick=${() => setLog(false)}>linear</button>
-      </div>
+      <${Segmented} label="Form" options=${[[false, "Tree"], [true, "Table"]]} value=${isTable} onChange=${setTable} />
+      <${Segmented} label="Width by tokens" options=${[[true, "log"], [false, "linear"]]} value=${isLog} onChange=${setLog} />
       <nav class="row tight" aria-label="Path">
         <button type="button" class="quiet" disabled=${root === null} onClick=${() => zoom(null)}>All</button>
         ${trail.map((id) => html`<button type="button" key=${id} class="quiet" disabled=${id === root} onClick=${() => zoom(id)}>› ${nodes.has(id) ? nameOf(nodes.get(id)) : id}</button>`)}
@@ -88,7 +82,7 @@ function Totals({ totals, happened, shown }) {
     [computed ? percent(happened.hit_tokens / computed) : "–", "hit since you look"],
     [count(happened.evicted_tokens), "tokens evicted"],
   ];
-  return html`<dl class="figures">${facts.map(([value, name]) => html`<div key=${name}><dd>${value}</dd><dt>${name}</dt></div>`)}</dl>`;
+  return html`<${Figures} figures=${facts} />`;
 }
 
 // The root of a namespace has its label; that of no namespace has an empty one.
@@ -141,8 +135,7 @@ function Picture({ store, boxes, chosen, onChoose, root, onZoom, isEmpty }) {
   };
   function onKey(event) {
     const at = index.get(chosen) ?? -1;
-    const step = { ArrowRight: 1, ArrowLeft: 1, ArrowUp: 1, ArrowDown: 1 }[event.key];
-    if (step && boxes.length) {
+    if (event.key.startsWith("Arrow") && boxes.length) {
       const next = at < 0 ? 0 : moved(boxes, at, event.key);
       if (next !== null) onChoose(boxes[next].node.id);
     } else if (event.key === "Enter" && at >= 0) onZoom(chosen);
@@ -287,12 +280,12 @@ function NodeDetails({ id, node, api, onZoom }) {
 const COLUMNS = [
   { key: "id", title: "node", width: 90, cell: ({ node }) => nameOf(node), sort: ({ node }) => node.id },
   { key: "parent", title: "parent", width: 80, wide: true, cell: ({ node }) => node.parent ?? "", sort: ({ node }) => node.parent },
-  { key: "before", title: "after tokens", width: 110, number: true, cell: ({ tokensBefore }) => count(tokensBefore), sort: ({ tokensBefore }) => tokensBefore },
-  { key: "tokens", title: "tokens", width: 80, number: true, cell: ({ node }) => count(node.tokens), sort: ({ node }) => node.tokens },
+  numbers("before", "after tokens", 110, ({ tokensBefore }) => tokensBefore),
+  numbers("tokens", "tokens", 80, ({ node }) => node.tokens),
   { key: "state", title: "state", width: 110, cell: ({ node }) => STATES[node.state]?.title ?? node.state, sort: ({ node }) => node.state },
   { key: "program", title: "program", wide: true, cell: ({ node }) => node.program ?? "", sort: ({ node }) => node.program ?? "" },
-  { key: "children", title: "children", width: 90, number: true, wide: true, cell: ({ children }) => count(children.length), sort: ({ children }) => children.length },
-  { key: "hits", title: "hits", width: 70, number: true, cell: ({ node }) => count(node.hits), sort: ({ node }) => node.hits },
+  numbers("children", "children", 90, ({ children }) => children.length, { wide: true }),
+  numbers("hits", "hits", 70, ({ node }) => node.hits),
   { key: "used", title: "used", width: 110, number: true, wide: true, cell: ({ node }) => `${seconds(node.used)} ago`, sort: ({ node }) => -node.used },
 ];
 

@@ -175,3 +175,13 @@ export function ErrorNote({ error, onRetry }) {
     ${onRetry ? html`<button type="button" class="quiet" onClick=${onRetry}>Try again</button>` : null}
   </div>`;
 }
+
+/** Buttons of which one is pressed. `options` are [value, title]. */
+export function Segmented({ label, options, value, onChange }) {
+  return html`<div class="segmented" role="group" aria-label=${label}>
+    ${options.map(([option, title]) => html`<button type="button" key=${option} aria-pressed=${option === value} onClick=${() => onChange(option)}>${title}</button>`)}
+  </div>`;
+}
+
+/** Figures side by side. `figures` are [number, name]. */
+export const Figures = ({ figures }) => html`<dl class="figures">${figures.map(([number, name]) => html`<div key=${name}><dd>${number}</dd><dt>${name}</dt></div>`)}</dl>`;
