@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.programs.records.events import ABANDONED
 from ..runtime.protocol import session
 from ..runtime.protocol.errors import RamiformError, RequestError
 from .meta_info import Segment, segment_of
@@ -175,7 +176,7 @@ class ReadableState:
     def _abandon(self, error: BaseException) -> None:
         """Abort all work of the program, branches included, because it raised."""
         self._handle.execution.note_failure(error)
-        self._handle.close(f"the program ended with {error!r}")
+        self._handle.close(f"{ABANDONED}{error!r}")
 
     async def _finish_async(self) -> None:
         """Finish the program in an event loop, as `_finish` does."""

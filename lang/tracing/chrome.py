@@ -56,11 +56,9 @@ def _phases(event: Event) -> Iterator[tuple[str, float, float]]:
     if event.end is None:
         return
     if (timings := event.timings) is not None:
-        yield from (
-            one
-            for one in phases(timings, event.start, event.end, event.seconds)
-            if one[0] != "transport" and one[1] < one[2]
-        )
+        for name, start, until in phases(timings, event.start, event.end, event.seconds):
+            if name in ("queue", "prefill", "decode") or (name != "transport" and until > start):
+                yield name, start, until
     elif event.first_text is not None:
         yield "prefill", event.start, event.first_text
         yield "decode", event.first_text, event.end

@@ -73,7 +73,8 @@ def test_an_answer_streams_and_is_what_the_api_answers(page: Page, home: str, ur
     assert "temperature" not in body
     assert "top_p" not in body
     assert body["stream"]
-    expected = httpx.post(f"{url}/v1/chat/completions", json=body | {"stream": False, "stream_options": None}).json()
+    whole = body | {"stream": False, "stream_options": None}
+    expected = httpx.post(f"{url}/v1/chat/completions", json=whole, timeout=120).json()
     text = expected["choices"][0]["message"]["content"]
     assert page.eval("document.querySelector('.message.assistant .text').textContent") == text
     seen = page.eval("[...window.seen]")

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+import ramiform
+
 from .browser import Page
 from .test_chat import ANSWERED, ask, open_chat, posted
 
@@ -228,7 +230,9 @@ def test_a_text_of_ones_own_takes_a_tokens_place(page: Page, home: str, url: str
     page.press("Enter")
     page.wait(FORKED)
     first, second = stored(page, "complete")
-    typed = httpx.post(f"{url}/tokenize", json={"prompt": " and a <b>river</b>", "add_special_tokens": False}).json()
+    typed = httpx.post(
+        f"{url}/tokenize", json={"prompt": " and a <b>river</b>", "add_special_tokens": False}, timeout=120
+    ).json()
     assert len(typed["tokens"]) > 2
     assert ids(second)[4 : 4 + typed["count"]] == typed["tokens"]
     *before, last = typed["tokens"]
@@ -303,3 +307,17 @@ def test_an_answer_without_details_has_no_bars_and_says_why_it_cannot_fork(page:
     page.wait("document.querySelector('.popover')?.innerText.includes('without token ids')")
     assert page.texts(".popover .alternative.refused") == []
     assert page.eval("document.querySelectorAll('.strip .heat-1, .strip .heat-5').length") <= 2  # the legend's own
+
+
+@pytest.mark.slow
+def test_tokens_that_were_guessed_are_marked(page: Page) -> None:
+    with ramiform.Runtime(
+        port=0, dtype="float32", num_pages=256, log_level="error", speculative="ngram", speculative_adaptive=False
+    ) as started:
+        text = "Question: What is the capital of France?\nAnswer: Paris\n" * 4
+        complete(page, f"{started.url}/", text + "Question:", temperature="0", max_tokens="24")
+        [answer] = stored(page, "complete")
+        origins = [token["origin"] for token in answer["tokens"]]
+        assert "accepted" in origins
+        assert len(page.texts(".strip .chip.accepted .mark")) == origins.count("accepted")
+        assert "a guess that was verified" in page.text(".legend")

@@ -92,7 +92,9 @@ def test_the_report_tells_what_is_enforced_and_what_is_not(page: Page, home: str
     open_editor(page, home, "JSON Schema", source)
     page.wait("!!document.querySelector('.report')")
     page.eval("document.querySelector('.report').open = true")
-    told = httpx.post(f"{url}/v1/ramiform/constraint", json={"constraint": {"json_schema": source}}).json()["report"]
+    told = httpx.post(
+        f"{url}/v1/ramiform/constraint", json={"constraint": {"json_schema": source}}, timeout=120
+    ).json()["report"]
     assert {line["status"] for line in told} > {"enforced"}
     rows = "[...document.querySelectorAll('.report tbody tr')]"
     shown = page.eval(f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))")
@@ -106,7 +108,7 @@ def test_the_mask_shows_what_may_come_after_the_text(page: Page, home: str, url:
     page.fill("[name=text]", "yes")
     page.wait("document.querySelector('.mask')?.innerText.includes('the text may end here')")
     body = {"constraint": {"choices": ["yes", "yesterday", "no"]}, "text": "yes", "top": 64}
-    state = httpx.post(f"{url}/v1/ramiform/constraint", json=body).json()["state"]
+    state = httpx.post(f"{url}/v1/ramiform/constraint", json=body, timeout=120).json()["state"]
     assert page.texts(".mask .columns .chip") == [token["text"] for token in state["tokens"]]
     assert state["allowed"] > 1
 
@@ -180,3 +182,22 @@ def test_a_schema_that_json_values_would_change_is_sent_as_text(page: Page, home
     [answer] = stored(page, "structured")
     assert answer["request"]["body"]["json_schema"] == source
     assert "9007199254740993" in answer["text"]
+
+
+@pytest.mark.parametrize("kind", ["JSON Schema", "Regex", "Grammar", "Choices", "Structural tag"])
+def test_the_example_of_every_kind_compiles_and_holds(page: Page, home: str, url: str, kind: str) -> None:
+    open_editor(page, home, kind)
+    page.wait(COMPILES)
+    page.fill("[name=max_tokens]", "40")
+    page.press("/")
+    page.press("Control+Enter")
+    page.wait(ANSWERED)
+    [answer] = stored(page, "structured")
+    assert answer["error"] is None
+    source = page.eval("document.querySelector('[name=source]').value")
+    field = {"JSON Schema": "json_schema", "Regex": "regex", "Grammar": "grammar", "Structural tag": "structural_tag"}
+    constraint = {field[kind]: source} if kind in field else {"choices": source.split("\n")}
+    asked = {"constraint": constraint, "text": answer["text"]}
+    told = httpx.post(f"{url}/v1/ramiform/constraint", json=asked, timeout=120).json()
+    assert "rejected_at" not in told
+    assert told["state"]["accepts"] or answer["finish"] == "length"

@@ -13,6 +13,8 @@ import msgspec
 
 from ...protocol.core import Timings
 
+ABANDONED = "the program ended with "  # in errors of operations that were given up because the program failed
+
 StepKind = Literal["text", "role", "gen", "select", "ask", "decide", "fork", "join", "gather", "mark", "rollback"]
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from .critical_path import critical_path
-from .events import Event, RunRecord, TracedState
+from .events import ABANDONED, Event, RunRecord, TracedState
 from .spans import Cause, TrackSpan, spans_of, track_of
 from .totals import GENERATIONS, totals_by_line
 
@@ -102,7 +102,7 @@ def view_of(
     """
     states = [_state_view(record, state, now) for state in record.states]
     events = [event for state in states for event in state.events]
-    failed = next((event for event in _by_end(events) if event.error is not None), None)
+    failed = min((event for event in events if event.error is not None), key=_failure_order, default=None)
     if status is None:
         unanswered = any(event.end is None for event in events)
         status = "failed" if failed is not None else "lost" if unanswered else "done"
@@ -198,8 +198,9 @@ def _without_text(event: Event) -> Event:
     return msgspec.structs.replace(event, text=None, samples=None, label=label, error=hidden_error(event.error))
 
 
-def _by_end(events: list[Event]) -> list[Event]:
-    return sorted(events, key=lambda event: event.start if event.end is None else event.end)
+def _failure_order(event: Event) -> tuple[bool, float]:
+    """Sort the failure that was first before others, and before the operations that were given up because of it."""
+    return ABANDONED in (event.error or ""), event.start if event.end is None else event.end
 
 
 def _read_source(places: set[str]) -> dict[str, str]:

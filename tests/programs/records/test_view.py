@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from ramiform.runtime.programs.records.events import Event, ProgramWait, RunRecord, TokenCounts, TracedState
+from ramiform.runtime.programs.records.events import (
+    ABANDONED,
+    Event,
+    ProgramWait,
+    RunRecord,
+    TokenCounts,
+    TracedState,
+)
 from ramiform.runtime.programs.records.view import MAX_TEXT, ProgramView, row_of, view_of, without_texts
 from ramiform.runtime.protocol.core import Timings
 
@@ -122,3 +129,13 @@ def test_a_view_that_failed_names_the_first_error() -> None:
 def test_views_are_read_back_as_they_were_written() -> None:
     view = view_of(RunRecord(title="p", began_at=0.0, states=Simulation(3, reads=False).states))
     assert msgspec.json.decode(msgspec.json.encode(view), type=ProgramView) == view
+
+
+def test_a_failure_comes_before_what_was_given_up_because_of_it() -> None:
+    def state(number: int, error: str) -> TracedState:
+        event = Event(kind="gen", label="", place=f"x.py:{number}", start=1.0, end=1.0, error=error)
+        return TracedState(number=number, parent=None, events=[event])
+
+    states = [state(1, f"x.py:1: {ABANDONED}RequestError('no')"), state(2, "x.py:2: no"), state(3, f"{ABANDONED}it")]
+    view = view_of(RunRecord(title="x", began_at=0.0, states=states))
+    assert (view.status, view.error, view.place) == ("failed", "x.py:2: no", "x.py:2")

@@ -126,7 +126,7 @@ function columnsOf(byBranch, longest) {
   const title = (row) => (row.isBranch ? html`<b>${"  ".repeat(row.depth)}${row.name}</b>` : row.place ? html`<${Place} place=${row.place} />` : "after the last");
   const orderable = (sort) => (byBranch ? null : sort); // by branch the order is the tree's
   return [
-    { key: "place", title: byBranch ? "branch, line" : "line", width: 150, flex: true, cell: title, sort: orderable(({ place }) => place) },
+    { key: "place", title: byBranch ? "branch, line" : "line", width: 160, flex: true, cell: title, sort: orderable(({ place }) => place) },
     { key: "code", title: "code", wide: true, cell: (row) => html`<code class="clip" title=${row.code}>${row.code}</code>` },
     ...["a", "b"].map((side) => ({ key: side, title: side.toUpperCase(), width: 74, number: true, cell: (row) => (row[side] ? seconds(time(row[side])) : "–"), sort: orderable((row) => time(row[side]) ?? 0) })),
     { key: "change", title: "B − A", width: 100, number: true, cell: (row) => html`<span class=${Math.abs(change(row)) < 0.001 ? "muted" : change(row) > 0 ? "worse" : "better"}>${difference(time(row.a) ?? 0, time(row.b) ?? 0, seconds)}</span>`, sort: orderable(change) },

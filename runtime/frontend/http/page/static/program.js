@@ -139,7 +139,7 @@ function Texts({ view, event }) {
 const OPERATION_COLUMNS = [
   { key: "branch", title: "branch", width: 96, cell: (row) => row.branch, sort: (row) => row.order },
   { key: "operation", title: "operation", cell: (row) => html`<span title=${row.event.label}>${row.event.name ?? row.event.kind}${row.event.error ? " ✕ failed" : ""}</span>`, sort: (row) => row.event.name ?? row.event.kind },
-  { key: "place", title: "line", width: 150, wide: true, cell: (row) => html`<${Place} place=${row.event.place} />`, sort: (row) => row.event.place },
+  { key: "place", title: "line", width: 160, wide: true, cell: (row) => html`<${Place} place=${row.event.place} />`, sort: (row) => row.event.place },
   { key: "start", title: "from", width: 80, number: true, wide: true, cell: (row) => seconds(row.event.start), sort: (row) => row.event.start },
   { key: "time", title: "time", width: 80, number: true, cell: (row) => (row.event.end === null ? "runs" : seconds(row.event.end - row.event.start)), sort: (row) => (row.event.end ?? row.event.start) - row.event.start },
   ...["queue", "grammar", "prefill", "decode", "retracted"].map((cause) => ({
@@ -197,7 +197,7 @@ function Lines({ view }) {
 function lineColumns(longest) {
   const number = (key, title, width, value) => numbers(key, title, width, (line) => value(line) || null, { wide: true });
   return [
-    { key: "place", title: "line", width: 150, flex: true, cell: (line) => (line.place ? html`<${Place} place=${line.place} />` : "after the last"), sort: lineOrder },
+    { key: "place", title: "line", width: 160, flex: true, cell: (line) => (line.place ? html`<${Place} place=${line.place} />` : "after the last"), sort: lineOrder },
     { key: "code", title: "code", wide: true, cell: (line) => html`<code class="clip" title=${line.code ?? ""}>${line.code ?? ""}</code>` },
     { key: "time", title: "time", width: 76, number: true, cell: (line) => seconds(sumOf(line.seconds)), sort: (line) => sumOf(line.seconds) },
     { key: "causes", title: "by cause", width: 200, flex: true, cell: (line) => html`<${CauseBar} bySeconds=${line.seconds} longest=${longest} />` },
