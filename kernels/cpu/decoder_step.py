@@ -1,7 +1,7 @@
 """All decoder layers of a step in one compiled call, which several threads run at once.
 
-It computes blocks of RMS norms before a part, after it or both, rotary attention and a gated MLP of silu or gelu.
-Weights have any format of
+It computes blocks of RMS or layer norms before a part, after it or both, rotary attention and an MLP with or without a
+gate, one after the other or in parallel. Weights have any format of
 `packed_matrix`, the cache is float32 or bfloat16, everything between is float32. For few tokens the calls between
 operators would cost more than they compute. Threads meet after each phase (`shared_phases`).
 
@@ -11,6 +11,8 @@ P ropes, R rows of scratch memory.
 """
 
 from __future__ import annotations
+
+from math import erf
 
 import numpy as np
 from numba import carray, types
@@ -42,7 +44,10 @@ Bytes = NDArray[np.uint8]
 QKV, OUTPUT, GATE_UP, DOWN, OTHERS, NUM_FIELDS = range(6)
 # Addresses of norms' weights, float32 [E], and [N - K, D] for queries and keys; 0: no such norm.
 INPUT_NORM, POST_NORM, QK_NORM, ATTENTION_OUT_NORM, MLP_OUT_NORM = range(5)
+# A layer norm's bias follows its weights.
 PLAN, ROPE, NUM_WORDS = 5, 6, 8  # 0 or 1: which attention plan, and which angles
+# Activations. A gated MLP has one of the first two.
+SILU, GELU_TANH, GELU, RELU, RELU2 = range(5)
 
 (
     _CAPTURE,
@@ -74,8 +79,29 @@ def _num_parts(size: int, num_threads: int) -> int:
     return 1 if num_threads == 1 else min(size, _TASKS_PER_THREAD * num_threads)
 
 
+@compiled("void(float32[:,::1], int64, float32, boolean, float32[:,::1])")
+def _normalise(x_TE: Floats, norm: int, eps: float, is_layer_norm: bool, out_TE: Floats) -> None:
+    """Write the norm of each row; `norm` is the address of its weights, and of a layer norm's bias behind them."""
+    T, E = x_TE.shape
+    if not is_layer_norm:
+        rms_norm(x_TE, carray(_floats(norm), (E,)), eps, out_TE)
+        return
+    weight_E, bias_E = carray(_floats(norm), (E,)), carray(_floats(norm + 4 * E), (E,))
+    for t in range(T):
+        mean, total = np.float32(0), np.float32(0)
+        for e in range(E):
+            mean += x_TE[t, e]
+        mean /= np.float32(E)
+        for e in range(E):
+            total += (x_TE[t, e] - mean) * (x_TE[t, e] - mean)
+        factor = np.float32(1) / np.sqrt(total / np.float32(E) + eps)
+        for e in range(E):
+            out_TE[t, e] = (x_TE[t, e] - mean) * factor * weight_E[e] + bias_E[e]
+
+
 @compiled(
-    "void(int64[::1], int64, int64, boolean, int64[::1], float32[:,::1], int64, float32, float32[:,::1], uint8[::1])"
+    "void(int64[::1], int64, int64, boolean, int64[::1], float32[:,::1], int64, float32, boolean, float32[:,::1],"
+    " uint8[::1])"
 )
 def _prepare(
     phases: Ints,
@@ -86,6 +112,7 @@ def _prepare(
     x_TC: Floats,
     norm: int,
     eps: float,
+    is_layer_norm: bool,
     normed_TC: Floats,
     prepared: Bytes,
 ) -> None:
@@ -93,7 +120,7 @@ def _prepare(
 
     Each thread prepares all rows in memory of its own if `alone`, else the threads share the rows.
     """
-    T, C = x_TC.shape
+    T = len(x_TC)
     if norm == 0 and prepared_size(matrix_W, 1) == 0:
         return
     parts = 1 if alone else _num_parts(T, num_threads)
@@ -103,7 +130,7 @@ def _prepare(
             break
         first, end = T * part // parts, T * (part + 1) // parts
         if norm != 0:
-            rms_norm(x_TC[first:end], carray(_floats(norm), (C,)), eps, normed_TC[first:end])
+            _normalise(x_TC[first:end], norm, eps, is_layer_norm, normed_TC[first:end])
             prepare_rows(matrix_W, normed_TC, first, end, prepared)
         else:
             prepare_rows(matrix_W, x_TC, first, end, prepared)
@@ -149,7 +176,9 @@ def _multiply(
     wait(phases, phase, parts)
 
 
-@compiled("void(int64[::1], int64, int64, float32[:,::1], int64, float32, float32, float32[:,::1], float32[:,::1])")
+@compiled(
+    "void(int64[::1], int64, int64, float32[:,::1], int64, float32, boolean, float32, float32[:,::1], float32[:,::1])"
+)
 def _add_normed(
     phases: Ints,
     phase: int,
@@ -157,6 +186,7 @@ def _add_normed(
     y_TE: Floats,
     norm: int,
     eps: float,
+    is_layer_norm: bool,
     factor: float,
     normed_TE: Floats,
     sum_TE: Floats,
@@ -169,7 +199,7 @@ def _add_normed(
         if part < 0:
             break
         first, end = T * part // parts, T * (part + 1) // parts
-        rms_norm(y_TE[first:end], carray(_floats(norm), (E,)), eps, normed_TE[first:end])
+        _normalise(y_TE[first:end], norm, eps, is_layer_norm, normed_TE[first:end])
         for t in range(first, end):
             for e in range(E):
                 sum_TE[t, e] += factor * normed_TE[t, e]
@@ -246,6 +276,56 @@ def _rotate_rows(
                 kh[d], vh[d] = narrow(qkv_TC[t, keys + d], kh[d]), narrow(qkv_TC[t, values + d], vh[d])
 
 
+@compiled("void(float32[:,::1], int64, int64, int64)")
+def _activate_alone(x_TI: Floats, begin: int, stop: int, activation: int) -> None:
+    """Replace the columns [begin, stop) by their activation."""
+    linear = np.float32(1) if activation == SILU else np.float32(1.5957691216057308)
+    cubic = np.float32(0) if activation == SILU else np.float32(0.07135481282553594)
+    for t in range(len(x_TI)):
+        x_I = x_TI[t, begin:stop]
+        if activation == GELU:
+            for i in range(stop - begin):
+                x_I[i] = np.float32(0.5) * x_I[i] * (np.float32(1) + np.float32(erf(x_I[i] * np.float32(0.70710678))))
+        elif activation == RELU:
+            for i in range(stop - begin):
+                x_I[i] = max(x_I[i], np.float32(0))
+        elif activation == RELU2:
+            for i in range(stop - begin):
+                x_I[i] = max(x_I[i], np.float32(0)) * max(x_I[i], np.float32(0))
+        else:
+            for i in range(stop - begin):
+                inner = x_I[i] * (linear + cubic * x_I[i] * x_I[i])
+                small = exp(-abs(inner))
+                sigmoid = (np.float32(1) if inner >= 0 else small) / (np.float32(1) + small)
+                x_I[i] = x_I[i] * sigmoid
+
+
+@compiled("void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64)")
+def _up(
+    phases: Ints,
+    phase: int,
+    num_threads: int,
+    matrix_W: Ints,
+    x_TE: Floats,
+    prepared: Bytes,
+    up_TI: Floats,
+    activation: int,
+) -> None:
+    """Write the activated product of `x_TE` and the matrix, of an MLP without a gate."""
+    size = up_TI.shape[1]
+    panels = num_panels(matrix_W)
+    parts = _num_parts(panels, num_threads)
+    while True:
+        part = claim(phases, phase, parts)
+        if part < 0:
+            break
+        first, end = panels * part // parts, panels * (part + 1) // parts
+        multiply_panels(matrix_W, x_TE, prepared, up_TI, first, end)
+        _activate_alone(up_TI, first * WIDTH, min(end * WIDTH, size), activation)
+        complete(phases, phase, parts)
+    wait(phases, phase, parts)
+
+
 @compiled("void(float32[:,::1], float32[:,::1], int64, int64, int64, int64, boolean)")
 def _activate(gate_up_TJ: Floats, gated_TI: Floats, first: int, end: int, begin: int, stop: int, is_gelu: bool) -> None:
     """Write act(gate) * up of the tokens [first, end) and the columns [begin, stop).
@@ -310,9 +390,9 @@ def _gate_up(
 
 @compiled(
     "void(int64[::1], int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32,"
-    " float32, float32, float32, boolean, boolean, float32[:,:,::1], float32[:,:,::1], int64[::1], int64[::1],"
-    " boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
-    " float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1])"
+    " float32, float32, float32, int64, boolean, boolean, boolean, boolean, float32[:,:,::1], float32[:,:,::1],"
+    " int64[::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
+    " float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1])"
 )
 def decoder_layers(
     phases: Ints,
@@ -326,7 +406,10 @@ def decoder_layers(
     scale: float,
     cap: float,
     residual_scale: float,
-    is_gelu: bool,
+    activation: int,
+    is_gated: bool,
+    is_layer_norm: bool,
+    is_parallel: bool,
     norms_all_heads: bool,
     cos_PTD: Floats,
     sin_PTD: Floats,
@@ -349,7 +432,7 @@ def decoder_layers(
     Every thread calls it with the same arguments. `phases` has PHASES_PER_LAYER * L phases. `layers_LFW` are the
     layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of `AttentionPlan`.
     `cos_PTD` and `sin_PTD` are the angles of each rope; what a part adds is multiplied by `residual_scale`.
-    `is_gelu` and `norms_all_heads` are as in `_activate` and `_rotate_rows`. If
+    `norms_all_heads` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what attention reads. If
     `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes them to `last_OE`. A
     layer's input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory
     that the threads share, of R rows, at least T and O; `prepared` has the bytes of the largest prepared input of any
@@ -374,11 +457,12 @@ def decoder_layers(
                 complete(phases, phase + _CAPTURE, 1)
             wait(phases, phase + _CAPTURE, 1)
 
+        norm = others_W[INPUT_NORM]
         _prepare(
-            phases, phase + _NORM_1, num_threads, alone, qkv_W, x_TE, others_W[INPUT_NORM], eps, normed_TE, prepared
+            phases, phase + _NORM_1, num_threads, alone, qkv_W, x_TE, norm, eps, is_layer_norm, normed_TE, prepared
         )
         # Without a norm the rows are read where they are.
-        source_TE = x_TE if others_W[INPUT_NORM] == 0 else normed_TE
+        source_TE = x_TE if norm == 0 else normed_TE
         _multiply(phases, phase + _QKV, num_threads, qkv_W, source_TE, prepared, qkv_TC, qkv_TC, none)
         parts = _num_parts(T, num_threads)
         while True:
@@ -417,20 +501,36 @@ def decoder_layers(
             x_TE, out_TA, normed_TE, y_TE = last_OE, selected_OA, normed_RE[:T], y_RE[:T]
             gate_up_TJ, gated_TI = gate_up_RJ[:T], gated_RI[:T]
 
-        _prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, out_TA, prepared)
-        norm = others_W[ATTENTION_OUT_NORM]
-        factor = residual_scale if norm == 0 else none
-        _multiply(phases, phase + _O, num_threads, o_W, out_TA, prepared, y_TE, x_TE, factor)
-        if norm != 0:
-            _add_normed(phases, phase + _ADD_ATTENTION, num_threads, y_TE, norm, eps, residual_scale, normed_TE, x_TE)
+        for turn in range(2):
+            if (turn == 0) != is_parallel:  # attention's output first, unless the MLP reads the stream without it
+                _prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, False, out_TA, prepared)
+                norm = others_W[ATTENTION_OUT_NORM]
+                factor = residual_scale if norm == 0 else none
+                _multiply(phases, phase + _O, num_threads, o_W, out_TA, prepared, y_TE, x_TE, factor)
+                if norm != 0:
+                    _add_normed(
+                        phases, phase + _ADD_ATTENTION, num_threads, y_TE, norm, eps, is_layer_norm, residual_scale,
+                        normed_TE, x_TE,
+                    )  # fmt: skip
+                continue
+            norm = others_W[POST_NORM]
+            _prepare(
+                phases, phase + _NORM_2, num_threads, alone, gate_up_W, x_TE, norm, eps, is_layer_norm, normed_TE,
+                prepared,
+            )  # fmt: skip
+            source_TE = x_TE if norm == 0 else normed_TE
+            if is_gated:
+                is_gelu = activation == GELU_TANH
+                _gate_up(phases, phase, num_threads, gate_up_W, source_TE, prepared, gate_up_TJ, gated_TI, is_gelu)
+            else:
+                _up(phases, phase + _GATE_UP, num_threads, gate_up_W, source_TE, prepared, gated_TI, activation)
         _prepare(
-            phases, phase + _NORM_2, num_threads, alone, gate_up_W, x_TE, others_W[POST_NORM], eps, normed_TE, prepared
+            phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, False, gated_TI, prepared
         )
-        source_TE = x_TE if others_W[POST_NORM] == 0 else normed_TE
-        _gate_up(phases, phase, num_threads, gate_up_W, source_TE, prepared, gate_up_TJ, gated_TI, is_gelu)
-        _prepare(phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, gated_TI, prepared)
         norm = others_W[MLP_OUT_NORM]
         factor = residual_scale if norm == 0 else none
         _multiply(phases, phase + _DOWN, num_threads, down_W, gated_TI, prepared, y_TE, x_TE, factor)
         if norm != 0:
-            _add_normed(phases, phase + _ADD_MLP, num_threads, y_TE, norm, eps, residual_scale, normed_TE, x_TE)
+            _add_normed(
+                phases, phase + _ADD_MLP, num_threads, y_TE, norm, eps, is_layer_norm, residual_scale, normed_TE, x_TE
+            )

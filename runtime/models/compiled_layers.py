@@ -21,6 +21,8 @@ from ...kernels.cpu.decoder_step import (
     ATTENTION_OUT_NORM,
     DOWN,
     GATE_UP,
+    GELU,
+    GELU_TANH,
     INPUT_NORM,
     MLP_OUT_NORM,
     NUM_FIELDS,
@@ -32,7 +34,10 @@ from ...kernels.cpu.decoder_step import (
     POST_NORM,
     QK_NORM,
     QKV,
+    RELU,
+    RELU2,
     ROPE,
+    SILU,
     decoder_layers,
 )
 from ...kernels.cpu.matmul import prepared_size
@@ -40,8 +45,9 @@ from ...kernels.cpu.packed_matrix import PackedMatrix
 from ...kernels.cpu.shared_phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .config import ModelConfig
+from .families import Activation
 from .mlp import DenseMlp
-from .norm import RmsNorm
+from .norm import Norm, RmsNorm
 from .packed_linear import packed_matrices
 from .parameters import DecoderParameters, LayerParameters
 
@@ -49,6 +55,13 @@ from .parameters import DecoderParameters, LayerParameters
 # attention takes as long as reading so many bytes of weights.
 _MIN_SHARED_WORK = 16 << 20
 _ATTENTION_BYTES = 2
+_ACTIVATIONS: dict[Activation, int] = {
+    "silu": SILU,
+    "gelu_tanh": GELU_TANH,
+    "gelu": GELU,
+    "relu": RELU,
+    "relu2": RELU2,
+}
 _KV_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -67,12 +80,14 @@ class CompiledLayers:
             place = 4 * (len(self._parameters) // 5)
             for field, matrix in zip((QKV, OUTPUT, GATE_UP, DOWN), matrices[place : place + 4], strict=True):
                 record_FW[field] = matrix.descriptor
-            weights = [None if norm is None else norm.weight_E for norm in layer.norms]
+            weights = [None if norm is None else _stored_weights(norm) for norm in layer.norms]
             words = (INPUT_NORM, ATTENTION_OUT_NORM, POST_NORM, MLP_OUT_NORM, QK_NORM)
             for word, weight in zip(words, [*weights, layer.qk_norm_HD], strict=True):
                 values = np.empty(0, np.float32) if weight is None else weight.detach().float().contiguous().numpy()
                 self._parameters.append(values)
                 record_FW[OTHERS, word] = values.ctypes.data if values.size else 0
+        if config.norm_placement == "parallel":
+            self._records_LFW[:, OTHERS, POST_NORM] = self._records_LFW[:, OTHERS, INPUT_NORM]
         self._records_LFW[:, OTHERS, ROPE] = [config.uses_second_rope(place) for place in range(len(layers))]
         self._widest = max(matrices, key=lambda matrix: prepared_size(matrix.descriptor, 1))  # prepared rows
         self._weight_bytes = sum(matrix.nbytes for matrix in matrices)
@@ -87,7 +102,7 @@ class CompiledLayers:
         matrices: list[PackedMatrix] = []
         for layer in parameters.layers:
             mlp = layer.mlp
-            if not _is_compiled_block(layer, config) or not isinstance(mlp, DenseMlp):
+            if not _is_compiled_block(layer) or not isinstance(mlp, DenseMlp):
                 return None
             products = packed_matrices([layer.qkv, layer.o, mlp.gate_up, mlp.down])
             if products is None:
@@ -153,7 +168,10 @@ class CompiledLayers:
             config.attention_scale,
             config.attention_cap or 0.0,
             1.0 if config.residual_scale is None else config.residual_scale,
-            config.activation == "gelu_tanh",
+            _ACTIVATIONS[config.activation],
+            config.gated_mlp,
+            config.norm.startswith("layer_norm"),
+            config.norm_placement.startswith("parallel"),
             config.qk_norm == "all heads",
             *(_side_by_side(parts, T, D) for parts in zip(*angles, strict=True)),
             slots_T.numpy(),
@@ -195,6 +213,14 @@ class CompiledLayers:
         return self._scratch[1]
 
 
+def _stored_weights(norm: Norm) -> torch.Tensor:
+    """Return a norm's weights, with a layer norm's bias behind them."""
+    if isinstance(norm, RmsNorm):
+        return norm.weight_E
+    bias_E = torch.zeros_like(norm.weight_E) if norm.bias_E is None else norm.bias_E
+    return torch.cat((norm.weight_E, bias_E))
+
+
 def _side_by_side(parts_T1D: Sequence[torch.Tensor], T: int, D: int) -> Floats:
     """Return cosines or sines of each rope, [P, T, D]."""
     if len(parts_T1D) == 1:
@@ -202,13 +228,7 @@ def _side_by_side(parts_T1D: Sequence[torch.Tensor], T: int, D: int) -> Floats:
     return np.stack([part.float().numpy().reshape(T, D) for part in parts_T1D])
 
 
-def _is_compiled_block(layer: LayerParameters, config: ModelConfig) -> bool:
-    """Return True for a sequential block of RMS norms and a gated MLP of silu, or of gelu by tanh."""
+def _is_compiled_block(layer: LayerParameters) -> bool:
+    """Return True for a block with a dense MLP: without a gate, or with one of silu or of gelu by tanh."""
     mlp = layer.mlp
-    return (
-        not config.norm_placement.startswith("parallel")
-        and all(norm is None or isinstance(norm, RmsNorm) for norm in layer.norms)
-        and isinstance(mlp, DenseMlp)
-        and mlp.gated
-        and mlp.activation in ("silu", "gelu_tanh")
-    )
+    return isinstance(mlp, DenseMlp) and (not mlp.gated or mlp.activation in ("silu", "gelu_tanh"))

@@ -225,9 +225,9 @@ def test_a_written_checkpoint_equals_rounding_while_loading(name: str, checkpoin
     )
 
 
-@pytest.mark.parametrize("name", ["llama, gelu", "starcoder 2"])
-def test_compiled_layers_leave_other_blocks_alone(name: str, checkpoint: Checkpoint) -> None:
-    assert load(checkpoint(name))[0]._compiled is None
+def test_compiled_layers_leave_other_blocks_alone(checkpoint: Checkpoint) -> None:
+    assert load(checkpoint("llama, gelu"))[0]._compiled is None
+    assert load(checkpoint("starcoder 2"))[0]._compiled is not None
 
 
 def test_norm_weights_stored_less_one_give_the_same_bits(

@@ -15,7 +15,9 @@ import transformers
 from transformers import PreTrainedModel
 
 from ramiform.kernels import for_device
+from ramiform.kernels.cpu import thread_pool
 from ramiform.runtime.engine import KvMemory, KvPool, build_engine
+from ramiform.runtime.models import compiled_layers
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import Group
@@ -30,6 +32,7 @@ from ramiform.runtime.quantize.write import write_quantised
 from ramiform.tests.composition.test_stages import logits as staged_logits
 from ramiform.tests.composition.threads import groups, on_each
 
+from .test_compiled_layers import STEPS, states
 from .test_decoder_equals_transformers import assert_close, forward, load, page_tables, rows_of, tokens
 
 CPU = torch.device("cpu")
@@ -352,3 +355,38 @@ def test_internlm_3_is_a_llama_with_flags_of_its_own(tmp_path: Path) -> None:
     prompt = tokens(20, seed=2)
     with torch.inference_mode():
         assert_close(forward(model, pool, rows_of(prompt, [0, 1], [20]))[0], judge(torch.tensor([prompt])).logits[0])
+
+
+BLOCKS = ["gemma 3", "olmo 2", "glm 4", "granite", "phi", "gpt neox", "gpt 2", "opt", "cohere 2", "falcon, groups"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_compiled_step_with_a_draft_tree_equals_plain_ops(name: str, checkpoint: Checkpoint) -> None:
+    path = checkpoint(name)
+    cap = read_config(path).attention_cap
+    ours = load_model(path, device=CPU, dtype=torch.float32)
+    assert ours._compiled is not None
+    ops = for_device(CPU, "reference", attention_cap=cap)
+    slow = load_model(path, device=CPU, dtype=torch.float64, ops=ops)
+    step, captures = STEPS["tree and others"], (0, 2, 3)
+    for got, want in zip(states(ours, step, captures), states(slow, step, captures), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_threads_do_not_change_a_bit_of_a_step(
+    name: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
+    step, captures = STEPS["tree and others"], (0, 2, 3)
+    alone = states(model, step, captures)
+    monkeypatch.setattr(compiled_layers, "_MIN_SHARED_WORK", 1)
+    before = thread_pool.num_threads()
+    thread_pool.set_num_threads(3)
+    try:
+        together = states(model, step, captures)
+    finally:
+        thread_pool.set_num_threads(before)
+    for got, want in zip(together, alone, strict=True):
+        assert torch.equal(got, want)
