@@ -39,6 +39,8 @@ class StoredLayout(NamedTuple):
 
 LLAMA_LAYOUT = StoredLayout()
 
+MAX_LAYERS = 10_000  # parse_config makes a value for each
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -121,7 +123,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     def optional(field: str | None) -> float | None:
         return None if field is None or fields.raw.get(field) is None else fields.number(field)
 
-    num_layers = fields.count("num_hidden_layers")
+    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
     num_kv_heads = fields.count("num_key_value_heads", default=num_heads)

@@ -10,6 +10,8 @@ from typing import Any
 
 from .errors import CheckpointError, UnsupportedField
 
+MAX_COUNT = 1 << 32  # of any count in a configuration; larger ones are mistakes, which would overflow sizes
+
 
 def read_json_object(file: Path) -> dict[str, Any]:
     """Read the JSON object in `file`. Raises CheckpointError when the file holds none."""
@@ -39,11 +41,13 @@ class ConfigFields:
             raise self.invalid(field, "must be an object")
         return ConfigFields(value, self.file, f"{self._within}{field}.")
 
-    def count(self, field: str, *, default: int | None = None, least: int = 1) -> int:
-        """Return an integer of at least `least`."""
+    def count(self, field: str, *, default: int | None = None, least: int = 1, most: int = MAX_COUNT) -> int:
+        """Return an integer of at least `least` and at most `most`."""
         value = self._value(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.invalid(field, f"must be an integer of at least {least}")
+        if value > most:
+            raise self.invalid(field, f"must be at most {most}")
         return value
 
     def number(self, field: str, *, default: float | None = None) -> float:

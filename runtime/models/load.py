@@ -21,8 +21,12 @@ from .parameters import allocate_parameters, checkpoint_destinations
 from .quantised.rounding import int4_group_size
 from .quantised.scheme import WeightKind, quantise_while_loading
 from .read_config import read_config
+from .size import model_size
 from .stored_layout import renaming
-from .weights import Progress, load_weights
+from .weights import Progress, load_weights, weight_files
+
+MAX_PARAMETERS_PER_BYTE = 4  # weights of two bits
+UNCHECKED_PARAMETERS = 1 << 28  # as many may be allocated before a truncated file is found out
 
 
 def load_model(
@@ -47,6 +51,7 @@ def load_model(
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on this thread's device, wherever the tensors are
     config = read_config(path, impl)
+    _check_size(path, config)
     if not config.is_native:
         from .transformers_backend.decoder import load_transformers_model
 
@@ -92,6 +97,22 @@ def load_embedding_and_head(path: Path, *, device: torch.device, dtype: torch.dt
     for linear in parameters.packed_vocabulary():
         linear.finish()
     return Decoder(config, parameters)
+
+
+def _check_size(path: Path, config: ModelConfig) -> None:
+    """Refuse a configuration of more parameters than the files can hold, before memory is allocated for it.
+
+    Raises CheckpointError.
+    """
+    if is_gguf(path) or not config.is_native:
+        return  # their configurations come with the tensors
+    num_bytes = sum(file.stat().st_size for file in weight_files(path))
+    num_parameters = model_size(config).num_parameters
+    if num_parameters > max(num_bytes * MAX_PARAMETERS_PER_BYTE, UNCHECKED_PARAMETERS):
+        raise CheckpointError(
+            path,
+            f"config.json describes {num_parameters:,} parameters, which {num_bytes:,} bytes of weights cannot hold",
+        )
 
 
 def _fill(

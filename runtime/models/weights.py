@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from .errors import CheckpointError
@@ -96,11 +97,18 @@ def _copy(
     if destination.dtypes is not None and tensor.dtype not in destination.dtypes:
         wanted = " or ".join(map(str, destination.dtypes))
         raise CheckpointError(file, f"the tensor {name} is {tensor.dtype}, config.json asks for {wanted}")
+    if tensor.is_floating_point() and tensor.itemsize > 1 and not _is_finite(tensor):
+        raise CheckpointError(file, f"the tensor {name} has values that are infinite or no numbers")
     try:
         destination.put(tensor)
     except ValueError as error:
         raise CheckpointError(file, f"the tensor {name} {error}") from None
     return math.prod(shape) * tensor.itemsize
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Return True if all values are finite. Their sum shows it in one pass, unless it overflows itself."""
+    return math.isfinite(tensor.sum(dtype=torch.float32).item()) or bool(tensor.isfinite().all())
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -180,6 +180,43 @@ def test_a_tensor_of_integers_is_named(broken: Path) -> None:
         load(broken)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_tensor_of_no_numbers_is_named(broken: Path, value: float, dtype: torch.dtype) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"].to(dtype)
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+
+    change_weights(broken, spoil)
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight has values that are infinite or no numbers"):
+        load(broken)
+
+
+def test_finite_values_whose_sum_overflows_are_loaded(broken: Path) -> None:
+    change_weights(broken, lambda tensors: tensors["model.norm.weight"].fill_(3e38))
+    load(broken)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers.*at most 10000"),
+        ({"vocab_size": 10**12}, "vocab_size.*at most"),
+        ({"vocab_size": 10**9}, "bytes of weights cannot hold"),
+        ({"num_hidden_layers": 9999}, "bytes of weights cannot hold"),
+        ({"intermediate_size": 1 << 31}, "bytes of weights cannot hold"),
+    ],
+    ids=str,
+)
+def test_sizes_beyond_the_files_are_refused_before_memory_is_allocated(
+    broken: Path, changes: dict[str, int], message: str
+) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointError, match=message):
+        load(broken)
+
+
 def test_a_checkpoint_of_pickles_is_refused(broken: Path) -> None:
     (broken / "model.safetensors").rename(broken / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"holds neither model\.safetensors nor"):
