@@ -91,6 +91,7 @@ def build_engine(
     whole_config = read_config(path, config.model_impl)
     if not whole_config.is_native:
         _check_transformers_settings(config, group)
+        logger.info("transformers computes the layers of %s", whole_config.architecture)
     if config.deterministic and group is SINGLE_RANK:
         group = SingleRank(shard_of(whole_config, rank=0, size=1, ordered=True))
     model_config = group.shard.local(group.stage.local(whole_config))
