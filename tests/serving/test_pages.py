@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 import ramiform
+from ramiform.tests.page.browser import find_browser
 
 KEY = "sesame-2f1c"
 NAME = "<b onclick=x>&amp;"
@@ -210,13 +211,18 @@ def test_only_the_pages_are_open(locked: httpx.Client) -> None:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("needs chromium")
     quiet = ["--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
     # The name of every other host leads nowhere: what the page needs from elsewhere is missing.
     return [
-        *[found, "--headless", "--no-sandbox", "--disable-gpu", "--disable-sync", "--disable-dev-shm-usage", *quiet],
+        *[
+            find_browser(),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-sync",
+            "--disable-dev-shm-usage",
+            *quiet,
+        ],
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
         f"--user-data-dir={tmp_path_factory.mktemp('browser')}",
         "--virtual-time-budget=20000",
