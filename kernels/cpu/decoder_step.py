@@ -12,8 +12,6 @@ P ropes, R rows of scratch memory.
 
 from __future__ import annotations
 
-from math import erf
-
 import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
@@ -32,8 +30,8 @@ from .attention import (
 )
 from .attention_inner import address_of, pointer_to
 from .bfloat16 import narrow
-from .compiled import Floats, Ints, compiled, exp
-from .layers import rms_norm
+from .block_parts import GELU_TANH, activate, activate_gated, normalise, normalise_together
+from .compiled import Floats, Ints, compiled
 from .matmul import multiply_panels, num_panels, prepare_rows, prepared_size
 from .packed_matrix import WIDTH
 from .shared_phases import claim, complete, wait
@@ -46,9 +44,6 @@ QKV, OUTPUT, GATE_UP, DOWN, OTHERS, NUM_FIELDS = range(6)
 INPUT_NORM, POST_NORM, QK_NORM, ATTENTION_OUT_NORM, MLP_OUT_NORM = range(5)
 # A layer norm's bias follows its weights.
 PLAN, ROPE, NUM_WORDS = 5, 6, 8  # 0 or 1: which attention plan, and which angles
-# Activations. A gated MLP has one of the first two.
-SILU, GELU_TANH, GELU, RELU, RELU2 = range(5)
-
 (
     _CAPTURE,
     _NORM_1,
@@ -77,26 +72,6 @@ _floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
 def _num_parts(size: int, num_threads: int) -> int:
     """Return the number of tasks that `size` rows or panels are divided into."""
     return 1 if num_threads == 1 else min(size, _TASKS_PER_THREAD * num_threads)
-
-
-@compiled("void(float32[:,::1], int64, float32, boolean, float32[:,::1])")
-def _normalise(x_TE: Floats, norm: int, eps: float, is_layer_norm: bool, out_TE: Floats) -> None:
-    """Write the norm of each row; `norm` is the address of its weights, and of a layer norm's bias behind them."""
-    T, E = x_TE.shape
-    if not is_layer_norm:
-        rms_norm(x_TE, carray(_floats(norm), (E,)), eps, out_TE)
-        return
-    weight_E, bias_E = carray(_floats(norm), (E,)), carray(_floats(norm + 4 * E), (E,))
-    for t in range(T):
-        mean, total = np.float32(0), np.float32(0)
-        for e in range(E):
-            mean += x_TE[t, e]
-        mean /= np.float32(E)
-        for e in range(E):
-            total += (x_TE[t, e] - mean) * (x_TE[t, e] - mean)
-        factor = np.float32(1) / np.sqrt(total / np.float32(E) + eps)
-        for e in range(E):
-            out_TE[t, e] = (x_TE[t, e] - mean) * factor * weight_E[e] + bias_E[e]
 
 
 @compiled(
@@ -130,7 +105,7 @@ def _prepare(
             break
         first, end = T * part // parts, T * (part + 1) // parts
         if norm != 0:
-            _normalise(x_TC[first:end], norm, eps, is_layer_norm, normed_TC[first:end])
+            normalise(x_TC[first:end], norm, eps, is_layer_norm, normed_TC[first:end])
             prepare_rows(matrix_W, normed_TC, first, end, prepared)
         else:
             prepare_rows(matrix_W, x_TC, first, end, prepared)
@@ -199,25 +174,12 @@ def _add_normed(
         if part < 0:
             break
         first, end = T * part // parts, T * (part + 1) // parts
-        _normalise(y_TE[first:end], norm, eps, is_layer_norm, normed_TE[first:end])
+        normalise(y_TE[first:end], norm, eps, is_layer_norm, normed_TE[first:end])
         for t in range(first, end):
             for e in range(E):
                 sum_TE[t, e] += factor * normed_TE[t, e]
         complete(phases, phase, parts)
     wait(phases, phase, parts)
-
-
-@compiled("void(float32[::1], int64, float32)")
-def _norm_side_by_side(x_C: Floats, norm: int, eps: float) -> None:
-    """Normalise all numbers together, in place; `norm` is the address of the weights."""
-    C = len(x_C)
-    weight_C = carray(_floats(norm), (C,))
-    total = np.float32(0)
-    for c in range(C):
-        total += x_C[c] * x_C[c]
-    factor = np.float32(1) / np.sqrt(total / np.float32(C) + eps)
-    for c in range(C):
-        x_C[c] = x_C[c] * factor * weight_C[c]
 
 
 @compiled(
@@ -249,8 +211,8 @@ def _rotate_rows(
         slot = slots_T[t] * stride
         cos_D, sin_D = cos_TD[t], sin_TD[t]
         if qk_norm != 0 and norms_all_heads:
-            _norm_side_by_side(qkv_TC[t, : H * D], qk_norm, eps)
-            _norm_side_by_side(qkv_TC[t, H * D : (H + K) * D], qk_norm + 4 * H * D, eps)
+            normalise_together(qkv_TC[t, : H * D], qk_norm, eps)
+            normalise_together(qkv_TC[t, H * D : (H + K) * D], qk_norm + 4 * H * D, eps)
         for head in range(H + K):
             x_D = qkv_TC[t, head * D : (head + 1) * D]
             if qk_norm != 0 and not norms_all_heads:
@@ -276,30 +238,6 @@ def _rotate_rows(
                 kh[d], vh[d] = narrow(qkv_TC[t, keys + d], kh[d]), narrow(qkv_TC[t, values + d], vh[d])
 
 
-@compiled("void(float32[:,::1], int64, int64, int64)")
-def _activate_alone(x_TI: Floats, begin: int, stop: int, activation: int) -> None:
-    """Replace the columns [begin, stop) by their activation."""
-    linear = np.float32(1) if activation == SILU else np.float32(1.5957691216057308)
-    cubic = np.float32(0) if activation == SILU else np.float32(0.07135481282553594)
-    for t in range(len(x_TI)):
-        x_I = x_TI[t, begin:stop]
-        if activation == GELU:
-            for i in range(stop - begin):
-                x_I[i] = np.float32(0.5) * x_I[i] * (np.float32(1) + np.float32(erf(x_I[i] * np.float32(0.70710678))))
-        elif activation == RELU:
-            for i in range(stop - begin):
-                x_I[i] = max(x_I[i], np.float32(0))
-        elif activation == RELU2:
-            for i in range(stop - begin):
-                x_I[i] = max(x_I[i], np.float32(0)) * max(x_I[i], np.float32(0))
-        else:
-            for i in range(stop - begin):
-                inner = x_I[i] * (linear + cubic * x_I[i] * x_I[i])
-                small = exp(-abs(inner))
-                sigmoid = (np.float32(1) if inner >= 0 else small) / (np.float32(1) + small)
-                x_I[i] = x_I[i] * sigmoid
-
-
 @compiled("void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64)")
 def _up(
     phases: Ints,
@@ -321,30 +259,9 @@ def _up(
             break
         first, end = panels * part // parts, panels * (part + 1) // parts
         multiply_panels(matrix_W, x_TE, prepared, up_TI, first, end)
-        _activate_alone(up_TI, first * WIDTH, min(end * WIDTH, size), activation)
+        activate(up_TI, first * WIDTH, min(end * WIDTH, size), activation)
         complete(phases, phase, parts)
     wait(phases, phase, parts)
-
-
-@compiled("void(float32[:,::1], float32[:,::1], int64, int64, int64, int64, boolean)")
-def _activate(gate_up_TJ: Floats, gated_TI: Floats, first: int, end: int, begin: int, stop: int, is_gelu: bool) -> None:
-    """Write act(gate) * up of the tokens [first, end) and the columns [begin, stop).
-
-    act(g) is g * sigmoid(g), or of gelu's approximation by tanh g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)).
-    """
-    linear = np.float32(1.5957691216057308) if is_gelu else np.float32(1)
-    cubic = np.float32(0.07135481282553594) if is_gelu else np.float32(0)
-    size = gated_TI.shape[1]
-    for t in range(first, end):
-        # Rows of their own: with both indices the compiler does not compute in vectors.
-        gate_I, up_I = gate_up_TJ[t, begin:stop], gate_up_TJ[t, size + begin : size + stop]
-        gated_I = gated_TI[t, begin:stop]
-        for i in range(stop - begin):
-            gate = gate_I[i]
-            inner = gate * (linear + cubic * gate * gate)
-            small = exp(-abs(inner))
-            sigmoid = (np.float32(1) if inner >= 0 else small) / (np.float32(1) + small)
-            gated_I[i] = gate * sigmoid * up_I[i]
 
 
 @compiled(
@@ -373,7 +290,7 @@ def _gate_up(
             first, end = panels * part // parts, panels * (part + 1) // parts
             multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, first, end)
             multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, panels + first, panels + end)
-            _activate(gate_up_TJ, gated_TI, 0, T, first * WIDTH, end * WIDTH, is_gelu)
+            activate_gated(gate_up_TJ, gated_TI, 0, T, first * WIDTH, end * WIDTH, is_gelu)
             complete(phases, phase + _GATE_UP, parts)
         wait(phases, phase + _GATE_UP, parts)
         return
@@ -383,7 +300,7 @@ def _gate_up(
         part = claim(phases, phase + _ACTIVATE, parts)
         if part < 0:
             break
-        _activate(gate_up_TJ, gated_TI, T * part // parts, T * (part + 1) // parts, 0, size, is_gelu)
+        activate_gated(gate_up_TJ, gated_TI, T * part // parts, T * (part + 1) // parts, 0, size, is_gelu)
         complete(phases, phase + _ACTIVATE, parts)
     wait(phases, phase + _ACTIVATE, parts)
 

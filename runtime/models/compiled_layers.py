@@ -16,13 +16,12 @@ import torch
 from ...kernels import Attention, KvCache
 from ...kernels.cpu.attention import CompiledAttention, kv_descriptor
 from ...kernels.cpu.attention_plan import COST
+from ...kernels.cpu.block_parts import GELU, GELU_TANH, RELU, RELU2, SILU
 from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.decoder_step import (
     ATTENTION_OUT_NORM,
     DOWN,
     GATE_UP,
-    GELU,
-    GELU_TANH,
     INPUT_NORM,
     MLP_OUT_NORM,
     NUM_FIELDS,
@@ -34,10 +33,7 @@ from ...kernels.cpu.decoder_step import (
     POST_NORM,
     QK_NORM,
     QKV,
-    RELU,
-    RELU2,
     ROPE,
-    SILU,
     decoder_layers,
 )
 from ...kernels.cpu.matmul import prepared_size

@@ -64,8 +64,8 @@ class TransformersDecoder(Decoder):
         self.ops = for_device(self.device, attention_cap=shape.cap) if ops is None else ops
         if self.ops.attention_cap != shape.cap:
             raise NotServed(f"it caps attention scores at {shape.cap}, which its config does not say")
-        self._attention = PagedAttention(probe)  # type: ignore[assignment]
-        set_owner(model, self._attention)  # type: ignore[arg-type]
+        self._paged = PagedAttention(probe)
+        set_owner(model, self._paged)
         self._head = _with_states(model)
         self._try()
 
@@ -82,7 +82,7 @@ class TransformersDecoder(Decoder):
         self, inputs: DecoderInputs, kv: Sequence[KvCache], captures: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         assert not captures, "hidden states of transformers' layers are not captured"
-        self._attention.begin(inputs, kv)  # type: ignore[attr-defined]
+        self._paged.begin(inputs, kv)
         hidden_TE = self._states(inputs.ids_T, inputs.positions_T)
         return (hidden_TE if inputs.wanted_O is None else hidden_TE[inputs.wanted_O]), None
 
