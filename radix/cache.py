@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from .child_index import ParentNode
 from .events import CacheEvent, EventLog
 from .packed_tokens import common_prefix_length, pack
-from .strategies import STRATEGIES
+from .strategies import STRATEGIES, EvictionStrategy
 from .tiers import CacheStats, Copy, Tiers
 from .tree import PrefixMatch, RadixTree, TreeNode
 
@@ -62,13 +62,13 @@ class PrefixCache:
     enabled: bool = True
     _: KW_ONLY
     num_host_pages: int = 0
-    strategy: str = "lru"  # a key of STRATEGIES
+    strategy: str | EvictionStrategy = "lru"  # a key of STRATEGIES, or a strategy of the caller's
     events: bool = False
     stats: CacheStats = field(default_factory=CacheStats, init=False)
 
     def __post_init__(self) -> None:
         assert self.num_pages > 0
-        strategy = STRATEGIES[self.strategy]
+        strategy = STRATEGIES[self.strategy] if isinstance(self.strategy, str) else self.strategy
         self._respects_soft_pins = strategy.respects_soft_pins
         self._events = EventLog(self.page_size) if self.events else None
         self.tree = RadixTree(self.page_size)
