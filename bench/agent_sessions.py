@@ -1,15 +1,16 @@
 """Recorded agent sessions through the scheduler and the prefix cache, without a model.
 
-    python -P bench/agent_sessions.py FILE --pool 0.7 [--host-pool 0.2] [--policy lru --policy agent ...] [--json OUT]
+    python -P bench/agent_sessions.py FILE --pool 0.7 [--host-pool 0.2] [--policy lru ...] [--json OUT]
 
-FILE holds sessions as a JSON list, optionally packed with xz. A session is a list of requests: [start s, idle s before it,
-service s, input blocks of 64 tokens, blocks shared with the request before, kind of stop, output tokens]. It holds no text,
-so a block is one made-up token here, and a page of the cache is one block.
+FILE holds sessions as a JSON list, optionally packed with xz. A session is a list of requests: [start s, idle s before
+it, service s, input blocks of 64 tokens, blocks shared with the request before, kind of stop, output tokens]. It holds
+no text, so a block is one made-up token here, and a page of the cache is one block.
 
 Sessions start evenly spaced, in an order drawn from the seed, so that `--live` of them are alive on average. Requests
 arrive at their recorded times, or when the session's request before them has ended (an open loop). `--pool` is the
-device's share of the live working set: the 75th percentile, over requests, of what the contexts of all live sessions
-hold. `--host-pool` is the share of a host tier besides.
+device's share of the live working set: the 78th percentile, over requests, of what the contexts of all live sessions
+hold. `--host-pool` is the share of a host tier besides. Steps cost what they do in bench/simulation, with blocks for
+tokens, so that the server keeps up and recomputation shows apart from load; `--slow` scales that.
 
 `--hints` is what the server is told: `none`, only requests; `headers`, also each request's session; `program`, also a
 session's end. After each turn the server knows what it waits for, as it has parsed its calls. `clairvoyant` knows the
@@ -33,12 +34,21 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ramiform.bench.harness import Json, percentile, table, write_json
-from ramiform.bench.simulation import NoGrammars
+from ramiform.bench.simulation import STEP_SECONDS, TOKEN_SECONDS, NoGrammars
 from ramiform.radix.cache import PrefixCache
-from ramiform.radix.strategies import STRATEGIES, EvictionStrategy
+from ramiform.radix.strategies import EvictionStrategy
 from ramiform.radix.tree import TreeNode
 from ramiform.runtime.protocol.config import CoreConfig
-from ramiform.runtime.protocol.core import EndStates, FromCore, Generate, RequestFailed, SoftPin, ToCore, Tokens
+from ramiform.runtime.protocol.core import (
+    EndStates,
+    FromCore,
+    Generate,
+    RequestFailed,
+    SoftPin,
+    ToCore,
+    Tokens,
+    TurnEnded,
+)
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, RowResult
 from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo
@@ -46,11 +56,12 @@ from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo
 Hints = Literal["none", "headers", "program"]
 
 BLOCK = 64  # tokens
-STEP_SECONDS, TOKEN_SECONDS = 10e-3, 2e-5  # of a step, and of each of its tokens: a large model on a fast GPU
-COPY_SECONDS = 5e-6  # of a token's keys and values between the tiers: 128 KiB at 25 GB/s
+COPY_SECONDS = TOKEN_SECONDS / 4  # of a block's keys and values from one tier to the other
 OUTPUTS = 1 << 20  # made-up output blocks have ids from here on; half as many follow
 VOCABULARY = VocabularyInfo(2 * OUTPUTS, [b" word"] * (2 * OUTPUTS), frozenset())
 CHUNK = 512  # blocks
+POLICIES = ["lru", "lfu", "program", "clairvoyant"]
+POOLS = [0.7]
 
 
 @dataclass(frozen=True)
@@ -102,8 +113,8 @@ class Outcome:
         return {
             "recomputed %": 100 * self.recomputed,
             "whole hits %": 100 * self.num_whole / self.num_turns,
-            "TTFT p50 s": percentile(self.ttfts, 50),
-            "p95": percentile(self.ttfts, 95),
+            "TTFT p50 ms": 1e3 * percentile(self.ttfts, 50),
+            "p95": 1e3 * percentile(self.ttfts, 95),
             "job time mean s": statistics.mean(self.job_times),
             "job p50": percentile(self.job_times, 50),
             "job p95": percentile(self.job_times, 95),
@@ -132,7 +143,7 @@ def schedule(recorded: Sequence[list[Turn]], live: int, seed: int) -> list[Sessi
 
 
 def live_working_set(sessions: Sequence[Session]) -> int:
-    """Return the 75th percentile, over requests, of the blocks in the contexts of all live sessions."""
+    """Return the 78th percentile, over requests, of the blocks in the contexts of all live sessions."""
     changes: list[tuple[float, int, int]] = []  # time, blocks more, and 1 if a request arrives
     for session in sessions:
         held = 0
@@ -145,17 +156,27 @@ def live_working_set(sessions: Sequence[Session]) -> int:
         total += change
         if is_request:
             totals.append(total)
-    return round(percentile(totals, 75))
+    return round(percentile(totals, 78))
 
 
 class Replay:
     """Plays sessions on one scheduler, in virtual time."""
 
-    def __init__(self, sessions: Sequence[Session], config: CoreConfig, cache: PrefixCache, hints: Hints, sees: bool):
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        config: CoreConfig,
+        cache: PrefixCache,
+        *,
+        hints: Hints,
+        sees: bool,
+        slow: float,
+    ) -> None:
         """With `sees`, sessions tell how much of their prompts will be used again, as only a trace knows."""
         self._cache = cache
         self._hints = hints
         self._sees = sees
+        self._slow = slow
         self._scheduler = Scheduler(
             config,
             cache=cache,
@@ -182,7 +203,7 @@ class Replay:
             plan = self._scheduler.plan(self._now)
             self._take(self._scheduler.answers())
             if plan is not None:
-                self._now += step_seconds(plan)
+                self._now += self._slow * step_seconds(plan)
                 self._take(self._scheduler.commit(plan, make_believe(plan), self._now))
             elif self._timers:
                 self._now = max(self._now, self._timers[0][0])
@@ -229,6 +250,7 @@ class Replay:
             if message.finish is not None:
                 del self._asked[message.rid]
                 session.waited += self._now - asked
+                self._send(TurnEnded(message.rid, turn.stop))
                 self._go_on(session, turn)
 
     def _note_start(self, turn: Turn, num_cached: int, ttft: float) -> None:
@@ -252,9 +274,10 @@ class Replay:
 
 
 def step_seconds(plan: ForwardPlan) -> float:
-    """Return the time of a step. A sampled block is 64 steps of one token."""
+    """Return the time of a step. A sampled block is 64 steps of one token; a computed one costs what a token does in
+    bench/simulation."""
     num_steps = BLOCK if any(row.sample is not None and len(row.tokens) == 1 for row in plan.rows) else 1
-    return num_steps * STEP_SECONDS + BLOCK * (TOKEN_SECONDS * plan.num_tokens + COPY_SECONDS * len(plan.copies))
+    return num_steps * STEP_SECONDS + TOKEN_SECONDS * plan.num_tokens + COPY_SECONDS * len(plan.copies)
 
 
 def make_believe(plan: ForwardPlan) -> ForwardResult:
@@ -279,7 +302,15 @@ def clairvoyant(sessions: Sequence[Session]) -> EvictionStrategy:
 
 
 def replay(
-    recorded: Sequence[list[Turn]], policy: str, *, pool: float, host_pool: float, live: int, hints: Hints, seed: int
+    recorded: Sequence[list[Turn]],
+    policy: str,
+    *,
+    pool: float,
+    host_pool: float,
+    live: int,
+    hints: Hints,
+    seed: int,
+    slow: float,
 ) -> Outcome:
     """Play the sessions under one policy: an eviction strategy, or `clairvoyant`."""
     sessions = schedule(recorded, live, seed)
@@ -290,19 +321,20 @@ def replay(
         round(pool * num_blocks),
         1,
         num_host_pages=round(host_pool * num_blocks),
-        strategy=clairvoyant(sessions) if sees else STRATEGIES[policy],
+        strategy=clairvoyant(sessions) if sees else policy,
     )
-    return Replay(sessions, config, cache, hints, sees).run()
+    return Replay(sessions, config, cache, hints=hints, sees=sees, slow=slow).run()
 
 
 def main(
     file: Annotated[Path, typer.Argument(help="recorded sessions", exists=True, dir_okay=False)],
-    pool: Annotated[list[float], typer.Option(help="the device's share of the live working set")] = [0.7],  # noqa: B006
+    pool: Annotated[list[float], typer.Option(help="the device's share of the live working set")] = POOLS,
     host_pool: Annotated[float, typer.Option(help="the host tier's share")] = 0.0,
     live: Annotated[int, typer.Option(help="sessions alive at once, on average")] = 40,
-    policy: Annotated[list[str], typer.Option(help="eviction strategies, or clairvoyant")] = ["lru", "program", "clairvoyant"],  # noqa: B006
-    hints: Annotated[str, typer.Option(help="none, headers or program")] = "program",
-    seed: Annotated[int, typer.Option(help="of the order of sessions")] = 0,
+    policy: Annotated[list[str], typer.Option(help="eviction strategies, or clairvoyant")] = POLICIES,
+    hints: Annotated[Hints, typer.Option(help="what the server is told")] = "program",
+    seed: Annotated[int, typer.Option(help="of the order of sessions")] = 1,
+    slow: Annotated[float, typer.Option(help="scales the time of the server's steps")] = 1.0,
     output: Json = None,
 ) -> None:
     recorded = load(file)
@@ -310,8 +342,9 @@ def main(
     for share in pool:
         for name in policy:
             began = time.process_time()
-            outcome = replay(recorded, name, pool=share, host_pool=host_pool, live=live, hints=hints, seed=seed)  # type: ignore[arg-type]
-            first = rows[-1]["recomputed %"] if name != policy[0] else None
+            outcome = replay(
+                recorded, name, pool=share, host_pool=host_pool, live=live, hints=hints, seed=seed, slow=slow
+            )
             base = next((row for row in rows if row["pool"] == share), None)
             rows.append(
                 {
@@ -324,9 +357,8 @@ def main(
                     "bench s": time.process_time() - began,
                 }
             )
-            print({k: round(v, 3) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
     print(table(rows))
-    write_json({"live": live, "host_pool": host_pool, "hints": hints, "seed": seed, "rows": rows}, output)
+    write_json({"live": live, "host_pool": host_pool, "hints": hints, "seed": seed, "slow": slow, "rows": rows}, output)
 
 
 if __name__ == "__main__":
