@@ -112,7 +112,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     eviction: Annotated[
         EvictionName,
         Meta(
-            description="eviction policy of cached prefixes; program: first what no program will request soon, as was learned"
+            description="eviction policy of cached prefixes; program: first what programs will request last, as learned"
         ),
     ] = "program"
     host_kv_memory: Annotated[

@@ -91,7 +91,9 @@ class CacheMachine(RuleBasedStateMachine):
     def set_soft_pin(self, which: int, owner: int, num_tokens: int, rank: int) -> None:
         self.model.set_soft_pin(self.sequence(which), owner, num_tokens, rank)
 
-    @rule(owner=owners, kind=st.sampled_from(["tool", "user", "change", ""]), seconds=st.sampled_from([0.0, 1.0, 500.0]))
+    @rule(
+        owner=owners, kind=st.sampled_from(["tool", "user", "change", ""]), seconds=st.sampled_from([0.0, 1.0, 500.0])
+    )
     def wait(self, owner: int, kind: str, seconds: float) -> None:
         self.model.wait(owner, kind, seconds)
 
