@@ -120,16 +120,17 @@ class ReuseForecast:
         if wait is not None:
             self._waits[owner] = wait._replace(group=wait.group._replace(kind=self._known(kind)))
 
-    def end_wait(self, owner: Hashable) -> None:
-        """Note that `owner` returned, and learn from its wait."""
+    def end_wait(self, owner: Hashable) -> bool:
+        """Note that `owner` returned, and learn from its wait. Returns False if it had none."""
         wait = self._waits.pop(owner, None)
         if wait is None:
-            return
+            return False
         kind = self._kinds[wait.group.kind]
         history = self._histories.setdefault(owner, _OwnerHistory())
         history.num_returns = MEMORY * history.num_returns + 1
         history.num_expected = MEMORY * history.num_expected + kind.expected_returns(self.now - wait.since)
         kind.add(wait.counted - wait.since, self.now - wait.since, returned=True)
+        return True
 
     def cancel_wait(self, owner: Hashable) -> None:
         """Note that `owner` waits no longer, and learn nothing from that."""
@@ -155,7 +156,7 @@ class ReuseForecast:
         """Expected returns per second of an owner of `group` that has waited since then."""
         kind = self._kinds.get(group.kind)
         rate = 1 / (2 * PRIOR_SECONDS) if kind is None else kind.rate(max(0.0, self.now - since))
-        return rate * 2.0 ** (group.level / LEVELS_PER_OCTAVE)
+        return rate * math.exp2(group.level / LEVELS_PER_OCTAVE)
 
     def _known(self, kind: str) -> str:
         if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:

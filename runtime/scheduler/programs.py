@@ -42,8 +42,8 @@ class LivePrograms:
     def note_arrived(self, request: Request) -> None:
         """Record that the program's state has returned from what it waited for."""
         for owner in _own_pins(request):
-            self._cache.forecast.end_wait(owner)
-            self._cache.begin_wait(owner, QUEUED)
+            if self._cache.forecast.end_wait(owner):
+                self._cache.begin_wait(owner, QUEUED)
 
     def rank(self, program_id: str, serial: int) -> int:
         """Seniority of a program, smaller for older ones: the serial number of its first request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_a_host_tier_holds_what_the_device_has_no_room_for(recorded: Any) -> Non
 def test_the_working_set_counts_live_sessions_only(recorded: Any) -> None:
     # One after the other, the working set is what one session holds.
     sessions = schedule(recorded, 1, seed=0)
-    for before, after in zip(sessions, sessions[1:], strict=False):
+    for before, after in pairwise(sessions):
         after.start = before.start + before.turns[-1].after + 1.0
     largest = max(turn.num_blocks for turns in recorded for turn in turns)
     assert 0 < live_working_set(sessions) <= largest
