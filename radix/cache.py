@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import islice
 
 from .child_index import ParentNode
 from .events import CacheEvent, EventLog
 from .packed_tokens import common_prefix_length, pack
-from .strategies import STRATEGIES
+from .reuse_forecast import ReuseForecast
+from .strategies import STRATEGIES, EvictionStrategy
 from .tiers import CacheStats, Copy, Tiers
 from .tree import PrefixMatch, RadixTree, TreeNode
+
+MAX_CONTINUED_CHILDREN = 4  # nodes after a match that are looked at for the owners whose tokens it continues
 
 
 @dataclass(eq=False, slots=True)
@@ -32,6 +36,7 @@ class Lease:
     pages: list[int]
     node: TreeNode | None
     num_published: int  # tokens
+    continues: list[Hashable] = field(default_factory=list)  # owners of soft pins that end where the prefix did
     leaf: TreeNode | None = None  # last inserted; grows as long as it is a leaf and nobody else pins it
     live: bool = True
 
@@ -62,17 +67,26 @@ class PrefixCache:
     enabled: bool = True
     _: KW_ONLY
     num_host_pages: int = 0
-    strategy: str = "lru"  # a key of STRATEGIES
+    strategy: str | EvictionStrategy = "lru"  # a key of STRATEGIES, or a strategy of the caller's
     events: bool = False
     stats: CacheStats = field(default_factory=CacheStats, init=False)
 
     def __post_init__(self) -> None:
         assert self.num_pages > 0
-        strategy = STRATEGIES[self.strategy]
+        self.forecast = ReuseForecast()
+        strategy = STRATEGIES[self.strategy](self.forecast) if isinstance(self.strategy, str) else self.strategy
         self._respects_soft_pins = strategy.respects_soft_pins
         self._events = EventLog(self.page_size) if self.events else None
         self.tree = RadixTree(self.page_size)
-        self.tiers = Tiers(self.tree, self.num_pages, self.num_host_pages, strategy, self.stats, self._events)
+        self.tiers = Tiers(
+            self.tree,
+            self.num_pages,
+            self.num_host_pages,
+            strategy,
+            self.stats,
+            self._events,
+            self.forecast.note_lost,
+        )
         self._clock = 0
 
     @property
@@ -97,6 +111,11 @@ class PrefixCache:
     def num_available(self) -> int:
         """Device pages that can be allocated now: free ones, and those that can be evicted."""
         return self.tiers.num_available
+
+    @property
+    def recognises_sessions(self) -> bool:
+        """True if soft pins of requests without a program are of use."""
+        return self._respects_soft_pins
 
     @property
     def num_slots(self) -> int:
@@ -142,7 +161,9 @@ class PrefixCache:
         if self.num_host_pages:
             self.stats.num_host_hit_tokens += found.num_host_tokens
         boundary = found.boundary
-        lease = Lease(namespace, program_id, priority, found.num_tokens, [], None, 0)
+        lease = Lease(
+            namespace, program_id, priority, found.num_tokens, [], None, 0, continues=self._continued_owners(found)
+        )
         self._pin(lease, found)
         if boundary is None:
             pages = self.tiers.allocate(num_needed)
@@ -224,8 +245,8 @@ class PrefixCache:
     def set_soft_pin(self, lease: Lease, owner: Hashable, num_tokens: int, rank: int) -> None:
         """Soft-pin the first `num_tokens` published tokens of the lease, which `owner` is expected to request again.
 
-        Strategies that respect soft pins evict such pages last, those of the largest rank first. Replaces the owner's
-        earlier soft pin.
+        Strategies that respect soft pins evict such pages last: first those whose owners are least likely to return
+        soon (see `begin_wait`), of these those of the largest rank. Replaces the owner's earlier soft pin.
         """
         assert lease.live
         self.drop_soft_pin(owner)
@@ -249,6 +270,20 @@ class PrefixCache:
         for node in self.tiers.soft_pins.drop(owner):
             self.tiers.offer(node)
 
+    def begin_wait(self, owner: Hashable, kind: str) -> None:
+        """Note that the owner of a soft pin waits from now on for something of that kind before it returns."""
+        self.forecast.begin_wait(owner, kind)
+        self._offer_pinned(owner)
+
+    def set_wait_kind(self, owner: Hashable, kind: str) -> None:
+        """Note what the owner waits for, if it does."""
+        self.forecast.set_kind(owner, kind)
+        self._offer_pinned(owner)
+
+    def _offer_pinned(self, owner: Hashable) -> None:
+        for node in self.tiers.soft_pins.nodes_of(owner):
+            self.tiers.offer(node)
+
     def flush(self) -> int:
         """Remove every prefix that is not pinned, on both tiers. Returns the number of pages freed."""
         num_flushed = 0
@@ -264,6 +299,21 @@ class PrefixCache:
         if not self.enabled:
             return PrefixMatch([], None, 0, 0, 0)
         return self.tree.match(tokens, namespace, len(tokens) if limit is None else min(limit, len(tokens)))
+
+    def _continued_owners(self, found: PrefixMatch) -> list[Hashable]:
+        """Owners of soft pins that end near the end of the match: the tokens continue theirs, at least half of them."""
+        if not self._respects_soft_pins:
+            return []
+        num_above = sum(node.num_tokens for node in found.nodes)
+        owners: list[Hashable] = []
+        if found.last is not None and 2 * found.num_tokens >= num_above + found.last.num_tokens:
+            owners += found.last.soft_pins or ()
+        if found.nodes:
+            owners += found.nodes[-1].soft_pins or ()
+            for child in islice(found.nodes[-1].children.values(), MAX_CONTINUED_CHILDREN):
+                if child is not found.last and 2 * found.num_tokens >= num_above + child.num_tokens:
+                    owners += child.soft_pins or ()
+        return owners
 
     def _num_pages_needed(self, found: PrefixMatch, num_tokens: int, spare: int) -> int | None:
         """Number of device pages that a lease needs beyond those matched there; None if they are not available."""

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 
+from .reuse_forecast import ReuseForecast, WaitGroup
 from .tree import TreeNode
+
+Key = tuple[float, ...]
+
+
+def _one_group(node: TreeNode) -> Hashable:
+    return None
+
+
+def _by_key(group: Hashable, key: Key) -> Key:
+    return key
 
 
 @dataclass(frozen=True)
@@ -14,36 +26,69 @@ class EvictionStrategy:
 
     A node's key falls only when a soft pin is dropped, and is never below its children's keys: parents are evicted
     later.
+
+    Keys order the leaves of a group. `order` compares leaves of different groups; it may change with time, but the
+    leaves of one group always keep the order of their keys. So only the first leaf of each group has to be compared.
     """
 
-    key: Callable[[TreeNode], tuple[int, ...]]
+    key: Callable[[TreeNode], Key]
     respects_soft_pins: bool = False
+    group: Callable[[TreeNode], Hashable] = _one_group
+    order: Callable[[Hashable, Key], Key] = _by_key
 
 
-def _lru(node: TreeNode) -> tuple[int, ...]:
+def _lru(node: TreeNode) -> Key:
     return (node.last_used,)
 
 
-def _lfu(node: TreeNode) -> tuple[int, ...]:
+def _lfu(node: TreeNode) -> Key:
     return (node.num_hits, node.last_used)
 
 
-def _priority(node: TreeNode) -> tuple[int, ...]:
+def _priority(node: TreeNode) -> Key:
     return (node.priority, node.last_used)
 
 
-def _program(node: TreeNode) -> tuple[int, ...]:
-    """First leaves that only one program used and that have no soft pin: the state that they belonged to has ended.
-    Last soft-pinned ones, and of those first the ones whose most senior owner has the largest rank. In between, by age.
+def _program(forecast: ReuseForecast) -> EvictionStrategy:
+    """Return the strategy that evicts first what programs have left over, then what has no soft pin, by age.
+
+    Soft-pinned leaves follow, the one first whose owner is least likely to return soon: by the kind of its wait, by how
+    long it has waited, and by its own earlier waits. Of equal ones, that of the largest rank goes first.
     """
-    if node.soft_pins:
-        return (2, -min(node.soft_pins.values()), node.last_used)
-    return (1 if node.program_id is None else 0, 0, node.last_used)
+
+    def group(node: TreeNode) -> Hashable:
+        if not node.soft_pins:
+            return None
+        return _last_wait(forecast, node)[1]
+
+    def key(node: TreeNode) -> Key:
+        if not node.soft_pins:
+            return (1 if node.program_id is None else 0, node.last_used)
+        return (2, _last_wait(forecast, node)[0], -min(node.soft_pins.values()), node.last_used)
+
+    return EvictionStrategy(key, True, group, partial(_by_rate, forecast))
 
 
-STRATEGIES: dict[str, EvictionStrategy] = {  # by the names that `--eviction` takes
-    "lru": EvictionStrategy(_lru),
-    "lfu": EvictionStrategy(_lfu),
-    "priority": EvictionStrategy(_priority),
-    "program": EvictionStrategy(_program, respects_soft_pins=True),
+def _last_wait(forecast: ReuseForecast, node: TreeNode) -> tuple[float, WaitGroup]:
+    """The beginning and the group of the wait that began last, of those of the node's owners."""
+    assert node.soft_pins
+    waits = [forecast.wait(owner) for owner in node.soft_pins]
+    return max((wait.since, wait.group) for wait in waits)
+
+
+def _by_rate(forecast: ReuseForecast, group: Hashable, key: Key) -> Key:
+    if not isinstance(group, WaitGroup):
+        return key
+    return (2, forecast.rate(group, key[1]), *key[1:])
+
+
+def _constant(key: Callable[[TreeNode], Key]) -> Callable[[ReuseForecast], EvictionStrategy]:
+    return lambda forecast: EvictionStrategy(key)
+
+
+STRATEGIES: dict[str, Callable[[ReuseForecast], EvictionStrategy]] = {  # by the names that `--eviction` takes
+    "lru": _constant(_lru),
+    "lfu": _constant(_lfu),
+    "priority": _constant(_priority),
+    "program": _program,
 }

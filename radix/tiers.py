@@ -6,15 +6,16 @@ anything that was decided later. So a page may be given away while a copy still 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from typing import NamedTuple
 
 from .child_index import ParentNode
 from .events import EventLog
 from .eviction import EvictionHeap
-from .strategies import EvictionStrategy
+from .strategies import EvictionStrategy, Key
 from .tree import RadixTree, TreeNode
 
 
@@ -59,9 +60,11 @@ class SoftPins:
     gets it too, because the parent may now be a leaf of the device's part of the tree.
     """
 
-    def __init__(self, tree: RadixTree) -> None:
+    def __init__(self, tree: RadixTree, note_lost: Callable[[Hashable], None]) -> None:
+        """`note_lost` is called with an owner when nothing of its prefix is left."""
         self._tree = tree
         self._nodes: dict[Hashable, set[TreeNode]] = {}
+        self._note_lost = note_lost
 
     def add(self, owner: Hashable, node: TreeNode, rank: int) -> None:
         """Note a soft pin of `owner`, which has none, on `node`."""
@@ -96,6 +99,7 @@ class SoftPins:
             nodes.remove(node)
             if not nodes:
                 del self._nodes[owner]
+                self._note_lost(owner)
         node.soft_pins = None
 
     def nodes_of(self, owner: Hashable) -> frozenset[TreeNode]:
@@ -148,13 +152,14 @@ class Tiers:
         strategy: EvictionStrategy,
         stats: CacheStats,
         events: EventLog | None,
+        note_lost: Callable[[Hashable], None] = lambda owner: None,
     ) -> None:
         self.device = PagePool(num_pages)
         self.host = PagePool(num_host_pages, first=num_pages)
         tickets = count()
         self.device_heap = EvictionHeap(strategy, tickets)
         self.host_heap = EvictionHeap(strategy, tickets)
-        self.soft_pins = SoftPins(tree)
+        self.soft_pins = SoftPins(tree, note_lost)
         self.copies: list[Copy] = []
         self._tree = tree
         self._key = strategy.key
@@ -239,7 +244,9 @@ class Tiers:
 
     def _demote(self, node: TreeNode, num_pages: int, keep: int | None) -> None:
         """Move the node's last `num_pages` pages to the host, as far as there is room, and drop the others."""
-        num_lost = num_pages - self._host_room(num_pages, self._key(node), keep)
+        # What is below the node on the host must go before it does, whatever its order.
+        order = (inf,) if node.children else self.host_heap.order(node)
+        num_lost = num_pages - self._host_room(num_pages, order, keep)
         if num_lost:
             self._drop(node, num_lost)
         num_down = num_pages - num_lost
@@ -271,13 +278,13 @@ class Tiers:
         self.join(node)
         self.host_heap.offer(node)
 
-    def _host_room(self, num_pages: int, key: tuple[int, ...], keep: int | None) -> int:
-        """Make room for up to `num_pages` host pages by dropping pages whose key is not above `key`. Returns the number
+    def _host_room(self, num_pages: int, order: Key, keep: int | None) -> int:
+        """Make room for up to `num_pages` host pages by dropping pages that are not after `order`. Returns the number
         available."""
         kept: list[TreeNode] = []
         while self.host.num_free < num_pages and (leaf := self.host_heap.pop()) is not None:
             num_given = min(num_pages - self.host.num_free, len(leaf.pages) - (leaf.pages[0] == keep))
-            if self._key(leaf) > key or num_given == 0:
+            if self.host_heap.order(leaf) > order or num_given == 0:
                 kept.append(leaf)
                 if num_given:
                     break

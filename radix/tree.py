@@ -44,6 +44,7 @@ class TreeNode(ParentNode["TreeNode"]):
         "parent",
         "priority",
         "program_id",
+        "queued_group",
         "queued_key",
         "ref_count",
         "run",
@@ -70,7 +71,8 @@ class TreeNode(ParentNode["TreeNode"]):
         self.soft_pins: dict[Hashable, int] | None = None  # owner -> rank, of the prefix that ends here
         # Bookkeeping of the eviction heap and the event log
         self.ticket: int | None = None
-        self.queued_key: tuple[int, ...] = ()
+        self.queued_group: Hashable = None
+        self.queued_key: tuple[float, ...] = ()
         self.hashes: list[int] = []
         self.number: int | None = None  # of viewers, which give it to a node that they first see
 

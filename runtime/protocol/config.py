@@ -135,7 +135,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "program"
     eviction: Annotated[
         EvictionName,
-        Meta(description="eviction policy of cached prefixes; program: first what no live program needs"),
+        Meta(
+            description="eviction policy of cached prefixes; program: first what programs will request last, as learned"
+        ),
     ] = "program"
     host_kv_memory: Annotated[
         float, Meta(ge=0, le=1 << 20, description="GiB of host memory for KV evicted from the pool")

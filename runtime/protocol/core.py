@@ -112,6 +112,16 @@ class EndStates(msgspec.Struct, frozen=True, tag="end_states"):
     states: list[int] | None = None
 
 
+class TurnEnded(msgspec.Struct, frozen=True, tag="turn_ended"):
+    """The output of a request that has ended was read: the program goes on after `waits_for`, a tool's name or "user".
+
+    A hint, as soft pins are: gaps are learned by what is waited for. Sent after the request's finish.
+    """
+
+    rid: str
+    waits_for: str
+
+
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """End a request, or all of the sender's when `rid` is None. Each is answered with a finish of type "abort"."""
 
@@ -142,7 +152,7 @@ class GetStats(msgspec.Struct, frozen=True, tag="stats"):
     call: int
 
 
-ToCore = Attach | Generate | EndStates | Abort | FlushCache | Pause | GetStats | GetTree | GetTreeNode
+ToCore = Attach | Generate | EndStates | TurnEnded | Abort | FlushCache | Pause | GetStats | GetTree | GetTreeNode
 
 # Core -> frontend
 

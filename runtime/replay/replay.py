@@ -45,6 +45,8 @@ def replay(entries: Iterable[LogEntry]) -> ReplayFigures:
     scheduler = _ReplayScheduler(*_split_header(iter(entries)))
     in_flight: dict[int, ForwardPlan] = {}
     for entry in scheduler.retokeniser.learn(scheduler.entries):
+        if isinstance(entry, LoggedMessage | LoggedPlan | LoggedResult):
+            scheduler.now = entry.now
         match entry:
             case LoggedMessage(owner=owner, message=message):
                 scheduler.handle(message, owner)
@@ -95,6 +97,7 @@ def what_if(entries: Sequence[LogEntry], **changes: Any) -> ReplayFigures:
             scheduler.num_steps = max(scheduler.num_steps, arrivals[-1][0])
         while arrivals and arrivals[-1][0] <= scheduler.num_steps:
             _, entry = arrivals.pop()
+            scheduler.now = entry.now
             scheduler.handle(entry.message, entry.owner)
         scheduler.grammars.settle(scheduler.scheduler.compiling)
         plan = scheduler.plan()
@@ -137,6 +140,7 @@ class _ReplayScheduler:
         )
         self.owners: dict[str, bytes] = {}
         self.num_steps = 0
+        self.now = 0.0  # seconds, by the clock of the log
         self._arrived: dict[str, int] = {}
         self._figures = ReplayFigures()
 
@@ -145,10 +149,10 @@ class _ReplayScheduler:
             self.grammars.rid = message.rid
             self.owners[message.rid] = owner
             self._arrived[message.rid] = self.num_steps
-        self._end(self.scheduler.handle(message, 0.0, owner))
+        self._end(self.scheduler.handle(message, self.now, owner))
 
     def plan(self) -> ForwardPlan | None:
-        plan = self.scheduler.plan(0.0)
+        plan = self.scheduler.plan(self.now)
         self._end(self.scheduler.answers())
         if plan is not None:
             self._figures.num_computed += plan.num_tokens
@@ -159,7 +163,7 @@ class _ReplayScheduler:
         return plan
 
     def commit(self, plan: ForwardPlan, result: ForwardResult) -> None:
-        self._end(self.scheduler.commit(plan, result, 0.0))
+        self._end(self.scheduler.commit(plan, result, self.now))
         self.scheduler.sampling()  # determined by the commit
 
     def figures(self) -> ReplayFigures:

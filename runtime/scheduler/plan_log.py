@@ -10,14 +10,14 @@ from typing import IO
 import msgspec
 
 from ..protocol.config import CoreConfig
-from ..protocol.core import Abort, EndStates, FlushCache, FromCore, Generate, GetStats, Pause, ToCore
+from ..protocol.core import Abort, EndStates, FlushCache, FromCore, Generate, GetStats, Pause, ToCore, TurnEnded
 from ..protocol.errors import RequestError
 from .interfaces import VocabularyInfo
 from .jump_forward import CONTEXT_TOKENS, Retokenise
 from .plan import ForwardPlan, ForwardResult, SamplingPlan
 from .scheduler import Scheduler
 
-LOG_VERSION = 2
+LOG_VERSION = 3
 MAX_LOG_BYTES = 8 << 30  # a log ends here, so that it does not fill the disk; it can be replayed so far
 
 
@@ -67,7 +67,8 @@ class LoggedMessage(msgspec.Struct, frozen=True, tag="message"):
     """A message that the scheduler handled."""
 
     owner: bytes
-    message: Generate | EndStates | Abort | FlushCache | Pause | GetStats
+    message: Generate | EndStates | TurnEnded | Abort | FlushCache | Pause | GetStats
+    now: float  # as for the scheduler, in seconds: eviction looks at the time that programs wait
 
 
 class LoggedPlan(msgspec.Struct, frozen=True, tag="plan"):
@@ -75,12 +76,14 @@ class LoggedPlan(msgspec.Struct, frozen=True, tag="plan"):
 
     plan: ForwardPlan | None
     settled: list[str]
+    now: float
 
 
 class LoggedResult(msgspec.Struct, frozen=True, tag="result"):
     """The result of a step."""
 
     result: ForwardResult
+    now: float
 
 
 class LoggedRetokenisation(msgspec.Struct, frozen=True, tag="retokenised"):
@@ -141,8 +144,8 @@ class LoggingScheduler:
         return self._scheduler.pending_grammars
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
-        assert isinstance(message, Generate | EndStates | Abort | FlushCache | Pause | GetStats)
-        self._log.write(LoggedMessage(owner, message))
+        assert isinstance(message, Generate | EndStates | TurnEnded | Abort | FlushCache | Pause | GetStats)
+        self._log.write(LoggedMessage(owner, message, now))
         return self._scheduler.handle(message, now, owner)
 
     def plan(self, now: float) -> ForwardPlan | None:
@@ -150,7 +153,7 @@ class LoggingScheduler:
         plan = self._scheduler.plan(now)
         settled = sorted(compiling - self._scheduler.compiling)
         if settled or not was_idle:
-            self._log.write(LoggedPlan(plan, settled))
+            self._log.write(LoggedPlan(plan, settled, now))
         return plan
 
     def answers(self) -> list[FromCore]:
@@ -160,7 +163,7 @@ class LoggingScheduler:
         return self._scheduler.sampling()
 
     def commit(self, plan: ForwardPlan, result: ForwardResult, now: float) -> list[FromCore]:
-        self._log.write(LoggedResult(result))
+        self._log.write(LoggedResult(result, now))
         return self._scheduler.commit(plan, result, now)
 
 

@@ -1,4 +1,8 @@
-"""Live programs: their seniority, and the soft pins of their states."""
+"""Live programs: their seniority, the soft pins of their states, and what these wait for.
+
+A request without a program belongs to a session, a program that is recognised by its growing prefix: the request goes
+on where the soft pin of an earlier one ends.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...radix.cache import PrefixCache
+from ..protocol.core import SoftPin
 from .request import Request
 
 MAX_PROGRAMS = 1 << 16  # bounds the memory if a frontend never ends its programs
 MAX_SOFT_PINS = 1 << 16
+# Kinds of waits: until the frontend says what for, of states whose forks have run, and of requests for their start
+TURN, FORKED, QUEUED = "", "fork", "queue"
+MAX_ENDED_TURNS = 1 << 12  # ended requests of which the frontend may still say what their programs wait for
 
 
 @dataclass
@@ -18,6 +26,8 @@ class _LiveProgram:
     rank: int
     has_started: bool = False
     states: set[int] = field(default_factory=set)  # those with a soft pin
+    is_session: bool = False  # recognised, not named
+    is_running: bool = False  # of a session: a request of it runs
 
 
 class LivePrograms:
@@ -27,6 +37,13 @@ class LivePrograms:
         self._cache = cache
         self._programs: OrderedDict[str, _LiveProgram] = OrderedDict()
         self._num_soft_pins = 0
+        self._ended_turns: OrderedDict[str, tuple[str, int]] = OrderedDict()  # by rid: the owner that waits
+
+    def note_arrived(self, request: Request) -> None:
+        """Record that the program's state has returned from what it waited for."""
+        for owner in _own_pins(request):
+            if self._cache.forecast.end_wait(owner):
+                self._cache.begin_wait(owner, QUEUED)
 
     def rank(self, program_id: str, serial: int) -> int:
         """Seniority of a program, smaller for older ones: the serial number of its first request."""
@@ -37,10 +54,37 @@ class LivePrograms:
         return program.rank
 
     def mark_started(self, request: Request) -> None:
-        """Record that a request of a program has started."""
-        program = None if request.program_id is None else self._programs.get(request.program_id)
-        if program is not None:
-            program.has_started = True
+        """Record that a request of a program has started. What its prompt has superseded is no longer pinned."""
+        if request.program_id is None:
+            self._start_session(request)
+        else:
+            program = self._programs.get(request.program_id)
+            if program is not None:
+                program.has_started = True
+        for owner in _own_pins(request):
+            self._cache.forecast.cancel_wait(owner)
+            self._cache.drop_soft_pin(owner)
+
+    def _start_session(self, request: Request) -> None:
+        """Find the session that the request continues, or begin one."""
+        assert request.lease is not None
+        if not self._cache.recognises_sessions:
+            return
+        names = (owner[0] for owner in request.lease.continues if isinstance(owner, tuple))
+        name = next((name for name in names if self._is_idle_session(name)), None)
+        if name is None:
+            name = f"session {request.serial}"
+            self._programs[name] = _LiveProgram(request.serial, is_session=True)
+        request.session = name
+        program = self._programs[name]
+        program.has_started = program.is_running = True
+        self._programs.move_to_end(name)
+        self._cache.forecast.end_wait((name, 0))
+        self._end_oldest()
+
+    def _is_idle_session(self, name: str) -> bool:
+        program = self._programs.get(name)
+        return program is not None and program.is_session and not program.is_running
 
     def has_started(self, request: Request) -> bool:
         """True if a request of the program has started, or this one before it was retracted."""
@@ -49,16 +93,30 @@ class LivePrograms:
 
     def update_soft_pins(self, request: Request) -> None:
         """Soft-pin the part of the request's published tokens that its program's states will use again."""
-        program = None if request.program_id is None else self._programs.get(request.program_id)
-        if program is None:
+        program_id = request.program_id
+        program = None if program_id is None else self._programs.get(program_id)
+        if program_id is None or program is None:
             return
         assert request.lease is not None
-        for claim in request.message.claims:
+        program.is_running = False
+        for claim in [SoftPin(0)] if program.is_session else request.message.claims:
+            owner = program_id, claim.state
             num_tokens = request.num_computed if claim.num_tokens is None else claim.num_tokens
-            self._cache.set_soft_pin(request.lease, (request.program_id, claim.state), max(0, num_tokens), request.rank)
+            self._cache.set_soft_pin(request.lease, owner, max(0, num_tokens), request.rank)
             self._num_soft_pins += claim.state not in program.states
             program.states.add(claim.state)
+            self._cache.begin_wait(owner, TURN if claim.num_tokens is None else FORKED)
+            if claim.num_tokens is None:
+                self._ended_turns[request.rid] = owner
+        while len(self._ended_turns) > MAX_ENDED_TURNS:
+            self._ended_turns.popitem(last=False)
         self._end_oldest()
+
+    def note_turn_ended(self, rid: str, waits_for: str) -> None:
+        """Record what the program of an ended request waits for."""
+        owner = self._ended_turns.pop(rid, None)
+        if owner is not None:
+            self._cache.set_wait_kind(owner, waits_for)
 
     def end(self, program_id: str, states: Iterable[int] | None = None) -> None:
         """End these states, or the whole program if `states` is None, and drop their soft pins."""
@@ -71,7 +129,15 @@ class LivePrograms:
             program.states.remove(state)
             self._num_soft_pins -= 1
             self._cache.drop_soft_pin((program_id, state))
+            self._cache.forecast.forget((program_id, state))
 
     def _end_oldest(self) -> None:
         while len(self._programs) > MAX_PROGRAMS or self._num_soft_pins > MAX_SOFT_PINS:
             self.end(next(iter(self._programs)))
+
+
+def _own_pins(request: Request) -> list[tuple[str, int]]:
+    """Owners of the soft pins of the state that the request belongs to."""
+    if request.program_id is None:
+        return []
+    return [(request.program_id, claim.state) for claim in request.message.claims if claim.num_tokens is None]

@@ -169,6 +169,7 @@ class Request:
     token_in_flight: bool = False  # a plan in flight samples the token after `tokens`
     leaving: bool = False  # ended, but plans in flight may still write its pages
     counted: bool = False  # the counters include its prompt
+    session: str | None = None  # of a request without a program, once it has started
 
     @cached_property
     def sample(self) -> Sample:
@@ -189,9 +190,9 @@ class Request:
 
     @property
     def program_id(self) -> str | None:
-        """Id of the request's program; frontends number theirs independently."""
+        """Id of the request's program, or of the session recognised; frontends number theirs independently."""
         program = self.message.program
-        return None if program is None else program_id(self.owner, program)
+        return self.session if program is None else program_id(self.owner, program)
 
     @property
     def num_prompt(self) -> int:

@@ -40,6 +40,7 @@ from ..protocol.core import (
     Pause,
     RequestFailed,
     ToCore,
+    TurnEnded,
 )
 from ..protocol.errors import BusyError, ErrorInfo, RequestError
 from ..protocol.tree import GetTree, GetTreeNode
@@ -149,6 +150,7 @@ class Scheduler:
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
         """Handle a message from frontend `owner`. Returns the answers that are ready at once."""
+        self._cache.forecast.now = now
         match message:
             case Generate():
                 return self._arrive(message, now, owner)
@@ -157,6 +159,9 @@ class Scheduler:
                 return [self._abort(request) for request in list(requests) if request.owner == owner]
             case EndStates(program=program, states=states):
                 self._programs.end(program_id(owner, program), states)
+                return []
+            case TurnEnded(rid=rid, waits_for=waits_for):
+                self._programs.note_turn_ended(rid, waits_for)
                 return []
             case FlushCache(call=call):
                 self._cache.flush()
@@ -178,6 +183,7 @@ class Scheduler:
             return None  # the next drafts depend on the tokens in flight
         if self._hold == "all":
             return None
+        self._cache.forecast.now = now
         self._take_compiled_grammars(now)
         self._settle_masks(now)
         num_guesses = self._drafting.propose(self._batch, self._token_budget)
@@ -232,6 +238,7 @@ class Scheduler:
         assert result.step == plan.step
         assert self._sampling is None, "`sampling` was not called after the last commit"
         answers = self.answers()
+        self._cache.forecast.now = now
         for (request, row), row_result in zip(in_flight.rows, result.rows, strict=True):
             assert request.lease is not None
             if request.leaving:
@@ -321,6 +328,7 @@ class Scheduler:
         )
         self._num_arrived += 1
         self._requests[request.rid] = request
+        self._programs.note_arrived(request)
         if message.sampling.constraint is not None:
             self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
             request.awaits_grammar, request.continued_due = True, message.continued > 0

@@ -34,6 +34,7 @@ from ramiform.runtime.protocol.core import (
     RequestFailed,
     ToCore,
     Tokens,
+    TurnEnded,
 )
 from ramiform.runtime.protocol.errors import BusyError, ErrorInfo, RamiformError
 from ramiform.runtime.protocol.sampling import TokenLogprob
@@ -65,6 +66,7 @@ class FakeCore:
         self.requests: list[Generate] = []
         self.aborted: list[str] = []
         self.ended: list[EndStates] = []
+        self.turns: list[TurnEnded] = []
         self.num_flushes = 0
         self.failure: RamiformError | None = None  # set: the core cannot start
         self.loaded = asyncio.Event()
@@ -140,6 +142,8 @@ class FakeCore:
                         self.send(Tokens(rid=each, ids=[], num_cached=0, finish=Finish("abort")))
             case EndStates():
                 self.ended.append(message)
+            case TurnEnded():
+                self.turns.append(message)
             case FlushCache(call=call):
                 self.num_flushes += 1
                 self.send(CoreReply(call))

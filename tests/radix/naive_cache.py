@@ -13,6 +13,7 @@ import pytest
 from ramiform.radix.cache import Copy, Lease, PrefixCache
 from ramiform.radix.eviction import EvictionHeap
 from ramiform.radix.packed_tokens import unpack
+from ramiform.radix.reuse_forecast import ReuseForecast, WaitGroup
 from ramiform.radix.tree import TreeNode, TreeRoot
 
 from .event_mirror import Mirror, cached
@@ -55,13 +56,24 @@ def namespace_of(node: TreeNode) -> str:
     return root.namespace
 
 
-def evicted_first(strategy: str, leaves: list[TreeNode]) -> list[TreeNode]:
+def evicted_first(strategy: str, leaves: list[TreeNode], forecast: ReuseForecast) -> list[TreeNode]:
     """Leaves that the strategy may evict first, by its definition."""
+
+    def last_wait(leaf: TreeNode) -> tuple[float, WaitGroup]:
+        waits = [forecast.wait(owner) for owner in leaf.soft_pins or ()]
+        return max((wait.since, wait.group) for wait in waits)
+
+    def rate(leaf: TreeNode) -> float:
+        since, group = last_wait(leaf)
+        return forecast.rate(group, since)
+
     if strategy == "program":
         unpinned = [leaf for leaf in leaves if not leaf.soft_pins]
         private = [leaf for leaf in unpinned if leaf.program_id is not None]
         leaves = private or unpinned or leaves
         if not unpinned:
+            leaves = [leaf for leaf in leaves if rate(leaf) == min(map(rate, leaves))]
+            leaves = [leaf for leaf in leaves if last_wait(leaf)[0] == min(last_wait(other)[0] for other in leaves)]
             seniority = {id(leaf): min((leaf.soft_pins or {}).values()) for leaf in leaves}
             leaves = [leaf for leaf in leaves if seniority[id(leaf)] == max(seniority.values())]
     if strategy == "lfu":
@@ -95,7 +107,9 @@ class Model:
             nodes = [node for node in self.cache.tree.nodes() if node.on_host == on_host]
             leaves = [node for node in nodes if node.evictable and node.ticket is not None]
             victim = pop()
-            assert victim in evicted_first(self.cache.strategy, leaves) if leaves else victim is None
+            assert isinstance(self.cache.strategy, str)
+            expected = evicted_first(self.cache.strategy, leaves, self.cache.forecast)
+            assert victim in expected if leaves else victim is None
             return victim
 
         heap.pop = checked_pop  # type: ignore[method-assign]
@@ -209,6 +223,17 @@ class Model:
     def drop_soft_pin(self, owner: int) -> None:
         self.cache.drop_soft_pin(owner)
         self.soft_pins.pop(owner, None)
+
+    def wait(self, owner: int, kind: str, seconds: float) -> None:
+        """Let time pass, and let the owner's wait of another kind begin or, with none, end."""
+        self.cache.forecast.now += seconds
+        if kind == "change":
+            self.cache.set_wait_kind(owner, "tool")
+        elif kind:
+            self.cache.begin_wait(owner, kind)
+        else:
+            self.cache.forecast.end_wait(owner)
+            self.drop_soft_pin(owner)
 
     def flush(self) -> None:
         before = self.cache.num_cached + self.cache.num_host_cached

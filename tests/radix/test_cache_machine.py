@@ -91,6 +91,12 @@ class CacheMachine(RuleBasedStateMachine):
     def set_soft_pin(self, which: int, owner: int, num_tokens: int, rank: int) -> None:
         self.model.set_soft_pin(self.sequence(which), owner, num_tokens, rank)
 
+    @rule(
+        owner=owners, kind=st.sampled_from(["tool", "user", "change", ""]), seconds=st.sampled_from([0.0, 1.0, 500.0])
+    )
+    def wait(self, owner: int, kind: str, seconds: float) -> None:
+        self.model.wait(owner, kind, seconds)
+
     @rule(owner=owners)
     def drop_soft_pin(self, owner: int) -> None:
         self.model.drop_soft_pin(owner)
@@ -141,8 +147,10 @@ def walk(draw: random.Random, strategy: str, num_steps: int) -> Model:
                 model.commit(sequence)
         elif chance < 0.7:
             model.set_soft_pin(sequence, draw.randrange(5), draw.randrange(60), draw.randrange(4))
-        elif chance < 0.75:
+        elif chance < 0.73:
             model.drop_soft_pin(draw.randrange(5))
+        elif chance < 0.76:
+            model.wait(draw.randrange(5), draw.choice(["tool", "user", "change", ""]), draw.choice([0.0, 1.0, 500.0]))
         elif chance < 0.8:
             model.abort(sequence)
         elif chance < 0.805:
@@ -156,7 +164,7 @@ def walk(draw: random.Random, strategy: str, num_steps: int) -> Model:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_long_walks_agree_with_the_model(strategy: str) -> None:
-    seen = [walk(random.Random(f"{strategy} {seed}"), strategy, num_steps=120).cache.stats for seed in range(25)]
+    seen = [walk(random.Random(f"{strategy} {seed}"), strategy, num_steps=120).cache.stats for seed in range(40)]
     assert all(stats.num_evicted_pages + stats.num_demoted_pages for stats in seen), "there is no pressure"
     assert sum(stats.num_promoted_pages for stats in seen) > 100
     assert sum(stats.num_host_hit_tokens for stats in seen) > 500

@@ -34,6 +34,7 @@ class ChatCompletion:
         """Submit answer `number` of the request; its seed is the request's plus `number`."""
         self.finish: Finish | None = None
         self.num_calls = 0
+        self._first_tool: str | None = None  # that the answer calls
         self.num_reasoning_tokens = 0
         self._request = request
         self._tools = request.tools
@@ -81,8 +82,10 @@ class ChatCompletion:
         return self._stages.tokens
 
     def close(self) -> None:
-        """Abort what still runs."""
+        """Abort what still runs. After a whole answer, tell the core what the conversation waits for."""
         self._stages.close()
+        if self.finish is not None and self.finish.type == "stop":
+            self._stages.sample.note_turn_ended(self._first_tool or "user")
 
     async def deltas(self) -> AsyncGenerator[ChatDelta]:
         """Yield the answer as it is generated. Raises RamiformError when a stage fails."""
@@ -232,6 +235,7 @@ class ChatCompletion:
             stages.discard()  # appended again with what follows, in the tokens of the joined text
             self._begin_arguments(tools, name, f"{name}{tools.format.arguments_opening(self.num_calls)}")
         index, self.num_calls = self.num_calls, self.num_calls + 1
+        self._first_tool = self._first_tool or name
         yield ChatDelta(calls=[ToolCallDelta(index, "", new_tool_call_id(), name)])
         closing, text, begun = tools.format.generated_closing, "", False
         async for piece in stages.sample:
@@ -293,6 +297,8 @@ class ChatCompletion:
             for index, call in enumerate(calls[: max(0, most)])
         ]
         self.num_calls += len(deltas)
+        if deltas:
+            self._first_tool = self._first_tool or deltas[0].name
         return deltas
 
 

@@ -36,6 +36,7 @@ from ...protocol.core import (
     RequestFailed,
     ToCore,
     Tokens,
+    TurnEnded,
 )
 from ...protocol.errors import ErrorInfo, RuntimeFailed, context_exceeded
 from ...protocol.metrics import CoreMetrics
@@ -167,6 +168,11 @@ class CoreClient:
         """Tell the core that these states of a program, or with None the program, need nothing more."""
         if self._failure is None:
             self._send(EndStates(program, states))
+
+    def note_turn_ended(self, rid: str, waits_for: str) -> None:
+        """Tell the core what the program of the ended request `rid` waits for: a tool's name, or "user"."""
+        if self._failure is None:
+            self._send(TurnEnded(rid, waits_for))
 
     def forget(self, rid: str) -> None:
         """Drop the reader of `rid`, and abort the request unless it is over."""

@@ -148,6 +148,10 @@ class SampleStream:
         if self._record is not None:
             self._record.close()
 
+    def note_turn_ended(self, waits_for: str) -> None:
+        """Say, once the output has ended, what its conversation waits for: a tool's name, or "user"."""
+        self._core.note_turn_ended(self._rid, waits_for)
+
     def abort(self) -> None:
         """End the output early; its reader gets the text so far, with a finish of type "abort"."""
         self._core.abort(self._rid)

@@ -106,6 +106,23 @@ def test_thinking_is_told_from_the_answer() -> None:
     serving(lambda prompt, _: "<think>\nLet me see.\n</think>\n\nParis.", check, reasoning_parser="think")
 
 
+def test_the_core_is_told_what_the_conversation_waits_for() -> None:
+    def say(prompt: str, request: Generate) -> str:
+        constraint = request.sampling.constraint
+        return "Hello." if constraint is None else 'look"' if constraint.kind == "choices" else '{"x": 1}'
+
+    async def check(built: House, client: httpx.AsyncClient) -> None:
+        await both(client, {})
+        tools = {"tools": [tool("look"), tool("other")], "tool_choice": "required", "parallel_tool_calls": False}
+        whole, _ = await both(client, tools)
+        assert whole["tool_calls"] == [["look", '{"x": 1}']]
+        await built.core.until(lambda: len(built.core.turns) == 4)
+        assert [turn.waits_for for turn in built.core.turns] == ["user", "user", "look", "look"]
+        assert {turn.rid for turn in built.core.turns} < {request.rid for request in built.core.requests}
+
+    serving(say, check)
+
+
 def test_a_grammar_begins_after_the_thinking() -> None:
     def say(prompt: str, request: Generate) -> str:
         if request.sampling.constraint is not None:

@@ -1,0 +1,79 @@
+"""The replay of recorded sessions, judged by the trace's own sums and by endless memory."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramiform.bench.agent_sessions import Hints, Outcome, live_working_set, load, replay, schedule
+
+HINTS: list[Hints] = ["none", "headers", "program"]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Sessions of tools, users and rewritten prompts, read from a file like the recorded ones."""
+    draw, sessions = random.Random(0), []
+    for _ in range(24):
+        start, size, turns = 0.0, 0, []
+        for _ in range(draw.randrange(3, 14)):
+            shared = size if draw.random() < 0.9 else size // 4
+            size = shared + draw.randrange(5, 60)
+            stop = draw.choice(["tool_use", "tool_use", "tool_use", "end_turn"])
+            turns.append([start, 0.0, 1.0, size, shared, stop, draw.randrange(20, 300)])
+            start += draw.expovariate(1 / (5 if stop == "tool_use" else 200))
+        sessions.append(turns)
+    file = tmp_path_factory.mktemp("sessions") / "sessions.json.xz"
+    file.write_bytes(lzma.compress(json.dumps(sessions).encode()))
+    plain = Path(str(file).removesuffix(".xz"))
+    plain.write_text(json.dumps(sessions))
+    assert load(file) == load(plain)
+    return load(file)
+
+
+def play(recorded: Any, policy: str, pool: float, hints: Hints = "program", host_pool: float = 0.0) -> Outcome:
+    return replay(recorded, policy, pool=pool, host_pool=host_pool, live=8, hints=hints, seed=0, slow=1.0)
+
+
+@pytest.mark.parametrize("hints", HINTS)
+def test_with_memory_for_everything_nothing_is_recomputed(recorded: Any, hints: Hints) -> None:
+    outcome = play(recorded, "program", 20.0, hints)
+    assert outcome.num_recomputed == 0
+    assert outcome.num_whole == outcome.num_turns == sum(turn.num_shared > 0 for turns in recorded for turn in turns)
+    assert outcome.num_reusable == sum(
+        min(turn.num_shared, turn.num_blocks - 1) for turns in recorded for turn in turns
+    )
+    assert len(outcome.ttfts) == sum(map(len, recorded))
+    assert len(outcome.job_times) == len(recorded)
+
+
+def test_who_knows_the_trace_recomputes_least_and_who_knows_programs_less_than_who_knows_nothing(recorded: Any) -> None:
+    recomputed = {policy: play(recorded, policy, 0.6).num_recomputed for policy in ("lru", "program", "clairvoyant")}
+    assert 0 < recomputed["clairvoyant"] < recomputed["program"] < recomputed["lru"]
+
+
+def test_sessions_are_recognised_without_hints(recorded: Any) -> None:
+    told = play(recorded, "program", 0.6, "headers").num_recomputed
+    recognised = play(recorded, "program", 0.6, "none").num_recomputed
+    assert abs(recognised - told) < 0.1 * told
+
+
+def test_a_host_tier_holds_what_the_device_has_no_room_for(recorded: Any) -> None:
+    outcome = play(recorded, "program", 0.6, host_pool=20.0)
+    assert outcome.num_recomputed == 0
+    assert outcome.num_demoted > 0 < outcome.num_promoted
+
+
+def test_the_working_set_counts_live_sessions_only(recorded: Any) -> None:
+    # One after the other, the working set is what one session holds.
+    sessions = schedule(recorded, 1, seed=0)
+    for before, after in pairwise(sessions):
+        after.start = before.start + before.turns[-1].after + 1.0
+    largest = max(turn.num_blocks for turns in recorded for turn in turns)
+    assert 0 < live_working_set(sessions) <= largest
