@@ -150,7 +150,7 @@ CHAT: dict[str, tuple[dict[str, Any], str, str]] = {
     "a grammar of nothing": ({"ebnf": "root ::= root"}, "ebnf", "no text"),
     "a schema too deep": ({"guided_json": "[" * DEEP}, "guided_json", "deep"),
     "other messages by the template": ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
-    "an own template": ({"chat_template": "{{ 'a' * 10**9 }}"}, "chat_template", "not supported"),
+    "an own template": ({"chat_template": "{{ 'a' * 10**9 }}"}, "chat_template", "--trust-request-chat-template"),
     "a parameter with a long name": ({"x" * 10**6: 1}, "x", "unknown"),
     "a model with a long name": ({"model": "x" * 10**6}, "model", "the model"),
 }
