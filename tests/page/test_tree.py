@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -202,3 +203,23 @@ MANY = """(async () => {
   const frames = [times[120], times[228]].map((time) => Math.round(10 * time) / 10);
   return { frames, figures: main.querySelector(".figures").innerText, asked };
 })()"""
+
+
+@pytest.mark.slow
+def test_another_eviction_is_compared_by_the_plan_log(page: Page, tmp_path: Path) -> None:
+    """The sentence has the shares of the route."""
+    with ramiform.Runtime(
+        port=0, dtype="float32", num_pages=64, log_level="error", log_plans=str(tmp_path / "plans"), eviction="lru"
+    ) as runtime:
+        for number in [0, 0, 0, *range(6), *range(6)]:
+            body = {"input_ids": [300 + number] * 200, "sampling_params": {"max_new_tokens": 2}}
+            httpx.post(f"{runtime.url}/generate", json=body, timeout=120).raise_for_status()
+        found = httpx.post(f"{runtime.url}/v1/ramiform/what-if", json={"eviction": "lfu"}, timeout=120).json()
+        lru, lfu = (f"{100 * found[name]['recomputed_share']:.1f} %" for name in ("logged", "what_if"))
+        assert lru != lfu
+        page.goto(f"{runtime.url}/#/tree")
+        page.click("button", "lfu")
+        page.wait(
+            "document.querySelector('.what-if [role=status]').textContent === "
+            f"'lfu would have recomputed {lfu} of the prompt tokens, lru recomputed {lru}.'"
+        )

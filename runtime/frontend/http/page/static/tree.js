@@ -6,6 +6,7 @@ import { TreeStore, layout } from "./tree_layout.js";
 import { ErrorNote, Figures, Segmented, count, percent, prefersReducedMotion, seconds, useTheme } from "./ui.js";
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/standalone.mjs";
 
+const EVICTIONS = ["lru", "lfu", "priority", "program"];
 const LIMIT = 2000;
 const FLASH_MS = 900;
 const NUM_COLOURS = 7; // --cat-8 is of nodes without a program
@@ -66,9 +67,29 @@ export function TreeView({ api, live, about }) {
       ? html`<${NodeTable} boxes=${boxes} onOpen=${(box) => setChosen(box.node.id)} />`
       : html`<${Picture} store=${store.current} boxes=${boxes} chosen=${chosen} onChoose=${setChosen} root=${root} onZoom=${zoom} isEmpty=${totals !== null && boxes.length === 0} />`}
     <${NodeDetails} id=${chosen} node=${nodes.get(chosen)} api=${api} onZoom=${zoom} />
-    ${about?.plan_log && html`<p class="muted small">This server writes a plan log: <code>ramiform replay</code> says what other eviction and queue policies would have recomputed.</p>`}
+    ${about?.plan_log && html`<${WhatIf} api=${api} />`}
   </div>`;
 }
+
+/** Ask what another eviction would have recomputed; the server replays its plan log. */
+function WhatIf({ api }) {
+  const [answer, setAnswer] = useState(null);
+  const [error, setError] = useState(null);
+  const ask = (eviction) => {
+    setAnswer("asked");
+    setError(null);
+    api.post("v1/ramiform/what-if", { eviction }).then(setAnswer, (failure) => (setAnswer(null), setError(failure)));
+  };
+  return html`<section class="row what-if" aria-label="Other evictions">
+    <span class="muted small">What if the eviction were</span>
+    ${EVICTIONS.map((name) => html`<button type="button" key=${name} disabled=${answer === "asked"} onClick=${() => ask(name)}>${name}</button>`)}
+    <${ErrorNote} error=${error} />
+    <span role="status">${answer === "asked" ? "Replaying the plan log." : answer && verdict(answer.logged, answer.what_if)}</span>
+  </section>`;
+}
+
+const verdict = (logged, other) =>
+  `${other.eviction} would have recomputed ${percent(other.recomputed_share, 1)} of the prompt tokens, ${logged.eviction} recomputed ${percent(logged.recomputed_share, 1)}.`;
 
 function Totals({ totals, happened, shown }) {
   if (!totals) return html`<p class="muted">Waiting for the tree.</p>`;
