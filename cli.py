@@ -77,10 +77,7 @@ def serve(
         ),
     ] = None,
     open_page: Annotated[
-        bool,
-        typer.Option(
-            "--open", help="Open the page in a browser when it is ready.", rich_help_panel="Page for browsers"
-        ),
+        bool, typer.Option("--open", help="Open the page.", rich_help_panel="Page for browsers")
     ] = False,
     **settings: Any,
 ) -> None:
@@ -109,9 +106,8 @@ def serve(
         errors.print(Text(f"loading {name}"))
 
     def on_start(started: Started) -> None:
-        has_page = config.serve.page and config.serve.uds is None
-        what = f"{started.info.name} and its page" if has_page else started.info.name
-        print(f"serving {what} at {config.serve.url(started.http_port)}", flush=True)
+        page = " and its page" if config.serve.page and config.serve.uds is None else ""
+        print(f"serving {started.info.name}{page} at {config.serve.url(started.http_port)}", flush=True)
         print(f"programs: ramiform run FILE --address {config.serve.client_address}", flush=True)
         if started.tcp_address is not None:
             print(f"remote: ramiform run FILE --address {started.tcp_address} --keys FOLDER", flush=True)

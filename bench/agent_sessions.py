@@ -94,7 +94,7 @@ class Session:
 
 @dataclass
 class Outcome:
-    """What a policy made of a trace. Counts are of blocks."""
+    """Results of a policy on a trace. Counts are of blocks."""
 
     num_reusable: int = 0
     num_recomputed: int = 0  # of the reusable ones

@@ -1,4 +1,4 @@
-"""What the page costs: throughput without and with a viewer, and the work and bytes of large logs and trees.
+"""Measure the page's cost: throughput without and with a viewer, and the work and bytes of large logs and trees.
 
     python -P bench/page_cost.py [--rounds 8] [--json FILE]
 
@@ -96,7 +96,7 @@ async def throughput(url: str, requests: list[dict[str, Any]], concurrency: int)
 
 
 class Watched:
-    """What a viewer received."""
+    """Messages that a viewer received."""
 
     def __init__(self) -> None:
         self.num_bytes = self.num_messages = 0

@@ -63,7 +63,7 @@ class _ClockTimes:
 
 
 class _Watch:
-    """What one viewer was sent."""
+    """Tree data that one viewer has."""
 
     def __init__(self, question: GetTree, stats: CacheStats) -> None:
         self.root_number = question.root

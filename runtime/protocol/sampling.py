@@ -283,7 +283,7 @@ Origin = Literal["sampled", "forced", "accepted"]
 
 
 class TokenDetails(msgspec.Struct, frozen=True, array_like=True):
-    """What the request's rules did to the model's distribution at an output token.
+    """Effect of the request's rules on the model's distribution at an output token.
 
     The masked distribution is the model's after logit bias, penalties, token rules and the grammar's mask, at
     temperature 1. `allowed_mass` is the model's probability of all allowed tokens; `num_allowed` their number, None

@@ -171,7 +171,7 @@ class ReadWait(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """What only the client knows of operations, for the server's records.
+    """Facts of operations that only the client knows, for the server's records.
 
     `place` and `code` hold from operation `op` on, up to the next note that has them; the rest is about `op` itself.
     `asked`: the program supplied its text. `gathered` are states whose variables were read together before it.

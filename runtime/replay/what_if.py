@@ -1,4 +1,4 @@
-"""What other evictions would have made of a logged run, as a process of its own that prints one line of JSON.
+"""Replay a logged run under another eviction, as a process of its own that prints one line of JSON.
 
     python -m ramiform.runtime.replay.what_if FILE EVICTION
 

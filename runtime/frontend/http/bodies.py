@@ -270,7 +270,7 @@ class SamplingBody(NativeSampling):
 
 
 class SessionParams(Body):
-    """What a request continues: the finished request `rid` of the session `id`, nothing without a `rid`.
+    """Request that a request continues: the finished one `rid` of the session `id`, none without a `rid`.
 
     `offset` cuts the continued tokens as the end of a Python slice does. `drop_previous_output` leaves its output out.
     `replace` forgets the requests that continued the same one.

@@ -22,8 +22,8 @@ RECORD_BYTES = 600  # of a record without operations
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who asked: the API key of an HTTP request, None if it had none; or a program over ZMQ, of this machine's user
-    (`local`) or with a program key (`remote`)."""
+    """Owner of a record: the API key of an HTTP request, None if it had none; or a program over ZMQ, of this machine's
+    user (`local`) or with a program key (`remote`)."""
 
     way: Literal["http", "local", "remote"] = "http"
     api_key: str | None = None
@@ -49,7 +49,7 @@ class OwnedView(msgspec.Struct, frozen=True):
 
 
 class LogChanges(msgspec.Struct, frozen=True):
-    """What has changed since a version: rows, those that changed last first, and the ids of removed records."""
+    """Changes since a version: rows, those that changed last first, and the ids of removed records."""
 
     version: int
     rows: list[OwnedRow]

@@ -1,4 +1,4 @@
-"""What viewers show of a program: its row in a list, and its whole record with spans, critical path and totals.
+"""Views of a program: its row in a list, and its whole record with spans, critical path and totals.
 
 The same values come from a server's records, `ramiform trace` and saved traces.
 """

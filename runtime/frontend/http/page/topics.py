@@ -97,7 +97,7 @@ def _in_parts(message: TreeMessage) -> list[TreeMessage]:
 
 
 class LogPeers:
-    """What changes in the records of all frontends."""
+    """Changes in the records of all frontends."""
 
     def __init__(self, log: ProgramLog, peers: FrontendPeers, access: PageAccess) -> None:
         self.log = log

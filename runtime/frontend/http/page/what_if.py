@@ -1,4 +1,4 @@
-"""What another eviction strategy would have recomputed, told by replaying the plan log in a process of its own."""
+"""Replay the plan log under another eviction strategy, in a process of its own."""
 
 from __future__ import annotations
 
