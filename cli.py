@@ -131,10 +131,8 @@ def _open_in_browser(serve_config: ServeConfig, port: int | None) -> None:
     url = msgspec.structs.replace(serve_config, host=anywhere.get(serve_config.host, serve_config.host)).url(port)
 
     def show() -> None:
-        with contextlib.suppress(webbrowser.Error, OSError):
-            if webbrowser.open(url):
-                return
-        errors.print(Text(f"no browser could be started; the page is at {url}"))
+        if not webbrowser.open(url):
+            errors.print(Text(f"no browser could be started; the page is at {url}"))
 
     threading.Thread(target=show, name="browser", daemon=True).start()
 
