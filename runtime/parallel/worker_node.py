@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -63,7 +63,9 @@ class NodeZeroConnection:
         """Join the runtime. Raises RequestError with node 0's reason for a refusal, RuntimeFailed when it does not
         answer."""
         address = self.plans.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.send(NodeJoin(node, fingerprint, address, self._keys.public.decode()))
+        joining = wire.encode(NodeJoin(node, fingerprint, address, self._keys.public.decode()))
+        with suppress(zmq.Again):  # node 0 has refused the key already: sending would wait for ever
+            self.control.send(joining, zmq.NOBLOCK)
         end = time.monotonic() + JOIN_TIMEOUT
         while (remaining := end - time.monotonic()) > 0:
             poller = zmq.Poller()

@@ -91,7 +91,7 @@ def test_programs_and_a_timeline(page: Page, home: str, url: str, backend: ramif
     page.goto(home + "#/programs")
     page.wait("document.querySelectorAll('.vtable tbody a').length >= 6")
     page.screenshot(folder / "page-programs.png")
-    first, second = (
+    first, second, *_ = (  # the newest
         row["id"]
         for row in httpx.get(f"{url}/v1/ramiform/programs").json()["programs"]
         if row["title"] == "fan_out" and row["states"] == 9

@@ -97,7 +97,8 @@ def test_what_is_refused_is_wrong_by_the_document_too(http: httpx.Client, path: 
 
 # Every route with random bodies; those that answer quickly with each field's edges, and what is just beyond them.
 PHASES = {
-    "fuzzing": ["--exclude-path-regex", "^/(pause|close_session)"],  # others would wait for ever; needs an open session
+    # Left out: others would wait for ever; needs an open session; needs the number of a node.
+    "fuzzing": ["--exclude-path-regex", "^/(pause|close_session|v1/ramiform/tree/)"],
     "coverage": [
         "--include-path-regex",
         "^/(v1/(decisions|embeddings)|detokenize|abort_request)$",

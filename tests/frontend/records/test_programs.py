@@ -214,7 +214,7 @@ def test_a_program_that_is_aborted_is_lost(runtime: Any, url: str) -> None:
 
     state = endless.run(backend=runtime, stream=True)
     next(iter(state.text_iter("a")))
-    [row] = [row for row in rows(url) if row["title"] == "endless"]
+    row = next(row for row in rows(url) if row["title"] == "endless")  # the newest
     assert row["status"] == "running"
     view = httpx.get(f"{url}/v1/ramiform/programs/{row['id']}").json()
     assert view["states"][0]["spans"][-1]["cause"] == "decode"
