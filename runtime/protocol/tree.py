@@ -55,7 +55,7 @@ class TreeTotals(msgspec.Struct, frozen=True):
 
 
 class TreeEvents(msgspec.Struct, frozen=True):
-    """What happened since the last message of a watch, in tokens; evicted and demoted ones are whole pages."""
+    """Counts of tokens since the last message to a viewer; evicted and demoted ones are whole pages."""
 
     hit_tokens: int = 0
     computed_tokens: int = 0
