@@ -19,6 +19,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+MAX_MOVES = 30  # of an element that is to be clicked, in pairs of frames
 SECONDS = 60.0  # until something that was expected counts as missing
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-sync --disable-dev-shm-usage --disable-quic --no-first-run "
@@ -125,10 +126,19 @@ class Page:
             f".filter((each) => each.textContent.includes({json.dumps(containing)}))[{index}]"
         )
         self.wait(f"!!({found})")
-        x, y = self.eval(
-            f"(() => {{ const it = {found}; it.scrollIntoView({{block: 'nearest', behavior: 'instant'}});"
+        middle = (
+            f"(() => {{ const it = {found}; if (!it) return null;"
+            "it.scrollIntoView({block: 'nearest', behavior: 'instant'});"
             "const box = it.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
+        place, before = self.eval(middle), None
+        for _ in range(MAX_MOVES):  # what was done before may still move it
+            if place is not None and place == before:
+                break
+            self.eval("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+            place, before = self.eval(middle), place
+        assert place is not None, f"gone before it was clicked: {selector}"
+        x, y = place
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

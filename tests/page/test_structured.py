@@ -166,6 +166,7 @@ def test_an_answer_under_a_schema_is_a_tree_and_can_be_stepped_through(page: Pag
     page.click(".popover button", "What was allowed here?")
     page.wait("!!document.querySelector('.popover .mask .chip')")
     page.press("Escape")
+    page.wait("!document.querySelector('.popover')")
     page.click(".answer button", "Step through")
     page.wait(f"document.querySelector('[name=text]').value === {json.dumps(answer['text'])}")
     page.wait("document.querySelector('.mask')?.innerText.includes('may not end')")
