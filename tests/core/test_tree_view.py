@@ -1,4 +1,4 @@
-"""What viewers are told of the radix tree, applied as they would, against the tree."""
+"""Tree messages, applied as a viewer applies them, give the tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page copies is the request that it sends: run as it is, each form gives the page's answer."""
+"""Copied requests, run as they are, give the page's answer in each form."""
 
 from __future__ import annotations
 

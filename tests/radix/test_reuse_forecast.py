@@ -1,4 +1,4 @@
-"""What is learned from waits: judged by counting returns, and by order."""
+"""Forecasts learned from waits, judged by counting returns, and by order."""
 
 from __future__ import annotations
 

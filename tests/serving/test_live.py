@@ -1,4 +1,4 @@
-"""What the page is told, on the real runtime: the radix tree, programs, health; keys; several frontends; the end."""
+"""The live socket on the real runtime: radix tree, programs, health; keys; several frontends; the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another eviction would have recomputed, from the plan log of a real server."""
+"""Replays of a real server's plan log under another eviction."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> N
 
 
 def test_a_trace_of_an_older_version_is_read(tmp_path: Path) -> None:
-    """As files were before generations had the time of their grammar, and traces their views."""
+    """Files of earlier versions have no times of grammars and no views."""
     event = {
         "kind": "gen",
         "label": "gen x",
