@@ -193,20 +193,23 @@ def minimal_table(table: NDArray[np.int32], labels: NDArray[np.int32]) -> tuple[
 
     The table may stay larger than it must be, where telling the states apart takes long texts.
     """
+    from . import dfa_kernel as kernel  # not at the top: it imports numba
+
+    table = np.ascontiguousarray(table)
     # Of each state: equal for states that no text so far tells apart. In the order of their first states, the dead
     # state and the start keep their numbers.
-    kind = labels + 1
-    kind[DEAD] = 0
+    kinds = labels + np.int32(1)
+    kinds[DEAD] = 0
+    refined, firsts = np.empty_like(kinds), np.empty_like(kinds)
+    slots = np.empty(1 << (2 * len(table)).bit_length(), np.int32)
     count = 0
     for _ in range(max(MIN_ROUNDS, MAX_TOLD // len(table))):
-        told = np.column_stack([kind, kind[table]])
-        rows = told.view(f"V{told.itemsize * told.shape[1]}")[:, 0].tolist()
-        first: dict[bytes, int] = {}
-        kind = np.array([first.setdefault(row, len(first)) for row in rows], np.int32)
-        if len(first) == count:
-            _, kept = np.unique(kind, return_index=True)
-            return kind[table[kept]], labels[kept]
-        count = len(first)
+        found = kernel.refine(table, kinds, refined, firsts, slots)
+        kinds, refined = refined, kinds
+        if found == count:
+            kept = firsts[:count]
+            return kinds[table[kept]], labels[kept]
+        count = found
     return table, labels
 
 

@@ -196,6 +196,39 @@ def alive(table: Ints, accepting: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return found
 
 
+@compiled("(int32[:,::1], int32[::1], int32[::1], int32[::1], int32[::1])")
+def refine(table: Ints, kinds: Ints, refined: Ints, firsts: Ints, slots: Ints) -> int:
+    """Number the states by their kind and the kinds of their targets, in the order of first states; return the count.
+
+    One round of Moore's algorithm. Writes refined[state], and the first state of each new kind to `firsts`. `slots` is
+    a hash table with a power of two as its size, more than the number of states.
+    """
+    slots[:] = -1
+    mask = len(slots) - 1
+    count = 0
+    for state in range(len(table)):
+        mixed = int(kinds[state])
+        for label in range(table.shape[1]):
+            mixed = (mixed * _FACTOR + int(kinds[table[state, label]])) & _BITS
+        slot = (mixed ^ (mixed >> 19)) & mask
+        while slots[slot] >= 0:
+            first = firsts[slots[slot]]
+            same = kinds[first] == kinds[state]
+            for label in range(table.shape[1]):
+                if not same:
+                    break
+                same = kinds[table[first, label]] == kinds[table[state, label]]
+            if same:
+                break
+            slot = (slot + 1) & mask
+        if slots[slot] < 0:
+            slots[slot] = count
+            firsts[count] = state
+            count += 1
+        refined[state] = slots[slot]
+    return count
+
+
 @compiled()
 def _classes_of(class_of: NDArray[np.uint8], data: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return the distinct classes of bytes."""
