@@ -117,11 +117,11 @@ def conj(parts: Iterable[Formula]) -> Formula:
             return False
         if part is True:
             continue
-        if isinstance(part, And):
+        if type(part) is And:
             kept.update(dict.fromkeys(part.parts))
         else:
             kept[part] = None
-    if len(kept) > 1 and any(isinstance(part, Not) and part.part in kept for part in kept):
+    if len(kept) > 1 and _has_contradiction(kept):
         return False
     return _joined(And, kept, True)
 
@@ -134,13 +134,18 @@ def disj(parts: Iterable[Formula]) -> Formula:
             return True
         if part is False:
             continue
-        if isinstance(part, Or):
+        if type(part) is Or:
             kept.update(dict.fromkeys(part.parts))
         else:
             kept[part] = None
-    if len(kept) > 1 and any(isinstance(part, Not) and part.part in kept for part in kept):
+    if len(kept) > 1 and _has_contradiction(kept):
         return True
     return _joined(Or, kept, False)
+
+
+def _has_contradiction(kept: dict[Formula, None]) -> bool:
+    """Return True if some part is the negation of another."""
+    return not kept.keys().isdisjoint([part.parts[0] for part in kept if type(part) is Not])
 
 
 def _joined(kind: type[And] | type[Or], kept: dict[Formula, None], empty: bool) -> Formula:
