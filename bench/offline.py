@@ -104,6 +104,7 @@ def main(
     repeat: Repeat = 3,
     threads: Annotated[int, typer.Option(help="that both may use; the core takes fewer for small steps")] = 0,
     half_billion: Annotated[bool, typer.Option(help="random weights in Qwen2-0.5B's shape, and shorter runs")] = False,
+    brief: Annotated[bool, typer.Option("--brief", help="shorter runs")] = False,
     speculative: Annotated[bool, typer.Option(help="speculative decoding, if the model has a draft head")] = True,
     output: Json = None,
 ) -> None:
@@ -115,7 +116,7 @@ def main(
         info = core.info
         baseline = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, info.dtype)).eval()
     rows = []
-    for scenario in scenarios(info.context_length, brief=half_billion):
+    for scenario in scenarios(info.context_length, brief=brief or half_billion):
         batches = [prompts(scenario, info.vocab_size, seed) for seed in range(repeat + 1)]
         seconds = interleaved(
             repeat,

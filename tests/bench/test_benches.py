@@ -38,7 +38,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.exhaustive
 def test_offline_compares_with_transformers(checkpoint: Path, tmp_path: Path) -> None:
-    run("offline.py", str(checkpoint), "--repeat", "1", "--json", str(tmp_path / "figures.json"))
+    run("offline.py", str(checkpoint), "--brief", "--repeat", "1", "--json", str(tmp_path / "figures.json"))
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["info"]["architecture"] == "Qwen2ForCausalLM"
     assert len(figures["rows"]) == 5

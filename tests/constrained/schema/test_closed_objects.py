@@ -248,7 +248,7 @@ def written(constraint: JsonSchema | JsonObject, seed: int) -> Any:
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(schema=st.one_of(_objects, _beside), seed=st.integers(0, 2**32), options=st.sampled_from([CLOSED, DIGITS]))
 def test_generated_values_are_valid_and_repeat_no_name(schema: Any, seed: int, options: SchemaOptions) -> None:
     value = written(JsonSchema(schema, options), seed)

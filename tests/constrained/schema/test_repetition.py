@@ -23,7 +23,7 @@ from .oracle_jsonschema import is_valid, judge
 from .schemas import SCHEMAS
 from .test_end_search import ARRAYS, OBJECTS
 
-MANY = many(100)
+MANY = many(60)
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 
 
