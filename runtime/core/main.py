@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import msgspec
 import zmq
@@ -222,7 +221,7 @@ def load_core(
     log = None
     if config.log_plans is not None:
         header = LogHeader.of(config, facts, **shape, context_length=info.context_length)
-        log = PlanLog(header, _open_plan_log(config.log_plans))
+        log = _open_plan_log(config.log_plans, header)
         retokenise = log.retokenise(retokenise)
     grammars = TimedGrammarCache(
         facts.token_bytes,
@@ -266,9 +265,9 @@ def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
     return choose_source(config, path) not in ("eagle", "draft")
 
 
-def _open_plan_log(path: str) -> IO[bytes]:
+def _open_plan_log(path: str, header: LogHeader) -> PlanLog:
     try:
-        return open(path, "wb")
+        return PlanLog(header, open(path, "wb"))
     except OSError as error:
         raise RequestError(f"cannot write the plan log: {error}", param="log_plans") from None
 

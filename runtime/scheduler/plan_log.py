@@ -4,7 +4,9 @@ decisions without a model."""
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import IO
 
 import msgspec
@@ -16,6 +18,8 @@ from .interfaces import VocabularyInfo
 from .jump_forward import CONTEXT_TOKENS, Retokenise
 from .plan import ForwardPlan, ForwardResult, SamplingPlan
 from .scheduler import Scheduler
+
+logger = logging.getLogger("ramiform.core")
 
 LOG_VERSION = 3
 MAX_LOG_BYTES = 8 << 30  # a log ends here, so that it does not fill the disk; it can be replayed so far
@@ -101,16 +105,28 @@ LogEntry = LogHeader | LoggedMessage | LoggedPlan | LoggedResult | LoggedRetoken
 
 
 class PlanLog:
-    """Writes entries, one per line. Each line is complete before the next begins."""
+    """Writes entries, one per line. Each line is complete before the next begins.
+
+    Raises OSError if the header cannot be written. A later failure, such as a full disk, ends the log, not the core.
+    """
 
     def __init__(self, header: LogHeader, file: IO[bytes], *, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._file = file
         self._num_left = max_bytes
         self._encoder = msgspec.json.Encoder()
-        self.write(header)
+        self._append(header)
 
     def write(self, entry: LogEntry) -> None:
-        """Append an entry, unless the log has reached its maximum size."""
+        """Append an entry, unless the log has ended: at its maximum size, or because it could not be written."""
+        try:
+            self._append(entry)
+        except OSError as error:
+            logger.warning("the plan log ends here: %s", error)
+            self._num_left = 0
+            with suppress(OSError):  # what is still buffered cannot be written either
+                self._file.close()
+
+    def _append(self, entry: LogEntry) -> None:
         line = self._encoder.encode(entry) + b"\n"
         self._num_left -= len(line)
         if self._num_left >= 0:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import random
+import resource
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -166,6 +168,22 @@ def test_a_cut_line_ends_the_log_and_anything_else_is_refused() -> None:
         list(read_log([b"hello\n"]))
     with pytest.raises(RequestError, match="empty"):
         replay(read_log([]))
+
+
+def test_a_full_disk_ends_the_log_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole, _ = logged_run(3)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open(tmp_path / "plans", "wb") as file:
+        log = PlanLog(msgspec.json.decode(whole[0], type=LogHeader), file)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (sum(map(len, whole[:9])) + 10, limits[1]))
+        try:
+            for line in whole[1:]:
+                log.write(msgspec.json.decode(line, type=LogEntry))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caplog.text.count("the plan log ends here") == 1
+    with open(tmp_path / "plans", "rb") as lines:
+        assert len(list(read_log(lines))) == 9
 
 
 def test_a_log_ends_where_it_is_full_and_plays_as_far_as_it_goes() -> None:

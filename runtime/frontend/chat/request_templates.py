@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from ...protocol.errors import RequestError
+from ...protocol.errors import BusyError, RequestError
 from ...tokenizer.template_process import MAX_FRAME, RenderAnswer, RenderRequest, write_frame
 from ..text.offload import offload
 
@@ -51,19 +53,37 @@ class RequestTemplates:
         return answer.text
 
     def _answer(self, request: bytes) -> RenderAnswer:
-        process = self._idle.pop() if self._idle else _TemplateProcess()
+        """Render in an idle process, or a new one. Others may kill it, as a system without memory does: then in
+        another one. Raises BusyError when there is none."""
+        for _ in range(2):
+            process = self._take()
+            try:
+                answer = process.answer(request)
+            except BaseException as error:
+                was_killed = isinstance(error, EOFError | BrokenPipeError) and process.was_killed()
+                process.end()
+                if not isinstance(error, OSError | EOFError):
+                    raise
+                if was_killed:
+                    continue
+                return RenderAnswer(error="the chat template exceeds its limit of time or memory", param="chat_template")
+            if process.num_answers < _MAX_RENDERINGS:
+                self._idle.append(process)
+            else:
+                process.end()
+            return answer
+        raise BusyError("the process that renders the chat template was killed; try again")
+
+    def _take(self) -> _TemplateProcess:
+        while self._idle:
+            process = self._idle.pop()
+            if process.is_alive():
+                return process
+            process.end()
         try:
-            answer = process.answer(request)
-        except BaseException as error:
-            process.end()
-            if not isinstance(error, OSError | EOFError):
-                raise
-            return RenderAnswer(error="the chat template exceeds its limit of time or memory", param="chat_template")
-        if process.num_answers < _MAX_RENDERINGS:
-            self._idle.append(process)
-        else:
-            process.end()
-        return answer
+            return _TemplateProcess()
+        except OSError as error:
+            raise BusyError(f"no process can be started to render the chat template: {error}") from error
 
 
 class _TemplateProcess:
@@ -90,17 +110,28 @@ class _TemplateProcess:
             raise EOFError
         return msgspec.msgpack.decode(self._read(size, deadline), type=RenderAnswer)
 
+    def is_alive(self) -> bool:
+        return self._child.poll() is None
+
     def _read(self, size: int, deadline: float) -> bytes:
         assert self._child.stdout is not None
         data = bytearray()
+        readable = select.poll()  # `select.select` knows descriptors below 1024 only
+        readable.register(self._child.stdout, select.POLLIN)
         while len(data) < size:
-            if not select.select([self._child.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
             part = os.read(self._child.stdout.fileno(), size - len(data))
             if not part:
                 raise EOFError
             data += part
         return bytes(data)
+
+    def was_killed(self) -> bool:
+        """Whether the child, whose pipes have broken, was killed. Its own limits end it in other ways."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._child.wait(1.0) == -signal.SIGKILL
+        return False
 
     def end(self) -> None:
         """Kill the child."""

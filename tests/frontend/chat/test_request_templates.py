@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from typing import Any
 
 import httpx
 import pytest
 
 from ramiform.runtime.frontend.chat.request_templates import MAX_TEMPLATE_CHARACTERS, RequestTemplates
-from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.errors import BusyError, RequestError
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 from ramiform.tests.frontend.harness import House, house, run, shipped_tokenizer
 
@@ -98,6 +99,42 @@ def test_processes_are_used_again_and_end_with_their_owner() -> None:
     pid = asyncio.run(main())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_process_that_was_killed_is_replaced() -> None:
+    """As a system without memory kills: it is not the template's fault."""
+
+    async def main() -> None:
+        templates = RequestTemplates()
+        for kill in (lambda child: child.kill(), lambda child: (child.kill(), child.wait())):
+            assert await templates.render("{{ messages | length }}", {}, ARGUMENTS) == "2"
+            kill(templates._idle[0]._child)
+        assert await templates.render("{{ messages | length }}", {}, ARGUMENTS) == "2"
+
+    asyncio.run(main())
+
+
+def test_a_process_answers_with_high_descriptors_as_where_many_connections_are_open() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    opened: list[int] = []
+    try:
+        while not opened or opened[-1] < 1024:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        assert render("x") == "x"
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_that_cannot_start_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("subprocess.Popen", fail)
+    with pytest.raises(BusyError, match="Too many open files"):
+        render("x")
 
 
 def decoded(built: House, number: int) -> str:
