@@ -142,6 +142,11 @@ class Execution:
         except RamiformError:
             return  # the runtime is gone, which every reader learns from its log
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Return whether a checkpoint may hold the results of tools."""
+        return self._keep_callback is not None
+
     def kept_callback(self, state: int, callback: Any) -> Any:
         """Return the callback of an Ask; with a checkpoint it makes no tool call that the checkpoint holds."""
         return callback if self._keep_callback is None else self._keep_callback(state, callback)

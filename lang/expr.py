@@ -88,6 +88,7 @@ class GenExpr(Expr):
     schema: Any = None
     tools: ToolSet | None = None
     structural_tag: str | None = None  # of an agent's turn
+    streamed: bool = False  # whether or not the run is
     tool_errors: OnError = "text"
     tool_result: str = RESULT
     additional_properties: AdditionalProperties | None = None

@@ -100,7 +100,7 @@ def lower(parts: Sequence[Expr], defaults: Defaults, stream: bool, open_role: st
 
 
 def _lower_gen(gen: GenExpr, defaults: Defaults, stream: bool, into: LoweredOperations) -> None:
-    operation, result = gen_operation(gen, defaults, stream)
+    operation, result = gen_operation(gen, defaults, stream or gen.streamed)
     index = len(into.operations)
     attempts: CheckedAttempts | None = None
     if gen.check is not None:

@@ -48,6 +48,7 @@ class OperationLog:
         self.cause: BaseException | None = None  # the exception of a function of the program's own that failed it
         self.names: dict[int, str] = {}  # variable that an operation makes, by operation
         self.labels: dict[int, Callable[[], str]] = {}  # give what traces show of an Ask, by operation
+        self.saved: dict[int, float] = {}  # seconds that an Ask's tool ran before it, by operation
         # Gathered variables: before which operation, from which states, and the program's file:line.
         self.joins: list[tuple[int, tuple[OperationLog, ...], str]] = []
         self._raised = [False]  # whether the program got `error`; shared with the branches that fail with this state

@@ -6,10 +6,10 @@ import contextvars
 import functools
 import inspect
 import json
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ...runtime.protocol import session
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
@@ -20,7 +20,9 @@ from ..operation_log import OperationLog
 from ..primitives import gen, role
 from ..state_handle import StateHandle
 from .call_format import CallFormat, InvalidCall, call_format, described, read_calls, structural_tag
+from .call_patterns import PROMPT, CallRecord
 from .declaration import AnyTool
+from .early_calls import EarlyCall, EarlyCalls
 from .tool_set import (
     OnError,
     PreparedCall,
@@ -32,6 +34,9 @@ from .tool_set import (
     tool_set,
     was_cut_off,
 )
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 MAX_TOKENS = 512  # of a turn, where neither the agent nor `run` says it
 StoppedBy = Literal["answer", "until", "max_steps", "max_tokens"]
@@ -58,6 +63,7 @@ class AgentCall:
     text: str
     error: str | None
     seconds: float
+    saved: float = 0.0  # seconds of these in which the model still wrote the turn
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,11 @@ class AgentOptions:
     result_role: str
     constrained: bool
     sampling: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_early_tools(self) -> bool:
+        """Return whether calls may begin before their turn ends."""
+        return any(one.pure for one in self.tools.tools.values())
 
     @classmethod
     def of(
@@ -153,7 +164,9 @@ async def run_agent_async(state: AgentState, options: AgentOptions) -> AgentResu
 
 
 class _Waiting(Protocol):
-    """How an agent waits: blocking, so that nothing is ever suspended, or in an event loop."""
+    """How an agent waits: blocking, so that nothing is ever suspended, or in the event loop `loop`."""
+
+    loop: AbstractEventLoop | None
 
     async def answer(self, op: int) -> session.Done:
         """Wait for the answer of an operation. Raises the state's error."""
@@ -163,26 +176,53 @@ class _Waiting(Protocol):
         """Make the calls at the same time, and supply each one's result as soon as it is there."""
         ...
 
+    async def settle(self, cancelled: Sequence[Future[Any]]) -> None:
+        """Wait until cancelled calls have cleaned up."""
+        ...
+
     async def is_true(self, condition: Callable[[Any], Any]) -> bool: ...
 
 
 async def _run(state: AgentState, options: AgentOptions, waiting: _Waiting) -> AgentResult:
     _begin(state, options)
+    early = EarlyCalls(options.tools, options.form, waiting.loop)
+    try:
+        return await _take_turns(state, options, waiting, early)
+    finally:
+        await waiting.settle(early.end_turn())
+        early.close()
+
+
+async def _take_turns(state: AgentState, options: AgentOptions, waiting: _Waiting, early: EarlyCalls) -> AgentResult:
     turn = _turn(state, options)
+    speculates = _speculates(state, options)
     made: list[AgentCall] = []
+    before = [PROMPT]
     answer = ""
     for step in range(1, options.max_steps + 1):
+        for name, arguments in options.tools.patterns.predict(before) if speculates else ():
+            if options.tools.tools[name].speculate:
+                early.begin_predicted(name, arguments)
         state._append([RoleBeginExpr("assistant"), turn, RoleEndExpr("assistant")])
-        done = await waiting.answer(len(state._log.operations) - 2)
+        op = len(state._log.operations) - 2
+        if turn.streamed:
+            early.watch(state._log, op)
+        done = await waiting.answer(op)
         answer, found = read_calls(done.text, options.tools, options.form)
+        prepared = [call for call in found if isinstance(call, PreparedCall)]
+        if speculates:
+            options.tools.patterns.learn(before, [(call.tool.name, json.loads(call.key)) for call in prepared])
         if not found:
             return AgentResult(answer, step, tuple(made), "max_tokens" if was_cut_off(done) else "answer")
-        calls = _append_results(state, options, found, done)
+        calls = _append_results(state, options, found, done, early)
+        cancelled = early.end_turn()
         try:
             await waiting.make(calls)
+            await waiting.settle(cancelled)
         finally:
             for call in calls:
                 call.give_up()
+        before = [call.to_record(one) for call, one in zip(calls, found, strict=True) if isinstance(one, PreparedCall)]
         made += [call.to_result(step) for call in calls]
         for call in calls:
             if call.raises:
@@ -197,13 +237,19 @@ async def _run(state: AgentState, options: AgentOptions, waiting: _Waiting) -> A
 
 @dataclass(frozen=True)
 class AgentCallback(ToolCallback):
-    """Callback that makes a call of an agent; its text is that of the Ask `op`."""
+    """Callback that makes a call of an agent, or ends it if it runs already; its text is that of the Ask `op`."""
 
     call: PreparedCall
     op: int
+    early: EarlyCall | None
+    turn_ended: float  # by `time.perf_counter`
 
     def __call__(self, done: session.Done) -> Any:
-        pending = begin_call(self.call, self.outcome)
+        pending: Awaitable[None] | None
+        if self.early is None:
+            pending = begin_call(self.call, self.outcome)
+        else:
+            pending = self.early.finish(self.call, self.outcome, self.turn_ended)
         return self._text() if pending is None else self._after(pending)
 
 
@@ -243,6 +289,8 @@ class _MadeCall:
 
     def supply(self) -> None:
         """Append the result to the state."""
+        if self.outcome.saved:
+            self.state._log.saved[self.op] = self.outcome.saved
         error = ErrorInfo.of(self.outcome.to_error()) if self.raises else None
         self._supply("" if error is not None else self.outcome.text, error)
 
@@ -255,8 +303,18 @@ class _MadeCall:
     def to_result(self, step: int) -> AgentCall:
         outcome = self.outcome
         return AgentCall(
-            step, outcome.name, outcome.arguments, outcome.result, outcome.text, outcome.error, outcome.seconds
+            step,
+            outcome.name,
+            outcome.arguments,
+            outcome.result,
+            outcome.text,
+            outcome.error,
+            outcome.seconds,
+            outcome.saved,
         )
+
+    def to_record(self, call: PreparedCall) -> CallRecord:
+        return CallRecord(call.tool.name, json.loads(call.key), self.outcome.text)
 
     def _supply(self, text: str, error: ErrorInfo | None) -> None:
         self.is_supplied = True
@@ -266,6 +324,8 @@ class _MadeCall:
 
 class _BlockingCalls:
     """Waits by blocking, and makes calls in threads."""
+
+    loop: AbstractEventLoop | None = None
 
     def __init__(self, state: AgentState) -> None:
         self._state = state
@@ -283,6 +343,9 @@ class _BlockingCalls:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
+    async def settle(self, cancelled: Sequence[Future[Any]]) -> None:
+        wait(cancelled)
+
     async def is_true(self, condition: Callable[[Any], Any]) -> bool:
         answer = condition(self._state)
         if inspect.iscoroutine(answer):
@@ -295,6 +358,9 @@ class _AsyncCalls:
     """Waits in an event loop; functions that are not async run in threads, since they may block."""
 
     def __init__(self, state: AgentState) -> None:
+        import asyncio
+
+        self.loop: AbstractEventLoop | None = asyncio.get_running_loop()
         self._state = state
 
     async def answer(self, op: int) -> session.Done:
@@ -317,6 +383,11 @@ class _AsyncCalls:
             await asyncio.gather(*map(make, calls))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+    async def settle(self, cancelled: Sequence[Future[Any]]) -> None:
+        import asyncio
+
+        await asyncio.gather(*map(asyncio.wrap_future, cancelled), return_exceptions=True)
 
     async def is_true(self, condition: Callable[[Any], Any]) -> bool:
         answer = condition(self._state)
@@ -361,17 +432,27 @@ def _turn(state: AgentState, options: AgentOptions) -> GenExpr:
         sampling["max_tokens"] = MAX_TOKENS
     turn = gen(**sampling)
     assert isinstance(turn, GenExpr)
-    return (
-        turn if not options.constrained else replace(turn, structural_tag=structural_tag(options.tools, options.form))
-    )
+    tag = structural_tag(options.tools, options.form) if options.constrained else None
+    return replace(turn, structural_tag=tag, streamed=options.has_early_tools)
+
+
+def _speculates(state: AgentState, options: AgentOptions) -> bool:
+    """Return whether calls are predicted: not with a checkpoint, which may hold the results of what is called next."""
+    is_asked = any(one.speculate for one in options.tools.tools.values())
+    return is_asked and not state._handle.execution.has_checkpoint
 
 
 def _append_results(
-    state: AgentState, options: AgentOptions, found: Sequence[PreparedCall | InvalidCall], done: session.Done
+    state: AgentState,
+    options: AgentOptions,
+    found: Sequence[PreparedCall | InvalidCall],
+    done: session.Done,
+    early: EarlyCalls,
 ) -> list[_MadeCall]:
     """Append a message for the result of each call, which is still to come."""
     calls = []
     handle = state._handle
+    turn_ended = state._log.answered_at[done.op]
     for index, call in enumerate(found):
         outcome = ToolOutcome()
         make: Callable[[], Any] | None = None
@@ -381,7 +462,10 @@ def _append_results(
             refuse(outcome, call.text, call.reason, cut_off=was_cut_off(done) and index == len(found) - 1)
         else:
             outcome.name, outcome.arguments = call.tool.name, call.arguments
-            callback = AgentCallback(options.tools, options.on_error, "{result}", outcome, call, op)
+            taken = early.take(call)
+            callback = AgentCallback(
+                options.tools, options.on_error, "{result}", outcome, call, op, early=taken, turn_ended=turn_ended
+            )
             make = functools.partial(handle.execution.kept_callback(handle.number, callback), done)
         state._log.labels[op] = outcome.label
         calls.append(_MadeCall(state, op, make, outcome, options.on_error))

@@ -44,7 +44,8 @@ class DeclaredTool(Generic[P, R]):
     """A tool: what a model may call. Calling it calls the function.
 
     `read` makes the arguments of JSON text, and raises ValueError for text that is not valid. Without a function a call
-    is answered by the program. The results of a `pure` tool are kept, and returned for equal arguments.
+    is answered by the program. The results of a `pure` tool are kept, and returned for equal arguments. `speculate`:
+    agents may call it on predicted arguments.
     """
 
     name: str
@@ -53,6 +54,7 @@ class DeclaredTool(Generic[P, R]):
     read: Callable[[str], dict[str, Any]]
     function: Callable[P, R] | None
     pure: bool = False
+    speculate: bool = False
     _kept: KeptResults = field(default_factory=KeptResults, repr=False)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -81,7 +83,12 @@ AnyTool = DeclaredTool[..., Any] | Callable[..., Any] | Mapping[str, Any]
 
 @overload
 def tool(
-    function: Callable[P, R], *, name: str | None = None, description: str | None = None, pure: bool = False
+    function: Callable[P, R],
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    pure: bool = False,
+    speculate: bool = False,
 ) -> DeclaredTool[P, R]: ...
 @overload
 def tool(
@@ -91,10 +98,16 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     pure: bool = False,
+    speculate: bool = False,
 ) -> DeclaredTool[..., Any]: ...
 @overload
 def tool(
-    function: None = None, *, name: str | None = None, description: str | None = None, pure: bool = False
+    function: None = None,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    pure: bool = False,
+    speculate: bool = False,
 ) -> Callable[[Callable[P, R]], DeclaredTool[P, R]]: ...
 def tool(
     function: Any = None,
@@ -103,17 +116,20 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     pure: bool = False,
+    speculate: bool = False,
 ) -> Any:
     """Declare a tool: `@tool`, `@tool(name=..., pure=True)`, `tool(function, ...)` or `tool(definition, handler)`.
 
     A definition is a dict in OpenAI's form, `{"type": "function", "function": {...}}`, or MCP's, `{"name": ...,
     "inputSchema": {...}}`; `handler` is called with the arguments by keyword. `name` and `description` replace those of
     the function or definition. The results of a `pure` tool are kept in this process for calls with equal arguments,
-    errors are not. Raises RequestError for functions whose arguments have no type hints, and for invalid definitions.
+    errors are not. An agent calls it as soon as its arguments are written, and with `speculate` also on arguments that
+    earlier runs let it expect; a result is used for equal arguments only. Raises RequestError for functions whose
+    arguments have no type hints, and for invalid definitions.
     """
     if function is None:
-        return lambda one: tool(one, handler, name=name, description=description, pure=pure)
-    _check(name, description, pure)
+        return lambda one: tool(one, handler, name=name, description=description, pure=pure, speculate=speculate)
+    _check(name, description, pure, speculate)
     if isinstance(function, Mapping):
         if handler is not None and not callable(handler):
             raise RequestError(f"handler must be a function, got {handler!r}", param="handler")
@@ -131,7 +147,7 @@ def tool(
         raise RequestError(
             f"the tool {read.name} is pure, but has no function whose results could be kept", param="pure"
         )
-    return DeclaredTool(name or read.name, described, read.parameters, read.read, target, pure)
+    return DeclaredTool(name or read.name, described, read.parameters, read.read, target, pure, speculate)
 
 
 def declared(given: AnyTool) -> DeclaredTool[..., Any]:
@@ -144,10 +160,17 @@ def key_of(arguments: bytes | str) -> str:
     return json.dumps(json.loads(arguments), sort_keys=True)
 
 
-def _check(name: Any, description: Any, pure: Any) -> None:
+def _check(name: Any, description: Any, pure: Any, speculate: Any) -> None:
     if name is not None and not (isinstance(name, str) and name):
         raise RequestError(f"name must be a non-empty string, got {name!r}", param="name")
     if description is not None and not isinstance(description, str):
         raise RequestError(f"description must be a string, got {description!r}", param="description")
     if not isinstance(pure, bool):
         raise RequestError(f"pure must be True or False, got {pure!r}", param="pure")
+    if not isinstance(speculate, bool):
+        raise RequestError(f"speculate must be True or False, got {speculate!r}", param="speculate")
+    if speculate and not pure:
+        raise RequestError(
+            "speculate calls a tool that the model has not called, so only a pure tool may have it: write pure=True",
+            param="speculate",
+        )

@@ -16,6 +16,7 @@ from ...runtime.protocol import session
 from ...runtime.protocol.errors import RequestError
 from ...runtime.protocol.sampling import Constraint
 from ..types.adapter import json_text, nested
+from .call_patterns import CallPatterns
 from .declaration import AnyTool, DeclaredTool, declared, key_of
 
 OnError = Literal["text", "raise"]
@@ -40,6 +41,7 @@ class ToolOutcome:
     error: str | None = None
     seconds: float = 0.0  # that the function took
     cause: Exception | None = None  # of the error
+    saved: float = 0.0  # seconds of these in which the model still wrote the turn
 
     def meta(self) -> dict[str, Any]:
         """Return the `tool_call` of the variable's meta info."""
@@ -53,7 +55,8 @@ class ToolOutcome:
 
     def label(self) -> str:
         """Return what traces show of the call."""
-        return "tool call" if self.name is None else f"tool {self.name}"
+        early = f", {self.saved:.3f} s early" if self.saved else ""
+        return f"tool call{early}" if self.name is None else f"tool {self.name}{early}"
 
     def to_error(self) -> RequestError:
         """Return the error for a program whose tools may not fail."""
@@ -98,6 +101,7 @@ class ToolSet:
         calls = [_call_schema(name, schema) for name, schema in schemas.items()]
         union = (calls[0] if len(calls) == 1 else {"anyOf": calls}) | ({"$defs": definitions} if definitions else {})
         self.constraint = Constraint("json_schema", json.dumps(union), "any", "closed")
+        self.patterns = CallPatterns()
 
     def parse(self, text: str) -> PreparedCall:
         """Return the call of a text `{"name": ..., "arguments": {...}}`. Raises ValueError if it is not valid."""

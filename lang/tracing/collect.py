@@ -83,6 +83,7 @@ def _events(
             first_text=times.first_text.get(op),
             end=end,
             error=failed,
+            saved=log.saved.get(op, 0.0),
             waits=waits_between(times.threads[op], begin, start) if op < len(times.threads) and start > begin else (),
             **({} if done is None else answer_fields(done)),
         )

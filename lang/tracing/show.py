@@ -43,7 +43,8 @@ def tree_of(record: RunRecord) -> Tree:
 def _summary(trace: RunRecord) -> str:
     tokens = trace.tokens
     counts = f"{tokens.prompt} prompt tokens, {tokens.cached} of them cached, {tokens.completion} generated"
-    return f"{trace.title}: {len(trace.states)} states, {counts}, {trace.seconds * 1000:.1f} ms"
+    saved = f", {trace.saved * 1000:.1f} ms saved by early tools" if trace.saved else ""
+    return f"{trace.title}: {len(trace.states)} states, {counts}, {trace.seconds * 1000:.1f} ms{saved}"
 
 
 def _line(event: Event, gaps: Mapping[Cause, float]) -> Iterator[tuple[str, str]]:
@@ -63,6 +64,8 @@ def _line(event: Event, gaps: Mapping[Cause, float]) -> Iterator[tuple[str, str]
         parts = ((name, getattr(timings, name)) for name in ("queue", "grammar", "prefill", "retracted", "decode"))
         shown = (one for one in parts if one[1] or one[0] in ("queue", "prefill", "decode"))
         yield (f" ({', '.join(f'{name} {seconds * 1000:.1f}' for name, seconds in shown)})", "dim")
+    if event.saved:
+        yield (f"  {event.saved * 1000:.1f} ms early", "magenta")
     before = [f"{cause} {seconds * 1000:.1f}" for cause, seconds in gaps.items() if seconds >= MIN_SHOWN]
     if before:
         yield (f"  after {', '.join(before)} ms", "dim")

@@ -81,6 +81,13 @@ def test_searches_find_what_a_single_sample_misses(runtime: ramiform.Runtime) ->
 
 
 @pytest.mark.slow
+def test_early_tools_change_no_answer(runtime: ramiform.Runtime) -> None:
+    printed = run_example(runtime, "early_tools.py").splitlines()
+    assert printed[0].startswith("Oslo: It is set to Oslo, with 4 degrees.")
+    assert printed[-1].startswith("7 calls for 8 questions")  # the second question about Oslo makes no call
+
+
+@pytest.mark.slow
 def test_an_agent_answers_a_chat_with_the_tools_that_it_needs(runtime: ramiform.Runtime) -> None:
     printed = run_example(runtime, "agent.py")
     assert printed[printed.index("What is the weather in Oslo? get") :].splitlines() == [

@@ -59,6 +59,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     first_text: float | None = None  # of a streamed one, about where prefill ends and decode begins
     end: float | None = None
     error: str | None = None
+    saved: float = 0.0  # seconds that a tool ran before it, while the model still wrote the call's turn
     cut: bool = False  # texts of it were longer and are cut
     waits: tuple[ProgramWait, ...] = ()  # of the program, between the operation before it and this one
 
@@ -100,6 +101,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     def tokens(self) -> TokenCounts:
         """Return the token counts of all generations together."""
         return total_of([event.tokens for event in self.events if event.tokens is not None])
+
+    @property
+    def saved(self) -> float:
+        """Return the seconds that tools ran while the model still wrote the turns that call them."""
+        return sum(event.saved for event in self.events)
 
     @property
     def variables(self) -> dict[str, list[str]]:
