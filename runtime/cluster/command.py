@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ..processes.frontend_main import ShutdownSignals
 from ..protocol.errors import RamiformError
 
 REQUIREMENTS = Path(__file__).with_name("dynamo-requirements.txt")
@@ -44,6 +43,7 @@ def cluster(
         return
     if importlib.util.find_spec("dynamo") is None or importlib.util.find_spec("dynamo.frontend") is None:
         raise RamiformError("a cluster needs NVIDIA Dynamo: ramiform cluster --install")
+    from ..processes.frontend_main import ShutdownSignals
     from .local_cluster import ClusterPlan, run_cluster
 
     plan = ClusterPlan.make(model, settings, replicas=replicas, prefill=prefill, port=port, keep_going=keep_going)

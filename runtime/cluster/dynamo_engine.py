@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
@@ -18,11 +18,10 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 
 from ..frontend.core.client import CoreClient, TokenStream
 from ..frontend.http.native.metrics import exposition
-from ..frontend.http.transport.merge import merge
 from ..protocol.config import RuntimeConfig
-from ..protocol.core import Generate, ModelInfo
+from ..protocol.core import ModelInfo
 from ..protocol.errors import RamiformError, RequestError
-from .dynamo_request import chunk_of, generates_of, session_of
+from .dynamo_request import chunk_of, generate_of, session_of
 
 SNAPSHOT_SECONDS = 0.5  # between reports of the load to the router
 
@@ -51,7 +50,7 @@ def worker_config(info: ModelInfo) -> WorkerConfig:
     )
 
 
-class DynamoEngine(LLMEngine):  # type: ignore[misc]
+class DynamoEngine(LLMEngine):
     """Serves Dynamo's requests with a core. `on_ready` is called before the first request."""
 
     def __init__(self, config: RuntimeConfig, core: CoreClient, info: ModelInfo, on_ready: Callable[[], None]) -> None:
@@ -59,7 +58,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         self._core = core
         self._info = info
         self._on_ready = on_ready
-        self._streams: dict[str, list[TokenStream]] = {}  # by Dynamo's id of the request
+        self._streams: dict[str, TokenStream] = {}  # by Dynamo's id of the request
         self._publisher: Any = None
         self._reports: asyncio.Task[None] | None = None
         self._exposition = ""
@@ -104,42 +103,30 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         metrics.register_prometheus_expfmt_callback(lambda: self._exposition)
 
     async def health_check_payload(self) -> dict[str, Any]:
-        return build_health_check_payload(0)  # type: ignore[no-any-return]
+        return build_health_check_payload(0)
 
     async def generate(self, request: Any, context: Any) -> AsyncGenerator[dict[str, Any], None]:
         normalize_request_token_ids(request)
         name = context.id()
-        streams: list[TokenStream] = []
         try:
-            messages = generates_of(request, self._info)
-            streams += [self._core.submit(message) for message in messages]
-            self._streams[name] = streams
-            outputs = [
-                self._output(message, stream, index)
-                for index, (message, stream) in enumerate(zip(messages, streams, strict=True))
-            ]
-            async for chunk in outputs[0] if len(outputs) == 1 else merge(outputs):
-                yield chunk
-            session, is_last = session_of(request)
-            if session is not None and is_last and (program := messages[0].program) is not None:
-                self._core.end_states(program, None)
+            message = generate_of(request, self._info)
+            with self._core.submit(message) as stream:
+                self._streams[name] = stream
+                num_output = 0
+                async for tokens in stream:
+                    num_output += len(tokens.ids)
+                    yield chunk_of(tokens, len(message.tokens), num_output)
+            if message.program is not None and session_of(request)[1]:
+                self._core.end_states(message.program, None)
         except RequestError as error:
             raise InvalidArgument(str(error)) from None
         except RamiformError as error:
             raise EngineShutdown(str(error)) from None
         finally:
             self._streams.pop(name, None)
-            for stream in streams:
-                stream.close()
-
-    async def _output(self, message: Generate, stream: TokenStream, index: int) -> AsyncIterator[dict[str, Any]]:
-        num_output = 0
-        async for tokens in stream:
-            num_output += len(tokens.ids)
-            yield chunk_of(tokens, index, len(message.tokens), num_output, with_logprobs=message.logprobs is not None)
 
     async def abort(self, context: Any) -> None:
-        for stream in self._streams.get(context.id(), ()):
+        if (stream := self._streams.get(context.id())) is not None:
             stream.abort()
 
     async def cleanup(self) -> None:

@@ -13,15 +13,15 @@ import msgspec
 
 from ..frontend.core.client import new_rid
 from ..frontend.http.bodies import json_text
-from ..frontend.text.generation import MAX_SAMPLES
 from ..protocol.core import Generate, ModelInfo, SoftPin, Tokens
 from ..protocol.errors import RequestError, context_exceeded
 from ..protocol.sampling import Constraint, ConstraintKind, LogprobParams, SamplingParams, TokenLogprob
 
-# Fields that would change the answer, and that no part of the runtime computes. None, and these values, are neutral.
+# Fields that would change the answer and are not supported. None, and these values, are neutral. Dynamo's adapter ends
+# a request at its first finished output, so there can be one.
 _REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "": {"multi_modal_data": ({},), "prompt_embeds": (), "mm_processor_kwargs": ({},)},
-    "sampling_options": {"best_of": (0, 1), "use_beam_search": (False,), "length_penalty": (1.0,)},
+    "sampling_options": {"n": (0, 1), "best_of": (0, 1), "use_beam_search": (False,), "length_penalty": (1.0,)},
     "stop_conditions": {"max_thinking_tokens": ()},
     "routing": {"lora_name": ("",)},
 }
@@ -48,39 +48,33 @@ def session_of(request: Mapping[str, Any]) -> tuple[str | None, bool]:
     return (session.strip() or None if isinstance(session, str) else None), context.get("session_final") is True
 
 
-def generates_of(request: Mapping[str, Any], info: ModelInfo) -> list[Generate]:
-    """Translate a request into one message per output.
+def generate_of(request: Mapping[str, Any], info: ModelInfo) -> Generate:
+    """Translate a request. A session is a program whose state is expected to go on after its output.
 
-    A session is a program whose state is expected to go on after its output. Raises RequestError naming Dynamo's field.
+    Raises RequestError naming Dynamo's field.
     """
-    _refuse_unknown(request)
+    _refuse_unsupported(request)
     tokens = list(request["token_ids"])
     sampling = _sampling(request, info, len(tokens))
-    logprobs = _logprobs(request.get("output_options") or {})
-    num = (request.get("sampling_options") or {}).get("n") or 1
-    if not 1 <= num <= MAX_SAMPLES:
-        raise RequestError(f"n must be between 1 and {MAX_SAMPLES}, got {num}", param="sampling_options.n")
     session, _ = session_of(request)
-    seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
-    return [
-        Generate(
-            rid=new_rid(),
-            tokens=tokens,
-            sampling=msgspec.structs.replace(sampling, seed=seed + index),
-            logprobs=logprobs,
-            priority=int((request.get("routing") or {}).get("priority") or 0),
-            namespace=_namespace(request),
-            program=None if session is None else f"session {session}",
-            claims=[SoftPin(0)] if session is not None and index == 0 else [],
-        )
-        for index in range(num)
-    ]
+    return Generate(
+        rid=new_rid(),
+        tokens=tokens,
+        sampling=msgspec.structs.replace(
+            sampling, seed=secrets.randbits(63) if sampling.seed is None else sampling.seed
+        ),
+        logprobs=_logprobs(request.get("output_options") or {}),
+        priority=int((request.get("routing") or {}).get("priority") or 0),
+        namespace=_namespace(request),
+        program=None if session is None else f"session {session}",
+        claims=[] if session is None else [SoftPin(0)],
+    )
 
 
-def chunk_of(tokens: Tokens, index: int, num_prompt: int, num_output: int, *, with_logprobs: bool) -> dict[str, Any]:
-    """Translate tokens of output `index` into a chunk. `num_output` counts the output's tokens, these included."""
-    chunk: dict[str, Any] = {"token_ids": tokens.ids, "index": index}
-    if with_logprobs and tokens.logprobs:
+def chunk_of(tokens: Tokens, num_prompt: int, num_output: int) -> dict[str, Any]:
+    """Translate tokens into a chunk. `num_output` counts the output's tokens, these included."""
+    chunk: dict[str, Any] = {"token_ids": tokens.ids, "index": 0}
+    if tokens.logprobs:
         chunk["log_probs"] = [value.logprob for value in tokens.logprobs]
         chunk["top_logprobs"] = [_top(value) for value in tokens.logprobs]
     if tokens.prompt_logprobs is not None:
@@ -96,7 +90,7 @@ def chunk_of(tokens: Tokens, index: int, num_prompt: int, num_output: int, *, wi
     return chunk
 
 
-def _refuse_unknown(request: Mapping[str, Any]) -> None:
+def _refuse_unsupported(request: Mapping[str, Any]) -> None:
     for group, fields in _REFUSED.items():
         values = request if not group else request.get(group) or {}
         for name, neutral in fields.items():
@@ -141,9 +135,7 @@ def _constraint(guided: Mapping[str, Any], request: Mapping[str, Any]) -> Constr
             f"{' and '.join(given)} exclude one another: an output has one constraint", param="guided_decoding"
         )
     if guided.get("whitespace_pattern") is not None:
-        raise RequestError(
-            "whitespace_pattern is not supported: `serve --whitespace`", param="guided_decoding.whitespace_pattern"
-        )
+        raise RequestError("whitespace_pattern is not supported", param="guided_decoding.whitespace_pattern")
     if request.get("require_reasoning"):
         raise RequestError("guided_decoding after reasoning is not supported", param="guided_decoding")
     [name] = given

@@ -6,6 +6,7 @@ handles SIGTERM: the worker is removed from discovery, running requests end.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -63,7 +64,8 @@ def main() -> NoReturn:
 
         set_hosts(config.serve.host)
         uvloop.run(_serve(config, reports))
-        reports.write(b"drained\n")
+        with contextlib.suppress(BrokenPipeError):
+            reports.write(b"drained\n")
         while not ending:  # the first frontend decides: its own clients may still use the core
             bounded_sleep(EXIT_SECONDS)
     except ImportError as error:
