@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test-environments test-fast test test-all check-install release pins lint format bench demo-model gpu-check clean
+.PHONY: demo test-environments test-fast test test-all test-cluster check-install release pins lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,11 @@ $(VENV)/.clients: tests/serving/clients/requirements.txt
 	$(VENV)/clients/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
 	@touch $@
 
+# NVIDIA Dynamo, in a folder of its own: only the tests of clusters see it. 75 MB to download.
+$(VENV)/.dynamo: $(BIN)/python runtime/cluster/dynamo-requirements.txt
+	$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --upgrade --target $(VENV)/dynamo -r runtime/cluster/dynamo-requirements.txt
+	@touch $@
+
 # The Node client brings the Node that it needs. Without npm its tests skip.
 $(VENV)/.node: tests/serving/node/package.json tests/serving/node/package-lock.json
 	@if command -v npm >/dev/null; then npm ci --prefix tests/serving/node --ignore-scripts --loglevel=error; fi
@@ -53,6 +58,9 @@ test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: six minutes
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
 	$(PYTEST) --dist loadscope $(PYTEST_ARGS)
+
+test-cluster: $(VENV)/.test $(VENV)/.dynamo  ## two replicas behind NVIDIA Dynamo, on loopback: a minute
+	$(BIN)/pytest --rootdir=tests -n 0 $(PYTEST_ARGS) tests/cluster
 
 check-install: $(VENV)/.dev  ## resolve the pins from the package index for every platform; run a wheel in a clean environment
 	$(BIN)/pytest --rootdir=tests -m install $(PYTEST_ARGS) tests/install

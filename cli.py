@@ -21,6 +21,7 @@ from rich.text import Text
 
 from . import __version__
 from .flags import LOG_SETTINGS, MODEL_SETTINGS, SERVE_SETTINGS, TranslatingCommand, with_settings
+from .runtime.cluster.command import cluster
 from .runtime.load_test.command import serve_load
 from .runtime.planner.command import plan
 from .runtime.protocol.config import RuntimeConfig, ServeConfig
@@ -82,9 +83,7 @@ def serve(
     **settings: Any,
 ) -> None:
     """Serve a model over HTTP and to programs, until Ctrl-C. On SIGTERM running requests end first."""
-    from .runtime.processes import logs
-    from .runtime.processes.frontend_main import ShutdownSignals
-    from .runtime.processes.frontend_main import serve as run_frontend
+    from .runtime.processes import frontend_main, logs
     from .runtime.processes.launch import make_config
     from .runtime.protocol.start_report import Started
 
@@ -115,9 +114,9 @@ def serve(
             _open_in_browser(config.serve, started.http_port)
 
     async def until_signalled() -> None:
-        signals = ShutdownSignals()
+        signals = frontend_main.ShutdownSignals()
         signals.install()
-        await run_frontend(config, signals, on_start)
+        await frontend_main.serve(config, signals, on_start)
 
     asyncio.run(until_signalled())
 
@@ -395,6 +394,7 @@ def check_grammar(file: GrammarFile) -> None:
     check_constraint(file, kind=kind)
 
 
+app.command(cls=TranslatingCommand)(with_settings(*MODEL_SETTINGS, *LOG_SETTINGS)(cluster))
 app.command()(plan)
 app.command()(quantize)
 app.command("calibrate-kv")(calibrate_kv)

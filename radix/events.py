@@ -20,13 +20,14 @@ TierName = Literal["device", "host"]
 @dataclass(frozen=True)
 class Stored:
     """Pages came to a tier: a hash for each, and their tokens. `parent` is the hash of the page
-    before the first one."""
+    before the first one. `adapter` names the LoRA adapter that computed them."""
 
     namespace: str
     parent: int | None  # None: the first page begins the prefix
     hashes: list[int]
     tokens: list[int]
     tier: TierName
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)

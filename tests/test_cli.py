@@ -32,6 +32,8 @@ MODEL_FLAGS = {
     "--host-kv-memory",
     "--log-plans",
     "--kv-events",
+    "--kv-events-format",
+    "--kv-events-topic",
     "--served-model-name",
     "--device",
     "--kernels",
@@ -84,6 +86,7 @@ HTTP_FLAGS = {
     "--uds",
     "--ssl-certfile",
     "--ssl-keyfile",
+    "--engine",
     "--frontends",
     "--drain-seconds",
     "--otlp-endpoint",
@@ -93,6 +96,7 @@ HTTP_FLAGS = {
 LOG_FLAGS = {"--log-level", "--log-format"}
 FLAGS = {
     "serve": MODEL_FLAGS | {"--host", "--port", "--open", "--api-key", "--bind", "--keys"} | LOG_FLAGS | HTTP_FLAGS,
+    "cluster": MODEL_FLAGS | {"--replicas", "--prefill", "--port", "--keep-going", "--install"} | LOG_FLAGS,
     "run": MODEL_FLAGS | {"--model", "--address", "--keys"} | LOG_FLAGS,
     "eval": MODEL_FLAGS
     | {"--model", "--address", "--keys", "--data", "--limit", "--concurrency", "--resume", "--against"}

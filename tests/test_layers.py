@@ -62,7 +62,7 @@ LAYERS = (
     ("runtime/frontend/http/anthropic", "runtime/frontend/http/ollama"),
     ("runtime/frontend",),
     ("runtime/processes",),
-    ("runtime/planner", "runtime/quantize", "runtime/train_draft", "runtime/load_test", "runtime"),
+    ("runtime/planner", "runtime/quantize", "runtime/train_draft", "runtime/load_test", "runtime/cluster", "runtime"),
     ROOT_MODULES[:-1],
 )
 # Layers that can be used without the rest: all that they may import of the package.

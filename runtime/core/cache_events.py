@@ -1,8 +1,12 @@
-"""Publishes prefix cache events over ZMQ, in the layout that vLLM's and SGLang's subscribers read.
+"""Publishes prefix cache events over ZMQ, in SGLang's or vLLM's layout, which the routers of others read.
 
 A PUB socket sends [topic, sequence number, batch]. The number is 8 bytes, big-endian, and increases by one, so that a
 subscriber sees a gap; the batch is msgpack. A ROUTER socket replays: asked [b"", number], it sends [b"", number, batch]
-for every kept batch from that number on, then the number -1 with an empty batch.
+for every kept batch from that number on, then the number -1 with an empty batch. In vLLM's layout the topic precedes
+the number in a replay too, and b"" the number -1.
+
+A batch is an array in both layouts. An event is an array with the class name first in SGLang's, and a map with the
+class name under "type" in vLLM's (0.26 and later; before, vLLM's was SGLang's).
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import msgspec
 import zmq
 
 from ...radix.events import Cleared, Removed, Stored
+from ..protocol.config import KvEventsFormat
 from ..protocol.errors import RequestError
 
 MAX_KEPT_BATCHES = 10_000  # batches kept for replay
@@ -36,12 +41,16 @@ def replay_address(address: str) -> str:
     raise RequestError(f"kv_events must be tcp://HOST:PORT or ipc://PATH, got {address!r}", param="kv_events")
 
 
-class _PublishedEvent(msgspec.Struct, omit_defaults=True, tag=True):
-    """Base of published events: a map with the class name under "type"."""
+class _PublishedEvent(msgspec.Struct, array_like=True, tag=True):
+    """Base of published events: an array of the class name and the fields, none left out."""
 
 
 class BlockStored(_PublishedEvent):
-    """Whole pages. `block_hashes[i]` stands for page i of `token_ids` and everything before it."""
+    """Whole pages. `block_hashes[i]` stands for page i of `token_ids` and everything before it.
+
+    `extra_keys[i]` is what page i's hash depends on beside tokens: the adapter's name, and the namespace for the first
+    page of a prefix. None: nothing.
+    """
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -49,7 +58,8 @@ class BlockStored(_PublishedEvent):
     block_size: int
     lora_id: int | None
     medium: str | None
-    cache_salt: str | None = None  # the namespace
+    lora_name: str | None
+    extra_keys: list[list[str] | None] | None
 
 
 class BlockRemoved(_PublishedEvent):
@@ -61,9 +71,10 @@ class AllBlocksCleared(_PublishedEvent):
     pass
 
 
-class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
+class EventBatch(msgspec.Struct, array_like=True):
     ts: float  # seconds since the epoch
-    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    events: list[Any]
+    data_parallel_rank: int = 0  # sent always: some readers require it
 
 
 class CacheEventPublisher:
@@ -73,8 +84,9 @@ class CacheEventPublisher:
     Raises RequestError when an address cannot be bound.
     """
 
-    def __init__(self, address: str, *, page_size: int, topic: str = "") -> None:
+    def __init__(self, address: str, *, page_size: int, topic: str = "", layout: KvEventsFormat = "sglang") -> None:
         self._page_size = page_size
+        self._layout = layout
         self._topic = topic.encode()
         self._context = zmq.Context()
         self._inbox = self._socket(zmq.PAIR, "inproc://events")
@@ -89,8 +101,7 @@ class CacheEventPublisher:
     def publish(self, events: Sequence[Stored | Removed | Cleared]) -> None:
         """Publish the events as one batch. Does not block."""
         if events:
-            batch = EventBatch(time.time(), [self._wire(event) for event in events])
-            self._outbox.send(msgspec.msgpack.encode(batch))
+            self._outbox.send(msgspec.msgpack.encode(EventBatch(time.time(), [self._wire(event) for event in events])))
 
     def close(self) -> None:
         self._outbox.send(_STOP)
@@ -111,22 +122,35 @@ class CacheEventPublisher:
             raise RequestError(f"cannot publish events at {address!r}: {error}", param="kv_events") from None
         return socket
 
-    def _wire(self, event: Stored | Removed | Cleared) -> BlockStored | BlockRemoved | AllBlocksCleared:
+    def _wire(self, event: Stored | Removed | Cleared) -> _PublishedEvent | dict[str, Any]:
         match event:
             case Stored():
-                return BlockStored(
-                    block_hashes=list(event.hashes),
-                    parent_block_hash=event.parent,
-                    token_ids=list(event.tokens),
-                    block_size=self._page_size,
-                    lora_id=None,
-                    medium=_MEDIUM_NAMES[event.tier],
-                    cache_salt=event.namespace or None,
-                )
+                published = self._stored(event)
             case Removed():
-                return BlockRemoved(block_hashes=list(event.hashes), medium=_MEDIUM_NAMES[event.tier])
+                published = BlockRemoved(block_hashes=list(event.hashes), medium=_MEDIUM_NAMES[event.tier])
             case Cleared():
-                return AllBlocksCleared()
+                published = AllBlocksCleared()
+        if self._layout == "sglang":
+            return published
+        fields = {"type": type(published).__name__, **msgspec.structs.asdict(published)}
+        if isinstance(event, Stored) and event.namespace:
+            fields["cache_salt"] = event.namespace  # Dynamo reads the namespace here
+        return fields
+
+    def _stored(self, event: Stored) -> BlockStored:
+        extra_keys = [[event.adapter] if event.adapter else [] for _ in event.hashes]
+        if event.parent is None and event.namespace:
+            extra_keys[0].append(event.namespace)
+        return BlockStored(
+            block_hashes=list(event.hashes),
+            parent_block_hash=event.parent,
+            token_ids=list(event.tokens),
+            block_size=self._page_size,
+            lora_id=None,  # adapters have names
+            medium=_MEDIUM_NAMES[event.tier],
+            lora_name=event.adapter,
+            extra_keys=[keys or None for keys in extra_keys] if any(extra_keys) else None,
+        )
 
     def _run(self) -> None:
         kept: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_KEPT_BATCHES)
@@ -152,7 +176,8 @@ class CacheEventPublisher:
         if len(frames) != 3 or len(frames[2]) != 8:
             return  # not this protocol
         client, empty, start = frames
+        topic, no_topic = ([self._topic], [b""]) if self._layout == "vllm" else ([], [])
         for number, batch in kept:
             if number >= start:
-                self._replay.send_multipart([client, empty, number, batch])
-        self._replay.send_multipart([client, empty, END_OF_REPLAY, b""])
+                self._replay.send_multipart([client, empty, *topic, number, batch])
+        self._replay.send_multipart([client, empty, *no_topic, END_OF_REPLAY, b""])

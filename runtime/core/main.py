@@ -211,7 +211,9 @@ def load_core(
     facts = VocabularyInfo(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
     publisher = None
     if config.kv_events is not None:
-        publisher = CacheEventPublisher(config.kv_events, page_size=info.page_size)
+        publisher = CacheEventPublisher(
+            config.kv_events, page_size=info.page_size, topic=config.kv_events_topic, layout=config.kv_events_format
+        )
     shape = {"num_pages": info.num_pages, "num_host_pages": info.num_host_pages, "page_size": info.page_size}
     cache = make_cache(config, **shape, events=publisher is not None)
     recorder = CoreMetricsRecorder()

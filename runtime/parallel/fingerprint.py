@@ -23,7 +23,11 @@ _FILE_SETTINGS = (
 )
 # Settings that may differ between nodes.
 _PER_NODE = frozenset(
-    (*_FILE_SETTINGS, "served_model_name", "device", "node_rank", "master", "node_keys", "log_plans", "kv_events")
+    (
+        *_FILE_SETTINGS,
+        *("served_model_name", "device", "node_rank", "master", "node_keys", "log_plans"),
+        *("kv_events", "kv_events_format", "kv_events_topic"),
+    )
 )
 _HEAD_BYTES = 1 << 16  # bytes hashed of a large file: its header has names and shapes
 _MAX_JSON_BYTES = 1 << 24

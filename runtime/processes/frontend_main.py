@@ -95,6 +95,9 @@ async def _make_frontend(config: RuntimeConfig, children: list[ChildProcess]) ->
             name, arguments = f"frontend {index}", (str(index), *map(str, fds))
             module = "ramiform.runtime.processes.frontend_worker"
             children.append(await ChildProcess.start(name, module, *arguments, config=config, fds=fds, reports=True))
+        if config.serve.engine == "dynamo":
+            module = "ramiform.runtime.cluster.dynamo_worker"
+            children.append(await ChildProcess.start("Dynamo worker", module, config=config, reports=True))
         return Frontend(config, load_tokenizer(find_checkpoint(config.core.model)), listener=listener)
     except RamiformError:
         if listener is not None:

@@ -136,7 +136,17 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
     find_checkpoint(core.model)
     if checked.bind is not None:
         check_bind(checked.bind, checked.keys)
-    return RuntimeConfig(core=core, serve=_convert({"socket_dir": _make_socket_dir()} | serve, ServeConfig))
+    config = RuntimeConfig(core=core, serve=_convert({"socket_dir": _make_socket_dir()} | serve, ServeConfig))
+    return config if config.serve.engine == "http" else _with_kv_events(config)
+
+
+def _with_kv_events(config: RuntimeConfig) -> RuntimeConfig:
+    """Let the core publish cache events for the engine's router, in the layout that names namespaces."""
+    if config.core.kv_events is not None:
+        return config
+    address = f"ipc://{config.serve.socket_dir}/events"
+    core = msgspec.structs.replace(config.core, kv_events=address, kv_events_format="vllm", kv_events_topic="")
+    return msgspec.structs.replace(config, core=core)
 
 
 def _make_socket_dir() -> str:

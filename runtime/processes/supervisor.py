@@ -11,6 +11,7 @@ from ..protocol.config import RuntimeConfig
 from ..protocol.errors import RuntimeFailed
 from . import parent_watchdog
 
+MAX_LINE_BYTES = 1 << 24  # of a child's reports and logs
 CHILD_EXIT_SECONDS = 10.0  # then a child is killed; a stuck one exits by itself sooner
 
 
@@ -23,18 +24,27 @@ class ChildProcess:
 
     @classmethod
     async def start(
-        cls, name: str, module: str, *arguments: str, config: RuntimeConfig, fds: Sequence[int] = (), reports: bool
+        cls,
+        name: str,
+        module: str,
+        *arguments: str,
+        config: RuntimeConfig,
+        fds: Sequence[int] = (),
+        reports: bool,
+        logs: bool = False,
     ) -> ChildProcess:
         """Run a module with its configuration on standard input.
 
         With `reports`, its standard output is read for a line that says it serves. Otherwise it goes to standard error,
-        because this process's own output may be its parent's to read.
+        because this process's own output may be its parent's to read. With `logs`, its standard error is there to read.
         """
         process = await asyncio.create_subprocess_exec(
             *parent_watchdog.child_command(module),
             *arguments,
             stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE if reports else sys.stderr.fileno(),
+            stdout=asyncio.subprocess.PIPE if reports else asyncio.subprocess.DEVNULL if logs else sys.stderr.fileno(),
+            stderr=asyncio.subprocess.PIPE if logs else None,
+            limit=MAX_LINE_BYTES,
             start_new_session=True,  # a terminal's Ctrl-C is handled here, also while the child starts
             env=parent_watchdog.child_environment(),
             pass_fds=fds,

@@ -18,7 +18,9 @@ QuantizeName = Literal["int8", "int4", "fp8"]
 OverlapName = Literal["auto", "on", "off"]
 KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
 CacheScope = Literal["auto", "key", "shared"]
+EngineName = Literal["http", "dynamo"]
 PageTextsName = Literal["auto", "on", "off"]
+KvEventsFormat = Literal["sglang", "vllm"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
 # Formats of tool calls; the frontend has their texts.
@@ -160,6 +162,16 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="ZMQ address to publish cache events at; tcp replays at the next port"),
     ] = None
+    kv_events_format: Annotated[
+        KvEventsFormat,
+        Meta(
+            description="layout of cache events: sglang's arrays, which also Dynamo and vLLM before 0.26 read, or the "
+            "maps of vLLM, which also Dynamo and llm-d read"
+        ),
+    ] = "sglang"
+    kv_events_topic: Annotated[
+        str, Meta(max_length=1024, description="topic of cache events; llm-d expects kv@POD@MODEL")
+    ] = ""
     wait_for_loops: Annotated[
         bool,
         Meta(description="answer when the compiled loops are loaded, instead of computing without them until then"),
@@ -211,6 +223,13 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     ssl_keyfile: Annotated[str | None, Meta(description="PEM key of the certificate; default: in the same file")] = None
     bind: Annotated[str | None, Meta(description="serve remote programs at tcp://HOST:PORT; needs keys")] = None
     keys: Annotated[str | None, Meta(description="folder of the keys for bind, made by `ramiform keys`")] = None
+    engine: Annotated[
+        EngineName,
+        Meta(
+            description="who sends requests: HTTP's clients, or also the router of NVIDIA Dynamo, which the DYN_* "
+            "variables describe"
+        ),
+    ] = "http"
     frontends: Annotated[
         int, Meta(ge=1, le=64, description="frontend processes that tokenise and serve HTTP and programs, for one core")
     ] = 1

@@ -37,13 +37,15 @@ def test_a_subscriber_receives_every_page_and_can_replay_what_it_missed() -> Non
             finally:
                 context.term()
         events = [event for batch in batches for event in batch[1]]
-        stored = [event for event in events if event["type"] == "BlockStored"]
         known: set[int] = set()
-        for event in stored:
-            assert len(event["token_ids"]) == len(event["block_hashes"]) * event["block_size"]
-            assert event["parent_block_hash"] is None or event["parent_block_hash"] in known
-            assert not known & set(event["block_hashes"]), "the same prefix is stored once"
-            known.update(event["block_hashes"])
+        for tag, *fields in events:
+            if tag != "BlockStored":
+                continue
+            hashes, parent, token_ids, block_size, *_ = fields
+            assert len(token_ids) == len(hashes) * block_size
+            assert parent is None or parent in known
+            assert not known & set(hashes), "the same prefix is stored once"
+            known.update(hashes)
         assert len(known) >= 3
         result = CliRunner().invoke(app, ["bench", "replay", str(log)])
         assert result.exit_code == 0, result.output
@@ -64,7 +66,7 @@ def test_a_replay_is_whole_however_slowly_it_is_read(tmp_path: Path) -> None:
         batches: list[Any] = []
         while len(batches) < num:  # the last of them may be on their way to the publisher's thread
             batches = replayed(context, replay_address(address), most_waiting=1)
-        assert [event["block_hashes"] for batch in batches for event in batch[1]] == [[n] for n in range(num)]
+        assert [event[1] for batch in batches for event in batch[1]] == [[n] for n in range(num)]
     finally:
         context.term()
         publisher.close()

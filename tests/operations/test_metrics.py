@@ -140,6 +140,25 @@ def test_the_names_of_others_carry_our_values(client: httpx.Client) -> None:
             assert renamed == [(s.name, s.labels, s.value) for s in own.samples]
 
 
+def test_an_endpoint_picker_finds_the_gauges_and_labels_that_it_reads(client: httpx.Client) -> None:
+    # As the metrics extractor of llm-d's router does: the family must exist, and its latest sample counts; facts of the
+    # cache are integers in labels, adapters are comma-separated in labels of the newest series by value.
+    info = client.get("/get_server_info").json()
+    families = scrape(client).families
+    for name in ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"):
+        [sample] = families[name].samples
+        assert (families[name].type, sample.value) == ("gauge", 0)
+    [cache] = families["vllm:cache_config_info"].samples
+    page = int(cache.labels["block_size"])
+    assert page * int(cache.labels["num_gpu_blocks"]) == info["max_total_num_tokens"]
+    newest = max(families["vllm:lora_requests_info"].samples, key=lambda sample: sample.value)
+    assert int(newest.labels["max_lora"]) == 0
+    for state in ("running_lora_adapters", "waiting_lora_adapters"):
+        assert not [name for name in newest.labels[state].split(",") if name.strip()]
+    [size], [num] = (families[name].samples for name in ("sglang:page_size", "sglang:num_pages"))
+    assert (size.value, num.value) == (page, int(cache.labels["num_gpu_blocks"]))
+
+
 def test_histograms_are_cumulative_and_end_with_their_count(client: httpx.Client) -> None:
     for family in scrape(client).families.values():
         if family.type != "histogram":

@@ -90,6 +90,10 @@ class TokenStream:
         self._finished = item.finish is not None
         return item
 
+    def abort(self) -> None:
+        """End the request early. The reader gets a finish of type "abort"."""
+        self._core.abort(self._rid)
+
     def close(self) -> None:
         """Stop reading; abort the request unless it is over. Calling it again does nothing."""
         self._finished = True

@@ -30,6 +30,8 @@ ALIASES = {
     "kv_held": ("vllm:kv_cache_usage_perc", "sglang:token_usage"),
     "cache_hit_rate": ("sglang:cache_hit_rate",),
     "kv_slots": ("sglang:max_total_num_tokens",),
+    "kv_pages": ("sglang:num_pages",),
+    "kv_page_tokens": ("sglang:page_size",),
     "kv_slots_held": ("sglang:num_used_tokens",),
     "prompt_tokens": ("vllm:prompt_tokens", "vllm:prefix_cache_queries", "sglang:prompt_tokens"),
     "cached_tokens": ("vllm:prefix_cache_hits", "sglang:cached_tokens"),
@@ -120,6 +122,9 @@ class _MetricFamilies:
         gauge("requests_waiting", "Requests that wait for a place, or their grammar", stats.num_waiting)
         gauge("kv_use", "Share of the KV pool's pages in use, cached prefixes included", stats.kv_use)
         gauge("kv_slots", "Tokens whose KV fits at once", info.num_slots)
+        gauge("kv_pages", "KV pages of the pool", info.num_pages)
+        gauge("kv_page_tokens", "Tokens of a KV page", info.page_size)
+        self._endpoint_picker(info)
         gauge(
             "kv_held", "Share of the KV pool's pages that running requests hold", stats.num_held_pages / info.num_pages
         )
@@ -148,6 +153,21 @@ class _MetricFamilies:
         gauge("grammars", "Compiled constraints that are cached", measures.num_grammars)
         gauge("grammar_bytes", "Memory of cached constraints and their masks", measures.num_grammar_bytes)
         counter("grammar_renewals", "Automata of constraints that were begun afresh", measures.num_grammar_renewals)
+
+    def _endpoint_picker(self, info: ModelInfo) -> None:
+        """Add what the endpoint pickers of llm-d and the gateway inference extension read from labels.
+
+        The gauge of adapters has the time of the last change as its value: there are none.
+        """
+        cache = {"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)}
+        adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        for name, meaning, labels, value in (
+            ("vllm:cache_config_info", "Size and number of the KV pages", cache, 1),
+            ("vllm:lora_requests_info", "LoRA adapters of requests", adapters, 0),
+        ):
+            family = GaugeMetricFamily(name, meaning, labels=["model_name", *labels])
+            family.add_metric([self._model, *labels.values()], value)
+            self._all.append(family)
 
     def _accepted_lengths(self, lengths: Sequence[int]) -> None:
         """Add the histogram of accepted guesses per verification, which yields one further token each."""
