@@ -17,6 +17,7 @@ import torch
 
 from ...radix.packed_tokens import pack
 from ..engine.kv_pool import PAGE_SIZE
+from ..scheduler.queue_policies import shared_prefix_length
 from ..scheduler.request import Request
 from .messages import CancelFetch, FetchEnded, FetchPrefix, PagesSent, PagesTaken, ToServer
 from .pages import CachePages
@@ -162,11 +163,8 @@ class PrefixFetcher:
         for fetch in self._fetches.values():
             if fetch.namespace != namespace:
                 continue
-            num_pages = min(fetch.end, len(prefix) // PAGE_SIZE)
-            gain = num_pages - cached
-            if 2 * gain * PAGE_SIZE >= len(prefix) - cached * PAGE_SIZE and (
-                fetch.tokens[: num_pages * PAGE_SIZE] == prefix[: num_pages * PAGE_SIZE]
-            ):
+            num_pages = shared_prefix_length(prefix, fetch.tokens) // PAGE_SIZE
+            if 2 * (num_pages - cached) * PAGE_SIZE >= max(1, len(prefix) - cached * PAGE_SIZE):
                 return fetch
         return None
 

@@ -228,6 +228,15 @@ class TransferHub:
         for move in list(self._moves):
             self._go_on(move, now)
 
+    def close(self) -> None:
+        """Close every connection. Fetches end at once."""
+        for peer in list(self._peers.values()):
+            self._lose(peer, f"the connection to {peer.socket.address} is closed")
+            peer.socket.close()
+        if self._server is not None:
+            self._server.close()
+        self._context.term()
+
     def _connect(self, address: str) -> _Peer:
         size = self._pages.shape.page_bytes
         socket = PeerSocket(self._context, address, self._config.transfer_keys, max_bytes=size)

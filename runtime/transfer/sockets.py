@@ -74,6 +74,11 @@ class ServerSocket:
             if (decoded := _decoded(self._decoder, frames)) is not None:
                 yield sender, *decoded
 
+    def close(self) -> None:
+        self.socket.close(linger=0)
+        if self._authenticator is not None:
+            self._authenticator.stop()
+
     def send(self, receiver: bytes, message: ToClient, bytes_PB: torch.Tensor | None = None) -> bool:
         """Send a message, and pages after it. Returns False if the receiver is gone."""
         try:
@@ -119,9 +124,10 @@ class PeerSocket:
             logger.debug("not connected to %s", self.address)
 
     def close(self) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
-        self.socket.close(linger=0)
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self.monitor.close(linger=0)
+            self.socket.close(linger=0)
 
 
 def _set_options(socket: zmq.Socket[Any], max_bytes: int) -> None:
