@@ -16,7 +16,7 @@ from ..engine.kv_pool import PAGE_SIZE
 from ..protocol.core import Abort, FromCore, Generate, RequestFailed, ToCore, Tokens
 from ..protocol.errors import ErrorInfo, RequestError, RuntimeFailed
 from ..protocol.sampling import SamplingParams
-from .messages import MAX_PAYLOAD_BYTES, MAX_UNCONFIRMED, FetchEnded, FetchPrefix, PagesSent, PagesTaken, ToClient
+from .messages import MAX_PAYLOAD_BYTES, MAX_UNCONFIRMED_BYTES, FetchEnded, FetchPrefix, PagesSent, PagesTaken, ToClient
 from .pages import CachePages
 
 SILENCE_SECONDS = 30.0  # for a receiver to confirm pages; longer than a fetcher waits for them
@@ -45,7 +45,7 @@ class Export:
     sent: int
     heard: float  # when the receiver last sent something
     is_computed: bool = False
-    num_unconfirmed: int = 0
+    num_unconfirmed: int = 0  # pages
     slots: set[int] = field(default_factory=set)  # that the receiver may still read
 
     @property
@@ -72,6 +72,7 @@ class PrefixExporter:
         self._exports: dict[tuple[bytes, int], Export] = {}
         self._by_rid: dict[str, Export] = {}
         self._pages_per_message = max(1, MAX_PAYLOAD_BYTES // pages.shape.page_bytes)
+        self._num_left = max(1, MAX_UNCONFIRMED_BYTES // pages.shape.page_bytes)  # pages to send
 
     @property
     def active(self) -> bool:
@@ -121,7 +122,9 @@ class PrefixExporter:
         if export is None:
             return
         export.heard = now
-        export.num_unconfirmed = max(0, export.num_unconfirmed - 1)
+        count = min(message.count, export.num_unconfirmed)
+        export.num_unconfirmed -= count
+        self._num_left += count
         if slots is not None and (read := export.slots.intersection(message.slots or ())):
             export.slots -= read
             slots.free(list(read))
@@ -132,40 +135,47 @@ class PrefixExporter:
             self._drop(export, slots)
 
     def work(self, now: float, slots: SendSlots | None, readers: set[bytes]) -> None:
-        """Send what has become ready, one message of pages for each export. `readers` are receivers that read
-        `slots`."""
+        """Send what has become ready, as far as receivers keep up. `readers` are receivers that read `slots`."""
         for export in list(self._exports.values()):
             if now - export.heard > SILENCE_SECONDS and export.num_unconfirmed:
                 self._drop(export, slots)
                 continue
-            if export.num_unconfirmed < MAX_UNCONFIRMED and export.sent < export.end:
-                self._send_ready(export, slots if export.peer in readers else None, now)
+            while self._send_ready(export, slots if export.peer in readers else None, now):
+                pass
             # Until all is confirmed its slots may be read.
-            if export.is_computed and not export.num_unconfirmed and not self._has_more(export):
+            is_done = export.is_computed and not export.num_unconfirmed and not self._has_more(export)
+            if is_done and (export.peer, export.call) in self._exports:
                 self._end(export, None)
 
     def _has_more(self, export: Export) -> bool:
         return export.sent < export.end and self._pages.num_cached(export.tokens, export.namespace) > export.sent
 
-    def _send_ready(self, export: Export, slots: SendSlots | None, now: float) -> None:
+    def _send_ready(self, export: Export, slots: SendSlots | None, now: float) -> bool:
+        """Send a message of pages, if any are ready. Returns False if not, or if the receiver is gone."""
+        if export.sent >= export.end or not self._num_left:
+            return False
         ready = self._pages.num_cached(export.tokens, export.namespace)
-        end = min(ready, export.sent + self._pages_per_message)
+        end = min(ready, export.sent + min(self._pages_per_message, self._num_left))
         if slots is not None:
             end = min(end, export.sent + slots.num_free)
         if end <= export.sent:
-            return
+            return False
         bytes_PB = self._pages.read(export.tokens[: end * PAGE_SIZE], export.namespace, export.sent)
         if bytes_PB is None:
-            return  # on the host, without room on the device now
+            return False  # on the host, without room on the device now
         taken = None if slots is None else slots.fill(bytes_PB)
-        message = PagesSent(export.call, export.sent, end - export.sent, not export.is_computed, taken)
+        count = end - export.sent
+        message = PagesSent(export.call, export.sent, count, not export.is_computed, taken)
         if not export.num_unconfirmed:
             export.heard = now  # the receiver's time begins
         export.slots.update(taken or ())
-        export.num_unconfirmed += 1
+        export.num_unconfirmed += count
+        self._num_left -= count
         export.sent = end
-        if not self._send(export.peer, message, None if taken is not None else bytes_PB):
-            self._drop(export, slots)
+        if self._send(export.peer, message, None if taken is not None else bytes_PB):
+            return True
+        self._drop(export, slots)
+        return False
 
     def _end(self, export: Export, error: ErrorInfo | None) -> None:
         self._forget(export)
@@ -180,5 +190,7 @@ class PrefixExporter:
             self._submit(Abort(export.rid), _OWNER)
 
     def _forget(self, export: Export) -> None:
+        self._num_left += export.num_unconfirmed
+        export.num_unconfirmed = 0
         self._exports.pop((export.peer, export.call), None)
         self._by_rid.pop(export.rid, None)

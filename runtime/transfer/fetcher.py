@@ -124,7 +124,7 @@ class PrefixFetcher:
         fetch.first = until
         self.counters.num_tokens += message.count * PAGE_SIZE
         self.counters.num_early_tokens += message.count * PAGE_SIZE * message.is_early
-        self._send(peer, PagesTaken(message.call, message.slots))
+        self._send(peer, PagesTaken(message.call, message.count, message.slots))
 
     def end(self, peer: int, message: FetchEnded) -> None:
         """Let the requests of a fetch go on."""

@@ -16,7 +16,8 @@ from ..protocol.errors import ErrorInfo, RequestError
 
 PROTOCOL = 1
 MAX_PAYLOAD_BYTES = 8 << 20  # of one message's pages
-MAX_UNCONFIRMED = 4  # messages with pages of one transfer that the receiver has not confirmed
+# Of all pages that receivers have not confirmed. A step's chunk must fit, since messages are handled between steps.
+MAX_UNCONFIRMED_BYTES = 256 << 20
 
 Tokens = Annotated[list[int], Meta(max_length=1 << 24)]
 Namespace = Annotated[str, Meta(max_length=4096)]
@@ -121,6 +122,7 @@ class PagesTaken(msgspec.Struct, frozen=True, tag="taken"):
     """Confirms one `PagesSent`: its slots may be used again."""
 
     call: int
+    count: Annotated[int, Meta(ge=1)]  # pages
     slots: list[int] | None = None
 
 

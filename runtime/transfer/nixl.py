@@ -19,7 +19,7 @@ import torch
 from ..protocol.errors import RequestError
 from .messages import NixlMemory
 
-STAGING_BYTES = 64 << 20  # of each direction
+STAGING_BYTES = {"cuda": 256 << 20, "cpu": 64 << 20}  # of each direction
 MIN_SLOTS = 8
 
 
@@ -32,7 +32,9 @@ class StagingSlots:
     """Slots of registered memory, each free or in use."""
 
     def __init__(self, page_bytes: int, device: torch.device) -> None:
-        self.memory_SB = torch.zeros((max(MIN_SLOTS, STAGING_BYTES // page_bytes), page_bytes), dtype=torch.uint8)
+        self.memory_SB = torch.zeros(
+            (max(MIN_SLOTS, STAGING_BYTES[device.type] // page_bytes), page_bytes), dtype=torch.uint8
+        )
         self.memory_SB = self.memory_SB.to(device)
         self._free = list(range(len(self.memory_SB)))
 

@@ -15,7 +15,7 @@ from ..protocol.core import MovedPrefixes
 from ..protocol.errors import ErrorInfo, RuntimeFailed
 from .messages import (
     MAX_PAYLOAD_BYTES,
-    MAX_UNCONFIRMED,
+    MAX_UNCONFIRMED_BYTES,
     PagesSent,
     PagesTaken,
     PagesWanted,
@@ -50,7 +50,7 @@ class PrefixSender:
         self._call = 0
         self._next = 0  # of the sequence that is offered next
         self._sent = self._end = 0  # pages of the current one
-        self._num_unconfirmed = 0
+        self._num_unconfirmed = 0  # pages
         self._heard = now
         self._num_sequences = self._num_sent_tokens = 0
         self.result: MovedPrefixes | ErrorInfo | None = None
@@ -65,7 +65,7 @@ class PrefixSender:
             case PagesWanted(call=call, first=first) if call == self._call:
                 self._sent, self._end = first, len(self._sequences[self._next - 1][1]) // PAGE_SIZE
             case PagesTaken(call=call) if call == self._call:
-                self._num_unconfirmed -= 1
+                self._num_unconfirmed -= message.count
             case PrefixStored(call=call) if call == self._call:
                 self._num_sequences += message.error is None and call > 0
                 if message.error is not None and message.error.code == "no_room":
@@ -84,7 +84,7 @@ class PrefixSender:
             return
         if now - self._heard > SILENCE_SECONDS:
             self.fail(ErrorInfo.of(RuntimeFailed(f"the other runtime was silent for {SILENCE_SECONDS:g} s")))
-        elif self._sent < self._end and self._num_unconfirmed < MAX_UNCONFIRMED:
+        elif self._sent < self._end and self._num_unconfirmed * self._pages.shape.page_bytes < MAX_UNCONFIRMED_BYTES:
             namespace, tokens = self._sequences[self._next - 1]
             end = min(self._end, self._sent + self._pages_per_message)
             bytes_PB = self._pages.read(tokens[: end * PAGE_SIZE], namespace, self._sent)
@@ -94,7 +94,7 @@ class PrefixSender:
                 return
             self._send(PagesSent(self._call, self._sent, end - self._sent, False), bytes_PB)
             self._num_sent_tokens += (end - self._sent) * PAGE_SIZE
-            self._num_unconfirmed += 1
+            self._num_unconfirmed += end - self._sent
             self._sent = end
 
     def fail(self, error: ErrorInfo) -> None:
@@ -168,7 +168,7 @@ class PrefixReceiver:
             self._send(peer, PrefixStored(store.call, store.first, error))
             return
         store.first = until
-        self._send(peer, PagesTaken(store.call))
+        self._send(peer, PagesTaken(store.call, message.count))
         if until * PAGE_SIZE == len(store.tokens):
             del self._stores[peer]
             self._send(peer, PrefixStored(store.call, until))

@@ -135,8 +135,10 @@ def test_a_killed_prefill_runtime_costs_time_and_no_tokens(folder: Path, prefill
     try:
         with Target(dying) as other, ThreadPoolExecutor(len(prompts)) as pool:
             answers = [pool.submit(decode.generate, ids, max_new_tokens=6) for ids in prompts]
+            number = 0
             while not other.http.get("/server_info").json()["num_prompt_tokens"]:
-                pass
+                decode.generate(decode.encode(f"{number} is not for it. " * 9), max_new_tokens=1)
+                number += 1
             kill(dying.pid)
             assert [answer.result()["output_ids"] for answer in answers] == expected
     finally:
@@ -169,8 +171,8 @@ def test_a_session_goes_on_at_another_replica_with_the_same_tokens(
     assert drained["num_sessions"] >= 1
     assert drained["num_left"] == 0
     assert decode.http.get("/health").status_code == 503
-    moved = turn(prefill, ids[:5], first["meta_info"]["id"])
-    stayed = turn(decode, ids[:5], first["meta_info"]["id"])
+    moved = turn(prefill, ids[1:6], first["meta_info"]["id"])
+    stayed = turn(decode, ids[1:6], first["meta_info"]["id"])
     assert moved["output_ids"] == stayed["output_ids"]
     history = len(ids) + len(first["output_ids"])
     assert moved["meta_info"]["prompt_tokens"] == history + 5
