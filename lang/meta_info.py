@@ -54,6 +54,7 @@ def meta_of_sequence(sequence: Sequence) -> dict[str, Any]:
     if (timings := sequence.timings) is not None:
         meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}
         meta |= {"grammar_time": timings.grammar, "retracted_time": timings.retracted}
+        meta |= {"transfer_time": timings.transfer}
     texts = sequence.token_texts or _NO_TEXTS
     if sequence.logprobs is not None:
         meta["output_token_logprobs"] = _tuples(sequence.logprobs, texts)

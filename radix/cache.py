@@ -140,13 +140,14 @@ class PrefixCache:
         spare: int = 0,
         priority: int = 0,
         program_id: str | None = None,
+        counted: bool = True,
     ) -> Lease | None:
         """Pin the longest cached prefix of `tokens[:limit]`, and allocate pages for `num_tokens` tokens in all.
 
         Where the prefix ends inside a cached page, that part is copied to a page of the lease's own; host pages are
         copied to the device (see `take_copies`). Returns None, with nothing changed, if the pages are not available or
         fewer than `spare` pages would be left. `priority` and `program_id` (the requesting program) feed the strategies
-        of those names.
+        of those names. Without `counted`, the statistics of hits do not change.
         """
         found = self._match(tokens, namespace, limit)
         num_needed = self._num_pages_needed(found, num_tokens, spare)
@@ -156,10 +157,10 @@ class PrefixCache:
             num_needed = self._num_pages_needed(found, num_tokens, spare)
             if num_needed is None:
                 return None
-        self.stats.num_queried_tokens += len(tokens)
-        self.stats.num_hit_tokens += found.num_tokens
-        if self.num_host_pages:
-            self.stats.num_host_hit_tokens += found.num_host_tokens
+        if counted:
+            self.stats.num_queried_tokens += len(tokens)
+            self.stats.num_hit_tokens += found.num_tokens
+            self.stats.num_host_hit_tokens += found.num_host_tokens if self.num_host_pages else 0
         boundary = found.boundary
         lease = Lease(
             namespace, program_id, priority, found.num_tokens, [], None, 0, continues=self._continued_owners(found)

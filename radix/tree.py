@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from .child_index import ParentNode
-from .packed_tokens import TOKEN_BYTES, common_prefix_length, pack
+from .packed_tokens import TOKEN_BYTES, common_prefix_length, pack, unpack
 
 FIRST_PACKED_TOKENS = 128  # a match packs this many tokens first, then twice as many as long as they agree
 
@@ -165,6 +165,16 @@ class RadixTree:
             children = stack.pop().children.values()
             yield from children
             stack.extend(children)
+
+    def path_tokens(self, node: TreeNode) -> tuple[str, list[int]]:
+        """Return the namespace of a node, and the tokens from the root to its end."""
+        runs: list[bytearray] = []
+        above: ParentNode[TreeNode] = node
+        while isinstance(above, TreeNode):
+            runs.append(above.run)
+            above = above.parent
+        assert isinstance(above, TreeRoot)
+        return above.namespace, unpack(b"".join(reversed(runs)))
 
     def root(self, namespace: str) -> TreeRoot:
         """The root of a namespace. It is in the tree as long as it has children."""

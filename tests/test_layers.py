@@ -43,6 +43,7 @@ LAYERS = (
     ("runtime/engine",),
     ("runtime/speculation",),
     ("runtime/parallel",),
+    ("runtime/transfer",),
     ("runtime/core",),
     ("runtime/replay",),
     ("runtime/frontend/records",),

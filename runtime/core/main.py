@@ -41,7 +41,9 @@ from ..protocol.core import (
     FromCore,
     Generate,
     ModelInfo,
+    MovePrefixes,
     RequestFailed,
+    TakeSessions,
     ToCore,
     Tokens,
 )
@@ -53,6 +55,8 @@ from ..scheduler.plan_log import LoggingScheduler, LogHeader, PlanLog
 from ..scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
 from ..speculation.build import build_source, choose_source, draft_page_bytes, resolve_speculation
 from ..tokenizer import load_tokenizer
+from ..transfer.hub import TransferHub, cannot_move, uses_transfers
+from ..transfer.pages import CachePages, layout_of
 from . import load_progress
 from .cache_events import CacheEventPublisher
 from .core_metrics import CoreMetricsRecorder, TimedGrammarCache
@@ -88,6 +92,7 @@ class FrontendSocket:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(wake, zmq.POLLIN)
+        self._first_attached: bytes | None = None
         self._decoder = msgspec.msgpack.Decoder(ToCore)
         self._owners: dict[str, bytes] = {}
         self._attached: set[bytes] = set()
@@ -109,6 +114,7 @@ class FrontendSocket:
             match message:
                 case Attach():
                     self._attached.add(owner)
+                    self._first_attached = self._first_attached or owner
                 case Generate(rid=rid) if rid in self._owners:
                     duplicate = RequestError(f"rid {rid!r} is already running", param="rid")
                     self.reply(owner, RequestFailed(rid, ErrorInfo.of(duplicate)))
@@ -118,6 +124,16 @@ class FrontendSocket:
                 case _:
                     pass
             yield owner, message
+
+    def wake_on(self, sockets: list[zmq.Socket[bytes]]) -> None:
+        """Do not wait in `receive` while one of these sockets is readable either."""
+        for socket in sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
+    def hand_over(self, message: TakeSessions) -> None:
+        """Send sessions of another runtime to one frontend."""
+        if self._first_attached is not None:
+            self.reply(self._first_attached, message)
 
     def reply(self, owner: bytes, message: FromCore) -> None:
         """Send a message to one frontend."""
@@ -169,6 +185,7 @@ class LoadedCore:
     recorder: CoreMetricsRecorder
     grammars: TimedGrammarCache
     ahead: bool  # plan a step while the previous one is computed
+    transfers: TransferHub | None
 
 
 def load_core(
@@ -180,6 +197,7 @@ def load_core(
 
     Raises RamiformError when the checkpoint or a setting is at fault.
     """
+    has_transfers = uses_transfers(config)
     path = find_checkpoint(config.model)
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
@@ -238,6 +256,15 @@ def load_core(
         loader.on_grammars = grammars.warm_up
     else:
         grammars.warm_up()
+    transfers: TransferHub | None = None
+    if has_transfers:
+        transfers = TransferHub(
+            config,
+            layout_of(info, engine.kv_shape, config.quantize),
+            CachePages(cache, engine),
+            lambda message, owner: scheduler.handle(message, time.monotonic(), owner),
+            lambda: cache.num_free,
+        )
     scheduler: Scheduler | LoggingScheduler = Scheduler(
         config,
         cache=cache,
@@ -246,12 +273,13 @@ def load_core(
         context_length=info.context_length,
         retokenise=retokenise,
         prepare_masks=grammars.prepare if log is None else None,  # a replay could not tell when one was ready
+        fetch_prefix=None if transfers is None else transfers.fetch,
     )
     if log is not None:
         scheduler = LoggingScheduler(scheduler, log)
     # On a CPU planning would compete with computing for the processors.
     ahead = config.overlap == "on" or (config.overlap == "auto" and info.device.startswith("cuda"))
-    return LoadedCore(engine, scheduler, info, cache, publisher, recorder, grammars, ahead)
+    return LoadedCore(engine, scheduler, info, cache, publisher, recorder, grammars, ahead, transfers)
 
 
 def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
@@ -289,15 +317,20 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
     """Repeat: messages in, one forward, tokens out. Raises RuntimeFailed when a rank dies."""
     scheduler, recorder = core.scheduler, core.recorder
     pipeline = Pipeline(core.engine, scheduler, ahead=core.ahead, on_step=recorder.record_step)
-    viewer = TreeViewer(core.cache)
+    viewer, transfers = TreeViewer(core.cache), core.transfers
+    if transfers is not None:
+        link.wake_on(transfers.wake_sockets)
 
     def send(answers: list[FromCore]) -> None:
         recorder.record_answers(answers)
+        if transfers is not None:
+            transfers.note_answers(answers)
         unsent.extend(link.send(answers))
 
     unsent: list[tuple[bytes, Abort]] = []
     while True:
-        wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if scheduler.pending_grammars else None
+        is_polled = scheduler.pending_grammars or (transfers is not None and transfers.active)
+        wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if is_polled else None
         if wait is None and loader.pending:
             wait = LOOPS_POLL_MS
         for owner, message in received(link, 0 if viewer.busy else wait):
@@ -307,16 +340,29 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
             if isinstance(message, GetTree | GetTreeNode):
                 viewer.ask(owner, message)
                 continue
+            if isinstance(message, MovePrefixes):
+                if transfers is None:
+                    link.reply(owner, CoreReply(message.call, error=ErrorInfo.of(cannot_move())))
+                else:
+                    transfers.move(owner, message)
+                continue
             for answer in scheduler.handle(message, time.monotonic(), owner):
                 if isinstance(answer, CoreReply):
                     if answer.stats is not None:
                         core.grammars.record_totals()
                         viewer.note_time()
-                        answer = msgspec.structs.replace(answer, measures=recorder.measures)
+                        stats = answer.stats if transfers is None else transfers.count(answer.stats)
+                        answer = msgspec.structs.replace(answer, stats=stats, measures=recorder.measures)
                     link.reply(owner, answer)
                 else:
                     send([answer])
         ranks.check()
+        if transfers is not None:
+            transfers.advance()
+            for owner, reply in transfers.take_replies():
+                link.reply(owner, reply)
+            for sessions in transfers.take_sessions():
+                link.hand_over(TakeSessions(sessions))
         if loader.take():
             assert isinstance(core.engine, ForwardEngine)
             core.engine.use_loops()

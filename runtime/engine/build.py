@@ -155,7 +155,7 @@ def build_engine(
         context_length=context_length,
         source=source,
         graphs=graphs,
-        kv_scales=chosen.origin,
+        kv_scales=chosen,
         group=group,
         threads=threads,
     )

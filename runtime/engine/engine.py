@@ -5,19 +5,22 @@ Its state is the KV pool, which plans address by page, the draft source's memory
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..models.decoder import Decoder
 from ..models.parallel.group import SINGLE_RANK, Group
-from ..scheduler.plan import ForwardPlan, ForwardResult, Row, Sample
+from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample
 from .cpu_threads import CpuThreads
 from .decode_graphs import DecodeGraphs
 from .draft_source import DraftSource
 from .in_flight_step import InFlightStep, ModelRunner
-from .kv_format import kv_dtype_name
-from .kv_pool import PAGE_SIZE, KvPool
+from .kv_format import ChosenScales, kv_dtype_name
+from .kv_pool import PAGE_SIZE, KvPool, KvShape
+
+NO_SCALES = ChosenScales(None, "none")
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class ForwardEngine:
         context_length: int | None = None,
         source: DraftSource | None = None,
         graphs: DecodeGraphs | None = None,
-        kv_scales: str = "none",
+        kv_scales: ChosenScales = NO_SCALES,
         group: Group = SINGLE_RANK,
         threads: CpuThreads | None = None,
     ) -> None:
@@ -63,11 +66,16 @@ class ForwardEngine:
             context_length=context_length or config.context_length,
             dtype=str(model.dtype).removeprefix("torch."),
             kv_dtype=kv_dtype_name(pool.dtype),
-            kv_scales=kv_scales,
+            kv_scales=kv_scales.origin,
             device=str(model.device),
             page_size=PAGE_SIZE,
             num_pages=pool.num_pages,
             num_host_pages=pool.num_host_pages,
+        )
+
+        whole = model.whole_config
+        self.kv_shape = KvShape(
+            whole.num_layers, whole.num_kv_heads, whole.head_dim * pool.dtype.itemsize, kv_scales.digest
         )
 
     @torch.inference_mode()
@@ -85,6 +93,45 @@ class ForwardEngine:
     def run(self, plan: ForwardPlan) -> ForwardResult:
         """Launch a plan that is not open, and wait for its result and the drafts for the next step."""
         return self.launch(plan).wait()
+
+    @torch.inference_mode()
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages between steps: those that the cache decided on since the last plan."""
+        self._runner.pool.copy(copies)
+        if self._runner.source is not None and copies:
+            self._runner.source.copy(copies)
+
+    @property
+    def device(self) -> torch.device:
+        """Where `read_pages` returns pages."""
+        return self._runner.model.device
+
+    @property
+    def own_part(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Layers and key/value heads of the model, [start, stop) each, that this rank's pages have."""
+        model = self._runner.model
+        return (model.layers.start, model.layers.stop), (model.kv_heads.start, model.kv_heads.stop)
+
+    @torch.inference_mode()
+    def read_part(self, pages: Sequence[int]) -> torch.Tensor:
+        """Return what this rank holds of device pages, as `KvMemory.read` does."""
+        return self._runner.pool.read(pages)
+
+    def read_pages(self, pages: Sequence[int]) -> torch.Tensor:
+        """Return whole device pages as bytes, uint8 [P, *kv_shape.page_shape], on the engine's device."""
+        return self.read_part(pages)
+
+    @torch.inference_mode()
+    def write_pages(self, row: Row, first: int, bytes_P: torch.Tensor) -> None:
+        """Overwrite the pages of `row` from index `first` on with what `read_pages` of another engine returned.
+
+        The row's tokens are those of these pages.
+        """
+        layers, heads = self.own_part
+        own = bytes_P[:, :, slice(*layers), :, slice(*heads)]
+        self._runner.pool.write(row.pages[first : first + len(bytes_P)], own)
+        if self._runner.source is not None:
+            self._runner.source.skip([row])  # it has not seen the tokens
 
     def use_loops(self) -> None:
         """Compute with compiled loops from the next step on, now that they are loaded."""

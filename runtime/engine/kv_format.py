@@ -5,6 +5,7 @@ See docs/decisions/0010-scales-before-the-first-token.md.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,7 @@ class ChosenScales:
 
     scales: KvScales | None
     origin: str  # a file, "checkpoint", "random tokens", or "none" where none are needed
+    digest: str = "none"  # of the whole model's scales; of scales measured here, also of the ranks that share it
 
 
 def choose_scales(
@@ -74,9 +76,10 @@ def choose_scales(
         return ChosenScales(None, "none")
     file = ranges_file(path) if config.kv_scales is None else Path(config.kv_scales)
     if config.kv_scales is not None or file.is_file():
-        return ChosenScales(_own(read_ranges(file, model.whole_config).scales(dtype), model), str(file))
+        whole = read_ranges(file, model.whole_config).scales(dtype)
+        return ChosenScales(_own(whole, model), str(file), _digest(whole))
     if (stored := read_kv_scales(path, model.whole_config, dtype)) is not None:
-        return ChosenScales(_own(stored, model), "checkpoint")
+        return ChosenScales(_own(stored, model), "checkpoint", _digest(stored))
     ranges = measure(model, random_texts(model.config), group)
     logger.warning(
         "KV in %s with scales measured on %d RANDOM tokens: neither %s nor the checkpoint has any. "
@@ -86,7 +89,16 @@ def choose_scales(
         file,
         path,
     )
-    return ChosenScales(ranges.scales(dtype), "random tokens")
+    scales = ranges.scales(dtype)
+    ranks = f" tp{group.shard.size} pp{group.stage.size}" if group.shard.size * group.stage.size > 1 else ""
+    return ChosenScales(scales, "random tokens", _digest(scales) + ranks)
+
+
+def _digest(scales: KvScales) -> str:
+    digest = hashlib.sha256()
+    for scales_LK in (scales.k_LK, scales.v_LK):
+        digest.update(scales_LK.float().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _own(scales: KvScales, model: Decoder) -> KvScales:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from ..protocol.errors import ErrorInfo
-from ..scheduler.plan import ForwardPlan, SamplingPlan
+from ..scheduler.plan import ForwardPlan, PageCopy, Row, SamplingPlan
 from .fingerprint import NodeFingerprint
 
 
@@ -33,7 +33,34 @@ class SampleStep(msgspec.Struct, frozen=True, tag="decide"):
     sampling: SamplingPlan
 
 
-ToRank = StartSteps | RunPlan | SampleStep
+class CopyPages(msgspec.Struct, frozen=True, tag="copy"):
+    """Copy pages between steps."""
+
+    copies: list[PageCopy]
+
+
+class ReadPages(msgspec.Struct, frozen=True, tag="read"):
+    """Send the rank's part of device pages back: a `PagesPart` and, as a second frame, its bytes."""
+
+    pages: list[int]
+
+
+class WritePages(msgspec.Struct, frozen=True, tag="write"):
+    """Overwrite the pages of `row` from index `first` on; `data` are whole pages, as `ForwardEngine.read_pages`."""
+
+    row: Row
+    first: int
+    data: bytes
+
+
+ToRank = StartSteps | RunPlan | SampleStep | CopyPages | ReadPages | WritePages
+
+
+class PagesPart(msgspec.Struct, frozen=True):
+    """Layers and key/value heads of the model, [start, stop), that a rank's part of pages has."""
+
+    layers: tuple[int, int]
+    heads: tuple[int, int]
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="ready"):

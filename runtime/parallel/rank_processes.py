@@ -20,10 +20,11 @@ from ..processes import parent_watchdog
 from ..processes.bounded_sleep import bounded_sleep
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError, RuntimeFailed
-from .messages import RankFailed, RankReady, RankReport, Rendezvous, ToRank, plan_address
+from .messages import PagesPart, RankFailed, RankReady, RankReport, Rendezvous, ToRank, plan_address
 from .node_zero import WorkerNodes
 
 _CAUSE_DELAY = 0.2  # seconds: another rank's exit, the cause of a failure, may be noticed after it
+_PART_POLL_MS = 100  # between two checks of the ranks while one reads pages
 RANK_LOSS_GRACE = 1.2  # seconds for rank 0 to tell its clients when a rank is gone
 
 
@@ -83,6 +84,16 @@ class RankProcesses:
         if self._nodes is not None:
             self._nodes.send(data)  # the longer way first
         self.relay(data)
+
+    def receive_parts(self) -> list[tuple[PagesPart, bytes]]:
+        """Receive every rank's part of the pages that a `ReadPages` asked for. Raises RuntimeFailed when one dies."""
+        parts = []
+        for socket in self._sockets:
+            while not socket.poll(_PART_POLL_MS):
+                self.check()
+            header, data = socket.recv_multipart()
+            parts.append((msgspec.msgpack.decode(header, type=PagesPart), data))
+        return parts
 
     def relay(self, data: bytes) -> None:
         """Send an encoded message to the ranks of this node."""

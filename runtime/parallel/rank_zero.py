@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import msgspec
+import torch
 import torch.distributed as dist
 
 from ..engine import EngineInfo, ForwardEngine, build_engine
 from ..engine.build import DraftSourceFactory
 from ..engine.draft_source import DraftSource
 from ..engine.in_flight_step import InFlightStep
+from ..engine.kv_pool import KvShape
 from ..models.decoder import Decoder
 from ..models.load import load_embedding_and_head
 from ..models.weights import Progress
 from ..protocol.config import RuntimeConfig
-from ..scheduler.plan import ForwardPlan, ForwardResult, SamplingPlan
+from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
 from ..speculation.build import draft_page_bytes
 from .collectives import DistributedGroup, host_store, join_group
 from .master_address import MasterAddress
-from .messages import Rendezvous, RunPlan, SampleStep, StartSteps
+from .messages import CopyPages, PagesPart, ReadPages, Rendezvous, RunPlan, SampleStep, StartSteps, WritePages
 from .placement import RankPlacement, placement_of
 from .rank_processes import RankProcesses
 from .rendezvous import write_rendezvous
@@ -81,6 +83,38 @@ class RankZeroEngine:
 
     def run(self, plan: ForwardPlan) -> ForwardResult:
         return self.launch(plan).wait()
+
+    @property
+    def kv_shape(self) -> KvShape:
+        return self._engine.kv_shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where `read_pages` returns pages: ranks put theirs together in host memory."""
+        return torch.device("cpu")
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages on every rank, as `ForwardEngine.copy_pages` does."""
+        self._ranks.send(CopyPages(list(copies)))
+        self._engine.copy_pages(copies)
+
+    def read_pages(self, pages: Sequence[int]) -> torch.Tensor:
+        """Return whole device pages of all ranks, as `ForwardEngine.read_pages` does."""
+        self._ranks.send(ReadPages(list(pages)))
+        whole = torch.empty((len(pages), *self.kv_shape.page_shape), dtype=torch.uint8)
+        own = self._engine.read_part(pages).cpu()
+        parts = [(PagesPart(*self._engine.own_part), own)]
+        for part, data in self._ranks.receive_parts():
+            parts.append((part, torch.frombuffer(bytearray(data), dtype=torch.uint8)))
+        for part, data_P in parts:
+            target = whole[:, :, slice(*part.layers), :, slice(*part.heads)]
+            target.copy_(data_P.view(target.shape))
+        return whole
+
+    def write_pages(self, row: Row, first: int, bytes_P: torch.Tensor) -> None:
+        """Overwrite pages on every rank, as `ForwardEngine.write_pages` does."""
+        self._ranks.send(WritePages(row, first, bytes_P.cpu().contiguous().numpy().tobytes()))
+        self._engine.write_pages(row, first, bytes_P)
 
     def warm_up(self) -> None:
         self.run(ForwardEngine.warm_up_plan())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
+import torch
 import zmq
 
 from ..engine import build_engine
@@ -29,7 +30,20 @@ from ..scheduler.plan import PageCopy, Row
 from ..speculation.build import draft_page_bytes
 from ..speculation.tree import DraftTree
 from .collectives import join_group
-from .messages import RankFailed, RankReady, RankReport, RunPlan, SampleStep, StartSteps, ToRank, plan_address
+from .messages import (
+    CopyPages,
+    PagesPart,
+    RankFailed,
+    RankReady,
+    RankReport,
+    ReadPages,
+    RunPlan,
+    SampleStep,
+    StartSteps,
+    ToRank,
+    WritePages,
+    plan_address,
+)
 from .placement import placement_of
 
 # Seconds until a rank reports an unexpected error. Its cause may be the exit of another rank, which is then noticed
@@ -80,8 +94,17 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
             case SampleStep(sampling):
                 assert launched is not None, "SampleStep follows a RunPlan"
                 launched.sample(sampling)
-            case _:
-                raise AssertionError("RunPlan and SampleStep follow StartSteps")
+            case CopyPages(copies):
+                engine.copy_pages(copies)
+            case ReadPages(pages):
+                part = PagesPart(*engine.own_part)
+                data = engine.read_part(pages).cpu().contiguous().numpy()
+                socket.send_multipart([msgspec.msgpack.encode(part), data.tobytes()])
+            case WritePages(row, first, data):
+                shape = (-1, *engine.kv_shape.page_shape)
+                engine.write_pages(row, first, torch.frombuffer(bytearray(data), dtype=torch.uint8).view(shape))
+            case StartSteps():
+                raise AssertionError("StartSteps comes once")
 
 
 def main() -> int:

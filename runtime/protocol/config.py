@@ -21,6 +21,8 @@ CacheScope = Literal["auto", "key", "shared"]
 EngineName = Literal["http", "dynamo"]
 PageTextsName = Literal["auto", "on", "off"]
 KvEventsFormat = Literal["sglang", "vllm"]
+RoleName = Literal["prefill", "decode", "both"]
+TransferName = Literal["auto", "nixl", "zmq"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
 # Formats of tool calls; the frontend has their texts.
@@ -172,6 +174,30 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_events_topic: Annotated[
         str, Meta(max_length=1024, description="topic of cache events; llm-d expects kv@POD@MODEL")
     ] = ""
+    role: Annotated[
+        RoleName,
+        Meta(
+            description="prefill: compute prompts for decode runtimes; decode: fetch prompts from prefill runtimes; "
+            "both: whatever the addresses allow"
+        ),
+    ] = "both"
+    transfer_bind: Annotated[
+        str | None,
+        Meta(description="serve KV pages to other runtimes at tcp://HOST:PORT, with transfer_keys, or ipc://PATH"),
+    ] = None
+    prefill_workers: Annotated[
+        str | None,
+        Meta(description="transfer_bind of the prefill runtimes that compute prompts for this one, by commas"),
+    ] = None
+    transfer_keys: Annotated[
+        str | None, Meta(description="folder of keys shared by runtimes that exchange KV, made by `ramiform keys`")
+    ] = None
+    transfer: Annotated[
+        TransferName, Meta(description="carrier of KV pages; auto: NIXL where its package is installed, else ZMQ")
+    ] = "auto"
+    remote_prefill_tokens: Annotated[
+        int, Meta(ge=16, description="tokens that a prompt must lack in the cache to be fetched from a prefill runtime")
+    ] = 256
     wait_for_loops: Annotated[
         bool,
         Meta(description="answer when the compiled loops are loaded, instead of computing without them until then"),

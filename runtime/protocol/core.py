@@ -152,7 +152,28 @@ class GetStats(msgspec.Struct, frozen=True, tag="stats"):
     call: int
 
 
-ToCore = Attach | Generate | EndStates | TurnEnded | Abort | FlushCache | Pause | GetStats | GetTree | GetTreeNode
+class MovePrefixes(msgspec.Struct, frozen=True, tag="move"):
+    """Copy cached prefixes, those used last first, to the runtime whose `transfer_bind` is `to`, as far as it has free
+    pages; first `sessions`, which the other runtime's frontends understand. Answered by `CoreReply`."""
+
+    call: int
+    to: str
+    sessions: bytes | None = None
+
+
+ToCore = (
+    Attach
+    | Generate
+    | EndStates
+    | TurnEnded
+    | Abort
+    | FlushCache
+    | Pause
+    | GetStats
+    | GetTree
+    | GetTreeNode
+    | MovePrefixes
+)
 
 # Core -> frontend
 
@@ -169,7 +190,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
     `queue`: waiting for its turn; `grammar`: waiting for its constraint, to be compiled or to say which tokens may
     follow; `prefill`: computing up to the first token; `decode`: from there on; `retracted`: waiting, after it had lost
-    its pages, to go on.
+    its pages, to go on; `transfer`: waiting for its prompt's pages from another runtime.
     """
 
     queue: float
@@ -177,11 +198,12 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     decode: float
     grammar: float = 0.0
     retracted: float = 0.0
+    transfer: float = 0.0
 
     @property
     def total(self) -> float:
         """Return the request's time in the core."""
-        return self.queue + self.grammar + self.prefill + self.decode + self.retracted
+        return self.queue + self.grammar + self.prefill + self.decode + self.retracted + self.transfer
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
@@ -243,6 +265,9 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_accepted_tokens: int = 0  # draft tokens that were accepted
     accepted_lengths: list[int] = []  # verifications that accepted 0, 1, 2, ... tokens
     is_paused: bool = False
+    num_fetched_tokens: int = 0  # prompt tokens whose KV came from prefill runtimes
+    num_early_tokens: int = 0  # of these, those that came while later tokens of their prompt were computed
+    num_failed_fetches: int = 0  # prompts that were computed here for want of an answer
 
     @property
     def cache_hit_rate(self) -> float:
@@ -255,6 +280,20 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
         return 1 - self.num_free_pages / self.num_pages if self.num_pages else 0.0
 
 
+class MovedPrefixes(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of a `MovePrefixes`."""
+
+    num_sequences: int  # cached sequences that the other runtime has now
+    num_sent_tokens: int  # whose KV was sent; it had the others
+    num_left: int  # sequences that it had no free pages for
+
+
+class TakeSessions(msgspec.Struct, frozen=True, tag="sessions"):
+    """Sessions that another runtime has handed over."""
+
+    data: bytes
+
+
 class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
     """Answer to the call of that number."""
 
@@ -263,6 +302,7 @@ class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
     measures: CoreMetrics | None = None  # beside the stats
     tree: TreeMessage | None = None
     tree_node: NodeContent | None = None
+    moved: MovedPrefixes | None = None
     error: ErrorInfo | None = None
 
 
@@ -278,4 +318,4 @@ class CoreFailed(msgspec.Struct, frozen=True, tag="core_failed"):
     error: ErrorInfo
 
 
-FromCore = Tokens | RequestFailed | Answers | CoreReply | CoreReady | CoreFailed
+FromCore = Tokens | RequestFailed | Answers | CoreReply | CoreReady | CoreFailed | TakeSessions

@@ -75,7 +75,7 @@ def _check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
         raise RequestError(f"token id {wrong} is not in the vocabulary of {vocab_size} tokens", param=param)
 
 
-RequestPhase = Literal["queue", "grammar", "prefill", "decode", "retracted"]
+RequestPhase = Literal["queue", "grammar", "prefill", "decode", "retracted", "transfer"]
 
 
 class RequestClock:
@@ -89,7 +89,7 @@ class RequestClock:
         self._seconds: dict[RequestPhase, float] = {}
         self._answered = False
 
-    def wait(self, phase: Literal["queue", "grammar", "retracted"], now: float) -> None:
+    def wait(self, phase: Literal["queue", "grammar", "retracted", "transfer"], now: float) -> None:
         """Note that the request waits from now on, and for what."""
         self._enter(phase, now)
 
@@ -112,6 +112,7 @@ class RequestClock:
             decode=seconds.get("decode", 0.0),
             grammar=seconds.get("grammar", 0.0),
             retracted=seconds.get("retracted", 0.0),
+            transfer=seconds.get("transfer", 0.0),
         )
 
     def _enter(self, phase: RequestPhase, now: float) -> None:

@@ -17,6 +17,7 @@ may follow a token, the request keeps its lease and sits out.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -37,6 +38,7 @@ from ..protocol.core import (
     Generate,
     GetStats,
     Hold,
+    MovePrefixes,
     Pause,
     RequestFailed,
     ToCore,
@@ -66,6 +68,8 @@ from .token_rules import token_rules
 
 __all__ = ["Scheduler", "VocabularyInfo"]
 
+FetchPrefix = Callable[[Request], "Future[None] | None"]  # of a request that has arrived; None: it is computed here
+
 
 def make_cache(
     config: CoreConfig, *, num_pages: int, num_host_pages: int, page_size: int, events: bool = False
@@ -94,8 +98,13 @@ class Scheduler:
         context_length: int,
         retokenise: Retokenise,
         prepare_masks: Submit | None = None,
+        fetch_prefix: FetchPrefix | None = None,
     ) -> None:
-        """`prepare_masks` runs what takes long of a grammar in a thread; None: it is done when it is needed."""
+        """`prepare_masks` runs what takes long of a grammar in a thread; None: it is done when it is needed.
+
+        `fetch_prefix` fetches a prompt's pages from another runtime into the cache; a request waits until its future
+        ends, and is then computed from where the pages end.
+        """
         self._cache = cache
         self._vocabulary = vocabulary
         self._grammars = grammars
@@ -106,6 +115,8 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._compiling: dict[str, Future[Any]] = {}
         self._parked: dict[str, Request] = {}  # waiting for their grammars, without lease
+        self._fetch_prefix = fetch_prefix
+        self._fetching: dict[str, Future[None]] = {}  # waiting for pages from another runtime, without lease
         self._batch = Batch(cache)
         self._programs = LivePrograms(cache)
         self._output_lengths = OutputLengthEstimator()
@@ -145,8 +156,8 @@ class Scheduler:
 
     @property
     def pending_grammars(self) -> bool:
-        """True while grammars are compiled, or masks prepared."""
-        return bool(self._compiling or self._preparation)
+        """True while grammars are compiled, masks prepared, or pages fetched."""
+        return bool(self._compiling or self._preparation or self._fetching)
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
         """Handle a message from frontend `owner`. Returns the answers that are ready at once."""
@@ -172,7 +183,7 @@ class Scheduler:
                 return [CoreReply(call)]
             case GetStats(call=call):
                 return [CoreReply(call, stats=self.stats())]
-            case Attach() | GetTree() | GetTreeNode():
+            case Attach() | GetTree() | GetTreeNode() | MovePrefixes():
                 raise AssertionError("the core's loop answers this")
 
     def plan(self, now: float) -> ForwardPlan | None:
@@ -184,6 +195,7 @@ class Scheduler:
         if self._hold == "all":
             return None
         self._cache.forecast.now = now
+        self._take_fetched_prefixes(now)
         self._take_compiled_grammars(now)
         self._settle_masks(now)
         num_guesses = self._drafting.propose(self._batch, self._token_budget)
@@ -291,7 +303,7 @@ class Scheduler:
         return sampling
 
     def stats(self) -> CoreStats:
-        num_waiting = len(self._waiting) + len(self._parked)
+        num_waiting = self._num_waiting
         stats = self._counters.stats(
             self._cache, self._drafting.counts, num_running=len(self._batch), num_waiting=num_waiting
         )
@@ -306,7 +318,7 @@ class Scheduler:
                 context_length=self._context_length,
                 num_slots=self._cache.num_slots,
             )
-            if len(self._waiting) + len(self._parked) >= self._max_waiting:
+            if self._num_waiting >= self._max_waiting:
                 raise BusyError(f"{self._max_waiting} requests are waiting already")
             stops = StopRules(message.sampling, self._vocabulary)
             stops.follow(message.tokens, len(message.tokens) - message.continued)
@@ -332,7 +344,11 @@ class Scheduler:
         if message.sampling.constraint is not None:
             self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
             request.awaits_grammar, request.continued_due = True, message.continued > 0
-        if request.awaits_grammar and not self._cache.enabled:
+        fetching = None if self._fetch_prefix is None else self._fetch_prefix(request)
+        if fetching is not None:
+            self._fetching[request.rid] = fetching
+            request.clock.wait("transfer", now)
+        elif request.awaits_grammar and not self._cache.enabled:
             self._park(request, now)  # without the cache its computed tokens would be lost
         else:
             self._waiting.add(request)
@@ -342,6 +358,18 @@ class Scheduler:
         if message.program is None:
             return self._num_arrived
         return self._programs.rank(program_id(owner, message.program), self._num_arrived)
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._waiting) + len(self._parked) + len(self._fetching)
+
+    def _take_fetched_prefixes(self, now: float) -> None:
+        """Queue the requests whose pages are there, or will not come."""
+        for rid in [rid for rid, future in self._fetching.items() if future.done()]:
+            del self._fetching[rid]
+            request = self._requests[rid]
+            request.clock.wait("queue", now)
+            self._waiting.add(request)
 
     def _park(self, request: Request, now: float) -> None:
         """Let a request wait for its grammar, without lease."""
@@ -406,7 +434,10 @@ class Scheduler:
             self._preparation.forget(request)
         del self._requests[request.rid]
         self._drafting.note_ended(request)
-        if self._parked.pop(request.rid, None) is None:
+        if (fetching := self._fetching.pop(request.rid, None)) is not None:
+            fetching.cancel()
+            self._cache.drop_soft_pin(request.rid)
+        elif self._parked.pop(request.rid, None) is None:
             self._waiting.remove(request)
         else:
             self._cache.drop_soft_pin(request.rid)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import httpx
+import pytest
 
 import ramiform
 from ramiform import assistant, gen, select, system, user
@@ -30,6 +31,7 @@ CIRCUMSTANCES = frozenset(
         "decode_time",
         "grammar_time",
         "retracted_time",
+        "transfer_time",
         "spec_verify_ct",
         "spec_accept_length",
         "spec_accept_histogram",
@@ -50,6 +52,7 @@ FORCED: list[dict[str, Any]] = [
     {"regex": r" The river in spring lies under the blue lamps, near seven spiders\.", "stop": ["er the bl", "zz"]},
     {"regex": r"(maybe|perhaps)( The river in spring lies under the blue lamps){4}", "frequency_penalty": 0.5},
 ]
+TOLERANCE = 1e-4  # of log-probabilities
 PATIENCE = 120.0  # seconds until a runtime that should have nothing to do is taken for stuck
 
 
@@ -200,6 +203,32 @@ class Closed:
                 break
         state.close()
         return Outcome("".join(pieces), [])
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Cases and the outcomes that they have alone."""
+
+    cases: list[Case]
+    outcomes: list[Outcome]
+
+    def check(self, outcomes: Sequence[Outcome], *, jumps: bool = True) -> None:
+        """`jumps`: whether the outcomes come with jump-forward, as the expected ones do."""
+        for case, outcome, whole in zip(self.cases, outcomes, self.outcomes, strict=True):
+            match case:
+                case _ if not jumps and depends_on_jumps(case):
+                    assert outcome.exact
+                case Cut():
+                    num = len(outcome.exact)
+                    assert outcome.exact == whole.exact["output_ids"][:num], case
+                    assert outcome.logprobs == pytest.approx(whole.logprobs[:num], abs=TOLERANCE), case
+                case Closed():
+                    _, [[text, _]] = whole.exact
+                    assert outcome.exact
+                    assert text.startswith(outcome.exact), case
+                case _:
+                    assert outcome.exact == whole.exact, case
+                    assert outcome.logprobs == pytest.approx(whole.logprobs, abs=TOLERANCE), case
 
 
 @ramiform.function

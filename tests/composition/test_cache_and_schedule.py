@@ -7,8 +7,7 @@ another order. The largest difference seen is 3e-5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,9 +16,8 @@ import ramiform
 from ramiform import gen
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
-from .mix import Case, Closed, Cut, Outcome, Target, depends_on_jumps, make_mix, make_writers, run_alone, run_together
+from .mix import TOLERANCE, Expected, Target, make_mix, make_writers, run_alone, run_together
 
-TOLERANCE = 1e-4
 AMPLE, QUARTER = 2048, 96  # pages for everything in the mix; for at most a quarter of it
 SETTINGS: dict[str, dict[str, Any]] = {
     "64 pages": {"num_pages": 64},
@@ -68,30 +66,6 @@ def references() -> Iterator[list[Target]]:
     settings = {"prefix_cache": False, "num_pages": AMPLE, "speculative": "off"}
     with start(**settings) as one, start(**settings) as two, Target(one) as first, Target(two) as second:
         yield [first, second]
-
-
-@dataclass(frozen=True)
-class Expected:
-    cases: list[Case]
-    outcomes: list[Outcome]
-
-    def check(self, outcomes: Sequence[Outcome], *, jumps: bool = True) -> None:
-        """`jumps`: whether the outcomes come with jump-forward, as the expected ones do."""
-        for case, outcome, whole in zip(self.cases, outcomes, self.outcomes, strict=True):
-            match case:
-                case _ if not jumps and depends_on_jumps(case):
-                    assert outcome.exact
-                case Cut():
-                    num = len(outcome.exact)
-                    assert outcome.exact == whole.exact["output_ids"][:num], case
-                    assert outcome.logprobs == pytest.approx(whole.logprobs[:num], abs=TOLERANCE), case
-                case Closed():
-                    _, [[text, _]] = whole.exact
-                    assert outcome.exact
-                    assert text.startswith(outcome.exact), case
-                case _:
-                    assert outcome.exact == whole.exact, case
-                    assert outcome.logprobs == pytest.approx(whole.logprobs, abs=TOLERANCE), case
 
 
 @pytest.fixture(scope="module")

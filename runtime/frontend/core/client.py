@@ -10,6 +10,7 @@ import itertools
 import logging
 import uuid
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
 import msgspec
@@ -32,8 +33,11 @@ from ...protocol.core import (
     GetStats,
     Hold,
     ModelInfo,
+    MovedPrefixes,
+    MovePrefixes,
     Pause,
     RequestFailed,
+    TakeSessions,
     ToCore,
     Tokens,
     TurnEnded,
@@ -123,6 +127,8 @@ class CoreClient:
         self._answers: dict[str, TokenStream] = {}
         self._replies: dict[int, asyncio.Future[CoreReply]] = {}
         self._failure: ErrorInfo | None = None
+        self.is_draining = False  # routers should send requests to another replica
+        self.on_sessions: Callable[[bytes], None] = lambda data: None  # takes sessions of another replica
 
     def start(self) -> None:
         self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
@@ -214,6 +220,12 @@ class CoreClient:
         assert content is not None
         return content
 
+    async def move_prefixes(self, to: str, sessions: bytes | None) -> MovedPrefixes:
+        """Copy cached prefixes and sessions to the runtime whose `transfer_bind` is `to`. Raises RamiformError."""
+        moved = (await self._call(MovePrefixes(next(self._calls), to, sessions))).moved
+        assert moved is not None
+        return moved
+
     @property
     def num_live(self) -> int:
         """The number of requests whose last token has not come."""
@@ -244,7 +256,7 @@ class CoreClient:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
 
-    async def _call(self, message: FlushCache | Pause | GetStats | GetTree | GetTreeNode) -> CoreReply:
+    async def _call(self, message: FlushCache | Pause | GetStats | GetTree | GetTreeNode | MovePrefixes) -> CoreReply:
         self._check_alive()
         future = self._replies[message.call] = asyncio.get_running_loop().create_future()
         self._send(message)
@@ -306,6 +318,8 @@ class CoreClient:
                     self._ready.set_result(info)
             case CoreFailed(error=error):
                 self.fail(error)
+            case TakeSessions(data=data):
+                self.on_sessions(data)
 
 
 def _receive_now(socket: zmq.Socket[bytes]) -> bytes | None:

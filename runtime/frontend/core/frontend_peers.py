@@ -31,6 +31,8 @@ PeerQuestionKind = Literal[
     "cancel_response",
     "close_states",
     "session",
+    "save_sessions",
+    "drain",
     "record_rows",
     "record_view",
     "record_changes",

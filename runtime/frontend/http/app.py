@@ -18,6 +18,7 @@ from .middleware.metrics import MetricsMiddleware
 from .middleware.rate_limit import RateLimitMiddleware
 from .middleware.request_limits import RequestLimitsMiddleware
 from .native.admin import AdminApi
+from .native.drain import DrainApi
 from .native.generate import NativeApi
 from .native.metrics import MetricsApi
 from .native.parsing import ParsingApi
@@ -72,6 +73,7 @@ def create_app(
         ProgramsApi(generator, siblings),
         AdminApi(generator, config.client_address),
         PauseApi(generator.core, siblings),
+        DrainApi(generator.core, siblings, sessions, config.drain_seconds),
         ParsingApi(chat_service),
         TokenizationApi(generator, chat_service.renderer),
         ModelsApi(generator),

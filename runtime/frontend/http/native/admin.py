@@ -49,8 +49,10 @@ class AdminApi:
         return router
 
     async def health(self) -> Response:
-        """Return 200 while the model is loaded, else 503."""
+        """Return 200 while the model is loaded, else 503, and while the replica is drained."""
         self._core.require_info()
+        if self._core.is_draining:
+            return error_response(503, "the replica is drained")
         return Response(status_code=200)
 
     async def health_generate(self, request: Request) -> Response:

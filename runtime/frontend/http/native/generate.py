@@ -61,6 +61,7 @@ def answer(
         if (timings := sequence.timings) is not None:
             meta |= {"queue_time": timings.queue, "prefill_time": timings.prefill, "decode_time": timings.decode}
             meta |= {"grammar_time": timings.grammar, "retracted_time": timings.retracted}
+            meta |= {"transfer_time": timings.transfer}
     return {"text": text, "output_ids": list(sample.output_ids), "meta_info": meta}
 
 

@@ -6,7 +6,9 @@ it. It lives in one frontend; the others ask for it.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import time
 import uuid
 from collections import OrderedDict
@@ -19,17 +21,20 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from ....protocol.errors import RequestError
+from ....protocol.saved_state import SavedRequest, SavedSession, restore
 from ...core.frontend_peers import FrontendPeers
 from ..bodies import Body, SessionParams, Text, example
 from ..scope import SCOPE_API_KEY
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import json_response
 
+logger = logging.getLogger("ramiform.frontend")
+
 MAX_SESSIONS = 1024  # of one frontend; the one used last is dropped first
 MAX_SESSION_TOKENS = 1 << 22  # of one frontend, in all its sessions
 IDLE_SECONDS = 3600.0
 
-SessionKey = tuple[str | None, str]  # API key and id
+SessionKey = tuple[str | None, str]  # digest of the API key, and id
 
 
 class OpenSessionBody(Body):
@@ -105,6 +110,24 @@ class Session:
         if node is not None:
             node.children.append(rid)
 
+    def save(self) -> list[SavedRequest]:
+        """Return the requests in their saved form, parents first."""
+        saved = []
+        rids = {id(node): rid for rid, node in self.nodes.items()}
+        for rid, node in self.nodes.items():
+            # Without a parent, or one whose id another request has taken since, it is saved whole.
+            parent = None if node.parent is None else rids.get(id(node.parent))
+            own = (0, node.tokens()) if parent is None else (node.num_kept, node.own)
+            saved.append(SavedRequest(rid, parent, *own, node.num_prompt))
+        return saved
+
+    def add(self, request: SavedRequest) -> None:
+        """Add a request in its saved form, after its parent."""
+        parent = None if request.parent is None else self.nodes.get(request.parent)
+        self.nodes[request.rid] = SessionNode(parent, request.num_kept, request.tokens, request.num_prompt)
+        if parent is not None:
+            parent.children.append(request.rid)
+
     def _node(self, rid: str) -> SessionNode:
         if rid not in self.nodes:
             raise RequestError(f"the session has no finished request {rid!r}", param="session_params")
@@ -132,7 +155,7 @@ class SessionStore:
         chosen = uuid.uuid4().hex if session_id is None else session_id
         if await self._do("has", key, chosen):
             raise RequestError(f"the session {chosen!r} is open already", param="session_id")
-        self._sessions[key, chosen] = Session(self._clock() + IDLE_SECONDS)
+        self._sessions[_owner(key), chosen] = Session(self._clock() + IDLE_SECONDS)
         self._drop_excess()
         return chosen
 
@@ -171,6 +194,7 @@ class SessionStore:
         now = self._clock()
         while self._sessions and next(iter(self._sessions.values())).expires < now:
             self._sessions.popitem(last=False)
+        key = _owner(key)
         session = self._sessions.get((key, session_id))
         if session is None:
             return None
@@ -189,11 +213,33 @@ class SessionStore:
                 self._drop_excess()
         return True
 
+    def save(self) -> list[SavedSession]:
+        """Return the sessions of this frontend in their saved form."""
+        return [SavedSession(owner, name, session.save()) for (owner, name), session in self._sessions.items()]
+
+    def restore(self, data: bytes) -> None:
+        """Take over sessions of another replica; they replace those of the same owner and id."""
+        try:
+            sessions = restore(data)
+        except RequestError as error:
+            logger.warning("sessions of another replica were not taken: %s", error)
+            return
+        for saved in sessions:
+            session = self._sessions[saved.owner, saved.id] = Session(self._clock() + IDLE_SECONDS)
+            for request in saved.requests:
+                session.add(request)
+        self._drop_excess()
+
     def _drop_excess(self) -> None:
         num_tokens = sum(session.num_tokens for session in self._sessions.values())
         while len(self._sessions) > MAX_SESSIONS or (num_tokens > MAX_SESSION_TOKENS and len(self._sessions) > 1):
             _, session = self._sessions.popitem(last=False)
             num_tokens -= session.num_tokens
+
+
+def _owner(key: str | None) -> str | None:
+    """Return the digest of an API key, by which sessions are known: a saved session must not hold the key."""
+    return None if key is None else hashlib.sha256(key.encode()).hexdigest()
 
 
 def _unknown(session_id: str, param: str) -> RequestError:

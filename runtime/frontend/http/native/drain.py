@@ -1,0 +1,79 @@
+"""The route that drains a replica: cached prefixes and sessions go to another one, which computes nothing again."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from starlette.responses import JSONResponse, Response
+
+from ....protocol import saved_state
+from ...core.client import CoreClient
+from ...core.frontend_peers import FrontendPeers
+from ..middleware.auth import require_admin
+from ..transport.body_route import BodyRoute
+from ..transport.streaming import cancel_on_disconnect, json_response
+from .sessions import SessionStore
+
+POLL_INTERVAL = 0.05  # seconds between two looks at the requests that still run
+
+
+class DrainApi:
+    """Drains all frontends. Until it is stopped, a drained replica answers whoever still asks; `/health` says 503."""
+
+    def __init__(self, core: CoreClient, siblings: FrontendPeers, sessions: SessionStore, seconds: float) -> None:
+        """`seconds` is how long running requests may take."""
+        self._core = core
+        self._siblings = siblings
+        self._sessions = sessions
+        self._seconds = seconds
+        siblings.on("drain", self._asked)
+        siblings.on("save_sessions", self._asked_to_save)
+        core.on_sessions = self._sessions.restore
+
+    @property
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["native"], route_class=BodyRoute)
+        router.add_api_route("/drain", self.drain, methods=["POST"], response_model=None, response_class=JSONResponse)
+        return router
+
+    async def drain(self, request: Request, to: Annotated[str, Query(max_length=1024)]) -> Response:
+        """Wait for running requests, then copy cached prefixes, those used last first, and sessions to the runtime
+        whose `--transfer-bind` is `to`.
+
+        From the call on `/health` answers 503, so that routers send requests elsewhere; if the copy fails, it answers
+        200 again. Needs an admin key.
+        """
+        require_admin(request, "draining")
+        self._core.require_info()
+        await self._set_draining(True)
+        try:
+            return json_response(await cancel_on_disconnect(request, self._move(to)))
+        except BaseException:
+            await self._set_draining(False)
+            raise
+
+    async def _move(self, to: str) -> dict[str, int]:
+        deadline = time.monotonic() + self._seconds
+        while (await self._core.stats()).num_running and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_INTERVAL)
+        sessions = self._sessions.save()
+        for saved in await self._siblings.ask("save_sessions", None, str):
+            sessions += saved_state.restore(base64.b64decode(saved))
+        moved = await self._core.move_prefixes(to, saved_state.save(sessions) if sessions else None)
+        return {**msgspec.structs.asdict(moved), "num_sessions": len(sessions)}
+
+    async def _set_draining(self, is_draining: bool) -> None:
+        self._core.is_draining = is_draining
+        await self._siblings.ask("drain", "on" if is_draining else None, bool)
+
+    async def _asked(self, about: str | None) -> bool:
+        self._core.is_draining = about is not None
+        return True
+
+    async def _asked_to_save(self, about: str | None) -> str:
+        return base64.b64encode(saved_state.save(self._sessions.save())).decode()

@@ -1,0 +1,1 @@
+"""Moves KV pages between runtimes: prompts computed elsewhere, and prefixes of a replica that is drained."""

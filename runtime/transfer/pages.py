@@ -1,0 +1,134 @@
+"""Reads and writes whole pages of token sequences in the prefix cache, between steps. Knows nothing of sockets."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from ...radix.cache import PrefixCache
+from ..engine.kv_pool import PAGE_SIZE, KvShape
+from ..protocol.core import ModelInfo
+from ..scheduler.plan import PageCopy, Row
+from .messages import PROTOCOL, KvLayout
+
+_SAMPLES, _SAMPLE_BYTES = 2048, 512  # of each file of weights: copies that differ anywhere to speak of differ there
+
+
+class PagedEngine(Protocol):
+    """What is needed of an engine, on one rank or several."""
+
+    kv_shape: KvShape
+
+    @property
+    def device(self) -> torch.device: ...
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None: ...
+    def read_pages(self, pages: Sequence[int]) -> torch.Tensor: ...
+    def write_pages(self, row: Row, first: int, bytes_P: torch.Tensor) -> None: ...
+
+
+class CachePages:
+    """Whole pages of the sequences in a prefix cache. Every call leaves nothing pinned."""
+
+    def __init__(self, cache: PrefixCache, engine: PagedEngine) -> None:
+        self._cache = cache
+        self._engine = engine
+        self.shape = engine.kv_shape
+        self.device = engine.device
+
+    def num_cached(self, tokens: Sequence[int], namespace: str) -> int:
+        """Number of whole pages at the start of `tokens` that are cached."""
+        return self._cache.match(tokens, namespace) // PAGE_SIZE
+
+    def read(self, tokens: Sequence[int], namespace: str, first: int) -> torch.Tensor | None:
+        """Return the pages of `tokens` from index `first` on, as bytes [P, page_bytes]; None if they are not cached, or
+        are on the host and the device has no room for them. `tokens` fill whole pages."""
+        lease = self._cache.acquire(tokens, namespace, counted=False)
+        if lease is None:
+            return None
+        self._settle()
+        found = None
+        if lease.matched == len(tokens):
+            found = self._engine.read_pages(lease.pages[first:]).flatten(1)
+        self._cache.release(lease, tokens[: lease.matched])
+        return found
+
+    def write(
+        self,
+        tokens: Sequence[int],
+        namespace: str,
+        first: int,
+        bytes_PB: torch.Tensor,
+        pin: tuple[Hashable, int] | None = None,
+    ) -> bool:
+        """Cache the pages of `tokens` from index `first` on. Returns False, with nothing changed, if the pages before
+        them are not cached or there is no room.
+
+        `pin` is the owner and rank of a soft pin on the whole prefix, which replaces the owner's earlier one.
+        """
+        start = first * PAGE_SIZE
+        lease = self._cache.acquire(tokens, namespace, limit=start, num_tokens=len(tokens), counted=False)
+        if lease is None:
+            return False
+        self._settle()  # the pages may have been given away while a copy still has to read them
+        is_whole = lease.matched == start
+        if is_whole:
+            row = Row(rid="", tokens=list(tokens[start:]), first_position=start, pages=lease.pages)
+            self._engine.write_pages(row, first, bytes_PB.view(-1, *self.shape.page_shape))
+            self._cache.commit(lease, tokens)
+            if pin is not None:
+                self._cache.set_soft_pin(lease, pin[0], len(tokens), pin[1])
+        self._cache.release(lease, tokens if is_whole else tokens[: lease.matched])
+        return is_whole
+
+    def sequences(self) -> list[tuple[str, list[int]]]:
+        """List the namespace and tokens of every cached sequence, as far as they fill pages, last used first."""
+        found = []
+        for node in sorted(self._cache.tree.nodes(), key=lambda node: -node.last_used):
+            if not node.children:
+                namespace, tokens = self._cache.tree.path_tokens(node)
+                found.append((namespace, tokens[: len(tokens) // PAGE_SIZE * PAGE_SIZE]))
+        return found
+
+    def _settle(self) -> None:
+        """Make the copies that the cache has decided on."""
+        if copies := self._cache.take_copies():
+            self._engine.copy_pages([PageCopy(*copy) for copy in copies])
+
+
+def layout_of(info: ModelInfo, shape: KvShape, quantize: str | None) -> KvLayout:
+    """Return the layout of a loaded model's pages. Reads parts of its files."""
+    return KvLayout(
+        protocol=PROTOCOL,
+        model=weights_digest(Path(info.path)),
+        dtype=info.dtype,
+        quantize=quantize,
+        context_length=info.context_length,
+        kv_dtype=info.kv_dtype,
+        kv_scales=shape.scales,
+        page_size=info.page_size,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_bytes=shape.head_bytes,
+    )
+
+
+def weights_digest(path: Path) -> str:
+    """Hash a model's configuration whole, and of its weights many short parts: fine-tunes of one model have files of
+    the same sizes and headers."""
+    found = hashlib.sha256()
+    files = [path] if path.is_file() else [path / "config.json", *sorted(path.glob("*.safetensors"))]
+    for file in files:
+        size = file.stat().st_size
+        found.update(f"{size}\0".encode())
+        with file.open("rb") as content:
+            if size <= _SAMPLES * _SAMPLE_BYTES:
+                found.update(content.read())
+                continue
+            for sample in range(_SAMPLES):
+                content.seek(sample * (size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+                found.update(content.read(_SAMPLE_BYTES))
+    return found.hexdigest()

@@ -1,0 +1,261 @@
+"""Pages from one core to another: computed there, cached here, refused, lost on the way, moved."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zmq
+
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import Abort, MovePrefixes
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.keys import make_keys
+from ramiform.runtime.transfer.hub import uses_transfers
+from ramiform.runtime.transfer.messages import FetchPrefix, Greet, Greeting, PagesSent
+from ramiform.runtime.transfer.sockets import PeerSocket
+
+from .cores import Core, alone, run
+
+draw = random.Random(11)
+PROMPT = [draw.randrange(20, 1000) for _ in range(333)]
+has_nixl = importlib.util.find_spec("nixl_cu12") is not None
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as folder:
+        yield f"ipc://{folder}/prefill"
+
+
+def pair(address: str, **settings: Any) -> tuple[Core, Core]:
+    """A prefill core, which computes 64 tokens a step, and a decode core connected to it."""
+    prefill = Core(role="prefill", transfer_bind=address, prefill_budget=64, **settings)
+    decode = Core(role="decode", prefill_workers=address, **settings)
+    run([prefill, decode], lambda: decode.hub._fetcher.connected)
+    return prefill, decode
+
+
+without_nixl = pytest.mark.skipif(not has_nixl, reason="without the extra nixl")
+CARRIERS = [("zmq", name) for name in ("fp32", "bf16", "int8", "fp8")]
+
+
+@pytest.mark.parametrize(("transfer", "kv_dtype"), [*CARRIERS, pytest.param("nixl", "int8", marks=without_nixl)])
+def test_a_prompt_computed_elsewhere_has_the_same_pages_and_tokens(address: str, transfer: str, kv_dtype: str) -> None:
+    prefill, decode = pair(address, kv_dtype=kv_dtype, transfer=transfer)
+    expected = alone(prefill, PROMPT)
+    decode.ask("one", PROMPT)
+    run([prefill, decode], lambda: "one" in decode.finished)
+    assert decode.outputs["one"] == expected
+    assert decode.finished["one"].num_cached == 320
+    whole = PROMPT[:320]
+    ours, theirs = decode.pages.read(whole, "", 0), prefill.pages.read(whole, "", 0)
+    assert ours is not None
+    assert theirs is not None
+    assert torch.equal(ours, theirs)
+    counters = decode.hub._fetcher.counters
+    assert (counters.num_tokens, counters.num_failures) == (320, 0)
+    assert 0 < counters.num_early_tokens < 320
+    for core in (prefill, decode):
+        core.assert_no_page_is_lost()
+
+
+def test_samples_and_branches_of_a_prompt_share_one_fetch(address: str) -> None:
+    prefill, decode = pair(address)
+    for number in range(3):
+        decode.ask(f"sample {number}", PROMPT, temperature=1.0, seed=number)
+    decode.ask("branch", PROMPT[:300] + [7] * 20)
+    assert len(decode.hub._fetcher._fetches) == 1
+    run([prefill, decode], lambda: len(decode.finished) == 4)
+    expected = [alone(prefill, PROMPT, temperature=1.0, seed=number) for number in range(3)]
+    assert [decode.outputs[f"sample {number}"] for number in range(3)] == expected
+    assert decode.outputs["branch"] == alone(prefill, PROMPT[:300] + [7] * 20)
+
+
+@pytest.mark.parametrize("when", ["before it is connected", "while pages come"])
+def test_a_prompt_is_computed_here_when_the_other_runtime_is_gone(address: str, when: str) -> None:
+    prefill, decode = pair(address)
+    expected = alone(prefill, PROMPT)
+    decode.ask("one", PROMPT)
+    if when == "while pages come":
+        run([prefill, decode], lambda: decode.hub._fetcher.counters.num_tokens > 0)
+    server = prefill.hub._server
+    assert server is not None
+    server.socket.close(linger=0)
+    run([decode], lambda: "one" in decode.finished)
+    assert decode.outputs["one"] == expected
+    assert decode.hub._fetcher.counters.num_failures == 1
+    decode.ask("two", PROMPT[::-1])
+    run([decode], lambda: "two" in decode.finished)
+    decode.assert_no_page_is_lost()
+
+
+def test_a_silent_runtime_is_given_up_after_a_time(address: str) -> None:
+    now = [0.0]
+    prefill = Core(transfer_bind=address)
+    decode = Core(prefill_workers=address, clock=lambda: now[0])
+    run([prefill, decode], lambda: decode.hub._fetcher.connected)
+    decode.ask("one", PROMPT)
+    for _ in range(20):
+        decode.step()
+    assert "one" not in decode.finished
+    now[0] += 21.0
+    run([decode], lambda: "one" in decode.finished)
+    assert decode.outputs["one"] == alone(prefill, PROMPT)
+
+
+def test_an_aborted_request_ends_its_fetch_on_both_sides(address: str) -> None:
+    prefill, decode = pair(address)
+    decode.ask("one", PROMPT)
+    run([prefill, decode], lambda: decode.hub._fetcher.counters.num_tokens > 0)
+    decode.scheduler.handle(Abort("one"), 0.0)
+    run([prefill, decode], lambda: not (decode.hub.active or prefill.hub.active) and prefill.scheduler.idle)
+    for core in (prefill, decode):
+        core.assert_no_page_is_lost()
+
+
+def test_few_pages_are_shared_by_requests_and_fetches(address: str) -> None:
+    prefill = Core(transfer_bind=address, prefill_budget=64, num_pages=40)
+    decode = Core(prefill_workers=address, num_pages=40, host_kv_memory=0.01)
+    run([prefill, decode], lambda: decode.hub._fetcher.connected)
+    prompts = [PROMPT[number:] + PROMPT[:number] for number in range(0, 60, 10)]
+    expected = [alone(prefill, prompt, max_new_tokens=40) for prompt in prompts]
+    for number, prompt in enumerate(prompts):
+        decode.ask(str(number), prompt, max_new_tokens=40)
+    run([prefill, decode], lambda: len(decode.finished) == len(prompts))
+    assert [decode.outputs[str(number)] for number in range(len(prompts))] == expected
+    for core in (prefill, decode):
+        run([core], lambda core=core: core.scheduler.idle and not core.hub.active)
+        core.assert_no_page_is_lost()
+
+
+def test_a_receiver_that_vanishes_costs_the_sender_nothing(address: str) -> None:
+    prefill = Core(transfer_bind=address, prefill_budget=16)
+    context: zmq.Context[Any] = zmq.Context()
+    peer = PeerSocket(context, address, None, max_bytes=1 << 20)
+    got: list[Any] = []
+
+    def receive() -> list[Any]:
+        got.extend(message for message, _ in peer.receive())
+        return got
+
+    peer.send(Greet(prefill.layout))
+    while not list(peer.changes()):
+        pass
+    peer.send(Greet(prefill.layout))
+    run([prefill], receive)
+    assert isinstance(got[0], Greeting)
+    peer.send(FetchPrefix(call=1, tokens=PROMPT, namespace="", first=0))
+    run([prefill], lambda: any(isinstance(message, PagesSent) for message in receive()))
+    peer.close()
+    context.term()
+    run([prefill], lambda: prefill.scheduler.idle and not prefill.hub.active)
+    prefill.assert_no_page_is_lost()
+
+
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "kv_dtype": {"kv_dtype": "bf16"},
+    "dtype": {"dtype": "bfloat16", "kv_dtype": "fp32"},
+    "context_length": {"context_length": 512},
+    "quantize": {"quantize": "int8"},
+}
+
+
+@pytest.mark.parametrize(("field", "settings"), DIFFERENT.items(), ids=DIFFERENT)
+def test_another_layout_is_refused_by_name(
+    address: str, field: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    prefill = Core(transfer_bind=address, kv_dtype="fp32")
+    decode = Core(prefill_workers=address, **{"kv_dtype": "fp32"} | settings)
+    run([prefill, decode], lambda: f"{field} is" in caplog.text)
+    assert not decode.hub._fetcher.connected
+    decode.ask("one", PROMPT)
+    run([decode], lambda: "one" in decode.finished)
+
+
+def test_prefixes_move_to_a_replica_with_the_same_pages(address: str) -> None:
+    source, target = Core(transfer_keys="unused"), Core(transfer_bind=address)
+    for number in range(3):
+        source.ask(str(number), PROMPT[: 200 + 40 * number] + [number] * 30)
+    run([source], lambda: len(source.finished) == 3)
+    source.hub.move(b"frontend", MovePrefixes(7, address, b"sessions"))
+    replies: list[Any] = []
+    run([source, target], lambda: replies.extend(source.hub.take_replies()) or replies)
+    [(owner, reply)] = replies
+    assert (owner, reply.call, reply.error) == (b"frontend", 7, None)
+    assert (reply.moved.num_sequences, reply.moved.num_left) == (3, 0)
+    assert target.hub.take_sessions() == [b"sessions"]
+    for namespace, tokens in source.pages.sequences():
+        ours, theirs = source.pages.read(tokens, namespace, 0), target.pages.read(tokens, namespace, 0)
+        assert ours is not None
+        assert theirs is not None
+        assert torch.equal(ours, theirs)
+    assert source.hub._peers == {}
+
+
+def test_a_replica_takes_prefixes_into_free_pages_only(address: str) -> None:
+    source, target = Core(transfer_keys="unused"), Core(transfer_bind=address, num_pages=30)
+    for number in range(3):
+        source.ask(str(number), [number + 50] * 5 + PROMPT[:200])
+        run([source], lambda number=number: str(number) in source.finished)
+    source.hub.move(b"", MovePrefixes(1, address))
+    replies: list[Any] = []
+    run([source, target], lambda: replies.extend(source.hub.take_replies()) or replies)
+    moved = replies[0][1].moved
+    assert (moved.num_sequences, moved.num_left) == (2, 1)
+    assert target.pages.num_cached([52] * 5 + PROMPT[:187], "") == 12, "what was used last goes first"
+
+
+def test_moving_to_nobody_fails_clearly(address: str) -> None:
+    now = [0.0]
+    source = Core(transfer_keys="unused", clock=lambda: now[0])
+    source.hub.move(b"", MovePrefixes(1, address))
+    source.step()
+    now[0] += 11.0
+    source.step()
+    [(_, reply)] = source.hub.take_replies()
+    assert reply.error is not None
+    assert "was not reached within 10 s" in reply.error.message
+
+
+def test_over_tcp_only_the_holders_of_the_keys_exchange_pages(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    make_keys(tmp_path / "others")
+    keys = {"transfer_keys": str(tmp_path / "keys")}
+    prefill = Core(transfer_bind="tcp://127.0.0.1:0", **keys)
+    assert prefill.hub.address is not None
+    decode = Core(prefill_workers=prefill.hub.address, **keys)
+    stranger = Core(prefill_workers=prefill.hub.address, transfer_keys=str(tmp_path / "others"))
+    run([prefill, decode, stranger], lambda: decode.hub._fetcher.connected)
+    decode.ask("one", PROMPT)
+    run([prefill, decode, stranger], lambda: "one" in decode.finished)
+    assert decode.hub._fetcher.counters.num_tokens == 320
+    assert not stranger.hub._fetcher.connected
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "transfer_bind": ({"role": "prefill"}, "role prefill needs transfer_bind"),
+    "prefill_workers": ({"role": "decode"}, "role decode needs prefill_workers"),
+    "transfer_keys": ({"transfer_bind": "tcp://127.0.0.1:0"}, "make them with `ramiform keys"),
+    "prefix_cache": ({"transfer_bind": "ipc:///tmp/x", "prefix_cache": False}, "through the prefix cache"),
+    "log_plans": ({"transfer_bind": "ipc:///tmp/x", "log_plans": "x"}, "could not be replayed"),
+}
+
+
+@pytest.mark.parametrize(("param", "wrong"), WRONG.items(), ids=WRONG)
+def test_settings_that_do_not_go_together_are_refused_by_name(param: str, wrong: tuple[dict[str, Any], str]) -> None:
+    settings, message = wrong
+    with pytest.raises(RequestError, match=message) as caught:
+        uses_transfers(CoreConfig(**settings))
+    assert caught.value.param == param
+
+
+def test_a_wrong_address_is_named() -> None:
+    with pytest.raises(RequestError, match=r"tcp://HOST:PORT or ipc://PATH, got 'http://x'"):
+        uses_transfers(CoreConfig(prefill_workers="http://x"))
