@@ -18,7 +18,8 @@ PANELS = {
     "Model": "served_model_name model_impl device kernels cuda_graphs wait_for_loops deterministic dtype quantize "
     "context_length",
     "Several devices and machines": "tp pp nnodes node_rank master node_keys",
-    "Memory and reuse": "num_pages kv_memory kv_dtype kv_scales host_kv_memory prefix_cache eviction kv_events",
+    "Memory and reuse": "num_pages kv_memory mem_fraction kv_dtype kv_scales host_kv_memory prefix_cache eviction "
+    "kv_events",
     "Scheduling": "overlap prefill_budget max_running max_waiting order log_plans",
     "Constraints": "grammar_backend grammar_memory additional_properties jump_forward",
     "Speculation": "speculative speculative_draft_model speculative_num_steps speculative_eagle_topk "

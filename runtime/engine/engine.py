@@ -11,6 +11,7 @@ import torch
 
 from ..models.decoder import Decoder
 from ..models.parallel.group import SINGLE_RANK, Group
+from ..protocol.config import DEFAULT_MAX_RUNNING
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, Sample
 from .cpu_threads import CpuThreads
 from .decode_graphs import DecodeGraphs
@@ -35,6 +36,8 @@ class EngineInfo:
     page_size: int
     num_pages: int
     num_host_pages: int
+    kv_bytes: int  # of all pages on the device
+    max_running: int  # requests at once
 
 
 class ForwardEngine:
@@ -46,6 +49,7 @@ class ForwardEngine:
         pool: KvPool,
         *,
         context_length: int | None = None,
+        max_running: int = DEFAULT_MAX_RUNNING,
         source: DraftSource | None = None,
         graphs: DecodeGraphs | None = None,
         kv_scales: str = "none",
@@ -68,6 +72,8 @@ class ForwardEngine:
             page_size=PAGE_SIZE,
             num_pages=pool.num_pages,
             num_host_pages=pool.num_host_pages,
+            kv_bytes=sum(memory.nbytes for memory in pool.memories),
+            max_running=max_running,
         )
 
     @torch.inference_mode()
