@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..arguments import AttentionArgs, DecodeAttentionArgs, RowSpan
+from ..arguments import AttentionArgs, DecodeAttentionArgs, QueryTensors, RowSpan
 from ..attention_groups import LEVELS, PIECE_TOKENS, SHARED_KEYS, SharedTokens, pieces_of, shared_tokens
 from ..kv_cache import KvCache
 from ..reference.attention import paged_attention
@@ -128,17 +128,24 @@ def _shared_keys(args: AttentionArgs, deterministic: bool) -> tuple[list[SharedT
 def decode_attention(
     args: DecodeAttentionArgs, *, deterministic: bool, soft_cap: float | None = None
 ) -> TritonAttention:
-    """Prepare attention of rows of one token. The tensors are read when the kernels run, so their values may change."""
+    """Prepare attention of rows of few tokens. The kernels read the tensors when they run, so values may change."""
     num_keys_R, shared = args.num_keys_R, args.shared
     R, P = args.page_table_RP.shape
+    queries = args.queries or QueryTensors(
+        torch.arange(R, dtype=torch.int32, device=num_keys_R.device),
+        torch.ones_like(num_keys_R),
+        num_keys_R - 1,
+        None,
+        1,
+    )
     rows = PagedRows(
         page_table_RP=args.page_table_RP,
         num_keys_R=num_keys_R,
-        first_query_R=torch.arange(R, dtype=torch.int32, device=num_keys_R.device),
-        num_queries_R=torch.ones_like(num_keys_R),
-        positions_T=num_keys_R - 1,
-        visible_T=None,
-        max_queries=1,
+        first_query_R=queries.first_query_R,
+        num_queries_R=queries.num_queries_R,
+        positions_T=queries.positions_T,
+        visible_T=queries.visible_T,
+        max_queries=queries.max_queries,
         page_size=args.page_size,
         window=args.window,
         first_key_R=args.first_key_R,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -24,12 +24,12 @@ from ..models.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
 from .cpu_threads import CpuThreads
-from .decode_graphs import CudaCapture, DecodeGraphs
 from .draft_source import DraftBytes, DraftSource
 from .engine import ForwardEngine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import KvMemory, KvPool, bytes_per_page
 from .kv_size import MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
+from .step_graphs import CudaCapture, StepGraphs
 
 logger = logging.getLogger("ramiform.engine")
 
@@ -125,11 +125,25 @@ def build_engine(
     )
     chosen = choose_scales(config, path, model, kv_dtype, group)
     num_host_pages = int(config.host_kv_memory * 2**30) // page
-    captures_graphs = config.cuda_graphs and device.type == "cuda" and model.config.is_native
+    make_graphs = None
+    if config.cuda_graphs and device.type == "cuda":
+
+        def make_graphs(pool: KvPool, *, max_rows: int, captures: Sequence[int] = ()) -> StepGraphs:
+            return StepGraphs(
+                model,
+                pool.layers,
+                max_rows=max_rows,
+                num_places=context_length,
+                captures=captures,
+                capture=CudaCapture(),
+                max_tokens=config.prefill_budget,
+                max_tree=config.speculative_num_draft_tokens,
+                group=group,
+            )
+
     if num_pages is None:
 
         def measure(*, max_running: int) -> MemoryUse:
-            graph_rows = min(max_running, config.prefill_budget) if captures_graphs else 0
             use = measure_memory(
                 model,
                 kv_dtype,
@@ -137,8 +151,7 @@ def build_engine(
                 group,
                 num_tokens=config.prefill_budget,
                 num_rows=min(max_running, config.prefill_budget),
-                graph_rows=graph_rows,
-                num_places=context_length,
+                make_graphs=make_graphs,
             )
             return replace(use, free=use.free - draft.weights)
 
@@ -156,16 +169,12 @@ def build_engine(
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     pool = KvPool(memory, host, chosen.scales)
     graphs = None
-    alone = group.shard.size == group.stage.size == 1  # communication of ranks is not captured
-    if captures_graphs and alone and DecodeGraphs.supports(model, pool.layers):
-        graphs = DecodeGraphs(
-            model,
-            pool.layers,
-            max_rows=min(max_running, config.prefill_budget),
-            num_places=context_length,
-            captures=() if source is None else source.captures,
-            capture=CudaCapture(),
-        )
+    if make_graphs is not None and StepGraphs.supports(model, pool.layers):
+        captures = () if source is None else source.captures
+        graphs = make_graphs(pool, max_rows=min(max_running, config.prefill_budget), captures=captures)
+        if group.shard.size * group.stage.size > 1:
+            with torch.inference_mode():
+                graphs.capture_all()  # here, because all ranks do it together
     threads = CpuThreads(num_weights, fixed=config.deterministic) if device.type == "cpu" else None
     return ForwardEngine(
         model,

@@ -14,11 +14,11 @@ from ..models.parallel.group import SINGLE_RANK, Group
 from ..protocol.config import DEFAULT_MAX_RUNNING
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, Sample
 from .cpu_threads import CpuThreads
-from .decode_graphs import DecodeGraphs
 from .draft_source import DraftSource
 from .in_flight_step import InFlightStep, ModelRunner
 from .kv_format import kv_dtype_name
 from .kv_pool import PAGE_SIZE, KvPool
+from .step_graphs import StepGraphs
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ForwardEngine:
         context_length: int | None = None,
         max_running: int = DEFAULT_MAX_RUNNING,
         source: DraftSource | None = None,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
         kv_scales: str = "none",
         group: Group = SINGLE_RANK,
         threads: CpuThreads | None = None,

@@ -22,7 +22,6 @@ from ..models.decoder import Decoder
 from ..models.parallel.group import Group, is_rank_zero
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSampling, SamplingPlan
-from .decode_graphs import DecodeGraphs
 from .draft_source import DraftRow, DraftSource, DraftStep
 from .kv_pool import KvPool
 from .last_tokens import NO_LAST_TOKENS, LastTokens
@@ -30,6 +29,7 @@ from .logprobs import chosen_logprobs, score
 from .sampled_positions import SampledPositions
 from .sampler import sample
 from .stages import hidden_and_features
+from .step_graphs import StepGraphs
 
 
 @dataclass
@@ -40,7 +40,7 @@ class ModelRunner:
     pool: KvPool
     group: Group
     source: DraftSource | None = None
-    graphs: DecodeGraphs | None = None
+    graphs: StepGraphs | None = None
     last_tokens: LastTokens = NO_LAST_TOKENS
     last_results: Sequence[RowResult] = ()  # of the step that was waited for last
 
@@ -49,8 +49,10 @@ class ModelRunner:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the hidden states of the `wanted` tokens, given by their indices in the step, and the draft source's
         features if these are wanted."""
-        if self.graphs is not None and self.graphs.fits(rows):
-            return self.graphs.hidden_and_features(rows, self.last_tokens, features=features)  # all tokens are wanted
+        if self.graphs is not None:
+            replayed = self.graphs.hidden_and_features(rows, wanted, self.last_tokens, features=features)
+            if replayed is not None:
+                return replayed
         captures = self.source.captures if features and self.source is not None else ()
         return hidden_and_features(rows, wanted, self.model, self.pool.layers, self.group, captures, self.last_tokens)
 

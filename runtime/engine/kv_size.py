@@ -21,9 +21,9 @@ from ..models.parallel.group import Group
 from ..protocol.config import DEFAULT_MAX_RUNNING, CoreConfig
 from ..protocol.errors import RequestError
 from ..scheduler.plan import ForwardPlan, Row, Sample
-from .decode_graphs import CudaCapture, DecodeGraphs
 from .in_flight_step import InFlightStep, ModelRunner
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool
+from .step_graphs import StepGraphs
 
 logger = logging.getLogger("ramiform.engine")
 
@@ -31,6 +31,7 @@ DEFAULT_FRACTIONS = {"cuda": 0.9, "cpu": 0.25}
 MAX_RUNNING_ON_CUDA = 256  # requests, where max_running is not set
 _TOKENS_OF_A_REQUEST = 1024  # assumed to choose max_running: more requests than fit would be retracted again and again
 _MIN_PAGES = 4
+_MEASURED_GRAPHS = 3  # the largest, of decode steps with and without shared keys and of any rows; others reuse memory
 _BYTES_OF_A_GRAPH = 4 << 20  # that graphs do not share: their nodes' parameters; assumed
 _GIB = 1 << 30
 
@@ -49,6 +50,12 @@ class MemoryUse:
         return int(self.free - (1 - fraction) * self.total) - self.transient - self.graphs
 
 
+class MakeGraphs(Protocol):
+    """Constructor of the graphs of a model that keeps its KV in `pool`."""
+
+    def __call__(self, pool: KvPool, *, max_rows: int) -> StepGraphs: ...
+
+
 def measure_memory(
     model: Decoder,
     kv_dtype: torch.dtype,
@@ -57,11 +64,10 @@ def measure_memory(
     *,
     num_tokens: int,
     num_rows: int,
-    graph_rows: int,
-    num_places: int,
+    make_graphs: MakeGraphs | None,
 ) -> MemoryUse:
     """Measure a CUDA device: run a step of `num_tokens` tokens, all of whose `num_rows` rows sample, and capture the
-    largest graphs of at most `graph_rows` rows (0: none), on a small pool that is then freed."""
+    largest graphs (None: there are none), on a small pool that is then freed."""
     device = model.device
     pool = KvPool(
         KvMemory(model.config, num_tokens // PAGE_SIZE + num_rows, device=device, dtype=kv_dtype), None, scales
@@ -73,18 +79,11 @@ def measure_memory(
         InFlightStep(ModelRunner(model, pool, group), largest_plan(num_tokens, num_rows)).wait()
         transient = torch.cuda.max_memory_reserved(device) - taken
         graphs_bytes = 0
-        if graph_rows and DecodeGraphs.supports(model, pool.layers):
+        if make_graphs is not None and StepGraphs.supports(model, pool.layers):
             before = _free(device)
-            graphs = DecodeGraphs(
-                model,
-                pool.layers,
-                max_rows=graph_rows,
-                num_places=num_places,
-                captures=(),
-                capture=CudaCapture(),
-            )
-            num_captured = graphs.capture_largest()
-            graphs_bytes = before - _free(device) + _BYTES_OF_A_GRAPH * (graphs.num_graphs - num_captured)
+            graphs = make_graphs(pool, max_rows=num_rows)
+            num_captured = graphs.capture_all(most=_MEASURED_GRAPHS)
+            graphs_bytes = before - _free(device) + _BYTES_OF_A_GRAPH * (len(graphs.shapes) - num_captured)
             del graphs
     del pool
     free = _free(device)
