@@ -13,7 +13,6 @@ import triton.language as tl
 from . import launch_configs
 from .launching import launch
 
-
 MEAN_ROWS = (1, 17, 129)  # rows of an expert on average, one number for each of `launch_configs.expert_tile`'s tiles
 
 

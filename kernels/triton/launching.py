@@ -60,7 +60,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, num_warps: int, num_s
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
     """Record the launches of the calls inside instead of making them; their outputs are undefined."""
-    global _recorded  # noqa: PLW0603
+    global _recorded
     before, launches = _recorded, list[Launch]()
     _recorded = launches
     try:

@@ -27,7 +27,7 @@ class Compiled(NamedTuple):
     shared_bytes: int
     buffers: int  # tiles of the largest pipelined load that shared memory holds; 0: nothing is pipelined
     waits: int  # groups of loads that may be under way when the loop goes on, at least
-    instructions: int  # of the longest loop, in PTX
+    loops: list[int]  # machine instructions of each loop
     doubles: int  # instructions on float64
 
 
@@ -44,7 +44,7 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
         kernel.metadata.shared,
         buffers,
         waits,
-        loop_instructions(ptx),
+        loop_instructions(kernel.asm["cubin"]),
         len(re.findall(r"\.f64[\s,]", ptx)),
     )
 
@@ -79,17 +79,22 @@ def pipelining(ttgir: str) -> tuple[int, int]:
     return int(largest[0]), min(waits, default=0)
 
 
-def loop_instructions(ptx: str) -> int:
-    """Return the instructions between a label and the last jump back to it, for the longest such loop."""
-    lines = [line.strip() for line in ptx.splitlines()]
-    labels = {line.removesuffix(":"): at for at, line in enumerate(lines) if re.fullmatch(r"\$L\w+:", line)}
-    longest = 0
-    for at, line in enumerate(lines):
-        jump = re.match(r"(?:@%?\S+ )?bra(?:\.uni)?\s+(\$L\w+);", line)
-        if jump and labels.get(jump[1], at) < at:
-            body = lines[labels[jump[1]] : at]
-            longest = max(longest, sum(bool(re.match(r"(?:@|[a-z])\S*.*;", one)) for one in body))
-    return longest
+def loop_instructions(cubin: bytes) -> list[int]:
+    """Return the machine instructions of each loop, the outermost ones, in their order."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.cubin"
+        source.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(source)]
+        listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    places = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", listing)]
+    order = {at: index for index, (at, _) in enumerate(places)}
+    spans: list[tuple[int, int]] = []
+    for at, text in places:
+        jump = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
+        if jump and int(jump[1], 16) < at:
+            spans.append((order[int(jump[1], 16)], order[at] + 1))
+    outermost = [one for one in spans if not any(a <= one[0] and one[1] <= b and (a, b) != one for a, b in spans)]
+    return [end - start for start, end in sorted(set(outermost))]
 
 
 def _assembled(ptx: str, capability: int) -> tuple[int, int]:
