@@ -45,11 +45,9 @@ class TritonAttention:
     shared: SharedPass | None
     deterministic: bool
     soft_cap: float | None = None
-    padded: bool = False  # some rows may be padding: their outputs are zeros, not uninitialised memory
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
-        make = torch.zeros if self.padded else torch.empty
-        out_THD = make(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         cap, fixed = self.soft_cap, self.deterministic
         merge = None
         if self.shared is not None:
@@ -156,7 +154,7 @@ def decode_attention(
         pieces = piece_rows(shared, rows.positions_T, page_size=args.page_size, window=args.window)
         longest = shared.page_table_GP.shape[1] * args.page_size
         shared_pass = SharedPass(pieces, _splits(pieces, args.kv, longest, deterministic), shared.places_TL)
-    return TritonAttention(((rows, splits),), None, None, shared_pass, deterministic, soft_cap, padded=True)
+    return TritonAttention(((rows, splits),), None, None, shared_pass, deterministic, soft_cap)
 
 
 def _splits(rows: PagedRows, kv: KvCache, most_keys: int, deterministic: bool) -> Splits:
