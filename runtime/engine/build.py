@@ -23,6 +23,7 @@ from ..models.read_config import read_config
 from ..models.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
+from .compile_kernels import compile_kernels
 from .cpu_threads import CpuThreads
 from .draft_source import DraftBytes, DraftSource
 from .engine import ForwardEngine
@@ -173,6 +174,7 @@ def build_engine(
         captures = () if source is None else source.captures
         graphs = make_graphs(pool, max_rows=min(max_running, config.prefill_budget), captures=captures)
         if group.shard.size * group.stage.size > 1:
+            compile_kernels(model, kv_dtype)
             with torch.inference_mode():
                 graphs.capture_all()  # here, because all ranks do it together
     threads = CpuThreads(num_weights, fixed=config.deterministic) if device.type == "cpu" else None

@@ -13,6 +13,7 @@ from ..models.decoder import Decoder
 from ..models.parallel.group import SINGLE_RANK, Group
 from ..protocol.config import DEFAULT_MAX_RUNNING
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, Sample
+from .compile_kernels import compile_kernels
 from .cpu_threads import CpuThreads
 from .draft_source import DraftSource
 from .in_flight_step import InFlightStep, ModelRunner
@@ -98,9 +99,12 @@ class ForwardEngine:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Capture the CUDA graphs and run one small plan, so that the first request pays for neither."""
-        if self._runner.graphs is not None:
-            self._runner.graphs.capture_all()
+        """Compile kernels, capture CUDA graphs and run one small plan, so that the first request pays for none."""
+        model, graphs = self._runner.model, self._runner.graphs
+        if model.device.type == "cuda":
+            compile_kernels(model, self._runner.pool.dtype)
+        if graphs is not None and not graphs.captured:
+            graphs.capture_all()
         self.run(self.warm_up_plan())
 
     @staticmethod

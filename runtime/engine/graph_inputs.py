@@ -23,6 +23,7 @@ from ..scheduler.plan import Row
 from ..speculation.tree import is_chain
 from .inputs import row_arrays
 from .kv_pool import PAGE_SIZE
+from .last_tokens import LastTokens
 
 
 class GraphShape(NamedTuple):
@@ -45,6 +46,7 @@ class StepTensors(NamedTuple):
     ids_T: torch.Tensor  # int64
     positions_T: torch.Tensor  # int64
     slots_T: torch.Tensor  # int64; -1: the token is padding
+    follows_T: torch.Tensor  # int64, index of the last step's token that the token is; -1: it is `ids_T`
     wanted_T: torch.Tensor  # int64, tokens whose hidden states are read; 0: padding
     visible_T: torch.Tensor  # int64, as in `QueryTensors`
     places_D: torch.Tensor  # int64, in the flat page table
@@ -58,7 +60,7 @@ class StepTensors(NamedTuple):
 def _step_arrays(shape: GraphShape) -> list[np.ndarray]:
     """Return the arrays of `StepTensors` for a step of padding."""
     R, T, D = shape.rows, shape.tokens, shape.changes
-    longs = [np.zeros(T, np.int64), np.zeros(T, np.int64), np.full(T, -1), np.zeros(T, np.int64), np.zeros(T, np.int64)]
+    longs = [*np.zeros((2, T), np.int64), *np.full((2, T), -1), *np.zeros((2, T), np.int64)]
     return [*longs, np.zeros(D, np.int64), np.zeros(D, np.int32), *np.zeros((4, R), np.int32)]
 
 
@@ -122,12 +124,13 @@ class PageTables:
         self.table_RP.view(-1).index_copy_(0, places_D, pages_D)
 
     def padded(self, places: np.ndarray, pages: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return at most `size` changes, padded to that number. What is more is written at once."""
-        if len(places) > size:
-            self.write(*to_device([places[size:], pages[size:]], self.table_RP.device))
+        """Return the changes, padded to `size`; if they are more, as when rows change places, the whole table is copied
+        at once."""
         places_D, pages_D = np.full(size, self._padding, np.int64), np.zeros(size, np.int32)
-        count = min(size, len(places))
-        places_D[:count], pages_D[:count] = places[:count], pages[:count]
+        if len(places) > size:
+            to_buffer([self._sent_RP], self.table_RP[:-1].view(-1).view(torch.uint8))
+        else:
+            places_D[: len(places)], pages_D[: len(pages)] = places, pages
         return places_D, pages_D
 
 
@@ -198,12 +201,31 @@ class StaticInputs:
         num_pages, max_rows = -(-num_places // PAGE_SIZE), max(shape.rows for shape in largest)
         size = max(packed_size(_step_arrays(shape)) for shape in largest)
         self._buffer = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._last_O = torch.zeros(max(shape.tokens for shape in largest), dtype=torch.int64, device=device)
         self.tables = PageTables(max_rows, num_pages, device)
         max_decoding = max(shape.rows for shape in largest if shape.queries == 1)
         self._shared = SharedTables(max_decoding, num_pages, device) if finds_shared else None
         self._groups: list[SharedTokens] | None = None  # those in `_shared`; None: to be found again
         self._first_keys: list[int] = []
         self._num_decoding = 0  # rows of the last step that only decoded
+
+    def ids(self, step: StepTensors) -> torch.Tensor:
+        """Return a step's tokens, those that it follows included."""
+        return torch.where(step.follows_T < 0, step.ids_T, self._last_O[step.follows_T.clamp(min=0)])
+
+    def _follow(
+        self, rows: Sequence[Row], starts_R: Sequence[int], last_tokens: LastTokens, follows_T: np.ndarray
+    ) -> None:
+        """Copy the last step's tokens, and write to `follows_T` which of them the rows follow."""
+        following = [r for r, row in enumerate(rows) if row.follows is not None]
+        if not following:
+            return
+        sources = [last_tokens.index[follows] for row in rows if (follows := row.follows) is not None]
+        tokens_O = last_tokens.tokens_O
+        if len(tokens_O) > len(self._last_O):  # a step of more outputs than any graph has tokens
+            tokens_O, sources = tokens_O[to_device([np.array(sources)], tokens_O.device)[0]], list(range(len(sources)))
+        self._last_O[: len(tokens_O)].copy_(tokens_O)
+        follows_T[[starts_R[r] for r in following]] = sources
 
     def tensors(self, shape: GraphShape) -> StepTensors:
         """Return the inputs of steps of a shape."""
@@ -231,12 +253,12 @@ class StaticInputs:
     def fill_padding(self, shape: GraphShape) -> None:
         """Write a step without rows."""
         arrays = _step_arrays(shape)
-        arrays[5], arrays[6] = self.tables.padded(arrays[5][:0], arrays[6][:0], shape.changes)
+        arrays[6:8] = self.tables.padded(arrays[6][:0], arrays[7][:0], shape.changes)
         to_buffer(arrays, self._buffer)
 
-    def fill_decode(self, rows: Sequence[Row], shape: GraphShape) -> bool:
+    def fill_decode(self, rows: Sequence[Row], last_tokens: LastTokens, shape: GraphShape) -> bool:
         """Write a step whose rows have one token each; return True if they share keys."""
-        ids_T, positions_T, slots_T, wanted_T, visible_T, _, _, *columns = _step_arrays(shape)
+        ids_T, positions_T, slots_T, follows_T, wanted_T, visible_T, _, _, *columns = _step_arrays(shape)
         tables, count = self.tables, len(rows)
         places = [row.first_position for row in rows]
         same = count == self._num_decoding
@@ -251,12 +273,12 @@ class StaticInputs:
         ids_T[:count] = [row.tokens[0] for row in rows]
         positions_T[:count] = places_R
         slots_T[:count] = last_R * PAGE_SIZE + places_R % PAGE_SIZE
-        wanted_T[:count] = np.arange(count)
+        self._follow(rows, range(count), last_tokens, follows_T)
         num_keys_R, first_key_R = columns[:2]
         num_keys_R[:count], first_key_R[:count] = places_R + 1, self._first_keys
         changes = tables.changes([key // PAGE_SIZE for key in self._first_keys])
         changed = tables.padded(*changes, shape.changes)
-        to_buffer([ids_T, positions_T, slots_T, wanted_T, visible_T, *changed, *columns], self._buffer)
+        to_buffer([ids_T, positions_T, slots_T, follows_T, wanted_T, visible_T, *changed, *columns], self._buffer)
         return bool(self._groups)
 
     def _find_groups(self, count: int, size: int) -> None:
@@ -274,14 +296,23 @@ class StaticInputs:
         if self._groups:
             self._shared.fill(self._groups, size)
 
-    def fill_rows(self, rows: Sequence[Row], cut: Sequence[Segment], wanted: np.ndarray, shape: GraphShape) -> None:
+    def fill_rows(
+        self,
+        rows: Sequence[Row],
+        cut: Sequence[Segment],
+        wanted: np.ndarray,
+        last_tokens: LastTokens,
+        shape: GraphShape,
+    ) -> None:
         """Write a step of any rows, cut into segments; `wanted` are the tokens whose hidden states are read."""
         arrays = _step_arrays(shape)
-        ids_T, positions_T, slots_T, wanted_T, visible_T, _, _, num_keys_R, _, first_query_R, num_queries_R = arrays
+        ids_T, positions_T, slots_T, follows_T, wanted_T, visible_T = arrays[:6]
+        num_keys_R, _, first_query_R, num_queries_R = arrays[8:]
         step = row_arrays(rows)
         count, starts_R = len(step.ids_T), step.starts_R.tolist()
         ids_T[:count], slots_T[:count], wanted_T[: len(wanted)] = step.ids_T, step.slots_T, wanted
         positions_T[:count] = step.positions_T
+        self._follow(rows, starts_R, last_tokens, follows_T)
         for r, (index, first, num) in enumerate(cut):
             row, start = rows[index], starts_R[index] + first
             end = row.first_position + first + num
@@ -292,7 +323,7 @@ class StaticInputs:
         for r, start in enumerate(range(count, shape.tokens, shape.queries), len(cut)):
             first_query_R[r], num_queries_R[r] = start, min(shape.queries, shape.tokens - start)
         self._groups = None
-        arrays[5:7] = self.tables.padded(*self.tables.changes([0] * len(cut)), shape.changes)
+        arrays[6:8] = self.tables.padded(*self.tables.changes([0] * len(cut)), shape.changes)
         to_buffer(arrays, self._buffer)
 
 

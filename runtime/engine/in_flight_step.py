@@ -157,11 +157,11 @@ class InFlightStep:
         runner.last_tokens = NO_LAST_TOKENS
         if not self._sampling:
             return
-        # A row that follows another may turn out not to sample; such rows have no draft tokens.
+        # A row that follows another may turn out not to sample.
         if logits_OV is not None and len(outputs) < len(logits_OV):
             open_rows = [row for row in rows if row.sample is not None or row.follows is not None]
-            kept = [output for output, row in enumerate(open_rows) if row.sample is not None]
-            logits_OV = logits_OV[to_device([np.array(kept)], logits_OV.device)[0]]
+            kept_O = np.repeat([row.sample is not None for row in open_rows], [1 + len(row.nodes) for row in open_rows])
+            logits_OV = logits_OV[to_device([np.flatnonzero(kept_O)], logits_OV.device)[0]]
         tokens_O = runner.sample(logits_OV, outputs)
         self._verified = outputs.verify(runner.model.ops, tokens_O, runner.pool)
         if logits_OV is not None:

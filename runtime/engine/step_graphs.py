@@ -125,6 +125,11 @@ class StepGraphs:
         return model.ops.decode_attention(args) is not None
 
     @property
+    def captured(self) -> bool:
+        """True once graphs were captured: for several ranks while the engine is built, else at its warm-up."""
+        return bool(self._graphs)
+
+    @property
     def shapes(self) -> list[GraphShape]:
         """Shapes of all graphs, in the order of their capture: the largest first, whose memory the others reuse."""
         decoding = [each for shape in self._decoding for each in self._variants(shape)]
@@ -174,16 +179,13 @@ class StepGraphs:
             shape = next((shape for shape in self._decoding if shape.rows >= num_tokens), None)
             if shape is None:
                 return None
-            shape = shape._replace(shares=self._inputs.fill_decode(rows, shape))
-            starts = range(num_tokens)
+            shape = shape._replace(shares=self._inputs.fill_decode(rows, last_tokens, shape))
         else:
             found = self._shape_of(rows, num_tokens)
             if found is None:
                 return None
             shape, cut = found
-            self._inputs.fill_rows(rows, cut, wanted, shape)
-            starts = np.cumsum([0, *(len(row.tokens) for row in rows[:-1])]).tolist()
-        last_tokens.fill(self._inputs.tensors(shape).ids_T, rows, starts)
+            self._inputs.fill_rows(rows, cut, wanted, last_tokens, shape)
         self._graphs[shape]()
         hidden_TE, features_TE = self._outputs[shape]
         if not self._group.stage.has_ends:
@@ -206,7 +208,7 @@ class StepGraphs:
         model, step = self._model, self._inputs.tensors(shape)
         self._inputs.tables.write(step.places_D, step.pages_D)
         inputs = DecoderInputs(
-            ids_T=step.ids_T,
+            ids_T=self._inputs.ids(step),
             positions_T=step.positions_T,
             angles=model.angles(step.positions_T, step.positions_T + 1),
             slots_T=step.slots_T,
