@@ -454,7 +454,11 @@ def _print_info(connection: Any) -> None:
     model = connection.call("info").info
     stats = connection.call("stats").stats
     table = Table(title=f"ramiform {__version__}", show_header=False, title_justify="left")
-    facts = {**msgspec.structs.asdict(model), "num_slots": model.num_slots}
+    facts = {
+        **msgspec.structs.asdict(model),
+        "num_slots": model.num_slots,
+        "whole contexts": f"{model.num_slots / model.context_length:,.1f}",  # sequences of that length that fit
+    }
     load = {**msgspec.structs.asdict(stats), "cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
     for part in (facts, {name: value for name, value in load.items() if name not in facts}):
         for name, value in part.items():

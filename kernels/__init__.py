@@ -11,6 +11,7 @@ from .arguments import (
     AttentionArgs,
     DecodeAttentionArgs,
     PenaltyTensors,
+    QueryTensors,
     RopeAndStoreArgs,
     RowSpan,
     SamplingTensors,
@@ -27,7 +28,7 @@ from .reference.logits import apply_penalties, apply_token_bitmask
 from .reference.quantise import QUANTISED_MAX
 from .reference.sampling import draw_tokens, sampling_weights, token_logprobs
 from .reference.trees import compact_kv, walk_trees
-from .transfer import Deferred, to_device, to_host
+from .transfer import Deferred, to_buffer, to_device, to_host
 
 __all__ = [
     "QUANTISED_MAX",
@@ -41,6 +42,7 @@ __all__ = [
     "KvCache",
     "Ops",
     "PenaltyTensors",
+    "QueryTensors",
     "RopeAndStoreArgs",
     "RowSpan",
     "SamplingTensors",
@@ -63,6 +65,7 @@ __all__ = [
     "sampling_weights",
     "silu_and_mul",
     "store_kv",
+    "to_buffer",
     "to_device",
     "to_host",
     "token_logprobs",

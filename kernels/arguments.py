@@ -61,8 +61,19 @@ class SharedKeys(NamedTuple):
     places_TL: torch.Tensor  # int32, where each token stands in `tokens_N`, once for each level; -1: nowhere
 
 
+class QueryTensors(NamedTuple):
+    """Tokens of rows that have several, given by tensors on the device."""
+
+    first_query_R: torch.Tensor  # int32, where the row's tokens begin among the step's
+    num_queries_R: torch.Tensor  # int32
+    positions_T: torch.Tensor  # int32
+    # int64: bit j is set if the token sees its row's own token j; None: it sees those up to itself
+    visible_T: torch.Tensor | None
+    max_queries: int  # of a row
+
+
 class DecodeAttentionArgs(NamedTuple):
-    """Arguments of `Ops.decode_attention`: rows of one token each, given by tensors on the device."""
+    """Arguments of `Ops.decode_attention`: rows of one token each, or of few, given by tensors on the device."""
 
     page_table_RP: torch.Tensor  # int32; it begins with key `first_key_R`
     num_keys_R: torch.Tensor  # int32, the row's own token included; 0: the row is padding, its output is zeros
@@ -71,6 +82,7 @@ class DecodeAttentionArgs(NamedTuple):
     window: int | None
     shared: SharedKeys | None = None  # None: each row's keys are all its own
     first_key_R: torch.Tensor | None = None  # int32, where the row's own keys begin, if any are shared
+    queries: QueryTensors | None = None  # None: row r has token r alone; else no keys are shared
 
 
 class RopeAndStoreArgs(NamedTuple):

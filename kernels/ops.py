@@ -53,7 +53,7 @@ class Ops(Protocol):
         ...
 
     def decode_attention(self, args: DecodeAttentionArgs) -> Attention | None:
-        """Prepare attention of rows of one token whose lengths are read on the device, so that a captured CUDA graph
+        """Prepare attention of rows of few tokens whose lengths are read on the device, so that a captured CUDA graph
         serves any lengths. None: these ops need the lengths on the host."""
         ...
 

@@ -26,6 +26,15 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.
     return unpack(arrays, host.to(device, non_blocking=True))
 
 
+def to_buffer(arrays: Sequence[np.ndarray], buffer: torch.Tensor) -> None:
+    """Copy the arrays into the uint8 `buffer`, as `pack` lays them out. Nothing waits for the copy, and no memory of
+    the device is allocated."""
+    size = packed_size(arrays)
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=buffer.device.type == "cuda")
+    pack(arrays, host.numpy())
+    buffer[:size].copy_(host, non_blocking=True)
+
+
 def to_host(tensors: Sequence[torch.Tensor]) -> Deferred[list[np.ndarray]]:
     """Copy the tensors, all of one device, to the host; the returned call gives them as arrays.
 

@@ -52,6 +52,7 @@ MODEL_FLAGS = {
     "--context-length",
     "--num-pages",
     "--kv-memory",
+    "--mem-fraction",
     "--grammar-memory",
     "--kv-dtype",
     "--kv-scales",

@@ -17,6 +17,7 @@ from ..kv_cache import KvCache
 from ..transfer import to_device
 from .flash_attention import attend, start
 from .launch_configs import AttentionTile
+from .launching import launch
 from .paged_rows import PagedRows, product_dtype
 
 
@@ -72,7 +73,9 @@ def chunk_attention(
     assert rows.visible_T is None
     H, D = q_THD.shape[1:]
     K = kv.k_SKD.shape[1]
-    _attend_chunk[(tiles.row_I.shape[0], K)](
+    launch(
+        _attend_chunk,
+        (tiles.row_I.shape[0], K),
         q_THD,
         kv.k_SKD,
         kv.v_SKD,
@@ -107,7 +110,7 @@ def chunk_attention(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_pages"])
 def _attend_chunk(
     q_THD,
     k_SKD,

@@ -11,6 +11,9 @@ import triton
 import triton.language as tl
 
 from . import launch_configs
+from .launching import launch
+
+MEAN_ROWS = (1, 17, 129)  # rows of an expert on average, one number for each of `launch_configs.expert_tile`'s tiles
 
 
 def grouped_matmul(
@@ -41,7 +44,9 @@ def grouped_matmul(
         x.device, launch_configs.DETERMINISTIC_MEAN_ROWS if fixed else -(-P // N), x.dtype
     )
     tiles = min(P, triton.cdiv(P, tile.rows) + N)
-    _grouped_matmul[(triton.cdiv(O, tile.outputs), tiles)](
+    launch(
+        _grouped_matmul,
+        (triton.cdiv(O, tile.outputs), tiles),
         x,
         weight_NOC,
         ends_N,
@@ -72,7 +77,18 @@ def combine_experts(y_PE: torch.Tensor, order_P: torch.Tensor, weights_TK: torch
     place_P = torch.empty_like(order_P)
     place_P[order_P] = torch.arange(T * K, device=order_P.device)
     block = min(1024, triton.next_power_of_2(E))
-    _combine_experts[(T, triton.cdiv(E, block))](y_PE, place_P, weights_TK, out_TE, K=K, E=E, BLOCK=block, num_warps=4)
+    launch(
+        _combine_experts,
+        (T, triton.cdiv(E, block)),
+        y_PE,
+        place_P,
+        weights_TK,
+        out_TE,
+        K=K,
+        E=E,
+        BLOCK=block,
+        num_warps=4,
+    )
     return out_TE
 
 

@@ -18,12 +18,19 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def start(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return the empty accumulators: sum of values, largest score in base 2, sum of weights."""
+    """Return the empty accumulators: sum of values, largest score without its factor, sum of weights."""
     return (
         tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32),
         tl.full([BLOCK_M], float("-inf"), dtype=tl.float32),
         tl.zeros([BLOCK_M], dtype=tl.float32),
     )
+
+
+@triton.jit
+def score_factor(scale, CAP: tl.constexpr):
+    """Return what the accumulators' scores have to be multiplied by: the scale, unless it is inside the cap, in base
+    2."""
+    return LOG2E if CAP else scale * LOG2E
 
 
 @triton.jit
@@ -52,8 +59,12 @@ def attend(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Add the keys at positions [first, end) to the accumulators and return these."""
+    """Add the keys at positions [first, end) to the accumulators and return these. `scale` is positive."""
     d = tl.arange(0, BLOCK_D)
+    factor = score_factor(scale, CAP)
+    cap_factor = 0.0
+    if CAP:
+        cap_factor = 2.0 * LOG2E * scale / cap
     for begin in range(first, end, TILE):
         at_N = begin + tl.arange(0, TILE)
         valid_N = at_N < end
@@ -69,11 +80,10 @@ def attend(
             valid_ND = valid_N[:, None] & (d < D)[None, :]
             k_ND = tl.load(k_SKD + offset_N[:, None] + d[None, :], mask=valid_ND, other=0.0)
             v_ND = tl.load(v_SKD + offset_N[:, None] + d[None, :], mask=valid_ND, other=0.0)
-        score_MN = tl.dot(q_MD, tl.trans(k_ND.to(q_MD.dtype)), input_precision="ieee") * scale
+        score_MN = tl.dot(q_MD, tl.trans(k_ND.to(q_MD.dtype)), input_precision="ieee")
         if CAP:
             # tanh(x) = 1 - 2 / (exp(2x) + 1)
-            score_MN = cap * (1.0 - 2.0 / (tl.exp(2.0 * score_MN / cap) + 1.0))
-        score_MN *= LOG2E
+            score_MN = cap - 2.0 * cap / (tl.exp2(score_MN * cap_factor) + 1.0)
         if MASK != "none":
             if MASK == "bits":
                 own_N = at_N - prefix
@@ -89,8 +99,10 @@ def attend(
             score_MN = tl.where(seen_MN & valid_N[None, :], score_MN, float("-inf"))
         new_M = tl.maximum(max_M, tl.max(score_MN, 1))
         base_M = tl.where(new_M == float("-inf"), 0.0, new_M)  # a query may see nothing of this range
-        weight_MN = tl.exp2(score_MN - base_M[:, None])
-        shrink_M = tl.exp2(max_M - base_M)
+        # One fused multiplication and subtraction a score: the factor holds the scale and the change to base 2.
+        base_M *= factor
+        weight_MN = tl.exp2(score_MN * factor - base_M[:, None])
+        shrink_M = tl.exp2(max_M * factor - base_M)
         sum_M = sum_M * shrink_M + tl.sum(weight_MN, 1)
         acc_MD = acc_MD * shrink_M[:, None]
         acc_MD += tl.dot(weight_MN.to(q_MD.dtype), v_ND.to(q_MD.dtype), input_precision="ieee")

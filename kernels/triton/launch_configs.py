@@ -79,7 +79,9 @@ def reads_fp8(device: torch.device) -> bool:
 
 @cache
 def capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else ASSUMED_CAPABILITY
+    if device.type == "cuda" or (device.type == "meta" and torch.cuda.is_available()):
+        return torch.cuda.get_device_capability(device if device.type == "cuda" else None)
+    return ASSUMED_CAPABILITY
 
 
 @cache

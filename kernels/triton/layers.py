@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launching import launch
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return `x / rms(x) * weight` over the last dimension. `weight` is [E], or [H, E] when each head of `x` [T, H, E]
@@ -33,8 +35,15 @@ def silu_and_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
     T, width = gate_up_TJ.shape
     out_TI = torch.empty((T, width // 2), dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
     block = min(1024, triton.next_power_of_2(width // 2))
-    _silu_and_mul[(T, triton.cdiv(width // 2, block))](
-        gate_up_TJ, out_TI, gate_up_TJ.stride(0), SIZE=width // 2, BLOCK=block, num_warps=4
+    launch(
+        _silu_and_mul,
+        (T, triton.cdiv(width // 2, block)),
+        gate_up_TJ,
+        out_TI,
+        gate_up_TJ.stride(0),
+        SIZE=width // 2,
+        BLOCK=block,
+        num_warps=4,
     )
     return out_TI
 
@@ -51,7 +60,9 @@ def _launch_norm(
     assert x.stride(-1) == 1
     assert num_heads == 1 or x.stride(1) == E
     block = triton.next_power_of_2(E)
-    _rms_norm[(x.shape[0], num_heads)](
+    launch(
+        _rms_norm,
+        (x.shape[0], num_heads),
         x,
         residual_TE,
         weight,

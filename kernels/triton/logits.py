@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .launching import launch
+
 _BLOCK = 4096
 
 
@@ -13,13 +15,22 @@ def apply_token_bitmask(logits_RV: torch.Tensor, bitmask_RW: torch.Tensor) -> to
     """Return the logits with -inf where bit `t % 32` of int32 word `t // 32` is clear."""
     R, V = logits_RV.shape
     out_RV = torch.empty((R, V), dtype=logits_RV.dtype, device=logits_RV.device)
-    _mask[(R, triton.cdiv(V, _BLOCK))](
-        logits_RV, bitmask_RW, out_RV, V, logits_RV.stride(0), bitmask_RW.stride(0), BLOCK=_BLOCK, num_warps=4
+    launch(
+        _mask,
+        (R, triton.cdiv(V, _BLOCK)),
+        logits_RV,
+        bitmask_RW,
+        out_RV,
+        V,
+        logits_RV.stride(0),
+        bitmask_RW.stride(0),
+        BLOCK=_BLOCK,
+        num_warps=4,
     )
     return out_RV
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_mask"])
 def _mask(logits_RV, bitmask_RW, out_RV, V, stride_logits, stride_mask, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..arguments import AttentionArgs, DecodeAttentionArgs, RowSpan
+from ..arguments import AttentionArgs, DecodeAttentionArgs, QueryTensors, RowSpan
 from ..attention_groups import LEVELS, PIECE_TOKENS, SHARED_KEYS, SharedTokens, pieces_of, shared_tokens
 from ..kv_cache import KvCache
 from ..reference.attention import paged_attention
@@ -45,11 +45,9 @@ class TritonAttention:
     shared: SharedPass | None
     deterministic: bool
     soft_cap: float | None = None
-    padded: bool = False  # some rows may be padding: their outputs are zeros, not uninitialised memory
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
-        make = torch.zeros if self.padded else torch.empty
-        out_THD = make(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         cap, fixed = self.soft_cap, self.deterministic
         merge = None
         if self.shared is not None:
@@ -128,17 +126,24 @@ def _shared_keys(args: AttentionArgs, deterministic: bool) -> tuple[list[SharedT
 def decode_attention(
     args: DecodeAttentionArgs, *, deterministic: bool, soft_cap: float | None = None
 ) -> TritonAttention:
-    """Prepare attention of rows of one token. The tensors are read when the kernels run, so their values may change."""
+    """Prepare attention of rows of few tokens. The kernels read the tensors when they run, so values may change."""
     num_keys_R, shared = args.num_keys_R, args.shared
     R, P = args.page_table_RP.shape
+    queries = args.queries or QueryTensors(
+        torch.arange(R, dtype=torch.int32, device=num_keys_R.device),
+        torch.ones_like(num_keys_R),
+        num_keys_R - 1,
+        None,
+        1,
+    )
     rows = PagedRows(
         page_table_RP=args.page_table_RP,
         num_keys_R=num_keys_R,
-        first_query_R=torch.arange(R, dtype=torch.int32, device=num_keys_R.device),
-        num_queries_R=torch.ones_like(num_keys_R),
-        positions_T=num_keys_R - 1,
-        visible_T=None,
-        max_queries=1,
+        first_query_R=queries.first_query_R,
+        num_queries_R=queries.num_queries_R,
+        positions_T=queries.positions_T,
+        visible_T=queries.visible_T,
+        max_queries=queries.max_queries,
         page_size=args.page_size,
         window=args.window,
         first_key_R=args.first_key_R,
@@ -149,7 +154,7 @@ def decode_attention(
         pieces = piece_rows(shared, rows.positions_T, page_size=args.page_size, window=args.window)
         longest = shared.page_table_GP.shape[1] * args.page_size
         shared_pass = SharedPass(pieces, _splits(pieces, args.kv, longest, deterministic), shared.places_TL)
-    return TritonAttention(((rows, splits),), None, None, shared_pass, deterministic, soft_cap, padded=True)
+    return TritonAttention(((rows, splits),), None, None, shared_pass, deterministic, soft_cap)
 
 
 def _splits(rows: PagedRows, kv: KvCache, most_keys: int, deterministic: bool) -> Splits:

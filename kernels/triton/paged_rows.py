@@ -10,7 +10,16 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
+from ..attention_groups import PIECE_TOKENS
+
 MAX_TREE = 64  # tokens of a row with a tree: a bit each
+# Kernels are compiled for these numbers of tokens of a row; the second last is that of pieces of shared keys.
+QUERY_CLASSES = (1, 8, PIECE_TOKENS, MAX_TREE)
+
+
+def query_class(num_queries: int) -> int:
+    """Return the least number of QUERY_CLASSES that holds so many tokens of a row."""
+    return next(size for size in QUERY_CLASSES if num_queries <= size)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..reference.attention_layout import ancestors, tree_paths
 from ..transfer import to_device
 from .chunk_attention import QueryTiles, tile_table, tokens_of_tile
 from .launch_configs import AttentionTile
-from .paged_rows import MAX_TREE, PagedRows
+from .paged_rows import MAX_TREE, PagedRows, query_class
 
 _FEW = (1, 8, MAX_TREE)  # rows of at most so many tokens are launched together
 
@@ -179,6 +179,7 @@ def kernel_inputs(
     made: list[PagedRows] = []
     for some in sets:
         page_table, num_keys, first_key, first_query, num_queries = (next(taken) for _ in range(5))
+        counts = [segment.num_tokens for segment in some]
         made.append(
             PagedRows(
                 page_table_RP=page_table,
@@ -186,11 +187,12 @@ def kernel_inputs(
                 first_query_R=first_query,
                 num_queries_R=num_queries,
                 positions_T=positions,
-                visible_T=visible if any(segment.tree for segment in some) else None,
-                max_queries=max(segment.num_tokens for segment in some),
+                # Whether there are trees, or shared keys, must not decide which kernel is compiled.
+                visible_T=visible if some is not segments.many and query_class(max(counts)) > 1 else None,
+                max_queries=max(counts),
                 page_size=1 if some is segments.paths else page_size,
                 window=window,
-                first_key_R=first_key if any(segment.first_key for segment in some) else None,
+                first_key_R=first_key,
                 tokens_N=next(taken) if some is segments.paths else None,
             )
         )

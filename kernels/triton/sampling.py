@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from ..arguments import SamplingTensors
+from .launching import launch
 
 _BLOCK = 4096
 
@@ -28,7 +29,9 @@ def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.T
     max_top_k = sampling.max_top_k
     tokens_R = torch.empty(R, dtype=torch.int64, device=logits_RV.device)
     likeliest_RM = logits_RV.topk(min(max_top_k, V), dim=-1).values if max_top_k else logits_RV
-    _sample[(R,)](
+    launch(
+        _sample,
+        (R,),
         logits_RV,
         likeliest_RM,
         sampling.temperature_R,
@@ -52,7 +55,9 @@ def logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> tuple[torch.Ten
     R, V = logits_RV.shape
     found_R = torch.empty(R, dtype=torch.float32, device=logits_RV.device)
     normaliser_R = torch.empty_like(found_R)
-    _logprob[(R,)](
+    launch(
+        _logprob,
+        (R,),
         logits_RV,
         tokens_R,
         found_R,
@@ -76,7 +81,7 @@ def _random(draw, token_B):
     return ((z_B >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_likeliest", "max_top_k"])
 def _sample(
     logits_RV,
     likeliest_RM,

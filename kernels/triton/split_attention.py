@@ -21,10 +21,11 @@ import triton.language as tl
 
 from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
-from .flash_attention import attend, start
+from .flash_attention import attend, score_factor, start
 from .launch_configs import split_tile
-from .paged_rows import MAX_TREE, PagedRows, product_dtype
-from .splits import Splits
+from .launching import launch
+from .paged_rows import MAX_TREE, PagedRows, product_dtype, query_class
+from .splits import ROWS_AT_ONCE, Splits, row_of_split
 
 
 class Partials(NamedTuple):
@@ -88,7 +89,9 @@ def split_attention(
     else:
         partials, base = merge.partials, merge.shared.splits.num_max * PIECE_TOKENS
     _launch(q_THD, kv, rows, splits, out_THD, partials, base, scale, soft_cap, fixed)
-    _combine[(rows.num_keys_R.shape[0] * Q, H)](
+    launch(
+        _combine,
+        (rows.num_keys_R.shape[0] * Q, H),
         out_THD,
         *partials,
         rows.first_query_R,
@@ -139,9 +142,11 @@ def _launch(
     tile = split_tile(q_THD.device, D)
     block_m = max(16, tile.queries, triton.next_power_of_2(group))
     if not fixed:
-        block_m = min(block_m, max(16, triton.next_power_of_2(Q * group)))
+        block_m = min(block_m, max(16, triton.next_power_of_2(query_class(Q) * group)))
     num_tiles = triton.cdiv(Q, block_m // group)
-    _attend_split[(splits.num_max, K, num_tiles)](
+    launch(
+        _attend_split,
+        (splits.num_max, K, num_tiles),
         q_THD,
         kv.k_SKD,
         kv.v_SKD,
@@ -179,7 +184,7 @@ def _launch(
         D=D,
         BLOCK_D=max(16, triton.next_power_of_2(D)),
         BLOCK_M=block_m,
-        BLOCK_R=triton.next_power_of_2(R + 1),
+        BLOCK_R=ROWS_AT_ONCE,
         PRODUCT=product_dtype(kv.k_SKD.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -233,9 +238,7 @@ def _attend_split(
     head_k = tl.program_id(1)
     if split >= tl.load(first_split + num_rows):
         return
-    r = tl.arange(0, BLOCK_R)
-    starts_R = tl.load(first_split + r, mask=r < num_rows, other=2**31 - 1)
-    row = tl.sum((starts_R <= split).to(tl.int32)) - 1
+    row = row_of_split(first_split, num_rows, split, BLOCK_R)
     own_first = tl.load(first_split + row)
     num_splits = tl.load(first_split + row + 1) - own_first
 
@@ -304,7 +307,7 @@ def _attend_split(
     else:
         at_M = (base + split.to(tl.int64) * max_queries + query_M) * H + head_M
         tl.store(partial_NHD + at_M[:, None] * D + d[None, :], acc_MD, mask=stored_MD)
-        tl.store(weight_NH + at_M, max_M + tl.log2(safe_M), mask=valid_M)
+        tl.store(weight_NH + at_M, max_M * score_factor(scale, CAP) + tl.log2(safe_M), mask=valid_M)
 
 
 @triton.jit(do_not_specialize=["base", "max_queries"])
@@ -333,7 +336,7 @@ def _combine(
     head = tl.program_id(1)
     first = tl.load(first_split + row)
     end = tl.load(first_split + row + 1)
-    whole = end - first < 2
+    whole = end - first == 1
     if first_key_R is not None:
         whole = whole & (tl.load(first_key_R + row) == 0)
     if (query >= tl.load(num_queries_R + row)) | whole:
@@ -380,4 +383,5 @@ def _combine(
         total = total * shrink + tl.sum(share_I, 0)
         largest = new
     at_D = (token.to(tl.int64) * H + head) * D + d
+    total = tl.where(total == 0.0, 1.0, total)  # a row without keys, which is padding, gets zeros
     tl.store(out_THD + at_D, (acc_D / total).to(out_THD.dtype.element_ty), mask=d < D)

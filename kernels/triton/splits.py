@@ -15,7 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
+from .launching import launch
 from .paged_rows import PagedRows
+
+ROWS_AT_ONCE = 128  # rows whose tables a program reads at once
 
 
 class Splits(NamedTuple):
@@ -45,8 +48,8 @@ def make_splits(num_keys_R: torch.Tensor, *, num_wanted: int, tile: int) -> Spli
     num_rows = num_keys_R.shape[0]
     first = torch.empty(num_rows + 1, dtype=torch.int32, device=num_keys_R.device)
     size = torch.empty(1, dtype=torch.int32, device=num_keys_R.device)
-    _split_kernel[(1,)](
-        num_keys_R, first, size, num_rows, num_wanted, TILE=tile, BLOCK_R=triton.next_power_of_2(num_rows), num_warps=4
+    launch(
+        _split_kernel, (1,), num_keys_R, first, size, num_rows, num_wanted, TILE=tile, BLOCK_R=ROWS_AT_ONCE, num_warps=4
     )
     return Splits(first, size, num_rows + num_wanted)
 
@@ -62,12 +65,27 @@ def fixed_splits(num_keys_R: torch.Tensor, *, size: int, max_keys: int) -> Split
 
 @triton.jit(do_not_specialize=["num_rows", "num_wanted"])
 def _split_kernel(num_keys_R, first, size, num_rows, num_wanted, TILE: tl.constexpr, BLOCK_R: tl.constexpr):
-    r = tl.arange(0, BLOCK_R)
-    num_keys = tl.load(num_keys_R + r, mask=r < num_rows, other=0)
-    per_split = tl.cdiv(tl.cdiv(tl.sum(num_keys), num_wanted), TILE) * TILE
-    per_split = tl.maximum(per_split, TILE)
-    counts = tl.cdiv(num_keys, per_split)
-    ends = tl.cumsum(counts, 0)
-    tl.store(first + r, ends - counts, mask=r < num_rows)
-    tl.store(first + num_rows + r * 0, tl.sum(counts), mask=r == 0)
-    tl.store(size + r * 0, per_split, mask=r == 0)
+    """Block by block, so that the kernel is the same for any number of rows."""
+    total = 0
+    for begin in range(0, num_rows, BLOCK_R):
+        r = begin + tl.arange(0, BLOCK_R)
+        total += tl.sum(tl.load(num_keys_R + r, mask=r < num_rows, other=0))
+    per_split = tl.maximum(tl.cdiv(tl.cdiv(total, num_wanted), TILE) * TILE, TILE)
+    before = 0
+    for begin in range(0, num_rows, BLOCK_R):
+        r = begin + tl.arange(0, BLOCK_R)
+        counts = tl.cdiv(tl.load(num_keys_R + r, mask=r < num_rows, other=0), per_split)
+        tl.store(first + r, before + tl.cumsum(counts, 0) - counts, mask=r < num_rows)
+        before += tl.sum(counts)
+    tl.store(first + num_rows, before)
+    tl.store(size, per_split)
+
+
+@triton.jit
+def row_of_split(first_split, num_rows, split, BLOCK_R: tl.constexpr):
+    """Return the row that a split belongs to."""
+    row = -1
+    for begin in range(0, num_rows, BLOCK_R):
+        r = begin + tl.arange(0, BLOCK_R)
+        row += tl.sum((tl.load(first_split + r, mask=r < num_rows, other=2**31 - 1) <= split).to(tl.int32))
+    return row

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from ..arguments import RopeAndStoreArgs
 from ..kv_cache import KvCache
+from .launching import launch
 
 _FP8_MAX = 448.0  # e4m3
 # 1.5 * 2**23, whose float32 neighbours are integers: adding it rounds a number to the nearest integer, ties to even.
@@ -31,7 +32,9 @@ def rope_and_store(
     K = kv.k_SKD.shape[1]
     q_THD = torch.empty((T, num_heads, D), dtype=qkv_TND.dtype, device=qkv_TND.device)
     block_n = min(triton.next_power_of_2(N), 16)
-    _rope_and_store[(T, triton.cdiv(N, block_n))](
+    launch(
+        _rope_and_store,
+        (T, triton.cdiv(N, block_n)),
         qkv_TND,
         args.cos_T1D,
         args.sin_T1D,

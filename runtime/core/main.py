@@ -53,7 +53,7 @@ from ..protocol.version import __version__
 from ..scheduler.jump_forward import Retokenise, Retokeniser
 from ..scheduler.plan_log import LoggingScheduler, LogHeader, PlanLog
 from ..scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
-from ..speculation.build import build_source, choose_source, draft_page_bytes, resolve_speculation
+from ..speculation.build import build_source, choose_source, draft_bytes, resolve_speculation
 from ..tokenizer import load_tokenizer
 from ..transfer.hub import TransferHub, cannot_move, uses_transfers
 from ..transfer.pages import CachePages, layout_of
@@ -212,9 +212,9 @@ def load_core(
             assert lead is not None, "several ranks need sockets to meet at"
             engine = lead(path, on_progress, make_source)
         else:
-            page_bytes = partial(draft_page_bytes, config, path)
-            engine = build_engine(config, path, on_progress, make_source, draft_page_bytes=page_bytes)
-    config = resolve_speculation(config, path)
+            draft_memory = partial(draft_bytes, config, path)
+            engine = build_engine(config, path, on_progress, make_source, draft_memory=draft_memory)
+    config = msgspec.structs.replace(resolve_speculation(config, path), max_running=engine.info.max_running)
     engine.warm_up()
     origin = hub_origin(path)
     info = ModelInfo(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -23,12 +23,14 @@ from ..models.read_config import read_config
 from ..models.weights import Progress
 from ..protocol.config import CoreConfig
 from ..protocol.errors import RequestError
+from .compile_kernels import compile_kernels
 from .cpu_threads import CpuThreads
-from .decode_graphs import CudaCapture, DecodeGraphs
-from .draft_source import DraftSource
+from .draft_source import DraftBytes, DraftSource
 from .engine import ForwardEngine
 from .kv_format import choose_kv_dtype, choose_scales
-from .kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
+from .kv_pool import KvMemory, KvPool, bytes_per_page
+from .kv_size import MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
+from .step_graphs import CudaCapture, StepGraphs
 
 logger = logging.getLogger("ramiform.engine")
 
@@ -68,8 +70,8 @@ class DraftSourceFactory(Protocol):
         """Return the draft source for a target whose pool has so many pages; None: there is none."""
 
 
-# Bytes that a draft source takes for each page of its target, by the target's config and the dtype of weights and KV.
-DraftPageBytes = Callable[[ModelConfig, torch.dtype], int]
+# Memory that a draft source takes, by its target's config and the dtype of weights and KV.
+DraftMemory = Callable[[ModelConfig, torch.dtype], DraftBytes]
 
 
 def build_engine(
@@ -78,7 +80,7 @@ def build_engine(
     on_progress: Progress | None = None,
     make_source: DraftSourceFactory | None = None,
     group: Group = SINGLE_RANK,
-    draft_page_bytes: DraftPageBytes | None = None,
+    draft_memory: DraftMemory | None = None,
 ) -> ForwardEngine:
     """Load the checkpoint in directory `path`, and the draft source beside it if any, and return the engine.
 
@@ -86,7 +88,7 @@ def build_engine(
 
     Raises CheckpointError when the checkpoint cannot be served. Raises RequestError, naming the setting, when the
     device does not exist or lacks the KV's dtype, when the context is longer than the model's, and when the KV memory
-    cannot hold one sequence or exceeds the device's.
+    that the settings give cannot hold one sequence or exceeds the device's.
     """
     whole_config = read_config(path, config.model_impl)
     if not whole_config.is_native:
@@ -103,10 +105,10 @@ def build_engine(
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device)
     # Pages have the same numbers on every stage, so there are as many as the largest stage has memory for.
     largest = replace(model_config, num_layers=max(layer_counts(whole_config, group.stage.size)))
-    page = bytes_per_page(largest, kv_dtype)
-    if draft_page_bytes is not None:
-        page += draft_page_bytes(whole_config, dtype)  # the draft source's memory comes out of the same budget
-    num_pages = config.num_pages or _pages_in_memory(config.kv_memory, context_length, page)
+    # The draft source's memory comes out of the same budget.
+    draft = DraftBytes(0, 0) if draft_memory is None else draft_memory(whole_config, dtype)
+    page = bytes_per_page(largest, kv_dtype) + draft.per_page
+    num_pages = pages_by_setting(config, context_length, page)
     if device.type == "cpu":
         # Ranks share the processors. A fixed number of slices also fixes the threads that divide their products.
         torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices))
@@ -124,6 +126,42 @@ def build_engine(
     )
     chosen = choose_scales(config, path, model, kv_dtype, group)
     num_host_pages = int(config.host_kv_memory * 2**30) // page
+    make_graphs = None
+    if config.cuda_graphs and device.type == "cuda":
+
+        def make_graphs(pool: KvPool, *, max_rows: int, captures: Sequence[int] = ()) -> StepGraphs:
+            return StepGraphs(
+                model,
+                pool.layers,
+                max_rows=max_rows,
+                num_places=context_length,
+                captures=captures,
+                capture=CudaCapture(),
+                max_tokens=config.prefill_budget,
+                max_tree=config.speculative_num_draft_tokens,
+                group=group,
+            )
+
+    if num_pages is None:
+
+        def measure(*, max_running: int) -> MemoryUse:
+            use = measure_memory(
+                model,
+                kv_dtype,
+                chosen.scales,
+                group,
+                num_tokens=config.prefill_budget,
+                num_rows=min(max_running, config.prefill_budget),
+                make_graphs=make_graphs,
+            )
+            return replace(use, free=use.free - draft.weights)
+
+        num_pages = pages_from_memory(
+            config, device, context_length, page, num_sharing=len(config.own_ranks), measure=measure
+        )
+    # Pages have the same numbers on every rank.
+    num_pages = group.least(num_pages)
+    max_running = choose_max_running(config, device, num_pages)
     setting = "kv_memory" if config.num_pages is None else "num_pages"
     memory = _memory(model_config, num_pages, device, kv_dtype, param=setting)
     host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory")
@@ -132,27 +170,19 @@ def build_engine(
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     pool = KvPool(memory, host, chosen.scales)
     graphs = None
-    alone = group.shard.size == group.stage.size == 1  # communication of ranks is not captured
-    if (
-        config.cuda_graphs
-        and device.type == "cuda"
-        and alone
-        and model.config.is_native
-        and DecodeGraphs.supports(model, pool.layers)
-    ):
-        graphs = DecodeGraphs(
-            model,
-            pool.layers,
-            max_rows=config.max_running,
-            num_places=context_length,
-            captures=() if source is None else source.captures,
-            capture=CudaCapture(),
-        )
+    if make_graphs is not None and StepGraphs.supports(model, pool.layers):
+        captures = () if source is None else source.captures
+        graphs = make_graphs(pool, max_rows=min(max_running, config.prefill_budget), captures=captures)
+        if group.shard.size * group.stage.size > 1:
+            compile_kernels(model, kv_dtype)
+            with torch.inference_mode():
+                graphs.capture_all()  # here, because all ranks do it together
     threads = CpuThreads(num_weights, fixed=config.deterministic) if device.type == "cpu" else None
     return ForwardEngine(
         model,
         pool,
         context_length=context_length,
+        max_running=max_running,
         source=source,
         graphs=graphs,
         kv_scales=chosen,
@@ -216,16 +246,3 @@ def _context_length(config: CoreConfig, model: ModelConfig) -> int:
             f"context_length {wanted} is longer than the model's {model.context_length}", param="context_length"
         )
     return wanted
-
-
-def _pages_in_memory(gibibytes: float, context_length: int, page: int) -> int:
-    """Return the number of pages in `gibibytes` of memory; a page has `page` bytes."""
-    num_pages = int(gibibytes * 2**30) // page
-    needed = -(-context_length // PAGE_SIZE)
-    if num_pages < needed:
-        raise RequestError(
-            f"kv_memory {gibibytes:g} GiB holds {num_pages * PAGE_SIZE} tokens, a sequence may have {context_length}: "
-            f"raise kv_memory to {needed * page / 2**30:.2f} or lower context_length",
-            param="kv_memory",
-        )
-    return num_pages

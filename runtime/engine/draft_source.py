@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -62,6 +62,13 @@ class DraftStep:
 
     rows: list[DraftRow]
     features_TE: torch.Tensor | None
+
+
+class DraftBytes(NamedTuple):
+    """Bytes of memory that a draft source takes on the device."""
+
+    per_page: int  # of its target's pool
+    weights: int
 
 
 class DraftSource(Protocol):

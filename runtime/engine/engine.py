@@ -12,13 +12,15 @@ import torch
 
 from ..models.decoder import Decoder
 from ..models.parallel.group import SINGLE_RANK, Group
+from ..protocol.config import DEFAULT_MAX_RUNNING
 from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample
+from .compile_kernels import compile_kernels
 from .cpu_threads import CpuThreads
-from .decode_graphs import DecodeGraphs
 from .draft_source import DraftSource
 from .in_flight_step import InFlightStep, ModelRunner
 from .kv_format import ChosenScales, kv_dtype_name
 from .kv_pool import PAGE_SIZE, KvPool, KvShape
+from .step_graphs import StepGraphs
 
 NO_SCALES = ChosenScales(None, "none")
 
@@ -38,6 +40,8 @@ class EngineInfo:
     page_size: int
     num_pages: int
     num_host_pages: int
+    kv_bytes: int  # of all pages on the device
+    max_running: int  # requests at once
 
 
 class ForwardEngine:
@@ -49,8 +53,9 @@ class ForwardEngine:
         pool: KvPool,
         *,
         context_length: int | None = None,
+        max_running: int = DEFAULT_MAX_RUNNING,
         source: DraftSource | None = None,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
         kv_scales: ChosenScales = NO_SCALES,
         group: Group = SINGLE_RANK,
         threads: CpuThreads | None = None,
@@ -71,6 +76,8 @@ class ForwardEngine:
             page_size=PAGE_SIZE,
             num_pages=pool.num_pages,
             num_host_pages=pool.num_host_pages,
+            kv_bytes=sum(memory.nbytes for memory in pool.memories),
+            max_running=max_running,
         )
 
         whole = model.whole_config
@@ -139,9 +146,12 @@ class ForwardEngine:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Capture the CUDA graphs and run one small plan, so that the first request pays for neither."""
-        if self._runner.graphs is not None:
-            self._runner.graphs.capture_all()
+        """Compile kernels, capture CUDA graphs and run one small plan, so that the first request pays for none."""
+        model, graphs = self._runner.model, self._runner.graphs
+        if model.device.type == "cuda":
+            compile_kernels(model, self._runner.pool.dtype)
+        if graphs is not None and not graphs.captured:
+            graphs.capture_all()
         self.run(self.warm_up_plan())
 
     @staticmethod

@@ -22,7 +22,6 @@ from ..models.decoder import Decoder
 from ..models.parallel.group import Group, is_rank_zero
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSampling, SamplingPlan
-from .decode_graphs import DecodeGraphs
 from .draft_source import DraftRow, DraftSource, DraftStep
 from .kv_pool import KvPool
 from .last_tokens import NO_LAST_TOKENS, LastTokens
@@ -30,6 +29,7 @@ from .logprobs import chosen_logprobs, score
 from .sampled_positions import SampledPositions
 from .sampler import sample
 from .stages import hidden_and_features
+from .step_graphs import StepGraphs
 
 
 @dataclass
@@ -40,7 +40,7 @@ class ModelRunner:
     pool: KvPool
     group: Group
     source: DraftSource | None = None
-    graphs: DecodeGraphs | None = None
+    graphs: StepGraphs | None = None
     last_tokens: LastTokens = NO_LAST_TOKENS
     last_results: Sequence[RowResult] = ()  # of the step that was waited for last
 
@@ -49,8 +49,10 @@ class ModelRunner:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the hidden states of the `wanted` tokens, given by their indices in the step, and the draft source's
         features if these are wanted."""
-        if self.graphs is not None and self.graphs.fits(rows):
-            return self.graphs.hidden_and_features(rows, self.last_tokens, features=features)  # all tokens are wanted
+        if self.graphs is not None:
+            replayed = self.graphs.hidden_and_features(rows, wanted, self.last_tokens, features=features)
+            if replayed is not None:
+                return replayed
         captures = self.source.captures if features and self.source is not None else ()
         return hidden_and_features(rows, wanted, self.model, self.pool.layers, self.group, captures, self.last_tokens)
 
@@ -155,11 +157,11 @@ class InFlightStep:
         runner.last_tokens = NO_LAST_TOKENS
         if not self._sampling:
             return
-        # A row that follows another may turn out not to sample; such rows have no draft tokens.
+        # A row that follows another may turn out not to sample.
         if logits_OV is not None and len(outputs) < len(logits_OV):
             open_rows = [row for row in rows if row.sample is not None or row.follows is not None]
-            kept = [output for output, row in enumerate(open_rows) if row.sample is not None]
-            logits_OV = logits_OV[to_device([np.array(kept)], logits_OV.device)[0]]
+            kept_O = np.repeat([row.sample is not None for row in open_rows], [1 + len(row.nodes) for row in open_rows])
+            logits_OV = logits_OV[to_device([np.flatnonzero(kept_O)], logits_OV.device)[0]]
         tokens_O = runner.sample(logits_OV, outputs)
         self._verified = outputs.verify(runner.model.ops, tokens_O, runner.pool)
         if logits_OV is not None:

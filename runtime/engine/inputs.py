@@ -1,12 +1,13 @@
 """The decoder's inputs for a plan's rows: index tensors of the whole step, built with numpy, copied once.
 
-Legend: T tokens of the step, O outputs wanted, R rows.
+Legend: T tokens of the step, O outputs wanted, R rows, P pages of all rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,19 @@ from .kv_pool import PAGE_SIZE
 from .last_tokens import NO_LAST_TOKENS, LastTokens
 
 
+class RowArrays(NamedTuple):
+    """A step's tokens, int64, and pages, of all rows concatenated."""
+
+    ids_T: np.ndarray
+    positions_T: np.ndarray
+    slots_T: np.ndarray
+    row_T: np.ndarray  # the row of each token
+    lengths_R: np.ndarray  # keys of the row, its tokens included
+    starts_R: np.ndarray  # where the row's tokens begin
+    pages_P: np.ndarray
+    page_starts: list[int]  # where each row's pages begin, and where all end
+
+
 def decoder_inputs(
     rows: Sequence[Row], model: Decoder, wanted: np.ndarray, kv: KvCache, last_tokens: LastTokens = NO_LAST_TOKENS
 ) -> DecoderInputs:
@@ -26,6 +40,34 @@ def decoder_inputs(
     `wanted` int64 are the indices, among the rows' tokens concatenated, of those whose hidden states are read. `kv` is
     the cache of any layer. `last_tokens` are those of the last step, for rows that follow its rows.
     """
+    step = row_arrays(rows)
+    spans = [
+        RowSpan(
+            row.first_position,
+            len(row.tokens),
+            step.pages_P[first:end],
+            # A chain needs no mask of its own: each draft token sees all before it.
+            () if row.parents is None or is_chain(row.parents) else row.parents,
+        )
+        for row, (first, end) in zip(rows, pairwise(step.page_starts), strict=True)
+    ]
+
+    ids, positions, lengths, slots, wanted_O = to_device(
+        [step.ids_T, step.positions_T, step.lengths_R[step.row_T], step.slots_T, wanted], model.device
+    )
+    last_tokens.fill(ids, rows, step.starts_R.tolist())
+    return DecoderInputs(
+        ids_T=ids,
+        positions_T=positions,
+        angles=model.angles(positions, lengths),
+        slots_T=slots,
+        attention=_attention(spans, model, int(step.lengths_R.max()), kv),
+        wanted_O=None if np.array_equal(wanted, np.arange(len(step.ids_T))) else wanted_O,
+    )
+
+
+def row_arrays(rows: Sequence[Row]) -> RowArrays:
+    """Return the rows' tokens, positions and slots, concatenated."""
     num_R, first_R = np.array([len(row.tokens) for row in rows]), np.array([row.first_position for row in rows])
     lengths_R, starts_R = first_R + num_R, num_R.cumsum() - num_R
     ids_T = np.fromiter(chain.from_iterable([row.tokens for row in rows]), np.int64)
@@ -36,28 +78,8 @@ def decoder_inputs(
     page_starts = [0, *accumulate(map(len, pages_R))]
     pages_P = np.fromiter(chain.from_iterable(pages_R), np.int64, page_starts[-1])
     slots_T = pages_P[np.array(page_starts)[row_T] + places_T // PAGE_SIZE] * PAGE_SIZE + places_T % PAGE_SIZE
-    spans = [
-        RowSpan(
-            row.first_position,
-            len(row.tokens),
-            pages_P[first:end],
-            # A chain needs no mask of its own: each draft token sees all before it.
-            () if row.parents is None or is_chain(row.parents) else row.parents,
-        )
-        for row, (first, end) in zip(rows, pairwise(page_starts), strict=True)
-    ]
-
-    ids, positions, lengths, slots, wanted_O = to_device(
-        [ids_T, _positions(rows, places_T, starts_R), lengths_R[row_T], slots_T, wanted], model.device
-    )
-    last_tokens.fill(ids, rows, starts_R.tolist())
-    return DecoderInputs(
-        ids_T=ids,
-        positions_T=positions,
-        angles=model.angles(positions, lengths),
-        slots_T=slots,
-        attention=_attention(spans, model, int(lengths_R.max()), kv),
-        wanted_O=None if len(wanted) == len(ids_T) and (wanted == np.arange(len(ids_T))).all() else wanted_O,
+    return RowArrays(
+        ids_T, _positions(rows, places_T, starts_R), slots_T, row_T, lengths_R, starts_R, pages_P, page_starts
     )
 
 

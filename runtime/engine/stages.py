@@ -9,7 +9,7 @@ Legend: T tokens, O outputs wanted, E hidden size, M micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -47,7 +47,8 @@ def hidden_and_features(
     """Compute `Decoder.hidden_and_features` on every stage at once. Stages other than the first return [0, E] and None.
     `last_tokens` are as in `decoder_inputs`."""
     if group.stage.size == 1:
-        return model.hidden_and_features(decoder_inputs(rows, model, wanted, kv[0], last_tokens), kv, captures)
+        inputs = decoder_inputs(rows, model, wanted, kv[0], last_tokens)
+        return forward_on_stages(inputs, model, kv, group, captures)
     # Where rotation depends on a row's length, a row must stay whole.
     batches = micro_batches(
         rows,
@@ -56,7 +57,22 @@ def hidden_and_features(
         least=MIN_MICRO_BATCH_TOKENS[model.device.type],
         cut_rows=not model.rope.depends_on_length,
     )
-    return _StagedForward(model, kv, group, captures, last_tokens).run(batches)
+    hidden_OE, features = _StagedForward(model, kv, group, captures).run(
+        decoder_inputs(batch.rows, model, batch.wanted, kv[0], last_tokens) for batch in batches
+    )
+    places = np.concatenate([batch.places for batch in batches])
+    if len(hidden_OE) and not np.array_equal(places, np.arange(len(places))):
+        hidden_OE = hidden_OE[torch.from_numpy(np.argsort(places)).to(model.device)]
+    return hidden_OE, features
+
+
+def forward_on_stages(
+    inputs: DecoderInputs, model: Decoder, kv: Sequence[KvCache], group: Group, captures: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute `Decoder.hidden_and_features` on every stage, in one micro-batch; returns as `hidden_and_features`."""
+    if group.stage.size == 1:
+        return model.hidden_and_features(inputs, kv, captures)
+    return _StagedForward(model, kv, group, captures).run([inputs])
 
 
 def micro_batches(
@@ -95,31 +111,26 @@ def _part(row: Row, start: int, end: int) -> Row | None:
 class _StagedForward:
     """One forward of this stage; sends are settled at its end."""
 
-    def __init__(
-        self, model: Decoder, kv: Sequence[KvCache], group: Group, captures: Sequence[int], last_tokens: LastTokens
-    ) -> None:
-        self._model, self._kv, self._group, self._captures, self._last_tokens = model, kv, group, captures, last_tokens
+    def __init__(self, model: Decoder, kv: Sequence[KvCache], group: Group, captures: Sequence[int]) -> None:
+        self._model, self._kv, self._group, self._captures = model, kv, group, captures
         self._sent: list[WaitSent] = []
 
-    def run(self, batches: Sequence[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        through_M = [self._through_layers(batch) for batch in batches]
+    def run(self, inputs_M: Iterable[DecoderInputs]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute the micro-batches in order; return their hidden states and features, concatenated."""
+        through_M = [self._through_layers(inputs) for inputs in inputs_M]
         finished_M = [self._finish(*through) for through in through_M] if self._group.stage.has_ends else []
         for settle in self._sent:
             settle()
         if not finished_M:
             return self._states(0), None
         hidden_OE = torch.cat([hidden for hidden, _ in finished_M])
-        places = np.concatenate([batch.places for batch in batches])
-        if not np.array_equal(places, np.arange(len(places))):
-            hidden_OE = hidden_OE[torch.from_numpy(np.argsort(places)).to(self._model.device)]
         features = [features for _, features in finished_M if features is not None]
         return hidden_OE, torch.cat(features) if features else None
 
-    def _through_layers(self, batch: MicroBatch) -> tuple[DecoderInputs, dict[int, torch.Tensor]]:
+    def _through_layers(self, inputs: DecoderInputs) -> tuple[DecoderInputs, dict[int, torch.Tensor]]:
         """Run this stage's layers and send the result to the next stage. Return the inputs and this stage's
         captures."""
         model, stage = self._model, self._group.stage
-        inputs = decoder_inputs(batch.rows, model, batch.wanted, self._kv[0], self._last_tokens)
         if stage.has_ends:
             stream = model.embed(inputs.ids_T, inputs.positions_T)
         else:

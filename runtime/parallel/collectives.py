@@ -36,6 +36,7 @@ class DistributedGroup:
     # A group of its own for tensors to the first stage, so that they do not wait for tensors from it.
     to_first_stage: dist.ProcessGroup | None
     symmetric: SymmetricAllReduce | None = None  # None: all sums go by NCCL or gloo
+    device: torch.device | None = None  # of `least`; None: the CPU
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self.shard.size == 1:
@@ -61,18 +62,27 @@ class DistributedGroup:
         dist.broadcast(x, src=0)
         return x
 
+    def least(self, value: int) -> int:
+        least = torch.tensor([value], device=self.device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least.item())
+
     def send(self, x: torch.Tensor, stage: int) -> WaitSent:
         x = x.contiguous()
-        work = dist.isend(x, self._peer_rank(stage), group=self._group_to(stage))
-        assert work is not None, "both ranks are in the group"
+        # NCCL orders batches among themselves; a lone isend would be ordered with all collectives of its group.
+        sends = [dist.P2POp(dist.isend, x, self._peer_rank(stage), self._group_to(stage))]
+        works = dist.batch_isend_irecv(sends)
 
         def wait_sent(kept: torch.Tensor = x) -> None:
-            work.wait()
+            for work in works:
+                work.wait()
 
         return wait_sent
 
     def receive(self, x: torch.Tensor, stage: int) -> torch.Tensor:
-        dist.recv(x, self._peer_rank(stage), group=self._group_to(self.stage.index))
+        receives = [dist.P2POp(dist.irecv, x, self._peer_rank(stage), self._group_to(self.stage.index))]
+        for work in dist.batch_isend_irecv(receives):
+            work.wait()
         return x
 
     def _peer_rank(self, stage: int) -> int:
@@ -135,7 +145,7 @@ def join_group(place: RankPlacement, config: RuntimeConfig) -> DistributedGroup:
     symmetric = None
     if device.type == "cuda" and shard.size > 1 and not shard.ordered and _on_one_host(place, config.core):
         symmetric = connect_symmetric(device, shard.rank, shard.size, stage_group)
-    return DistributedGroup(shard, stage, stage_group, to_first_stage, symmetric)
+    return DistributedGroup(shard, stage, stage_group, to_first_stage, symmetric, device)
 
 
 def _on_one_host(place: RankPlacement, core: CoreConfig) -> bool:

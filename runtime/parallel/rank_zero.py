@@ -23,7 +23,7 @@ from ..models.load import load_embedding_and_head
 from ..models.weights import Progress
 from ..protocol.config import RuntimeConfig
 from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
-from ..speculation.build import draft_page_bytes
+from ..speculation.build import draft_bytes
 from .collectives import DistributedGroup, host_store, join_group
 from .master_address import MasterAddress
 from .messages import CopyPages, PagesPart, ReadPages, Rendezvous, RunPlan, SampleStep, StartSteps, WritePages
@@ -154,7 +154,7 @@ def build_rank_zero_engine(
 
     core = msgspec.structs.replace(config.core, device=str(place.device))
     # All ranks count the memory of rank 0's draft source: they must have the same number of pages.
-    engine = build_engine(core, path, progress, source, group, partial(draft_page_bytes, core, path))
+    engine = build_engine(core, path, progress, source, group, partial(draft_bytes, core, path))
     ranks.wait_ready()
     return RankZeroEngine(engine, ranks, store)
 

@@ -27,7 +27,7 @@ from ..processes.bounded_sleep import bounded_sleep
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import ErrorInfo, RamiformError
 from ..scheduler.plan import PageCopy, Row
-from ..speculation.build import draft_page_bytes
+from ..speculation.build import draft_bytes
 from ..speculation.tree import DraftTree
 from .collectives import join_group
 from .messages import (
@@ -84,8 +84,8 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
     place = placement_of(config.core, path, rank)
     group = join_group(place, config)
     core = msgspec.structs.replace(config.core, device=str(place.device))
-    page_bytes = partial(draft_page_bytes, core, path)
-    engine = build_engine(core, path, make_source=source, draft_page_bytes=page_bytes, group=group)
+    draft_memory = partial(draft_bytes, core, path)
+    engine = build_engine(core, path, make_source=source, draft_memory=draft_memory, group=group)
     launched: InFlightStep | None = None
     while True:
         match decoder.decode(socket.recv()):

@@ -25,6 +25,8 @@ RoleName = Literal["prefill", "decode", "both"]
 TransferName = Literal["auto", "nixl", "zmq"]
 EvictionName = Literal["lru", "lfu", "priority", "program"]
 
+DEFAULT_MAX_RUNNING = 64  # on a CPU
+
 # Formats of tool calls; the frontend has their texts.
 ToolFormatName = Literal[
     "hermes",
@@ -115,7 +117,17 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: Annotated[
         Annotated[int, Meta(ge=4)] | None, Meta(description="KV pages of 16 tokens; default: from kv_memory")
     ] = None
-    kv_memory: Annotated[float, Meta(gt=0, le=1 << 20, description="GiB for KV, when num_pages is not given")] = 1.0
+    kv_memory: Annotated[
+        Annotated[float, Meta(gt=0, le=1 << 20)] | None,
+        Meta(description="GiB for KV, when num_pages is not given; default: from mem_fraction"),
+    ] = None
+    mem_fraction: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(
+            description="part of a CUDA device's memory for weights, graphs and KV, default 0.9; on a CPU, part of the "
+            "available memory for KV, default 0.25, but no more than max_running sequences have"
+        ),
+    ] = None
     kernels: Annotated[
         KernelsName, Meta(description="kernels to use; auto: Triton on CUDA devices, plain torch elsewhere")
     ] = "auto"
@@ -130,7 +142,10 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="plan a step while the one before is computed; auto: on CUDA devices"),
     ] = "auto"
     prefill_budget: Annotated[int, Meta(ge=16, description="tokens computed per step, in all")] = 1024
-    max_running: Annotated[int, Meta(ge=1, description="maximum number of running requests")] = 64
+    max_running: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="maximum number of running requests; default: 64, on CUDA devices what fits, up to 256"),
+    ] = None
     max_waiting: Annotated[int, Meta(ge=1, description="maximum number of queued requests")] = 4096
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
     order: Annotated[

@@ -30,6 +30,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     num_pages: int
     num_host_pages: int = 0  # host pages for KV that the pool has no room for
+    kv_bytes: int = 0  # of the KV pool
+    max_running: int = 0  # requests computed at once
     version: str
 
     @property

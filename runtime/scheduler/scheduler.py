@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from ...constrained.errors import GrammarError
 from ...radix.cache import PrefixCache
-from ..protocol.config import CoreConfig
+from ..protocol.config import DEFAULT_MAX_RUNNING, CoreConfig
 from ..protocol.core import (
     Abort,
     Attach,
@@ -122,7 +122,7 @@ class Scheduler:
         self._output_lengths = OutputLengthEstimator()
         self._drafting = Drafting(config, vocabulary.vocab_size, at_once=prepare_masks is not None)
         # Every running request decodes in every step, so the token budget bounds their number.
-        max_running = min(config.max_running, config.prefill_budget)
+        max_running = min(config.max_running or DEFAULT_MAX_RUNNING, config.prefill_budget)
         self._waiting = Admission(
             cache,
             self._batch,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ..engine import kv_pool
 from ..engine.build import choose_device
-from ..engine.draft_source import DraftSource
+from ..engine.draft_source import DraftBytes, DraftSource
 from ..models.checkpoint import find_checkpoint
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
@@ -116,18 +116,20 @@ def _is_cheap(config: CoreConfig, path: Path) -> bool:
     )
 
 
-def draft_page_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes that the source of `build_source` needs for each page of the target's pool, before either is loaded.
+def draft_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torch.dtype) -> DraftBytes:
+    """Return the memory that the source of `build_source` needs, before either is loaded.
 
     Raises as `build_source` does, as far as configurations tell.
     """
     name = choose_source(config, path)
     if name == "eagle":
-        return draft_memory.bytes_per_page(read_fitting_config(_head_folder(config, path), target), dtype)
+        folder = _head_folder(config, path)
+        page = draft_memory.bytes_per_page(read_fitting_config(folder, target), dtype)
+        return DraftBytes(page, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
     if name == "draft":
         draft = read_config(find_checkpoint(config.speculative_draft_model), config.model_impl)
-        return kv_pool.bytes_per_page(draft, dtype)
-    return 0
+        return DraftBytes(kv_pool.bytes_per_page(draft, dtype), num_parameters(draft) * dtype.itemsize)
+    return DraftBytes(0, 0)
 
 
 def _head_folder(config: CoreConfig, path: Path) -> Path:

@@ -71,6 +71,9 @@ class ThreadGroup:
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return self.everybody.exchange(number(self), x)[0].clone()
 
+    def least(self, value: int) -> int:
+        return int(min(self.everybody.exchange(number(self), torch.tensor(value))))
+
     def send(self, x: torch.Tensor, stage: int) -> WaitSent:
         self.mail[self.shard.rank, self.stage.index, stage].put(x)
         return lambda: None

@@ -19,7 +19,7 @@ from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample, Score
-from ramiform.runtime.speculation.build import build_source, draft_page_bytes
+from ramiform.runtime.speculation.build import build_source, draft_bytes
 from ramiform.runtime.speculation.eagle.draft_memory import SCRATCH
 
 GREEDY = Sample(temperature=0.0, draw=0)
@@ -235,7 +235,7 @@ def test_the_draft_source_s_memory_comes_out_of_kv_memory() -> None:
             config,
             SHIPPED_MODEL,
             make_source=partial(build_source, config, SHIPPED_MODEL),
-            draft_page_bytes=partial(draft_page_bytes, config, SHIPPED_MODEL),
+            draft_memory=partial(draft_bytes, config, SHIPPED_MODEL),
         )
         memory = engine._runner.source._memory
         own = [memory.k_SC, memory.v_SC, memory.feature_SE] if name == "eagle" else [memory.k_LSKD, memory.v_LSKD]

@@ -46,6 +46,10 @@ class Group(Protocol):
         """Return rank 0's `x` on every rank. The other ranks' `x` has its shape and type, and may be overwritten."""
         ...
 
+    def least(self, value: int) -> int:
+        """Return the smallest `value` of all ranks of all stages, on each."""
+        ...
+
     def send(self, x: torch.Tensor, stage: int) -> WaitSent:
         """Start sending `x` to a stage. Tensors between two stages arrive in order."""
         ...
@@ -75,6 +79,9 @@ class SingleRank:
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def least(self, value: int) -> int:
+        return value
 
     def send(self, x: torch.Tensor, stage: int) -> WaitSent:
         raise AssertionError("there is no other stage")

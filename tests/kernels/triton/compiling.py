@@ -1,7 +1,4 @@
-"""Compilation of the Triton kernels that a call launches, without a GPU, with their registers and shared memory.
-
-    with recorded(90) as launches: split_attention(...)    # on CPU tensors; nothing runs, outputs are undefined
-    for launch in launches: compile_launch(launch)
+"""Compilation of recorded launches without a GPU, with what a review of a kernel asks for.
 
 Needs kernels that were imported without TRITON_INTERPRET, so tests use it in a process of its own.
 """
@@ -11,25 +8,16 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
 
-OPTIONS = ("num_warps", "num_stages")
-
-
-class Launch(NamedTuple):
-    kernel: JITFunction[Any]
-    arguments: dict[str, Any]
-    options: dict[str, int]
+from ramiform.kernels.triton.launching import Launch
 
 
 class Compiled(NamedTuple):
@@ -37,35 +25,35 @@ class Compiled(NamedTuple):
     registers: int
     spilled_bytes: int
     shared_bytes: int
-
-
-@contextmanager
-def recorded() -> Iterator[list[Launch]]:
-    """Record the launches of the calls inside instead of making them."""
-    launches: list[Launch] = []
-
-    def launcher(kernel: JITFunction[Any], grid: tuple[int, ...]) -> Any:
-        def launch(*args: Any, **kwargs: Any) -> None:
-            options = {key: kwargs.pop(key) for key in OPTIONS if key in kwargs}
-            arguments = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-            assert set(arguments) == set(kernel.arg_names), set(kernel.arg_names) ^ set(arguments)
-            launches.append(Launch(kernel, arguments, options))
-
-        return launch
-
-    before = JITFunction.__getitem__
-    JITFunction.__getitem__ = launcher  # type: ignore[method-assign, assignment]
-    try:
-        yield launches
-    finally:
-        JITFunction.__getitem__ = before  # type: ignore[method-assign]
+    buffers: int  # tiles of the largest pipelined load that shared memory holds; 0: nothing is pipelined
+    waits: int  # groups of loads that may be under way when the loop goes on, at least
+    loops: list[int]  # machine instructions of each loop
+    doubles: int  # instructions on float64
 
 
 def compile_launch(launch: Launch, capability: int) -> Compiled:
     """Compile a launch as Triton specialises it: by divisibility of arguments by 16, with 1 and None as constants."""
+    kernel = compiled_kernel(launch, capability)
+    ptx, ttgir = kernel.asm["ptx"], kernel.asm["ttgir"]
+    registers, spilled = _assembled(ptx, capability)
+    buffers, waits = pipelining(ttgir)
+    return Compiled(
+        launch.kernel.__name__,
+        registers,
+        spilled,
+        kernel.metadata.shared,
+        buffers,
+        waits,
+        loop_instructions(kernel.asm["cubin"]),
+        len(re.findall(r"\.f64[\s,]", ptx)),
+    )
+
+
+def compiled_kernel(launch: Launch, capability: int) -> triton.compiler.CompiledKernel:
     signature, constants, attributes = {}, {}, {}
-    for index, (name, parameter) in enumerate(zip(launch.kernel.arg_names, launch.kernel.params, strict=True)):
-        value, specialised = launch.arguments[name], not parameter.do_not_specialize
+    for index, parameter in enumerate(launch.kernel.params):
+        name, value = parameter.name, launch.arguments[parameter.name]
+        specialised = not parameter.do_not_specialize
         if parameter.is_constexpr or value is None or (specialised and type(value) is int and value == 1):
             signature[name], constants[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
@@ -79,9 +67,34 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
             if specialised and value % 16 == 0:
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
-    kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
-    registers, spilled = _assembled(kernel.asm["ptx"], capability)
-    return Compiled(launch.kernel.__name__, registers, spilled, kernel.metadata.shared)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
+
+
+def pipelining(ttgir: str) -> tuple[int, int]:
+    """Return the buffers of the largest load that a loop fetches ahead, and the least of the waits in loops."""
+    rings = re.findall(r"ttg\.local_alloc\s*:\s*\(\) -> !ttg\.memdesc<(\d+)x(\d+)x(\d+)x", ttgir)
+    largest = max(rings, key=lambda ring: int(ring[1]) * int(ring[2]), default=("0", "0", "0"))
+    loops = re.findall(r"scf\.for .*?scf\.yield", ttgir, re.DOTALL)
+    waits = [int(num) for loop in loops for num in re.findall(r"ttg\.async_wait .*?\{num = (\d+)", loop)]
+    return int(largest[0]), min(waits, default=0)
+
+
+def loop_instructions(cubin: bytes) -> list[int]:
+    """Return the machine instructions of each loop, the outermost ones, in their order."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.cubin"
+        source.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, "-sass", str(source)]
+        listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    places = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", listing)]
+    order = {at: index for index, (at, _) in enumerate(places)}
+    spans: list[tuple[int, int]] = []
+    for at, text in places:
+        jump = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
+        if jump and int(jump[1], 16) < at:
+            spans.append((order[int(jump[1], 16)], order[at] + 1))
+    outermost = [one for one in spans if not any(a <= one[0] and one[1] <= b and (a, b) != one for a, b in spans)]
+    return [end - start for start, end in sorted(set(outermost))]
 
 
 def _assembled(ptx: str, capability: int) -> tuple[int, int]:

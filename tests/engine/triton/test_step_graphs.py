@@ -5,19 +5,22 @@ Without a GPU a "graph" calls the function that would have been captured.
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from ramiform.kernels import attention_groups
 from ramiform.runtime.engine import ForwardEngine, build_engine
-from ramiform.runtime.engine.decode_graphs import CudaCapture, DecodeGraphs, Forward, graph_sizes
+from ramiform.runtime.engine.graph_inputs import segments
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS
+from ramiform.runtime.engine.step_graphs import CudaCapture, Forward, StepGraphs, graph_sizes, row_shapes
 from ramiform.runtime.protocol.config import CoreConfig
-from ramiform.runtime.scheduler.plan import ForwardPlan, Row, RowResult, Sample, Score
+from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Row, RowResult, Sample, Score
 from ramiform.tests.engine.test_launch import ahead, one_by_one, random_steps
 
 pytestmark = pytest.mark.exhaustive
@@ -58,10 +61,10 @@ def plain_engine(checkpoint: Path) -> ForwardEngine:
     return build_engine(config, checkpoint)
 
 
-def with_graphs(engine: ForwardEngine, capture: CountedCapture) -> ForwardEngine:
+def with_graphs(engine: ForwardEngine, capture: CountedCapture, **sizes: int) -> ForwardEngine:
     model, pool = engine._runner.model, engine._runner.pool
-    assert DecodeGraphs.supports(model, pool.layers)
-    graphs = DecodeGraphs(model, pool.layers, max_rows=5, num_places=128, captures=(), capture=capture)
+    assert StepGraphs.supports(model, pool.layers)
+    graphs = StepGraphs(model, pool.layers, max_rows=5, num_places=128, captures=(), capture=capture, **sizes)
     return ForwardEngine(model, pool, graphs=graphs)
 
 
@@ -141,8 +144,8 @@ def test_rows_that_share_keys_give_the_results_of_rows_that_do_not(
     kinds: list[bool] = []
     graphs = ours._runner.graphs
     assert graphs is not None
-    fill = graphs._fill
-    monkeypatch.setattr(graphs, "_fill", lambda *args: kinds.append(fill(*args)) or kinds[-1])
+    fill = graphs._inputs.fill_decode
+    monkeypatch.setattr(graphs._inputs, "fill_decode", lambda *args: kinds.append(fill(*args)) or kinds[-1])
     for engine in (ours, judge):
         step(engine, one)
     for num in (4, 4, 3, 1):
@@ -173,7 +176,7 @@ def test_capturing_writes_nothing(checkpoint: Path) -> None:
     for memory in pool.memories:
         memory.fill_(7.0)
     model = engine._runner.model
-    graphs = DecodeGraphs(model, pool.layers, max_rows=2, num_places=32, captures=(0,), capture=CountedCapture())
+    graphs = StepGraphs(model, pool.layers, max_rows=2, num_places=32, captures=(0,), capture=CountedCapture())
     with torch.inference_mode():
         graphs.capture_all()
     assert all(bool((memory == 7.0).all()) for memory in pool.memories)
@@ -184,11 +187,13 @@ def test_features_survive_the_next_replay_of_a_graph(checkpoint: Path) -> None:
     engine = plain_engine(checkpoint)
     model, pool = engine._runner.model, engine._runner.pool
     capture = CountedCapture()
-    graphs = DecodeGraphs(model, pool.layers, max_rows=1, num_places=32, captures=(0, 2), capture=capture)
+    graphs = StepGraphs(model, pool.layers, max_rows=1, num_places=32, captures=(0, 2), capture=capture)
     row = Row(rid="a", tokens=[1], first_position=0, pages=[0], sample=SAMPLE)
     with torch.inference_mode():
         graphs.capture_all()
-        _, features = graphs.hidden_and_features([row], NO_LAST_TOKENS, features=True)
+        found = graphs.hidden_and_features([row], np.arange(1), NO_LAST_TOKENS, features=True)
+        assert found is not None
+        _, features = found
         assert features is not None
         kept = features.clone()
         [(_, written)] = graphs._outputs.values()
@@ -198,33 +203,101 @@ def test_features_survive_the_next_replay_of_a_graph(checkpoint: Path) -> None:
     assert torch.equal(features, kept)
 
 
-def test_only_rows_that_decode_fit(checkpoint: Path) -> None:
+def random_rows(draw: random.Random, vocab_size: int) -> list[list[Row]]:
+    """Steps of prompts in chunks, decode rows, forks, chains and trees of drafts, scores and pooling, of four
+    sequences with pages of their own."""
+    lengths, steps = [0] * 4, []
+    for _ in range(8):
+        rows = []
+        for index in draw.sample(range(4), k=draw.randint(1, 4)):
+            first = lengths[index]
+            kind = draw.choice(["chunk", "decode", "chain", "tree", "score", "pool", "silent"])
+            count = 1 if kind in ("decode", "chain", "tree") else draw.choice([2, 5, 9, 17])
+            if first + count + 6 > 120:
+                continue
+            tokens, settings = draw.choices(range(vocab_size), k=count), {"sample": SAMPLE}
+            lengths[index] += count
+            if kind in ("chain", "tree"):
+                tokens += draw.sample(range(vocab_size), k=5)
+                settings |= {
+                    "parents": [-1, 0, 1, 2, 3] if kind == "chain" else [-1, 0, 0, 1, -1],
+                    "nodes": [DraftNode(draw=0)] * 5,
+                }
+            elif kind == "score":
+                settings = {"score": Score(first=1, targets=tokens[1:], num_top=2)}
+            elif kind == "pool":
+                settings = {"pool_from": 1}
+            elif kind == "silent":
+                settings = {}
+            rows.append(Row(rid=str(index), tokens=tokens, first_position=first, pages=pages(index), **settings))
+        if rows:
+            steps.append(rows)
+    return steps
+
+
+@pytest.mark.parametrize("seed", range(20 if GPU else 1))
+def test_steps_of_any_rows_give_the_results_of_plain_steps(checkpoint: Path, seed: int) -> None:
+    """Between two steps a row's pages grow; a draft's slots are written again."""
+    capture = CountedCapture()
+    ours, judge = with_graphs(plain_engine(checkpoint), capture, max_tokens=64), plain_engine(checkpoint)
+    graphs = ours._runner.graphs
+    assert graphs is not None
+    with torch.inference_mode():
+        assert graphs.capture_all() == len(graphs.shapes) > 3
+    steps = random_rows(random.Random(seed), 150)
+    replayed = capture.num_replayed
+    for rows in steps:
+        for mine, wanted in zip(step(ours, rows), step(judge, rows), strict=True):
+            assert mine.tokens == wanted.tokens
+            for a, b in zip((*mine.logprobs, *mine.scores), (*wanted.logprobs, *wanted.scores), strict=True):
+                assert [p for p, _ in a.top] == pytest.approx([p for p, _ in b.top], abs=1e-4)
+            if wanted.pooled is not None:
+                assert mine.pooled is not None
+                own, plain = (np.frombuffer(pooled, dtype="<f4") for pooled in (mine.pooled, wanted.pooled))
+                assert own == pytest.approx(plain, abs=1e-3)
+    assert capture.num_replayed - replayed == sum(sum(len(row.tokens) for row in rows) <= 64 for rows in steps)
+
+
+def test_rows_are_cut_into_segments_that_hold_trees_whole() -> None:
+    tree = [-1, 0, 0, 1, -1]
+    rows = [
+        Row(rid="a", tokens=[1] * 20, first_position=4, pages=[0, 1]),
+        Row(rid="b", tokens=[1] * 8, first_position=0, pages=[2], parents=tree, nodes=[DraftNode(draw=0)] * 5),
+        Row(rid="c", tokens=[1] * 15, first_position=0, pages=[3], parents=tree, nodes=[DraftNode(draw=0)] * 5),
+    ]
+    assert segments(rows, 8) == [(0, 0, 8), (0, 8, 8), (0, 16, 4), (1, 0, 8), (2, 0, 8), (2, 8, 2), (2, 10, 5)]
+    assert segments(rows, 4) is None
+
+
+def test_sizes_that_memory_does_not_hold_are_left_out(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The largest graphs fail; larger steps run without one, and give the same results."""
+    capture = CountedCapture()
+
+    def small(forward: Forward) -> Forward:
+        shape = forward.args[0]  # type: ignore[attr-defined]
+        if shape.tokens > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return capture(forward)
+
     engine = plain_engine(checkpoint)
-    graphs = DecodeGraphs(
-        engine._runner.model,
-        engine._runner.pool.layers,
-        max_rows=2,
-        num_places=32,
-        captures=(),
-        capture=CountedCapture(),
-    )
-    one = Row(rid="a", tokens=[1], first_position=4, pages=[0], sample=SAMPLE)
-    assert graphs.fits([one, one])
-    assert not graphs.fits([one, one, one])
-    for other in (
-        Row(rid="a", tokens=[1, 2], first_position=4, pages=[0], sample=SAMPLE),
-        Row(rid="a", tokens=[1], first_position=4, pages=[0]),
-        Row(rid="a", tokens=[1], first_position=4, pages=[0], sample=SAMPLE, pool_from=0),
-        Row(
-            rid="a",
-            tokens=[1],
-            first_position=4,
-            pages=[0],
-            sample=SAMPLE,
-            score=Score(first=0, targets=[1], num_top=0),
-        ),
-    ):
-        assert not graphs.fits([one, other])
+    model, pool = engine._runner.model, engine._runner.pool
+    graphs = StepGraphs(model, pool.layers, max_rows=4, num_places=128, captures=(), capture=small, max_tokens=16)
+    with caplog.at_level(logging.WARNING, "ramiform.engine"), torch.inference_mode():
+        assert graphs.capture_all() == 3
+    assert "no memory for 3 of 6 CUDA graphs: steps of more than 2 rows" in caplog.text
+    rows = [Row(rid=str(i), tokens=[i], first_position=0, pages=pages(i), sample=SAMPLE) for i in range(3)]
+    ours, judge = ForwardEngine(model, pool, graphs=graphs), plain_engine(checkpoint)
+    for num, replays in ((3, 0), (2, 1)):
+        replayed = capture.num_replayed
+        assert [r.tokens for r in step(ours, rows[:num])] == [r.tokens for r in step(judge, rows[:num])]
+        assert capture.num_replayed - replayed == replays
+
+
+@pytest.mark.parametrize("max_rows", [1, 8, 256])
+def test_graphs_of_any_rows_have_room_for_a_plan_s_rows_and_for_one_long_row(max_rows: int) -> None:
+    for shape in row_shapes(max_rows, 256, 8):
+        assert shape.rows >= min(shape.tokens, max_rows)
+        assert shape.rows > (shape.tokens - 1) // shape.queries
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 5, 8, 24, 64, 100, 256])

@@ -1,0 +1,183 @@
+"""Enumeration of every compiled kernel that a model's steps launch, so that none is compiled while serving.
+
+A kernel is compiled anew for other constants, dtypes and missing arguments, never for other numbers of rows, tokens or
+keys. The launches are recorded from the functions that make them, on tensors without memory.
+
+    for launch in variants(shapes): launch.compile()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..arguments import RopeAndStoreArgs, SamplingTensors
+from ..attention_groups import LEVELS, PIECE_TOKENS
+from ..kv_cache import KvCache
+from . import experts, layers, logits, sampling, store
+from .chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
+from .launch_configs import DETERMINISTIC_SPLIT_KEYS, chunk_tile
+from .launching import Launch, recorded
+from .paged_rows import QUERY_CLASSES, PagedRows
+from .split_attention import Merge, SharedPass, attend_shared, split_attention
+from .splits import fixed_splits, make_splits
+
+_META = torch.device("meta")  # tiles are those of the CUDA device, or of the one assumed without any
+
+
+@dataclass(frozen=True)
+class KernelShapes:
+    """Sizes and dtypes that kernels are compiled for: those of one rank's part of a model, and of its KV cache."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype = torch.bfloat16
+    page_size: int = 16
+    windows: tuple[int | None, ...] = (None,)
+    soft_cap: float | None = None
+    deterministic: bool = False
+    qk_norm: bool = False  # each head of queries and keys has a norm, by `Ops.rope_and_store`
+    gated_size: int = 0  # of a gated silu MLP, half of what its activation reads; 0: the model has none
+    num_experts: int = 0
+    num_chosen: int = 0  # experts of a token
+    expert_size: int = 0
+
+
+def variants(shapes: KernelShapes) -> list[Launch]:
+    """Return a launch of every kernel that steps with these shapes may need, each compiled form once."""
+    found: dict[tuple[object, ...], Launch] = {}
+    with torch.device(_META), torch.inference_mode():
+        for window in dict.fromkeys(shapes.windows):
+            _collect(found, _attention(shapes, window))
+        _collect(found, _layers(shapes))
+        _collect(found, _sampling(shapes))
+        if shapes.num_experts:
+            _collect(found, _experts(shapes))
+    return list(found.values())
+
+
+def _collect(found: dict[tuple[object, ...], Launch], calls: Iterator[None]) -> None:
+    with recorded() as launches:
+        for _ in calls:
+            pass
+    for launch in launches:
+        found.setdefault(launch.key, launch)
+
+
+def _ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def _rows(shapes: KernelShapes, num_rows: int, queries: int, window: int | None) -> PagedRows:
+    """Return rows as a step has them: with the bits of trees where a row has several tokens."""
+    return PagedRows(
+        page_table_RP=_ints(num_rows, 64),
+        num_keys_R=_ints(num_rows),
+        first_query_R=_ints(num_rows),
+        num_queries_R=_ints(num_rows),
+        positions_T=_ints(num_rows * queries),
+        visible_T=torch.zeros(num_rows * queries, dtype=torch.int64) if queries > 1 else None,
+        max_queries=queries,
+        page_size=shapes.page_size,
+        window=window,
+        first_key_R=_ints(num_rows),
+    )
+
+
+def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
+    """Attend with rows of each number of tokens, with and without shared keys, and with chunks."""
+    H, K, D, fixed = shapes.num_heads, shapes.num_kv_heads, shapes.head_dim, shapes.deterministic
+    cap, scale = shapes.soft_cap, 0.1
+    kv = _cache(shapes)
+    R = 4
+
+    def splits_of(rows: PagedRows):  # type: ignore[no-untyped-def]
+        if fixed:
+            return fixed_splits(rows.num_listed, size=DETERMINISTIC_SPLIT_KEYS, max_keys=2048)
+        return make_splits(rows.num_listed, num_wanted=8, tile=64)
+
+    pieces = replace(
+        _rows(shapes, R, PIECE_TOKENS, window), visible_T=None, tokens_N=_ints(R * PIECE_TOKENS), are_pieces=True
+    )
+    shared = SharedPass(pieces, splits_of(pieces), _ints(R * max(QUERY_CLASSES), LEVELS))
+    for queries in QUERY_CLASSES:
+        if window is not None and queries > window:
+            continue
+        q = torch.empty(R * queries, H, D, dtype=shapes.dtype)
+        rows = _rows(shapes, R, queries, window)
+        several = [rows]
+        if queries == 1:
+            several.append(replace(rows, first_key_R=None))  # captured decode steps
+        if fixed:
+            several.append(replace(rows, tokens_N=_ints(R * queries), page_size=1))  # paths of trees
+        for some in several:
+            splits = splits_of(some)
+            split_attention(q, kv, some, splits, q, scale, cap, fixed=fixed)
+            if some.first_key_R is not None:
+                merge = Merge.empty(shared, splits.num_max * queries, q)
+                attend_shared(q, kv, merge, scale, cap, fixed=fixed)
+                split_attention(q, kv, some, splits, q, scale, cap, fixed=fixed, merge=merge)
+            yield
+    if not fixed:
+        tile = chunk_tile(_META, D, shapes.kv_dtype)
+        q = torch.empty(256, H, D, dtype=shapes.dtype)
+        tiles = QueryTiles(_ints(8), _ints(8), tokens_of_tile(tile, H // K), tile)
+        chunk_attention(q, kv, replace(_rows(shapes, 1, 256, window), visible_T=None), tiles, q, scale, cap)
+        yield
+
+
+def _cache(shapes: KernelShapes) -> KvCache:
+    scale = torch.ones(shapes.num_kv_heads) if shapes.kv_dtype.itemsize == 1 else None
+    memory = torch.empty(2, 4 * shapes.page_size, shapes.num_kv_heads, shapes.head_dim, dtype=shapes.kv_dtype)
+    return KvCache(memory[0], memory[1], scale, scale)
+
+
+def _layers(shapes: KernelShapes) -> Iterator[None]:
+    """Compute what stands between the products of a layer."""
+    H, K, D, E, dtype = shapes.num_heads, shapes.num_kv_heads, shapes.head_dim, shapes.hidden_size, shapes.dtype
+    x, weight = torch.empty(4, E, dtype=dtype), torch.empty(E, dtype=dtype)
+    layers.rms_norm(x, weight, 1e-5)
+    layers.add_rms_norm(x, x, weight, 1e-5)
+    for size in {shapes.gated_size, shapes.expert_size} - {0}:
+        layers.silu_and_mul(torch.empty(4, 2 * size, dtype=dtype))
+    angles = torch.empty(4, 1, D, dtype=dtype)
+    args = RopeAndStoreArgs(angles, angles, torch.zeros(4, dtype=torch.int64), H, eps=1e-6)
+    norm = torch.empty(H + K, D, dtype=dtype) if shapes.qk_norm else None
+    store.rope_and_store(torch.empty(4, H + 2 * K, D, dtype=dtype), _cache(shapes), norm, args)
+    yield
+
+
+def _sampling(shapes: KernelShapes) -> Iterator[None]:
+    V = shapes.vocab_size
+    logits_RV, ones_R = torch.empty(4, V), torch.ones(4)
+    logits.apply_token_bitmask(logits_RV, _ints(4, -(-V // 32)))
+    sampling.logprobs(logits_RV, ones_R.long())
+    for max_top_k in (0, 50):
+        sampling.sample_tokens(
+            logits_RV, SamplingTensors(ones_R, ones_R.long(), ones_R.double(), ones_R, ones_R.long(), max_top_k)
+        )
+    yield
+
+
+def _experts(shapes: KernelShapes) -> Iterator[None]:
+    """Multiply with experts of few, some and many rows."""
+    N, E, size, dtype = shapes.num_experts, shapes.hidden_size, shapes.expert_size, shapes.dtype
+    ends = torch.zeros(N, dtype=torch.int64)
+    for mean in experts.MEAN_ROWS:
+        num_pairs = mean * N
+        rows = torch.zeros(num_pairs, dtype=torch.int64)
+        x, y = torch.empty(num_pairs, E, dtype=dtype), torch.empty(num_pairs, size, dtype=dtype)
+        gate_up, down = torch.empty(N, 2 * size, E, dtype=dtype), torch.empty(N, E, size, dtype=dtype)
+        experts.grouped_matmul(x, gate_up, ends, rows, fixed=shapes.deterministic)
+        experts.grouped_matmul(y, down, ends, fixed=shapes.deterministic)
+    pairs = 4 * shapes.num_chosen
+    experts.combine_experts(
+        torch.empty(pairs, E, dtype=dtype), torch.zeros(pairs, dtype=torch.int64), torch.empty(4, shapes.num_chosen)
+    )
+    yield
