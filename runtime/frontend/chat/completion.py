@@ -81,6 +81,11 @@ class ChatCompletion:
         """Token ids of the client's prompt and of the answer so far."""
         return self._stages.tokens
 
+    @property
+    def said(self) -> list[int]:
+        """Token ids of the answer so far, without a stop."""
+        return self._stages.said
+
     def close(self) -> None:
         """Abort what still runs. After a whole answer, tell the core what the conversation waits for."""
         self._stages.close()

@@ -17,8 +17,9 @@ from ..text.encoding import Encoder, PromptSegment, TokenLimit
 from ..text.offload import offload_if_large
 from .request_templates import RequestTemplates
 
-_SPLIT = "\ue010"  # private use: occurs in no template, and `trim` keeps it
+SPLIT = "\ue010"  # private use: occurs in no template, and `trim` keeps it
 _END = "\ue011"  # after the content to continue
+CONTENT_MARKS = (SPLIT, _END)  # removed from what clients send
 _RENDERED_ROLES = frozenset({"system", "user"})  # every template renders their content whole, except outer blanks
 
 
@@ -148,7 +149,7 @@ class MessageRenderer:
     def _segments(self, text: str) -> list[PromptSegment]:
         """Cut the rendered text at the markers; special tokens' names of the client are untrusted."""
         segments: list[PromptSegment] = []
-        while (at := text.find(_SPLIT)) >= 0:
+        while (at := text.find(SPLIT)) >= 0:
             # The marker follows the first character of a name that ends before the next marker.
             name = self._name_at(text, at)
             segments += [PromptSegment(text[: at - 1], trusted=True), PromptSegment(name, trusted=False)]
@@ -163,12 +164,12 @@ class MessageRenderer:
 
 
 def _without_marks(text: str) -> str:
-    return text.replace(_SPLIT, "").replace(_END, "")
+    return text.replace(SPLIT, "").replace(_END, "")
 
 
 def _split_name(match: re.Match[str]) -> str:
     name = match.group()
-    return f"{name[0]}{_SPLIT}{name[1:]}"
+    return f"{name[0]}{SPLIT}{name[1:]}"
 
 
 def _safe_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ...protocol.sampling import Constraint, TokenLogprob
 from ..text.generation import Prompt
+from .exact_history import EncodedPrompt
 from .harmony import Place
 from .reasoning import ReasoningMarkers
 from .tools.formats import ToolFormat
@@ -39,6 +40,13 @@ class ChatRequest:
     thinking_budget: int | None = None  # maximum number of reasoning tokens; then the reasoning is closed
     tools: ToolCallOptions | None = None
     place: Place | None = None  # where an answer in harmony begins; None: the format has no channels
+    conversation: EncodedPrompt | None = None  # to be remembered with its answer; None: neither remembered nor looked up
+
+    @property
+    def num_remembered(self) -> int:
+        """Return the number of prompt tokens that are generated ids of earlier answers."""
+        conversation = self.conversation
+        return 0 if conversation is None else conversation.num_remembered
 
     @property
     def has_parts(self) -> bool:

@@ -57,6 +57,13 @@ class StagedGeneration:
         return self._tokens if self._is_counted else [*self._tokens, *self.sample.output_ids]
 
     @property
+    def said(self) -> list[int]:
+        """Token ids after the client's prompt that belong to the answer so far, without a stop."""
+        generated = self.sample.generated
+        output = self.sample.output_ids if generated is None else generated.sequence.ids
+        return [*self._tokens[len(self._prompt.tokens) :], *([] if self._is_counted else output)]
+
+    @property
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
         """Log-probabilities of the client's prompt, if they were requested."""
         values = None if self._first_sample is None else self._first_sample.prompt_logprobs

@@ -65,6 +65,7 @@ def create_app(
         tool_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
         trusts_templates=config.trust_request_chat_template,
+        exact_history=not core_config.deterministic,
     )
     sessions = SessionStore(siblings)
     for api in (

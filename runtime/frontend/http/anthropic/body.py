@@ -123,6 +123,7 @@ class CountBody(Body):
     output_config: OutputConfig | None = None
     output_format: OutputSchema | None = None
     cache_control: dict[str, Any] | None = None  # without effect
+    exact_history: bool | None = None
 
     def chat(self, *, late_system_role: SystemRole = "system", **fields: Any) -> ChatBody:
         """Convert to a chat body, with further `fields` of it. Raises RequestError for unsupported content.
@@ -158,6 +159,7 @@ class CountBody(Body):
             thinking_token_budget=self._thinking_budget(),
             add_generation_prompt=not is_prefilled,
             continue_final_message=is_prefilled,
+            exact_history=self.exact_history,
             **fields,
         )
         chat = validated(ChatBody, values)

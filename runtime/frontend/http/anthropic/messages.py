@@ -118,6 +118,7 @@ class MessagesApi:
             add_generation_prompt=chat.add_generation_prompt,
             continue_final_message=chat.continue_final_message,
             in_bulk=not chat.stream,
+            exact_history=chat.exact_history,
         )
 
     async def _events(self, body: MessagesBody, chat: ChatRequest) -> AsyncGenerator[Event]:
@@ -269,5 +270,6 @@ def _usage(chat: ChatRequest, completion: ChatCompletion) -> dict[str, Any]:
         "input_tokens": len(chat.prompt.tokens) - num_cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": num_cached,
+        "remembered_input_tokens": chat.num_remembered,
         "output_tokens": completion.num_completion_tokens,
     }

@@ -102,6 +102,7 @@ class AnswerBody(ServedModelBody):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     truncate: Literal[False] | None = None  # a prompt that does not fit is an error
     shift: Literal[False] | None = None
+    exact_history: bool | None = None
 
     @property
     def unloads(self) -> bool:
@@ -126,6 +127,7 @@ class AnswerBody(ServedModelBody):
             chat_template_kwargs=options,
             add_generation_prompt=not is_prefilled,
             continue_final_message=is_prefilled,
+            exact_history=self.exact_history,
             **self.options.fields(),
         )
         return validated(ChatBody, values)

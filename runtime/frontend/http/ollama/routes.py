@@ -185,6 +185,7 @@ class OllamaApi:
                 add_generation_prompt=chat.add_generation_prompt,
                 continue_final_message=chat.continue_final_message,
                 in_bulk=not body.stream,
+                exact_history=chat.exact_history,
             )
         return self._in_context(request, info, context, body.options.num_ctx)
 
@@ -293,6 +294,7 @@ def _end(request: ChatRequest, completion: ChatCompletion, began: int, first: in
         "total_duration": now - began,
         "load_duration": 0,
         "prompt_eval_count": len(request.prompt.tokens),
+        "prompt_remembered_count": request.num_remembered,
         "prompt_eval_duration": first - began,
         "eval_count": completion.num_completion_tokens,
         "eval_duration": now - first,

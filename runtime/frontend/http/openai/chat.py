@@ -104,6 +104,7 @@ class ChatApi:
             truncation=body.truncation(self._generator.core.require_info(), body.limit[0]),
             name=body.name,
             in_bulk=not body.stream,
+            exact_history=body.exact_history,
         )
 
     async def _whole(self, body: ChatBody, chat: ChatRequest) -> dict[str, Any]:
@@ -237,4 +238,5 @@ def _usage(chat: ChatRequest, completions: list[ChatCompletion]) -> Usage:
         completion=sum(completion.num_completion_tokens for completion in completions),
         cached=completions[0].num_cached_tokens,
         reasoning=sum(completion.num_reasoning_tokens for completion in completions),
+        remembered=chat.num_remembered,
     )

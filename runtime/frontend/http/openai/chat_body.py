@@ -59,6 +59,7 @@ class ChatBody(CompletionFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False
+    exact_history: bool | None = None
     thinking: ThinkingSwitch | None = None
     reasoning: ReasoningSettings | None = None
     thinking_token_budget: Budget | None = None

@@ -16,6 +16,7 @@ from ....protocol.sampling import Constraint, LogprobParams
 from ...chat import harmony
 from ...chat.channel_completion import ChannelCompletion
 from ...chat.completion import ChatCompletion
+from ...chat.exact_history import EncodedPrompt, ExactHistory
 from ...chat.reasoning import REASONING_FORMATS, ReasoningMarkers, detect_reasoning_markers
 from ...chat.renderer import MessageRenderer
 from ...chat.request import ChatRequest, ToolCallOptions
@@ -46,12 +47,16 @@ class ChatService:
         tool_parser: Literal["auto", ToolFormatName] = "auto",
         reasoning_parser: Literal["auto", "none", ReasoningFormatName] = "auto",
         trusts_templates: bool = False,
+        exact_history: bool = True,
     ) -> None:
         """`tool_parser` and `reasoning_parser`: "auto" detects the model's format from its chat template.
 
-        `trusts_templates`: requests may bring a template of their own.
+        `trusts_templates`: requests may bring a template of their own. `exact_history`: histories are encoded with the
+        ids that were generated, unless a request has a seed or says otherwise.
         """
         self.generator = generator
+        self._history = ExactHistory(generator.tokenizer, generator.encoder)
+        self._uses_history = exact_history
         self.renderer = MessageRenderer(generator.tokenizer, RequestTemplates() if trusts_templates else None)
         self._schemas = SchemaCheck(generator)
         self.tool_format: ToolFormat = (
@@ -97,13 +102,15 @@ class ChatService:
         truncation: Truncation | None = None,
         name: str | None = None,
         in_bulk: bool = False,
+        exact_history: bool | None = None,
     ) -> ChatRequest:
         """Render and tokenise the messages, and build the request.
 
         `limit` is the maximum number of tokens and its field; without one, `default_limit` holds, or what fits.
         `prompt_field` names the messages' field in errors. `in_bulk`: the answer is read as a whole.
         `thinking_budget` is the maximum number of reasoning tokens; `name` is the client's id of the request;
-        `template` is its own chat template. Raises RequestError.
+        `template` is its own chat template. `exact_history` says whether ids of earlier answers are used; None: the
+        default. Raises RequestError.
         """
         options = tool_call_options(
             self.tool_format,
@@ -127,7 +134,14 @@ class ChatService:
             options=template_options,
             template=template,
         )
-        tokens = await encoder.encode_async(segments, at_start=True, bound=bound)
+        if exact_history is None:
+            exact_history = self._uses_history and fields.seed is None
+        conversation: EncodedPrompt | None = None
+        if exact_history and truncation is None:
+            conversation = await self._history.encode(segments, fields.namespace, bound=bound)
+            tokens = conversation.tokens
+        else:
+            tokens = await encoder.encode_async(segments, at_start=True, bound=bound)
         if truncation is not None:
             tokens = truncation.cut(tokens)
         tail = segments[-1].text.rstrip()
@@ -158,6 +172,7 @@ class ChatService:
             thinking_budget=thinking_budget,
             tools=options,
             place=self._place(tail, continue_final_message) if self._has_channels else None,
+            conversation=conversation,
         )
 
     def _template_tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -212,7 +227,33 @@ class ChatService:
                 yield completions
         finally:
             for completion in completions:
+                self._remember(request, completion)
                 completion.close()
+
+    def _remember(self, request: ChatRequest, completion: ChatCompletion) -> None:
+        """Remember the ids of an answer, also as they follow its prompt in templates that leave reasoning out."""
+        conversation, said = request.conversation, completion.said
+        if conversation is None or conversation.tokens is not request.prompt.tokens or not said:
+            return
+        self._history.remember(conversation, said)
+        if request.reasoning is None:
+            return
+        if request.place is not None:  # a final message follows the prompt without the messages before it
+            channel = self.generator.tokenizer.special_ids.get(harmony.CHANNEL)
+            places = [index for index, token in enumerate(said) if token == channel]
+            if len(places) > 1:
+                self._history.remember_without(conversation, conversation.text, said[places[-1] :])
+            return
+        start, end = request.reasoning.start, request.reasoning.end
+        before = conversation.text.rstrip()
+        before = before.removesuffix(end).rstrip().removesuffix(start) if before.endswith((start, end)) else before
+        if request.splits_reasoning:
+            content = self._history.after(said, end)
+        else:
+            content = said if len(before) < len(conversation.text.rstrip()) else ()
+        if content:
+            before = conversation.text[: len(before)]
+            self._history.remember_without(conversation, before, content)
 
     async def _check_schemas(self, options: ToolCallOptions) -> ToolCallOptions:
         """Set `constrained`. Raises RequestError for a schema that does not compile, if a call was forced or strict."""

@@ -9,19 +9,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Usage:
-    """Numbers of tokens: `cached` of the prompt's, `reasoning` of the completion's."""
+    """Numbers of tokens: `cached` of the prompt's, `reasoning` of the completion's.
+
+    `remembered` of the prompt's are ids that were generated in earlier answers; None: the route has no history.
+    """
 
     prompt: int
     completion: int
     cached: int
     reasoning: int = 0
+    remembered: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": {"cached_tokens": self.cached}
+            | ({} if self.remembered is None else {"remembered_tokens": self.remembered}),
             "completion_tokens_details": {
                 "reasoning_tokens": self.reasoning,
                 "accepted_prediction_tokens": 0,

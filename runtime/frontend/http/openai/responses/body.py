@@ -96,6 +96,7 @@ class ResponseBody(GenerationFields):
     background: bool = False
     client_metadata: dict[str, Any] | None = None  # without effect
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    exact_history: bool | None = None
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)

@@ -87,6 +87,7 @@ class ResponseService:
             parallel_calls=body.parallel_tool_calls,
             logprobs=body.logprob_params(),
             template_options=body.template_options(),
+            exact_history=body.exact_history,
         )
 
     async def events(self, body: ResponseBody, chat: ChatRequest, entry: StoredResponse) -> AsyncGenerator[Event]:
@@ -139,7 +140,10 @@ class ResponseService:
 def response_usage(chat: ChatRequest, completion: ChatCompletion) -> dict[str, Any]:
     return {
         "input_tokens": len(chat.prompt.tokens),
-        "input_tokens_details": {"cached_tokens": completion.num_cached_tokens},
+        "input_tokens_details": {
+            "cached_tokens": completion.num_cached_tokens,
+            "remembered_tokens": chat.num_remembered,
+        },
         "output_tokens": completion.num_completion_tokens,
         "output_tokens_details": {"reasoning_tokens": completion.num_reasoning_tokens},
         "total_tokens": len(chat.prompt.tokens) + completion.num_completion_tokens,

@@ -1,0 +1,298 @@
+"""Remembers the token ids of conversations, so that a later turn repeats them.
+
+A chat request brings its history as text. The tokenizer's ids of the generated part may differ from those that the
+model generated; then the prefix cache has nothing for it. So the ids of prompts and answers are kept by their text, and
+a rendered prompt takes the ids of the longest text that it continues. Only the rest is tokenised.
+
+The text decides: ids are used where their own text is, character for character, what the template has rendered, and
+where no name of a special token would be cut. Each API key has a memory of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...tokenizer.interface import Tokenizer
+from ..core.tenant import current_tenant
+from ..text.encoding import Encoder, PromptSegment, TokenLimit
+from .history_tree import HistoryAnchor, HistoryTree
+from .renderer import CONTENT_MARKS, SPLIT
+
+MAX_HISTORY_BYTES = 64 << 20  # of one frontend
+MIN_PIECE = 64  # tokens of a prompt after which the next special token divides it
+MAX_CUTS = 256  # places that are tried for the end of a common part
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A rendered prompt with its ids, to which an answer will be added. `anchor` is the end of what was known."""
+
+    namespace: str
+    text: str
+    tokens: list[int]
+    anchor: HistoryAnchor | None = None
+    num_known: int = 0  # ids up to the anchor
+    num_remembered: int = 0  # generated ids among those
+
+
+class ExactHistory:
+    """Ids of the conversations of one frontend, at most `max_bytes`. The API key that holds most loses first."""
+
+    def __init__(self, tokenizer: Tokenizer, encoder: Encoder, max_bytes: int = MAX_HISTORY_BYTES) -> None:
+        self._tokens = TokenTextIndex(tokenizer)
+        self._encoder = encoder
+        self._max_bytes = max_bytes
+        self._trees: dict[str | None, HistoryTree] = {}  # by API key
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tree.num_bytes for tree in self._trees.values())
+
+    async def encode(
+        self, segments: Sequence[PromptSegment], namespace: str, *, bound: TokenLimit | None
+    ) -> EncodedPrompt:
+        """Encode a rendered prompt, with the ids of what is remembered of it.
+
+        Raises RequestError for more tokens than `bound`.
+        """
+        text = "".join(part if trusted else _marked(part) for part, trusted in segments)
+        anchor = self._known_part(self._tree, namespace, text)
+        if anchor is None:
+            tokens = await self._encoder.encode_async(segments, at_start=True, bound=bound)
+            return EncodedPrompt(namespace, text, tokens)
+        pieces = [*anchor.chain()]
+        tokens = []
+        for piece in reversed(pieces):
+            tokens.extend(piece.ids)
+        num_known = len(tokens)
+        if anchor.end < len(text):
+            rest = _after(segments, anchor.end)
+            tokens += await self._encoder.encode_async(rest, at_start=False, bound=bound)
+        if bound is not None and len(tokens) > bound.most:
+            raise bound.error(len(tokens))
+        num_remembered = sum(len(piece.ids) for piece in pieces if piece.is_said)
+        return EncodedPrompt(namespace, text, tokens, anchor, num_known, num_remembered)
+
+    def remember(self, conversation: EncodedPrompt, said: Sequence[int]) -> None:
+        """Remember the ids of a prompt and of an answer to it, as far as a later prompt can repeat its text."""
+        tree = self._tree
+        anchor = self._add_prompt(tree, conversation)
+        text, num = self._tokens.text(said)
+        if num:
+            ids = self._tokens.shared(said[:num])
+            tree.add(conversation.namespace, conversation.text + text, anchor, ids, is_said=True, is_aligned=True)
+        while self.num_bytes > self._max_bytes:
+            if not max(self._trees.values(), key=lambda each: each.num_bytes).forget_oldest():
+                break
+
+    def remember_without(self, conversation: EncodedPrompt, before: str, said: Sequence[int]) -> None:
+        """Remember the last ids of an answer as they follow `before`, a beginning of the prompt.
+
+        That is how a later prompt repeats them when what was between is left out: an answer's reasoning.
+        """
+        text, num = self._tokens.text(said)
+        anchor = self._known_part(self._tree, conversation.namespace, before)
+        if num and anchor is not None and anchor.end == len(before):
+            ids = self._tokens.shared(said[:num])
+            self._tree.add(conversation.namespace, before + text, anchor, ids, is_said=True, is_aligned=True)
+
+    def after(self, said: Sequence[int], marker: str) -> Sequence[int]:
+        """Return the ids after the last `marker` and the blanks that follow it; none if it ends within a token."""
+        text, num = self._tokens.text(said)
+        at = text.rfind(marker)
+        if at < 0:
+            return ()
+        begin = at + len(marker)
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        ends, is_whole = self._tokens.ends(said[:num])
+        index = int(np.searchsorted(ends, begin, side="right")) - 1
+        return said[index + 1 :] if index >= 0 and ends[index] == begin and is_whole[index] else ()
+
+    @property
+    def _tree(self) -> HistoryTree:
+        return self._trees.setdefault(current_tenant.get().key, HistoryTree())
+
+    def _known_part(self, tree: HistoryTree, namespace: str, text: str) -> HistoryAnchor | None:
+        """Return the anchor at the end of the longest remembered beginning of `text` that the ids can be cut after."""
+        found = tree.longest(namespace, text)
+        if found is None:
+            return None
+        last, num = found
+        for anchor in last.chain():
+            if anchor.end <= num and self._tokens.is_clean(text, anchor.end):
+                tree.touch(anchor)
+                return anchor
+            if anchor.start < num and anchor.is_aligned and (cut := self._last_cut(anchor, text, num)) is not None:
+                num_ids, end = cut
+                ids = anchor.ids[:num_ids]
+                return tree.add(namespace, text[:end], anchor.base, ids, is_said=anchor.is_said, is_aligned=True)
+        return None
+
+    def _last_cut(self, anchor: HistoryAnchor, text: str, num: int) -> tuple[int, int] | None:
+        """Return how many ids of the anchor lead to its last place for a cut up to character `num`, and that place."""
+        ends, is_whole = self._tokens.ends(anchor.ids)
+        last = int(np.searchsorted(ends, num - anchor.start, side="right")) - 1
+        for index in range(last, max(-1, last - MAX_CUTS), -1):
+            end = anchor.start + int(ends[index])
+            if is_whole[index] and end > anchor.start and self._tokens.is_clean(text, end):
+                return index + 1, end
+        return None
+
+    def _add_prompt(self, tree: HistoryTree, conversation: EncodedPrompt) -> HistoryAnchor | None:
+        """Remember the part of a prompt that was not known, divided at special tokens."""
+        anchor, num_known = conversation.anchor, conversation.num_known
+        if anchor is not None and not anchor.is_live:
+            anchor, num_known = None, 0
+        start = 0 if anchor is None else anchor.end
+        tokens = conversation.tokens[num_known:]
+        if not tokens:
+            return anchor
+        has_bos = not num_known and not self._tokens.begins(conversation.text, tokens)  # it adds an id, and no text
+        ends = self._tokens.prompt_ends(conversation.text[start:], tokens[has_bos:])
+        first = 0
+        if ends is not None:
+            for index in self._tokens.special_places(tokens):
+                if index - first >= MIN_PIECE:
+                    end = start + int(ends[index - 1 - has_bos])
+                    ids = self._tokens.shared(tokens[first:index])
+                    is_aligned = bool(first) or not has_bos
+                    anchor = tree.add(
+                        conversation.namespace,
+                        conversation.text[:end],
+                        anchor,
+                        ids,
+                        is_said=False,
+                        is_aligned=is_aligned,
+                    )
+                    first = index
+        is_aligned = ends is not None and (bool(first) or not has_bos)
+        ids = self._tokens.shared(tokens[first:])
+        return tree.add(conversation.namespace, conversation.text, anchor, ids, is_said=False, is_aligned=is_aligned)
+
+
+class TokenTextIndex:
+    """Texts of token ids: where each token ends, and where ids can be cut. Special tokens have their names."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special_ids = frozenset(tokenizer.special_ids.values())
+        names = sorted(tokenizer.special_ids, key=len, reverse=True)
+        self._longest_name = max(map(len, names), default=0)
+        # A lookahead, as names may overlap.
+        self._names = re.compile(f"(?=({'|'.join(map(re.escape, names))}))" if names else r"(?!)()")
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        """The bytes of each id; the last entry is that of ids without a token."""
+        names = {token: name.encode() for name, token in self._tokenizer.special_ids.items()}
+        return [*(names.get(token, data or b"") for token, data in enumerate(self._tokenizer.token_bytes)), b""]
+
+    @cached_property
+    def _widths(self) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Number of characters that begin in each token, and whether its first byte continues one."""
+        counts = [sum(byte & 0xC0 != 0x80 for byte in data) for data in self._bytes]
+        continues = [bool(data) and data[0] & 0xC0 == 0x80 for data in self._bytes]
+        return np.array(counts, np.int32), np.array(continues, np.bool_)
+
+    @cached_property
+    def _numbers(self) -> list[int]:
+        return list(range(self._tokenizer.vocab_size))
+
+    def shared(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Return the ids as integers that all pieces share: prompts are put together without making new ones."""
+        numbers = self._numbers
+        return tuple([numbers[token] if token < len(numbers) else token for token in ids])
+
+    def text(self, ids: Sequence[int]) -> tuple[str, int]:
+        """Return the text of the first ids, and their number: as many as a rendered prompt can repeat.
+
+        It cannot repeat bytes that are not UTF-8, marks of the renderer, and names of special tokens that ordinary
+        tokens spell.
+        """
+        texts = self._bytes
+        data = [texts[min(token, len(texts) - 1)] for token in ids]
+        num = len(data)
+        try:
+            text = b"".join(data).decode()
+        except UnicodeDecodeError as error:
+            num = sum(end <= error.start for end in accumulate(map(len, data)))
+            text = b"".join(data[:num]).decode(errors="ignore")
+        ends, is_whole = self.ends(ids[:num])
+        limits = [at for mark in CONTENT_MARKS if (at := text.find(mark)) >= 0]
+        special = {int(ends[index]): len(data[index]) for index in self.special_places(ids[:num])}
+        for match in self._names.finditer(text):
+            begin, end = match.span(1)
+            if special.get(end) != len(match[1].encode()) and not any(
+                last - size <= begin and end <= last for last, size in special.items()
+            ):
+                limits.append(begin)
+                break
+        limit = min(limits, default=len(text))
+        while num and (ends[num - 1] > limit or not is_whole[num - 1]):
+            num -= 1
+        return text[: int(ends[num - 1]) if num else 0], num
+
+    def ends(self, ids: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the character at which each token ends, and whether it ends at the end of one."""
+        counts, continues = self._widths
+        rows = np.minimum(np.asarray(ids, dtype=np.int64), len(counts) - 1)
+        is_whole = np.ones(len(rows), np.bool_)
+        is_whole[:-1] = ~continues[rows[1:]]
+        return np.cumsum(counts[rows]), is_whole
+
+    def prompt_ends(self, text: str, ids: Sequence[int]) -> NDArray[np.int64] | None:
+        """Return `ends` of the ids of a text; None if they have another text: the tokenizer has changed it."""
+        texts = self._bytes
+        data = b"".join(texts[min(token, len(texts) - 1)] for token in ids)
+        return self.ends(ids)[0] if data == text.encode() else None
+
+    def begins(self, text: str, ids: Sequence[int]) -> bool:
+        """Return True if the first id, where it is special, is named at the beginning of the text."""
+        return ids[0] not in self._special_ids or text.startswith(self._bytes[ids[0]].decode())
+
+    def special_places(self, ids: Sequence[int]) -> list[int]:
+        """Return the indices of special tokens."""
+        return [index for index, token in enumerate(ids) if token in self._special_ids]
+
+    def is_clean(self, text: str, at: int) -> bool:
+        """Return True if tokens may end at the character `at` of a rendered prompt.
+
+        They may not within the name of a special token, and not within what a tokenizer takes for one word.
+        """
+        if at == len(text) or not at:
+            return bool(at)
+        before, after = text[at - 1], text[at]
+        if after == SPLIT:  # the client's own text names a special token, of which `before` is the beginning
+            return False
+        begin = max(0, at - self._longest_name)
+        names = [match.span(1) for match in self._names.finditer(text, begin, at + self._longest_name)]
+        if any(first < at < last for first, last in names):
+            return False
+        if any(at in span for span in names):
+            return True
+        if before.isspace():
+            return before == "\n" and not after.isspace()
+        return after.isspace() or (before.isalnum() and not after.isalnum())
+
+
+def _marked(name: str) -> str:
+    """Return the client's name of a special token as the renderer marks it."""
+    return f"{name[:1]}{SPLIT}{name[1:]}"
+
+
+def _after(segments: Sequence[PromptSegment], at: int) -> list[PromptSegment]:
+    """Return the segments after the character `at` of their marked text, which is in no client's name."""
+    rest: list[PromptSegment] = []
+    for text, trusted in segments:
+        size = len(text) + (not trusted)
+        if at < size:
+            rest.append(PromptSegment(text[at:] if trusted else text, trusted))
+        at = max(0, at - size)
+    return rest

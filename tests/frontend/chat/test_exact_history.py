@@ -1,0 +1,258 @@
+"""Histories that are encoded with the ids that were generated, against the plain encoding of the same text."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramiform.runtime.frontend.chat.exact_history import EncodedPrompt, ExactHistory, TokenTextIndex
+from ramiform.runtime.frontend.chat.renderer import MessageRenderer
+from ramiform.runtime.frontend.core.tenant import Tenant, current_tenant
+from ramiform.runtime.frontend.text.encoding import Encoder
+from ramiform.tests.frontend.harness import shipped_tokenizer
+
+TOKENIZER = shipped_tokenizer()
+RENDERER = MessageRenderer(TOKENIZER)
+ENCODER = Encoder(TOKENIZER)
+SPECIAL = frozenset(TOKENIZER.special_ids.values())
+PIECES = [
+    "cat",
+    " sits",
+    " on",
+    " a",
+    " mat",
+    ".",
+    "\n",
+    " ",
+    "é",
+    "水",
+    "😀",
+    "<|",
+    "|>",
+    "end",
+    "<|end|>",
+    "<|user|>",
+    "{",
+    '"',
+]
+Messages = list[dict[str, Any]]
+
+
+def make(**options: Any) -> ExactHistory:
+    return ExactHistory(TOKENIZER, ENCODER, **options)
+
+
+RUNNER = asyncio.Runner()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runner() -> Iterator[None]:
+    with RUNNER:
+        yield
+
+
+def ask(history: ExactHistory, messages: Messages, namespace: str = "") -> EncodedPrompt:
+    return RUNNER.run(history.encode(RENDERER.render(messages), namespace, bound=None), context=copy_context())
+
+
+def plain(messages: Messages) -> list[int]:
+    return ENCODER.encode(RENDERER.render(messages), at_start=True)
+
+
+def drifted(text: str, draw: random.Random) -> list[int]:
+    """Return ids of `text` that the tokenizer would not choose: it is cut anywhere, also within characters."""
+    ids: list[int] = []
+    data = text.encode()
+    by_byte = {
+        each[0]: token for token, each in enumerate(TOKENIZER.token_bytes) if each is not None and len(each) == 1
+    }
+    while data:
+        if draw.random() < 0.5:
+            ids.append(by_byte[data[0]])
+            data = data[1:]
+            continue
+        size = draw.randint(1, 8)
+        try:
+            ids += TOKENIZER.encode(data[:size].decode(), parse_special=False, continues=True)
+            data = data[size:]
+        except UnicodeDecodeError:
+            continue
+    assert TOKENIZER.decode(ids) == text
+    return ids
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def same_meaning(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Return True if both have the same text and the same special tokens at the same places of it."""
+
+    def parts(ids: Sequence[int]) -> list[str | int]:
+        found: list[str | int] = []
+        run: list[int] = []
+        for token in [*ids, -1]:
+            if token in SPECIAL or token < 0:
+                found += [TOKENIZER.decode(run), token]
+                run = []
+            else:
+                run.append(token)
+        return found
+
+    return parts(one) == parts(other)
+
+
+def test_a_later_turn_repeats_the_ids_that_were_generated() -> None:
+    """Play turns whose ids the tokenizer would not choose; each prompt begins with the one before and its answer."""
+    draw, history = random.Random(1), make()
+    messages, before = [user("Tell me about cats.")], []
+    for turn in range(4):
+        conversation = ask(history, messages)
+        assert conversation.tokens[: len(before)] == before
+        assert same_meaning(conversation.tokens, plain(messages))
+        said = drifted(f"Cats, number {turn}: they sleep a lot, and eat mice 😀.", draw)
+        assert said != TOKENIZER.encode(TOKENIZER.decode(said), parse_special=False, continues=True)
+        history.remember(conversation, said)
+        before = [*conversation.tokens, *said]
+        messages = [*messages, assistant(TOKENIZER.decode(said)), user("And then?")]
+    assert ask(history, messages).num_remembered > 4 * 30
+
+
+def test_only_the_new_part_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    history, messages = make(), [user("cats " * 500)]
+    said = drifted("They sleep.", random.Random(2))
+    history.remember(ask(history, messages), said)
+    sizes: list[int] = []
+    encode = TOKENIZER.encode_text
+
+    def counted(text: str, **options: Any) -> list[int]:
+        sizes.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(TOKENIZER, "encode_text", counted)
+    ask(history, [*messages, assistant("They sleep."), user("And then?")])
+    assert sum(sizes) < 60
+
+
+@pytest.mark.parametrize(
+    ("content", "num"),
+    [
+        ("They sleep a lot.", None),  # as it was said
+        ("They sleep a lot. Always.", None),  # more was added
+        ("They sleep", 10),  # cut
+        ("They sleep a few hours.", 12),  # edited: what comes before the edit stays
+        ("Dogs bark.", 0),
+        ("", 0),
+    ],
+)
+def test_an_edited_answer_keeps_the_ids_before_the_edit(content: str, num: int | None) -> None:
+    history, messages = make(), [user("Tell me about cats.")]
+    said = [TOKENIZER.encode(letter, parse_special=False, continues=True)[0] for letter in "They sleep a lot."]
+    history.remember(ask(history, messages), said)
+    messages += [assistant(content), user("And then?")]
+    asked = ask(history, messages)
+    assert same_meaning(asked.tokens, plain(messages))
+    assert asked.num_remembered == (len(said) if num is None else num)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 1 << 32))
+def test_any_history_keeps_its_text_and_its_special_tokens(seed: int) -> None:
+    """Remember answers of any tokens, then send histories that repeat, cut, join and change them."""
+    draw, history, known = random.Random(seed), make(), [[user("cat")]]
+    for _ in range(6):
+        messages = draw.choice(known)
+        asked = ask(history, messages)
+        assert same_meaning(asked.tokens, plain(messages))
+        text = "".join(draw.choices(PIECES, k=draw.randint(1, 8)))
+        history.remember(asked, drifted(text, draw))
+        if draw.random() < 0.4:
+            at = draw.randint(0, len(text))
+            text = text[:at] + draw.choice(["", text[at + 1 :], "<|end|>", " cat"])
+        known.append([*messages, assistant(text), user(draw.choice(PIECES))])
+    assert_counts(history)
+
+
+def assert_counts(history: ExactHistory) -> None:
+    """Forget everything; the count of bytes must come out at zero."""
+    for tree in history._trees.values():
+        while tree.forget_oldest():
+            assert tree.num_bytes >= 0
+        assert tree.num_bytes == 0
+        assert not tree._roots
+
+
+def test_special_tokens_that_ordinary_tokens_spell_are_not_taken_for_them() -> None:
+    """Say the name of a special token letter by letter, then end the answer before it, where the template writes it."""
+    history, messages = make(), [user("Hi")]
+    said = [
+        TOKENIZER.encode(letter, parse_special=False, continues=True)[0] for letter in "Hello<|end|>\n<|user|> more"
+    ]
+    history.remember(ask(history, messages), said)
+    for content in ("Hello", "Hello<|end|>\n<|user|> more", "Hello<|en"):
+        later = [*messages, assistant(content), user("And then?")]
+        assert same_meaning(ask(history, later).tokens, plain(later))
+
+
+def test_each_key_and_namespace_has_a_memory_of_its_own() -> None:
+    history, messages = make(), [user("Tell me about cats.")]
+    said = drifted("They sleep a lot.", random.Random(3))
+    later = [*messages, assistant("They sleep a lot."), user("And then?")]
+    history.remember(ask(history, messages, "salt"), said)
+    assert ask(history, later).num_remembered == 0
+    assert ask(history, later, "salt").num_remembered == len(said)
+    token = current_tenant.set(Tenant("another key"))
+    assert ask(history, later, "salt").num_remembered == 0
+    current_tenant.reset(token)
+
+
+def test_the_memory_is_bounded_and_the_least_used_conversation_goes_first() -> None:
+    history = make(max_bytes=100_000)
+    first = [user("Which one is kept?")]
+    said = drifted("The one that is used.", random.Random(4))
+    later = [*first, assistant("The one that is used."), user("And then?")]
+    history.remember(ask(history, first), said)
+    for number in range(200):
+        messages = [user(f"{number} cats")]
+        history.remember(ask(history, messages), drifted("They sleep.", random.Random(number)))
+        assert history.num_bytes <= 100_000
+        assert ask(history, later).num_remembered == len(said)
+    assert ask(history, [user("3 cats"), assistant("They sleep."), user("?")]).num_remembered == 0
+    assert_counts(history)
+
+
+def test_an_answer_whose_reasoning_is_left_out_keeps_the_ids_of_its_content() -> None:
+    history, messages = make(), [user("Tell me about cats.")]
+    said = TOKENIZER.encode("<think>Hm.</think>\n\n", continues=True) + drifted("They sleep a lot.", random.Random(5))
+    asked = ask(history, messages)
+    history.remember(asked, said)
+    content = history.after(said, "</think>")
+    assert TOKENIZER.decode(content) == "They sleep a lot."
+    history.remember_without(asked, asked.text, content)
+    later = [*messages, assistant("They sleep a lot."), user("And then?")]
+    again = ask(history, later)
+    assert again.num_remembered == len(content)
+    assert again.tokens[: len(asked.tokens) + len(content)] == [*asked.tokens, *content]
+
+
+@given(st.lists(st.integers(0, TOKENIZER.vocab_size + 1), max_size=30))
+def test_ids_are_remembered_as_far_as_a_prompt_can_repeat_their_text(ids: list[int]) -> None:
+    index = TokenTextIndex(TOKENIZER)
+    text, num = index.text(ids)
+    assert TOKENIZER.decode(ids[:num], skip_special_tokens=False) == text
+    assert "\ufffd" not in text
+    ends, is_whole = index.ends(ids[:num])
+    for place, end in enumerate(ends):
+        part = TOKENIZER.decode(ids[: place + 1], skip_special_tokens=False)
+        assert (part == text[:end]) == bool(is_whole[place])
