@@ -7,6 +7,7 @@ must agree with it. `for_device` returns the set of ops that an engine uses. The
 from __future__ import annotations
 
 from .arguments import (
+    NOT_FINITE,
     SAMPLING_DTYPES,
     AttentionArgs,
     DecodeAttentionArgs,
@@ -31,6 +32,7 @@ from .reference.trees import compact_kv, walk_trees
 from .transfer import Deferred, to_buffer, to_device, to_host
 
 __all__ = [
+    "NOT_FINITE",
     "QUANTISED_MAX",
     "SAMPLING_DTYPES",
     "Attention",

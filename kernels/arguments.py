@@ -96,6 +96,9 @@ class RopeAndStoreArgs(NamedTuple):
     rotate_keys: bool = True  # False: keys are stored unrotated
 
 
+NOT_FINITE = -1  # in place of a sampled token: the row's largest logit is NaN or infinite, so there is none
+
+
 class SamplingTensors(NamedTuple):
     """Sampling parameters of the rows, as tensors on the device. Filters act in the order of the fields."""
 

@@ -87,12 +87,12 @@ class Ops(Protocol):
     def apply_token_bitmask(self, logits_RV: torch.Tensor, bitmask_RW: torch.Tensor) -> torch.Tensor: ...
 
     def likeliest_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return each row's token of the largest logit, the first one of equals; int64 [R]."""
+        """Return each row's token of the largest logit, the first one of equals, or NOT_FINITE; int64 [R]."""
         ...
 
     def sample_tokens(self, logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
         """Return a token for each row, int64 [R]: the likeliest at temperature 0, else one drawn by `draw_tokens` from
-        `sampling_weights`."""
+        `sampling_weights`; NOT_FINITE where the largest logit is no finite number."""
         ...
 
     def token_logprobs(

@@ -243,6 +243,24 @@ class PrefixCache:
             self.tiers.join(branch)
             branch = branch.parent
 
+    def discard(self, lease: Lease) -> None:
+        """End a lease whose KV may be wrong. Removes the prefixes that it read or published, and all below them, except
+        those that other leases pin. The lease must not be used afterwards."""
+        assert lease.live
+        lease.live = False
+        self.tiers.device.free(lease.pages[self.pages_for(lease.num_published) :])
+        if lease.node is None:
+            return
+        self._clock += 1
+        self.tree.unpin(lease.node, self._clock)
+        top: TreeNode | None = None
+        branch: ParentNode[TreeNode] = lease.node
+        while isinstance(branch, TreeNode) and not branch.ref_count:
+            top, branch = branch, branch.parent
+        if top is not None:
+            for node in reversed([top, *self.tree.below(top)]):  # nobody pins any: a pin reaches up to the root
+                self.tiers.remove_leaf(node)
+
     def set_soft_pin(self, lease: Lease, owner: Hashable, num_tokens: int, rank: int) -> None:
         """Soft-pin the first `num_tokens` published tokens of the lease, which `owner` is expected to request again.
 

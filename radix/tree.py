@@ -160,7 +160,11 @@ class RadixTree:
 
     def nodes(self) -> Iterator[TreeNode]:
         """All nodes, parents before their children."""
-        stack: list[ParentNode[TreeNode]] = list(self._roots.values())
+        return self.below(*self._roots.values())
+
+    def below(self, *branches: ParentNode[TreeNode]) -> Iterator[TreeNode]:
+        """The nodes below some branches, parents before their children."""
+        stack = list(branches)
         while stack:
             children = stack.pop().children.values()
             yield from children

@@ -6,9 +6,10 @@ All else is plain torch.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from ..arguments import AttentionArgs, RopeAndStoreArgs, SamplingTensors
+from ..arguments import NOT_FINITE, AttentionArgs, RopeAndStoreArgs, SamplingTensors
 from ..kv_cache import KvCache
 from ..ops import Attention
 from ..reference.ops import DeterministicOps, ReferenceOps
@@ -73,7 +74,10 @@ class CpuOps(ReferenceOps):
         return q_THD
 
     def likeliest_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(logits_RV.numpy().argmax(axis=1))  # some ten times as fast as torch's
+        logits = logits_RV.numpy()
+        tokens = logits.argmax(axis=1)  # some ten times as fast as torch's; NaN counts as the largest
+        tokens[~np.isfinite(logits[np.arange(len(logits)), tokens])] = NOT_FINITE
+        return torch.from_numpy(tokens)
 
     def sample_tokens(self, logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
         # The algorithm is chosen for each row by its own parameters: the two round differently, and a row's token must

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..arguments import SamplingTensors
+from ..arguments import NOT_FINITE, SamplingTensors
 from .compiled import Floats, Ints, compiled, exp
 from .thread_pool import share_rows
 
@@ -37,8 +37,8 @@ def sample_rows(logits_RV: Floats, temperature_R: Floats, min_p_R: Floats, draw_
     for r in range(len(logits_RV)):
         logits_V = logits_RV[r]
         likeliest = np.argmax(logits_V)
-        tokens_R[r] = likeliest
-        if temperature_R[r] <= 0:
+        tokens_R[r] = likeliest if np.isfinite(logits_V[likeliest]) else NOT_FINITE  # a NaN counts as the largest
+        if temperature_R[r] <= 0 or tokens_R[r] == NOT_FINITE:
             continue
         temperature, fastest = max(temperature_R[r], _MIN_TEMPERATURE), 0.0
         for token in range(len(logits_V)):

@@ -2,6 +2,7 @@
 
 Temperature, top-k, top-p and min-p apply in this order, each to the renormalised result of the one before.
 Tokens are ranked by logit; of equal ones the lower id ranks first. So `top_k = 1` is exactly the greedy choice.
+A row with a NaN, with infinity, or without any finite logit has no token; NOT_FINITE stands in its place.
 
 Legend: R rows, V vocabulary, N candidates, M alternatives listed, B tokens of a block.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from ..arguments import SamplingTensors
+from ..arguments import NOT_FINITE, SamplingTensors
 
 _NUM_CANDIDATES = 256  # likeliest tokens; top-k and top-p mostly end among them
 _BLOCK = 1 << 16  # weights of a draw's block
@@ -19,14 +20,15 @@ _MIN_TEMPERATURE = 1e-30  # in float32; keeps 0 / temperature a zero
 
 def likeliest_tokens(logits_RV: torch.Tensor) -> torch.Tensor:
     """Return each row's token of the largest logit, the first one of equals; int64 [R]."""
-    return logits_RV.argmax(dim=-1)
+    largest_R, tokens_R = logits_RV.max(dim=-1)  # NaN counts as the largest
+    return tokens_R.masked_fill_(largest_R - largest_R != 0, NOT_FINITE)
 
 
 def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Return int64 [R]: the likeliest token where the temperature is 0, elsewhere one drawn by `draw_tokens` from
     `sampling_weights`."""
-    tokens_R = logits_RV.argmax(dim=-1)
-    drawn_n = torch.nonzero(sampling.temperature_R > 0).flatten()
+    tokens_R = likeliest_tokens(logits_RV)
+    drawn_n = torch.nonzero((sampling.temperature_R > 0) & (tokens_R != NOT_FINITE)).flatten()
     if not len(drawn_n):
         return tokens_R
     drawn = sampling.select(drawn_n)

@@ -14,13 +14,14 @@ import torch
 import triton
 import triton.language as tl
 
-from ..arguments import SamplingTensors
+from .. import arguments
 from .launching import launch
 
 _BLOCK = 4096
+NOT_FINITE = tl.constexpr(arguments.NOT_FINITE)
 
 
-def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+def sample_tokens(logits_RV: torch.Tensor, sampling: arguments.SamplingTensors) -> torch.Tensor:
     """Return a token for each row, int64 [R], as `reference.sampling.sample_tokens` does.
 
     Where both filter, top-p's share is one of what top-k leaves, so the `max_top_k` likeliest logits are sorted.
@@ -101,13 +102,18 @@ def _sample(
     logits = logits_RV + row * stride
     best = float("-inf")
     greedy = 0
+    num_nan = 0
     for begin in range(0, V, BLOCK):
         v_B = begin + tl.arange(0, BLOCK)
         logit_B = tl.load(logits + v_B, mask=v_B < V, other=float("-inf"))
+        num_nan += tl.sum((logit_B != logit_B).to(tl.int32), 0)
         largest = tl.max(logit_B, 0)
         if largest > best:
             best = largest
             greedy = begin + tl.argmax(logit_B, 0)
+    if (num_nan > 0) | (best == float("inf")) | (best == float("-inf")):
+        tl.store(tokens_R + row, tl.full((), NOT_FINITE, tl.int64))
+        return
     temperature = tl.load(temperature_R + row)
     if temperature == 0.0:
         tl.store(tokens_R + row, greedy.to(tl.int64))

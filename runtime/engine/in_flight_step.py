@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
-from ...kernels import Deferred, to_device, to_host
+from ...kernels import NOT_FINITE, Deferred, to_device, to_host
 from ..models.decoder import Decoder
 from ..models.parallel.group import Group, is_rank_zero
 from ..protocol.sampling import TokenLogprob
@@ -57,7 +57,7 @@ class ModelRunner:
         return hidden_and_features(rows, wanted, self.model, self.pool.layers, self.group, captures, self.last_tokens)
 
     def sample(self, logits_OV: torch.Tensor | None, outputs: SampledPositions) -> torch.Tensor:
-        """Return the tokens that rank 0 samples, int64 [O]."""
+        """Return the tokens that rank 0 samples, or NOT_FINITE, int64 [O]."""
         if is_rank_zero(self.group):
             assert logits_OV is not None
             return self.group.broadcast(sample(self.model.ops, logits_OV, outputs.samples, outputs.masks))
@@ -99,8 +99,13 @@ class InFlightStep:
         tokens, paths = self._verified()
         logprobs, scores, pools = self._logprobs(), iter(self._scores()), iter(self._pools())
         path_of = dict(zip(self._sampling, paths, strict=True))
+        # Only the last token of a path can be missing: no draft token equals NOT_FINITE.
+        missing = {index for index, path in path_of.items() if tokens[path[-1]] == NOT_FINITE}
+        for index in missing:
+            path_of[index].pop()
         results = [
             RowResult(
+                is_finite=index not in missing,
                 tokens=[tokens[output] for output in path_of.get(index, ())],
                 logprobs=[logprobs[output] for output in path_of.get(index, ()) if output in logprobs],
                 scores=[] if row.score is None else next(scores),
@@ -180,7 +185,7 @@ def _draft_step(
         return DraftStep(
             [
                 DraftRow(
-                    row.tokens, row.first_position, row.pages, result.tokens[-1] if result.tokens else None, row.draft
+                    row.tokens, row.first_position, row.pages, result.token, row.draft if result.is_finite else None
                 )
                 for row, result in zip(rows, results, strict=True)
             ],
@@ -195,7 +200,7 @@ def _draft_step(
                 first_position=row.first_position,
                 pages=row.pages,
                 next_token=tokens[-1] if tokens else None,
-                want=row.draft,
+                want=row.draft if results[index].is_finite else None,
             )
         )
         start = starts_R[index]
@@ -215,7 +220,7 @@ def _draft_step(
 
 def _with_token(row: Row, before: Sequence[RowResult]) -> Row:
     """Return the row with the token that it follows, if it follows one; `before` are the results of the last step."""
-    return row if row.follows is None else msgspec.structs.replace(row, tokens=[before[row.follows].tokens[-1]])
+    return row if row.follows is None else msgspec.structs.replace(row, tokens=[before[row.follows].token or 0])
 
 
 def _with_sampling(row: Row, own: RowSampling | None) -> Row:

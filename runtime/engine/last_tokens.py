@@ -31,7 +31,8 @@ class LastTokens:
         ]
         if pairs:
             targets_F, sources_F = to_device(list(np.array(pairs).T.copy()), ids_T.device)
-            ids_T.index_copy_(0, targets_F, self.tokens_O[sources_F])
+            # In place of a token there may be NOT_FINITE: its request has failed when the step's result is read.
+            ids_T.index_copy_(0, targets_F, self.tokens_O[sources_F].clamp_min_(0))
 
 
 NO_LAST_TOKENS = LastTokens(torch.empty(0, dtype=torch.int64), {})

@@ -34,6 +34,7 @@ def chosen_logprobs(
     wanted = [row for row, s in enumerate(samples) if s.num_top_logprobs is not None]
     if not wanted:
         return dict
+    tokens_R = tokens_R.clamp_min(0)  # those of rows that are not finite are dropped
     found: list[tuple[list[int], Deferred[list[TokenLogprob]]]] = []
     detailed = [row for row in wanted if samples[row].logprob_details]
     for rows in ([row for row in wanted if not samples[row].logprob_details] if detailed else wanted, detailed):

@@ -1,4 +1,4 @@
-"""Errors, by who can act: the client (RequestError, BusyError) or the operator (RuntimeFailed)."""
+"""Errors, by who can act: the client (RequestError, BusyError) or the operator (RuntimeFailed, ModelError)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,14 @@ class RuntimeFailed(RamiformError):
     """The runtime, or one of its processes, died or could not start. Running requests will not be answered."""
 
 
-ErrorKind = Literal["request", "busy", "runtime"]
+class ModelError(RamiformError):
+    """The model computed NaN or infinity for this request. Others are not affected; the weights or the device may be
+    at fault."""
+
+    code = "not_finite"
+
+
+ErrorKind = Literal["request", "busy", "runtime", "model"]
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +111,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
                 return cls(kind="request", message=str(error), param=error.param, code=error.code)
             case BusyError():
                 return cls(kind="busy", message=str(error))
+            case ModelError():
+                return cls(kind="model", message=str(error), code=error.code)
             case RamiformError():
                 return cls(kind="runtime", message=str(error))
             case _:
@@ -122,3 +131,5 @@ class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
                 return BusyError(self.message)
             case "runtime":
                 return RuntimeFailed(self.message)
+            case "model":
+                return ModelError(self.message)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isnan
 from typing import NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from ..protocol.core import Finish, Tokens
-from ..protocol.errors import RequestError
+from ..protocol.errors import ModelError, RequestError
 from ..protocol.sampling import TokenLogprob, forced_details
 from .interfaces import VocabularyInfo
 from .plan import Row, RowResult
@@ -21,7 +23,7 @@ class AppliedResult(NamedTuple):
     """The client's message, if there is one, and the error that ends the request after it, if there is one."""
 
     answer: Tokens | None
-    error: RequestError | None = None
+    error: RequestError | ModelError | None = None
 
 
 def apply_result(
@@ -41,15 +43,20 @@ def apply_result(
     assert len(result.scores) == (0 if row.score is None else len(row.score.targets))
     if result.scores:
         request.take_scores(result.scores)
+        if any(isnan(score.logprob) for score in result.scores):
+            return AppliedResult(None, ModelError("the model's logits of the prompt or of forced text are not finite"))
     if request.pooling is not None and row.pool_from is not None:
         assert result.pooled is not None
+        if not np.isfinite(np.frombuffer(result.pooled, "<f4")).all():
+            return AppliedResult(None, ModelError("the model's hidden states of the prompt are not finite"))
         request.pooling.add(result.pooled, request.num_computed)
     if row.sample is None:
         return AppliedResult(None if request.num_uncomputed or request.is_held else prompt_answer(request))
     request.num_passes += 1
     if row.parents is not None:
         request.record_accepted(len(result.tokens) - 1, len(row.parents))
-    finish, error = None, None
+    finish: Finish | None = None
+    error: RequestError | ModelError | None = None
     position = len(request.tokens)  # of the result's next token
     num_done = request.num_output  # tokens up to the last sampled one
     for index, token in enumerate(result.tokens):
@@ -74,9 +81,21 @@ def apply_result(
         request.num_computed += index < len(result.tokens) - 1
         if finish is not None:
             break
+    else:
+        if not result.is_finite:
+            error = _not_finite(request)
     if (scored := request.next_scored) is not None:
         request.num_computed = min(request.num_computed, scored - 1)  # the forced token's logits were not returned
     return AppliedResult(_sampled_answer(request, num_done, finish), error)
+
+
+def _not_finite(request: Request) -> ModelError:
+    """Make the error for an output whose next token cannot be sampled."""
+    text = f"the model's logits after {len(request.tokens)} tokens are NaN or infinite"
+    if request.mask is None or request.mask[1] is None:
+        return ModelError(f"{text}: no token can be chosen")
+    num_allowed = int.from_bytes(request.mask[1], "little").bit_count()
+    return ModelError(f"{text} for the {num_allowed} tokens allowed here: none can be chosen")
 
 
 def _append_token(request: Request, token: int, vocabulary: VocabularyInfo) -> Finish | None:

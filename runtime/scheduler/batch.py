@@ -163,9 +163,12 @@ class Batch:
         self._requests.remove(request)
 
     def release(self, request: Request) -> None:
-        """Release the pages. Computed tokens stay in the cache until they are evicted."""
+        """Release the pages. Computed tokens stay in the cache until they are evicted, unless they are poisoned."""
         assert request.lease is not None
-        self._cache.release(request.lease, request.tokens[: request.num_computed])
+        if request.poisoned:
+            self._cache.discard(request.lease)
+        else:
+            self._cache.release(request.lease, request.tokens[: request.num_computed])
         request.lease = None
         request.num_computed = request.num_in_flight = 0
         request.token_in_flight = False

@@ -161,11 +161,12 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     The KV of accepted draft tokens has been moved to the positions after the committed tokens.
     """
 
-    tokens: list[int] = []  # at least one if the row has a Sample
+    tokens: list[int] = []  # at least one if the row has a Sample and its logits are finite
     logprobs: list[TokenLogprob] = []  # one for each token, if requested
     scores: list[TokenLogprob] = []
     pooled: bytes | None = None  # float32, little-endian, if the row has a `pool_from`
     draft: DraftTree | None = None  # for the next step, from the engine's draft source
+    is_finite: bool = True  # False: the logits after `tokens` are NaN or infinite, so the sampled token is missing
 
     @property
     def token(self) -> int | None:

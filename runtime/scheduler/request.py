@@ -169,6 +169,7 @@ class Request:
     num_in_flight: int = 0  # tokens after `num_computed` that plans in flight compute
     token_in_flight: bool = False  # a plan in flight samples the token after `tokens`
     leaving: bool = False  # ended, but plans in flight may still write its pages
+    poisoned: bool = False  # its keys and values may hold NaN or infinity: nobody may reuse them
     counted: bool = False  # the counters include its prompt
     session: str | None = None  # of a request without a program, once it has started
 

@@ -44,7 +44,7 @@ from ..protocol.core import (
     ToCore,
     TurnEnded,
 )
-from ..protocol.errors import BusyError, ErrorInfo, RequestError
+from ..protocol.errors import BusyError, ErrorInfo, ModelError, RequestError
 from ..protocol.tree import GetTree, GetTreeNode
 from .admission import Admission
 from .apply_result import abort_answer, apply_result, prompt_answer
@@ -275,6 +275,7 @@ class Scheduler:
                 self._counters.num_output_tokens += len(answer.ids)
                 answers.append(answer)
             if advanced.error is not None:
+                request.poisoned = isinstance(advanced.error, ModelError)
                 self._end(request)
                 answers.append(RequestFailed(request.rid, ErrorInfo.of(advanced.error)))
             elif answer is not None and answer.finish is not None:

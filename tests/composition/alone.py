@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +14,16 @@ from ramiform.runtime.engine.draft_source import DraftRow, DraftSource, DraftSte
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.protocol.config import CoreConfig
-from ramiform.runtime.protocol.core import Abort, CoreStats, Finish, Generate, Tokens
+from ramiform.runtime.protocol.core import Abort, CoreStats, Finish, Generate, RequestFailed, Tokens
+from ramiform.runtime.protocol.errors import ErrorInfo, ErrorKind
 from ramiform.runtime.protocol.sampling import TokenLogprob
 from ramiform.runtime.scheduler.jump_forward import Retokeniser
 from ramiform.runtime.scheduler.plan import ForwardPlan, PageCopy, Row
 from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo, make_cache
 from ramiform.runtime.speculation.tree import DraftTree
 from ramiform.runtime.tokenizer import load_tokenizer
+
+from .threads import RanksEngine
 
 TOKENIZER = load_tokenizer(SHIPPED_MODEL)
 
@@ -32,6 +35,7 @@ class Got:
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
+    error: ErrorInfo | None = None
 
 
 class AnyTree:
@@ -107,11 +111,12 @@ def run(
     source: DraftSource | None = None,
     aborts: dict[int, str] | None = None,
     stagger: int = 1,
-    engine: ForwardEngine | None = None,
+    engine: ForwardEngine | RanksEngine | None = None,
+    errors: Collection[ErrorKind] = (),
     **settings: Any,
 ) -> tuple[dict[str, Got], CoreStats, list[ForwardPlan]]:
     """All of them, one more every `stagger` steps (0: all at once), until nothing is left. `aborts` ends requests
-    before steps."""
+    before steps. Only errors of the kinds `errors` are expected."""
     config = CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 512} | settings)
     engine = engine or make_engine(config, source)
     facts = VocabularyInfo(
@@ -145,9 +150,13 @@ def run(
 
     def take(answers: Sequence[Any]) -> None:
         for answer in answers:
-            assert isinstance(answer, Tokens), answer
             mine = got[answer.rid]
             assert mine.finish is None
+            assert mine.error is None
+            if isinstance(answer, RequestFailed):
+                mine.error = answer.error
+                continue
+            assert isinstance(answer, Tokens), answer
             mine.ids += answer.ids
             mine.logprobs += answer.logprobs or []
             mine.finish = answer.finish
@@ -167,4 +176,6 @@ def run(
         for answers in pipeline.advance():
             take(answers)
     assert cache.num_free + cache.num_cached == cache.num_pages
+    unexpected = [mine.error for mine in got.values() if mine.error is not None and mine.error.kind not in errors]
+    assert not unexpected, unexpected
     return got, scheduler.stats(), plans

@@ -10,7 +10,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ramiform.kernels import SamplingTensors, draw_tokens, sampling_weights, token_logprobs
+from ramiform.kernels import NOT_FINITE, SamplingTensors, draw_tokens, sampling_weights, token_logprobs
+from ramiform.kernels.cpu.ops import CpuOps
+from ramiform.kernels.reference.ops import DeterministicOps, ReferenceOps
 from ramiform.runtime.scheduler.sampling_inputs import random_bits, splitmix64
 
 
@@ -44,6 +46,17 @@ def filters(top_k: list[int], top_p: list[float], temperature: float = 1.0) -> S
         min_p_R=torch.zeros(num),
         draw_R=torch.zeros(num, dtype=torch.int64),
     )
+
+
+def not_finite_rows(vocab_size: int = 300) -> torch.Tensor:
+    """Rows of logits none of which has a finite maximum."""
+    nan, inf = math.nan, math.inf
+    rows = torch.randn(5, vocab_size)
+    rows[0, 0] = rows[1, -1] = nan
+    rows[2, 7] = inf
+    rows[3] = -inf
+    rows[4], rows[4, 9] = -inf, nan
+    return rows
 
 
 rows = st.tuples(
@@ -138,3 +151,19 @@ def test_logprobs_are_those_of_log_softmax() -> None:
     torch.testing.assert_close(logprob_R.double(), want_RV[range(4), [0, 5, 32, 7]], atol=1e-5, rtol=0)
     torch.testing.assert_close(top_RM.double(), want_RV.sort(descending=True).values[:, :6], atol=1e-5, rtol=0)
     assert torch.equal(ids_RM, want_RV.argsort(descending=True)[:, :6])
+
+
+@pytest.mark.parametrize(
+    "ops", [ReferenceOps(), CpuOps(), DeterministicOps()], ids=["reference", "cpu", "deterministic"]
+)
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_row_without_a_finite_maximum_has_no_token(ops: ReferenceOps, filtered: bool) -> None:
+    bad = not_finite_rows()
+    logits_RV = torch.cat([bad, torch.randn(2, bad.shape[1])])
+    num = len(logits_RV)
+    top_k = [3 if filtered else bad.shape[1]] * num
+    for temperature in (0.0, 0.7):
+        sampled = ops.sample_tokens(logits_RV, filters(top_k, [0.9 if filtered else 1.0] * num, temperature)).tolist()
+        assert sampled[:-2] == [NOT_FINITE] * len(bad)
+        assert min(sampled[-2:]) >= 0
+    assert ops.likeliest_tokens(logits_RV).tolist() == [*[NOT_FINITE] * len(bad), *logits_RV[-2:].argmax(-1).tolist()]

@@ -191,3 +191,50 @@ def test_the_cost_of_a_match_does_not_depend_on_the_number_of_siblings() -> None
         return Counted.reads
 
     assert reads(100) == reads(10_000)
+
+
+def test_a_discarded_prefix_leaves_the_tree_with_all_that_continues_it() -> None:
+    cache = PrefixCache(100)
+    store(cache, [*range(40), 99, 98])
+    lease = run(cache, list(range(60)))
+    cache.commit(lease, list(range(50)))
+    store(cache, list(range(1000, 1010)))
+    cache.discard(lease)
+    assert cache.match([*range(40), 99, 98]) == 0
+    assert cache.match(list(range(60))) == 0
+    assert cache.match(list(range(1000, 1010))) == 10
+    assert cache.num_free == 99
+    check_invariants(cache, [])
+
+
+def test_what_another_lease_holds_outlives_a_discarded_one() -> None:
+    cache = PrefixCache(100)
+    store(cache, list(range(40)))
+    bad = run(cache, list(range(60)))
+    cache.commit(bad, list(range(60)))
+    other = run(cache, [*range(32), *range(500, 520)])
+    cache.discard(bad)
+    check_invariants(cache, [other])
+    assert cache.match(list(range(60))) == 32
+    cache.release(other, [])
+    check_invariants(cache, [])
+
+
+def test_pages_have_one_owner_after_any_leases_are_discarded() -> None:
+    draw = random.Random(3)
+    for num_host_pages in (0, 8):
+        cache = PrefixCache(24, 4, num_host_pages=num_host_pages)
+        live: list[tuple[Lease, list[int]]] = []
+        for _ in range(600):
+            tokens = [draw.randrange(2) for _ in range(draw.randint(1, 30))]
+            if live and draw.random() < 0.5:
+                lease, held = live.pop(draw.randrange(len(live)))
+                if draw.random() < 0.5:
+                    cache.discard(lease)
+                else:
+                    cache.release(lease, held)
+            elif (acquired := cache.acquire(tokens, num_tokens=len(tokens))) is not None:
+                cache.take_copies()
+                live.append((acquired, tokens))
+                cache.commit(acquired, tokens[: draw.randint(0, len(tokens))])
+            check_invariants(cache, [lease for lease, _ in live])

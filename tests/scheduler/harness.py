@@ -46,6 +46,11 @@ class WatchedCache(PrefixCache):
         self.leases.remove(lease)
         self.check()
 
+    def discard(self, lease: Lease) -> None:
+        super().discard(lease)
+        self.leases.remove(lease)
+        self.check()
+
 
 @dataclass
 class Answer:

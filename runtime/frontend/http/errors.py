@@ -47,7 +47,7 @@ ERROR_TYPES = {
     504: "timeout_error",
 }
 MAX_MESSAGE_CHARACTERS = 2000  # characters; the offending text may be megabytes long
-ERROR_STATUS = {"request": 400, "busy": 429, "runtime": 503}
+ERROR_STATUS = {"request": 400, "busy": 429, "runtime": 503, "model": 500}
 
 
 class ErrorDetail(BaseModel):

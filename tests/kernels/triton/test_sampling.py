@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramiform.kernels import SamplingTensors
+from ramiform.kernels import NOT_FINITE, SamplingTensors
 from ramiform.kernels.reference import sampling as reference
 from ramiform.kernels.triton.sampling import logprobs, sample_tokens
+
+from ..test_sampling import not_finite_rows
 
 FILTERS = {  # top-k (None: no filter), top-p, min-p
     "none": (None, 1.0, 0.0),
@@ -60,3 +62,20 @@ def test_log_probabilities_equal_the_reference(device: torch.device) -> None:
     found_R, normaliser_R = logprobs(logits_RV, tokens_R)
     torch.testing.assert_close(found_R, wanted_R)
     torch.testing.assert_close(normaliser_R, logits_RV.logsumexp(-1))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_without_a_finite_maximum_has_no_token(temperature: float, device: torch.device) -> None:
+    bad = not_finite_rows(5003).to(device)  # two blocks
+    logits_RV = torch.cat([bad, torch.randn(1, bad.shape[1], device=device)])
+    R, V = logits_RV.shape
+    sampling = SamplingTensors(
+        torch.full((R,), temperature, device=device),
+        torch.full((R,), V, device=device),
+        torch.full((R,), 0.9, dtype=torch.float64, device=device),
+        torch.zeros(R, device=device),
+        torch.arange(R, device=device),
+    )
+    found = sample_tokens(logits_RV, sampling).tolist()
+    assert found[:-1] == [NOT_FINITE] * len(bad)
+    assert found[-1] >= 0
