@@ -175,7 +175,7 @@ async def _run_as_child(config: RuntimeConfig, reports: BinaryIO) -> int:
 
     def on_end(requested: bool) -> None:
         if not requested:
-            print("ramiform frontend: the program that started it is gone; leaving", file=sys.stderr, flush=True)
+            parent_watchdog.say("ramiform frontend: the program that started it is gone; leaving")
         loop.call_soon_threadsafe(signals.end.set)
         bounded_sleep(FRONTEND_EXIT_SECONDS)
         parent_watchdog.exit_now(1)  # the event loop is stuck; the core notices by itself
@@ -195,7 +195,7 @@ async def _run_as_child(config: RuntimeConfig, reports: BinaryIO) -> int:
         await serve(config, signals, on_start)
     except RamiformError as error:
         if started:
-            print(f"ramiform frontend: {error}", file=sys.stderr)
+            parent_watchdog.say(f"ramiform frontend: {error}")
         else:
             report(StartFailed(ErrorInfo.of(error)))
         return 1
@@ -209,7 +209,7 @@ def main() -> NoReturn:
     try:
         status = asyncio.run(_run_as_child(config, reports))
     except Exception:
-        traceback.print_exc()
+        parent_watchdog.say(traceback.format_exc())
         status = 1
     parent_watchdog.exit_now(status)
 

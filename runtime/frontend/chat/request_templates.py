@@ -66,7 +66,9 @@ class RequestTemplates:
                     raise
                 if was_killed:
                     continue
-                return RenderAnswer(error="the chat template exceeds its limit of time or memory", param="chat_template")
+                return RenderAnswer(
+                    error="the chat template exceeds its limit of time or memory", param="chat_template"
+                )
             if process.num_answers < _MAX_RENDERINGS:
                 self._idle.append(process)
             else:
