@@ -70,7 +70,8 @@ class ChaosServer:
             pid = to_see.pop()
             with suppress(FileNotFoundError, ProcessLookupError):
                 line = Path(f"/proc/{pid}/cmdline").read_bytes()
-                found[pid] = next((kind for name, kind in MODULES.items() if name in line), "main")
+                zombie = self.pids.get(pid, "template")
+                found[pid] = next((kind for name, kind in MODULES.items() if name in line), "main") if line else zombie
                 to_see += all_children(pid)
         self.pids |= found
         return found
