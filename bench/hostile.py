@@ -144,14 +144,20 @@ def _first_bytes(kind: str) -> bytes:
 class Measured:
     """Waiting times of the other clients in a round, in milliseconds."""
 
-    first: list[float] = field(default_factory=list)  # from the request, or connecting, to the first token
+    kept: list[float] = field(default_factory=list)  # from the request to the first token, on an open connection
+    new: list[float] = field(default_factory=list)  # from connecting to the first token
     between: list[float] = field(default_factory=list)  # tokens
     failures: list[str] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
         return {
             f"{name} p{percent}": percentile(values, percent)
-            for name, values in (("TTFT", self.first), ("ITL", self.between))
+            for name, values in (
+                ("TTFT, all", self.kept + self.new),
+                ("TTFT, kept connection", self.kept),
+                ("TTFT, new connection", self.new),
+                ("ITL", self.between),
+            )
             for percent in (50, 99)
         }
 
@@ -165,7 +171,8 @@ async def measure(url: str, seconds: float) -> Measured:
         sampling = {"max_new_tokens": MAX_TOKENS, "ignore_eos": True, "temperature": 0}
         body = {"text": f"Client {number} asks for a story", "sampling_params": sampling, "stream": True}
         times, _ = await client.stream("/generate", body)
-        measured.first.append((time.perf_counter() - start - (times[-1] - times[0])) * 1000)
+        first = measured.kept if number % 2 else measured.new
+        first.append((time.perf_counter() - start - (times[-1] - times[0])) * 1000)
         measured.between += [(after - before) * 1000 for before, after in pairwise(times[:MAX_TOKENS])]
 
     async def keeps(number: int) -> None:
@@ -193,7 +200,9 @@ async def measure(url: str, seconds: float) -> Measured:
 def attacked(url: str, port: int, connections: int, addresses: int, seconds: float) -> tuple[Measured, dict[str, str]]:
     """Measure beside the hostile connections, which are another process, of the lowest priority."""
     command = ["nice", "-n", "10", sys.executable, "-P", __file__, "--attack", f"{port},{connections},{addresses}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attack:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as attack:
         assert attack.stdin is not None
         assert attack.stdout is not None
         attack.stdout.readline()  # it begins
@@ -248,7 +257,7 @@ def main(
         for name in alone[0]
     ]
     failures = Counter(failure for measured, _ in hostile for failure in measured.failures)
-    requests = [f"{len(a.first)} and {len(b.first)}" for a, (b, _) in zip(quiet, hostile, strict=True)]
+    requests = [f"{len(a.kept + a.new)} and {len(b.kept + b.new)}" for a, (b, _) in zip(quiet, hostile, strict=True)]
     lines = [
         table(rows),
         f"Target: each p99 at most {TARGET:g} times. Requests alone and beside them, by round: {'; '.join(requests)}.",

@@ -7,7 +7,6 @@ JSON, a `StartReport`, to its standard output.
 from __future__ import annotations
 
 import asyncio
-import gc
 import shutil
 import signal
 import sys
@@ -128,8 +127,9 @@ async def _supervise(
             # A failing core reports the reason before it exits; the message may still be on its way.
             await asyncio.wait({all_ready}, timeout=START_FAILURE_SECONDS)
         if all_ready.done():
-            gc.collect()
-            gc.freeze()  # permanent objects: garbage collections between tokens need not walk them
+            from ..frontend.process import begin_collections
+
+            begin_collections()
             on_start(Started(all_ready.result(), frontend.http_port, frontend.tcp_address))
             await asyncio.wait({*deaths, end_requested, drain_requested}, return_when=asyncio.FIRST_COMPLETED)
         if drain_requested.done() and not end_requested.done():

@@ -7,14 +7,13 @@ When the first frontend asks for the end, or dies, it ends at once.
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import socket
 import sys
 import traceback
 from typing import BinaryIO, NoReturn
 
-from ..frontend.process import Frontend
+from ..frontend.process import Frontend, begin_collections
 from ..models.checkpoint import find_checkpoint
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import RamiformError
@@ -41,8 +40,7 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
     frontend = Frontend(config, load_tokenizer(find_checkpoint(config.core.model)), index=index, listener=listener)
     try:
         await frontend.start()
-        gc.collect()
-        gc.freeze()  # as the first frontend does
+        begin_collections()
         reports.write(b"ready\n")
         end_requested = asyncio.ensure_future(end.wait())
         drain_requested = asyncio.ensure_future(drain.wait())
