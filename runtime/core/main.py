@@ -397,7 +397,7 @@ def main() -> int:
     try:
         link = FrontendSocket(config.serve.core_address, ranks.wake)
     except zmq.ZMQError as error:  # the directory is gone: the frontend died meanwhile
-        print(f"ramiform core: cannot listen: {error}", file=sys.stderr)
+        parent_watchdog.say(f"ramiform core: cannot listen: {error}")
         return 1
     try:
         sys.setswitchinterval(SWITCH_INTERVAL)
@@ -408,7 +408,7 @@ def main() -> int:
         loader.load()
     except Exception as error:
         if not isinstance(error, RamiformError):
-            traceback.print_exc()
+            parent_watchdog.say(traceback.format_exc())
         for _ in link.receive(FAILURE_LINGER_MS):
             pass
         link.fail(error)
@@ -416,11 +416,11 @@ def main() -> int:
     try:
         run_loop(link, core, ranks, loader)
     except RuntimeFailed as error:  # of another rank
-        print(f"ramiform core: {error}", file=sys.stderr)
+        parent_watchdog.say(f"ramiform core: {error}")
         link.fail(error)
         return 1
     except Exception as error:
-        traceback.print_exc()
+        parent_watchdog.say(traceback.format_exc())
         link.fail(RuntimeFailed(f"the core stopped on an error of its own: {type(error).__name__}: {error}"))
         return 1
     return 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 
 import msgspec
@@ -181,5 +180,5 @@ class RankProcesses:
             self._nodes.end(ErrorInfo.of(error))
         if self._serving:
             bounded_sleep(RANK_LOSS_GRACE)
-            print(f"ramiform core: {error}", file=sys.stderr)
+            parent_watchdog.say(f"ramiform core: {error}")
             parent_watchdog.exit_now(1)

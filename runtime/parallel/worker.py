@@ -125,7 +125,7 @@ def main() -> int:
     except Exception as error:
         if not isinstance(error, RamiformError):
             bounded_sleep(_REPORT_DELAY)
-            traceback.print_exc()
+            parent_watchdog.say(traceback.format_exc())
         report(RankFailed(ErrorInfo.of(error)))
     return 1
 

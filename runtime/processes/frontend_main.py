@@ -7,7 +7,6 @@ JSON, a `StartReport`, to its standard output.
 from __future__ import annotations
 
 import asyncio
-import gc
 import shutil
 import signal
 import sys
@@ -131,8 +130,9 @@ async def _supervise(
             # A failing core reports the reason before it exits; the message may still be on its way.
             await asyncio.wait({all_ready}, timeout=START_FAILURE_SECONDS)
         if all_ready.done():
-            gc.collect()
-            gc.freeze()  # permanent objects: garbage collections between tokens need not walk them
+            from ..frontend.process import begin_collections
+
+            begin_collections()
             on_start(Started(all_ready.result(), frontend.http_port, frontend.tcp_address))
             await asyncio.wait({*deaths, end_requested, drain_requested}, return_when=asyncio.FIRST_COMPLETED)
         if drain_requested.done() and not end_requested.done():
@@ -178,7 +178,7 @@ async def _run_as_child(config: RuntimeConfig, reports: BinaryIO) -> int:
 
     def on_end(requested: bool) -> None:
         if not requested:
-            print("ramiform frontend: the program that started it is gone; leaving", file=sys.stderr, flush=True)
+            parent_watchdog.say("ramiform frontend: the program that started it is gone; leaving")
         loop.call_soon_threadsafe(signals.end.set)
         bounded_sleep(FRONTEND_EXIT_SECONDS)
         parent_watchdog.exit_now(1)  # the event loop is stuck; the core notices by itself
@@ -198,7 +198,7 @@ async def _run_as_child(config: RuntimeConfig, reports: BinaryIO) -> int:
         await serve(config, signals, on_start)
     except RamiformError as error:
         if started:
-            print(f"ramiform frontend: {error}", file=sys.stderr)
+            parent_watchdog.say(f"ramiform frontend: {error}")
         else:
             report(StartFailed(ErrorInfo.of(error)))
         return 1
@@ -212,7 +212,7 @@ def main() -> NoReturn:
     try:
         status = asyncio.run(_run_as_child(config, reports))
     except Exception:
-        traceback.print_exc()
+        parent_watchdog.say(traceback.format_exc())
         status = 1
     parent_watchdog.exit_now(status)
 

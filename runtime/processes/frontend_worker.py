@@ -7,14 +7,13 @@ When the first frontend asks for the end, or dies, it ends at once.
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import socket
 import sys
 import traceback
 from typing import BinaryIO, NoReturn
 
-from ..frontend.process import Frontend
+from ..frontend.process import Frontend, begin_collections
 from ..models.checkpoint import find_checkpoint
 from ..protocol.config import RuntimeConfig
 from ..protocol.errors import RamiformError
@@ -32,7 +31,7 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
 
     def on_end(requested: bool) -> None:
         if not requested:
-            print(f"ramiform frontend {index}: the first frontend is gone; leaving", file=sys.stderr, flush=True)
+            parent_watchdog.say(f"ramiform frontend {index}: the first frontend is gone; leaving")
         loop.call_soon_threadsafe(end.set)
         bounded_sleep(WORKER_EXIT_SECONDS)
         parent_watchdog.exit_now(0 if requested else 1)
@@ -41,8 +40,7 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
     frontend = Frontend(config, load_tokenizer(find_checkpoint(config.core.model)), index=index, listener=listener)
     try:
         await frontend.start()
-        gc.collect()
-        gc.freeze()  # as the first frontend does
+        begin_collections()
         reports.write(b"ready\n")
         end_requested = asyncio.ensure_future(end.wait())
         drain_requested = asyncio.ensure_future(drain.wait())
@@ -68,10 +66,10 @@ def main() -> NoReturn:
     try:
         asyncio.run(_serve(config, index, listener, reports))
     except RamiformError as error:
-        print(f"ramiform frontend {index}: {error}", file=sys.stderr)
+        parent_watchdog.say(f"ramiform frontend {index}: {error}")
         status = 1
     except Exception:
-        traceback.print_exc()
+        parent_watchdog.say(traceback.format_exc())
         status = 1
     parent_watchdog.exit_now(status)
 

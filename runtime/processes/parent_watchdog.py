@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import BinaryIO, NoReturn
 
 import msgspec
@@ -47,6 +48,13 @@ def child_environment() -> dict[str, str]:
     return waiting | {"KMP_BLOCKTIME": "0", "TOKENIZERS_PARALLELISM": "false"} | dict(os.environ)
 
 
+def say(message: str) -> None:
+    """Write a line to standard error. It may be a full disk, or a pipe whose reader has left: what comes next, often
+    the end of the process, must come nevertheless."""
+    with suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
+
+
 def redirect_stdout() -> BinaryIO:
     """Return the standard output, unbuffered, for reports to the parent; send everything else printed to standard
     error."""
@@ -76,7 +84,7 @@ def exit_with_parent(
         if requested and on_quit is not None:
             on_quit()
         if not requested:
-            print(f"ramiform {who}: the {parent} is gone; leaving", file=sys.stderr)
+            say(f"ramiform {who}: the {parent} is gone; leaving")
             shutil.rmtree(socket_dir, ignore_errors=True)
         exit_now(0 if requested else 1)
 
@@ -86,6 +94,7 @@ def exit_with_parent(
 def exit_now(status: int) -> NoReturn:
     """End a process that watches its parent. The interpreter's own exit would wait for the thread
     that reads the pipe."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # as in `say`
+            stream.flush()
     os._exit(status)

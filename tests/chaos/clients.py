@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, Literal
@@ -80,10 +81,8 @@ def ask_server(server: Server, ask: Ask, over: Event) -> Outcome:
         raise AssertionError(f"nobody answered for {PATIENCE:g} s: {ask}") from error
     except httpx.HTTPError as error:
         return Outcome("unanswered", repr(error))
-    try:
+    with suppress(OSError):  # refused, or reset: its own fault
         _attack(server, ask, over)
-    except OSError:
-        pass  # refused, or reset: its own fault
     return Outcome("hostile")
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import signal
 import sys
@@ -22,7 +21,7 @@ from threading import Event
 import msgspec
 
 from ramiform.tests.chaos.clients import PATIENCE, Outcome, ask_server
-from ramiform.tests.chaos.server import FAKETIME, SETTLE_SECONDS, ChaosServer, Finding, resident_bytes, serving, strike
+from ramiform.tests.chaos.server import CAN_MOVE_CLOCK, ChaosServer, Finding, resident_bytes, serving, strike
 from ramiform.tests.chaos.walk import Ask, Fault, Flags, Life, Step, bodies, key_of, make_life
 
 
@@ -69,9 +68,10 @@ class Judge:
         if outcome.kind == "answer":
             same = outcome.value == expected
         else:
-            whole = {index: part for index, part in enumerate(expected)}
-            same = all(whole[index]["text"].startswith(part["text"].rstrip("\N{REPLACEMENT CHARACTER}"))
-                       for index, part in enumerate(outcome.value))
+            same = all(
+                whole["text"].startswith(part["text"].rstrip("\N{REPLACEMENT CHARACTER}"))
+                for whole, part in zip(expected, outcome.value, strict=False)
+            )
         if not same:
             raise Finding(f"another answer: {outcome.value} instead of {expected} to {ask}")
 
@@ -111,7 +111,7 @@ def _first_of_each(asks: Sequence[Ask]) -> Iterator[Ask]:
 def _go(server: ChaosServer, step: Step, judge: Judge, figures: Figures) -> bool:
     """Take a step. Return True if the server has ended by it, as it may."""
     fault = step.fault
-    if fault.kind == "clock" and not FAKETIME.exists():
+    if fault.kind == "clock" and not CAN_MOVE_CLOCK:
         fault = Fault()
     server.processes()
     over = Event()
@@ -210,6 +210,7 @@ def walk(seed: int, seconds: float, first: int = 0) -> tuple[Figures, list[str]]
     index = first
     while time.monotonic() < deadline:
         life = make_life(seed, index)
+        began = time.monotonic()
         try:
             live(life, judge, figures)
         except Finding as finding:
@@ -218,6 +219,9 @@ def walk(seed: int, seconds: float, first: int = 0) -> tuple[Figures, list[str]]
             path.write_bytes(msgspec.json.format(msgspec.json.encode(life)))
             findings.append(f"FOUND at life {index} of seed {seed}: {finding}\nreplay: make chaos LIFE={path}")
             print(findings[-1], flush=True)
+        print(
+            f"{time.strftime('%X')} life {index}: {len(life.steps)} steps, {time.monotonic() - began:.0f} s", flush=True
+        )
         index += 1
         if index % 10 == 0:
             print(f"--- {time.strftime('%X')} life {index}, {len(findings)} findings\n{figures}", flush=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,7 +24,8 @@ from . import clients
 from .walk import Fault, Flags, ProcessKind
 
 RAMIFORM = str(Path(sys.executable).parent / "ramiform")
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")  # Debian's package libfaketime
+CLOCK = Path(__file__).with_name("clock.c")
+CAN_MOVE_CLOCK = sys.platform == "linux" and shutil.which("cc") is not None
 SETTLE_SECONDS = 60.0  # far more than it takes to return to rest, or to end
 MAX_GROWTH = 192 << 20  # bytes of memory of a process beyond what it had after the first requests
 MODULES: dict[bytes, ProcessKind] = {
@@ -69,7 +70,8 @@ class ChaosServer:
             pid = to_see.pop()
             with suppress(FileNotFoundError, ProcessLookupError):
                 line = Path(f"/proc/{pid}/cmdline").read_bytes()
-                found[pid] = next((kind for name, kind in MODULES.items() if name in line), "main")
+                zombie = self.pids.get(pid, "template")
+                found[pid] = next((kind for name, kind in MODULES.items() if name in line), "main") if line else zombie
                 to_see += all_children(pid)
         self.pids |= found
         return found
@@ -95,9 +97,7 @@ class ChaosServer:
         stats = self._until("nothing runs and no page is held", self._idle_stats)
         if (have := stats["num_free_pages"] + stats["num_cached_pages"]) != stats["num_pages"]:
             raise Finding(f"{stats['num_pages'] - have} pages are neither free nor cached: {stats}")
-        kinds = Counter(kind for kind in self.processes().values() if kind != "template")
-        if kinds != Counter(self.pids[pid] for pid in base.descriptors):
-            raise Finding(f"the processes are {kinds}")
+        self._until("its processes are those of the baseline", lambda: self._permanent() == set(base.descriptors))
         self._until("no process is a zombie", lambda: not self._zombies())
         self._until("descriptors are those of the baseline", self._has_its_descriptors)
         now = self._now()
@@ -133,8 +133,11 @@ class ChaosServer:
         rests = stats["num_running"] == stats["num_waiting"] == stats["num_held_pages"] == 0
         return stats if rests else {}
 
+    def _permanent(self) -> set[int]:
+        return {pid for pid, kind in self.processes().items() if kind != "template"}
+
     def _now(self) -> Baseline:
-        processes = [pid for pid, kind in self.processes().items() if kind != "template"]
+        processes = self._permanent()
         return Baseline(
             {pid: num_descriptors(pid) for pid in processes},
             {str(path.relative_to(self.folder)) for path in self.folder.rglob("tmp/**/*")},
@@ -194,14 +197,10 @@ def serving(flags: Flags) -> Iterator[ChaosServer]:
         (folder / "tmp").mkdir()
         (folder / "log").touch()
         environment = os.environ | {"TMPDIR": str(folder / "tmp")}
-        if flags.clock and FAKETIME.exists():
+        if flags.clock and CAN_MOVE_CLOCK:
+            subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", folder / "clock.so", CLOCK, "-ldl"], check=True)
             set_clock(folder, 0)
-            environment |= {
-                "LD_PRELOAD": str(FAKETIME),
-                "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-                "FAKETIME_CACHE_DURATION": "1",
-            }
+            environment |= {"LD_PRELOAD": str(folder / "clock.so"), "CHAOS_CLOCK": str(folder / "clock")}
         command = [RAMIFORM, "serve", "--port", "0", "--dtype", "float32", *flags.options(str(folder / "plans"))]
         with _log_of(flags, folder) as log:
             process = subprocess.Popen(
@@ -242,9 +241,9 @@ def _log_of(flags: Flags, folder: Path) -> Iterator[int]:
 
 
 def set_clock(folder: Path, seconds: float) -> None:
-    """Move the wall clock of the processes that look at `folder`, at once as far as they can see."""
-    (folder / "clock.new").write_text(f"{seconds:+.0f}\n")
-    (folder / "clock.new").rename(folder / "clock")
+    """Move the wall clock of a server's processes."""
+    with open(folder / "clock", "r+b" if (folder / "clock").exists() else "w+b") as file:
+        file.write(int(seconds).to_bytes(8, sys.byteorder, signed=True))
 
 
 def strike(server: ChaosServer, fault: Fault) -> Callable[[], None]:
@@ -288,7 +287,7 @@ def _limit(pids: list[int], kind: int, amount: Callable[[int], int]) -> Callable
     before = {}
     for pid in pids:
         with suppress(ProcessLookupError, FileNotFoundError):
-            soft, hard = before[pid] = resource.prlimit(pid, kind)
+            _, hard = before[pid] = resource.prlimit(pid, kind)
             resource.prlimit(pid, kind, (amount(pid), hard))
 
     def undo() -> None:

@@ -24,6 +24,7 @@ Conduct = Literal[
 
 PAGES = 96, 256, 1024  # of 16 tokens: the smallest hold a few requests, so that others wait and are retracted
 NUM_BODIES = 48  # distinct requests of all walks, so that the plain server answers each of them once
+LONG = 90  # tokens of the requests that still run when a fault strikes
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 CHAOTIC: list[Conduct] = ["leaves", "aborts", "resets", "half open", "half head", "half body", "garbage"]
 
@@ -154,15 +155,15 @@ def _body(draw: random.Random, text: str, index: int) -> Ask:
             return Ask("program", {"name": "branches", "text": text, "width": 3, "seed": index, "concatenated": False})
         case 6:
             return Ask("program", {"name": "thoughts", "text": text, "seed": index})
-    sampling = {"max_new_tokens": 200, "ignore_eos": True, "temperature": 1.0, "sampling_seed": index}
-    return Ask("/generate", {"text": text, "sampling_params": sampling})  # long: still running when a fault strikes
+    sampling = {"max_new_tokens": LONG, "ignore_eos": True, "temperature": 1.0, "sampling_seed": index}
+    return Ask("/generate", {"text": text, "sampling_params": sampling})
 
 
 def make_life(seed: int, index: int) -> Life:
     """Return life `index` of the walk of `seed`."""
     draw = random.Random(f"{seed} {index}")
     flags = _flags(draw)
-    num_steps = 40 if index % 10 == 9 else draw.randint(2, 7)
+    num_steps = 30 if index % 10 == 9 else draw.randint(2, 7)
     steps = [Step(_asks(draw), _fault(draw, flags)) for _ in range(num_steps)]
     if draw.random() < 0.5:
         target = draw.choice(flags.kinds)
@@ -197,7 +198,7 @@ def _flags(draw: random.Random) -> Flags:
 
 def _asks(draw: random.Random) -> list[Ask]:
     asks = []
-    for ask in draw.choices(bodies(), k=draw.randint(3, 12)):
+    for ask in draw.choices(bodies(), k=draw.randint(2, 8)):
         conduct: Conduct = draw.choice(["reads", "reads", "streams", "slow", draw.choice(CHAOTIC)])
         if ask.route == "program" and conduct != "leaves":
             conduct = "reads"
@@ -208,7 +209,7 @@ def _asks(draw: random.Random) -> list[Ask]:
 
 
 def _is_long(ask: Ask) -> bool:
-    return bool(ask.body.get("sampling_params", {}).get("max_new_tokens") == 200)
+    return bool(ask.body.get("sampling_params", {}).get("max_new_tokens") == LONG)
 
 
 def _fault(draw: random.Random, flags: Flags) -> Fault:

@@ -151,6 +151,28 @@ def test_a_core_whose_socket_cannot_be_had_says_so_and_ends(tmp_path: Path) -> N
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["core_main", "frontend_worker"])
+@pytest.mark.parametrize("log", ["full", "closed"])
+def test_a_process_that_cannot_write_its_log_ends_with_its_parent(own_tmp: Path, module: str, log: str) -> None:
+    """The log may be on a full disk, or a pipe whose reader has left."""
+    folder = own_tmp / "ramiform-x"
+    folder.mkdir()
+    config = RuntimeConfig(core=CoreConfig(), serve=ServeConfig(socket_dir=str(folder)))
+    if log == "closed":
+        read, write = os.pipe()
+        os.close(read)
+    else:
+        write = os.open("/dev/full", os.O_WRONLY)
+    command = [*parent_watchdog.child_command(f"ramiform.runtime.processes.{module}"), "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=write) as process:
+        os.close(write)
+        assert process.stdin is not None
+        process.stdin.write(parent_watchdog.config_line(config))
+        process.stdin.close()  # as when the parent is killed
+        process.wait(SOON)
+
+
 @pytest.mark.exhaustive
 def test_a_core_that_was_stopped_for_a_while_goes_on() -> None:
     with ramiform.Runtime() as runtime:

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -83,9 +84,11 @@ class RequestTemplates:
                 return process
             process.end()
         try:
-            return _TemplateProcess()
-        except OSError as error:
+            process = _TemplateProcess()
+            threading.Thread(target=_reap, args=(process, self._idle), name="template process", daemon=True).start()
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread
             raise BusyError(f"no process can be started to render the chat template: {error}") from error
+        return process
 
 
 class _TemplateProcess:
@@ -111,6 +114,9 @@ class _TemplateProcess:
         if size > MAX_FRAME:
             raise EOFError
         return msgspec.msgpack.decode(self._read(size, deadline), type=RenderAnswer)
+
+    def wait(self) -> None:
+        self._child.wait()
 
     def is_alive(self) -> bool:
         return self._child.poll() is None
@@ -145,6 +151,14 @@ class _TemplateProcess:
                 pipe.close()
             except OSError:
                 continue  # data that the dead child did not take
+
+
+def _reap(process: _TemplateProcess, idle: list[_TemplateProcess]) -> None:
+    """Wait for a child to end, so that one that was killed is neither a zombie nor holds its pipes."""
+    process.wait()
+    with suppress(ValueError):
+        idle.remove(process)
+        process.end()
 
 
 def _end_all(processes: list[_TemplateProcess]) -> None:

@@ -55,7 +55,14 @@ def create_app(
 ) -> FastAPI:
     measures = generator.core.observer.measures
     keys, admin_keys = _listed(config.api_key), _listed(config.admin_key)
-    app = FastAPI(title="ramiform", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="ramiform",
+        version=__version__,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,  # openapi.py has the route
+    )
     app.state.core = generator.core  # body limits depend on the model's context
     errors.install_error_handlers(app)
     openapi.install_openapi(app, has_keys=bool(keys), schemas=program_schemas())

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-from fastapi import FastAPI
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import Response
 
 
 def install_openapi(app: FastAPI, *, has_keys: bool, schemas: dict[str, Any]) -> None:
-    """Remove FastAPI's own 422 responses; add the API key, and `schemas` of bodies that FastAPI does not read."""
+    """Remove FastAPI's own 422 responses; add the API key, and `schemas` of bodies that FastAPI does not read.
+
+    Also adds the document's route. It needs no key, so it must be cheap: the document is encoded once.
+    """
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -32,3 +38,12 @@ def install_openapi(app: FastAPI, *, has_keys: bool, schemas: dict[str, Any]) ->
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+    @cache
+    def encoded() -> bytes:
+        return msgspec.json.encode(openapi())
+
+    async def document(request: Request) -> Response:
+        return Response(encoded(), media_type="application/json")
+
+    app.add_route("/openapi.json", document, include_in_schema=False)

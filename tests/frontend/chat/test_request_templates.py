@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from ramiform.runtime.frontend.chat.request_templates import MAX_TEMPLATE_CHARACTERS, RequestTemplates
+from ramiform.runtime.processes.bounded_sleep import poll_until
 from ramiform.runtime.protocol.errors import BusyError, RequestError
 from ramiform.runtime.tokenizer.chat_template import ChatTemplate
 from ramiform.tests.frontend.harness import House, house, run, shipped_tokenizer
@@ -109,6 +110,7 @@ def test_a_process_that_was_killed_is_replaced() -> None:
         for kill in (lambda child: child.kill(), lambda child: (child.kill(), child.wait())):
             assert await templates.render("{{ messages | length }}", {}, ARGUMENTS) == "2"
             kill(templates._idle[0]._child)
+        assert await poll_until(lambda: not templates._idle, 60)  # reaped, also while nobody asks
         assert await templates.render("{{ messages | length }}", {}, ARGUMENTS) == "2"
 
     asyncio.run(main())

@@ -263,11 +263,14 @@ class HttpProtocol(SlotProtocol, HttpToolsProtocol):
             self.cycle.message_event.set()
         self._abort_later()
         self.transport.write(_response(refusal, self.server_state.default_headers))
-        if self.transport.can_write_eof():
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        try:
             # Closing now would reset the connection of a client that still sends, before it reads the response.
             self.transport.write_eof()
-        else:
-            self.transport.close()
+        except OSError:  # the client has left
+            self.transport.abort()
 
     def _close(self) -> None:
         self._ignores_input = True

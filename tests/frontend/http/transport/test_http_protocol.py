@@ -172,6 +172,19 @@ def test_a_head_that_does_not_end_in_time_is_a_408(before: bytes, beginning: byt
     run(main())
 
 
+def test_the_time_of_a_head_may_end_when_its_client_has_just_left() -> None:
+    async def main() -> None:
+        async with house(http=True) as built:
+            assert built.frontend.http_port is not None
+            with socket.create_connection(("127.0.0.1", built.frontend.http_port)) as peer:
+                peer.sendall(HEAD)
+                await arrived(built, len(HEAD))
+            expire(built, len(HEAD))  # the first write to a closed socket resets it
+            await until(lambda: not connections(built))
+
+    run(main())
+
+
 def test_a_head_that_was_begun_before_an_answer_has_its_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with house(http=True) as built, connected(built) as peer:
