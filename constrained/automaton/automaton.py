@@ -155,6 +155,7 @@ class Automaton:
 
     tables: Tables = field(default_factory=Tables)
     memory: dict[Any, Any] = field(default_factory=dict)  # caches of front ends, by their own keys
+    num_fixed_bytes: int = 0  # of tables that front ends made before the first state, such as automata of terminals
     refused: Refusals = field(default_factory=Refusals)  # alternatives that are too complex
     has_once: bool = False  # True once a frame that is `once` exists
     marks: list[tuple[int, ...]] = field(default_factory=lambda: [()])  # ascending counts at which masks change

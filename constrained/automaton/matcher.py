@@ -54,7 +54,7 @@ class Generation:
     @property
     def num_bytes(self) -> int:
         """Estimate of the memory that it takes, masks included."""
-        return self.automaton.num_bytes + self.walker.num_bytes
+        return self.automaton.num_bytes + self.automaton.num_fixed_bytes + self.walker.num_bytes
 
 
 class CompiledGrammar:

@@ -38,20 +38,26 @@ class Reading(NamedTuple):
 class CompiledCfg:
     """A grammar with its Earley sets and terminals' tables. Compared by identity.
 
-    `rows[t]` is the table of terminal t as lists. `leads_on[t][q]` is True if some byte leads on from state q.
+    `tables[t]` is the table of terminal t, by state and class: a view, because Python integers would take ten times its
+    memory. `leads_on[t][q]` is True if some byte leads on from state q.
     """
 
     cfg: Cfg
     sets: EarleySets
-    rows: dict[int, list[list[int]]]
+    tables: list[memoryview]
     leads_on: list[list[bool]]
     columns: dict[tuple[int, ...], tuple[NDArray[np.uint8], list[int]]]
 
     @classmethod
     def of(cls, cfg: Cfg) -> CompiledCfg:
-        rows = {number: terminal.dfa.table.tolist() for number, terminal in enumerate(cfg.terminals)}
-        leads_on = [[any(row) for row in rows[number]] for number in range(len(cfg.terminals))]
-        return cls(cfg, EarleySets(cfg), rows, leads_on, {})
+        tables = [memoryview(np.ascontiguousarray(terminal.dfa.table)) for terminal in cfg.terminals]
+        leads_on = [(terminal.dfa.table != DEAD).any(axis=1).tolist() for terminal in cfg.terminals]
+        return cls(cfg, EarleySets(cfg), tables, leads_on, {})
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the terminals' automata."""
+        return sum(table.nbytes + 8 * len(flags) for table, flags in zip(self.tables, self.leads_on, strict=True))
 
     def dfa(self, terminal: int) -> Dfa:
         return self.cfg.terminals[terminal].dfa
@@ -86,6 +92,7 @@ def grammar_start(cfg: Cfg, automaton: Automaton) -> GrammarState:
     """Return the state before the text."""
     grammar = CompiledCfg.of(cfg)
     automaton.caches.append(grammar.sets.caches)
+    automaton.num_fixed_bytes += grammar.num_bytes
     nothing: frozenset[tuple[int, int]] = frozenset()
     start = grammar.sets.start
     return GrammarState(grammar, frozenset(_first_readings(grammar, start, nothing)), grammar.sets.accepts(start))
@@ -100,7 +107,7 @@ def _after(grammar: CompiledCfg, readings: frozenset[Reading], byte: int) -> Gra
     cfg = grammar.cfg
     for begun, terminal, state, watched in readings:
         dfa = cfg.terminals[terminal].dfa
-        now = grammar.rows[terminal][state][dfa.class_of[byte]]
+        now = grammar.tables[terminal][state, dfa.class_of[byte]]
         if now == DEAD:
             continue
         if watched:
@@ -140,7 +147,7 @@ def _watched_after(
     found = []
     for terminal, state in watched:
         dfa = grammar.dfa(terminal)
-        now = grammar.rows[terminal][state][dfa.class_of[byte]]
+        now = grammar.tables[terminal][state, dfa.class_of[byte]]
         if dfa.accepting[now]:
             return None
         if now != DEAD:

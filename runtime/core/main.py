@@ -5,6 +5,7 @@ Run as a module by the frontend. All I/O of the scheduler's side is here.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import sys
@@ -77,6 +78,7 @@ SWITCH_INTERVAL = 1e-6
 IDLE_COLLECTION_INTERVAL = 100
 BUSY_COLLECTION_INTERVAL = 10_000
 COLLECTION_DELAY_MS = 100  # time without a request before a full collection
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 FAILURE_LINGER_MS = 10_000  # time that a core that cannot start waits for a frontend to attach
 
 
@@ -304,13 +306,23 @@ def _open_plan_log(path: str, header: LogHeader) -> PlanLog:
 
 def received(link: FrontendSocket, timeout_ms: int | None) -> list[tuple[bytes, ToCore]]:
     """Receive messages as `FrontendSocket.receive` does. If a full garbage collection is due, wait only
-    COLLECTION_DELAY_MS, and collect if none came."""
+    COLLECTION_DELAY_MS, and collect and return memory if none came."""
     if timeout_ms is not None or gc.get_count()[2] < IDLE_COLLECTION_INTERVAL:
         return list(link.receive(timeout_ms))
     messages = list(link.receive(COLLECTION_DELAY_MS))
     if not messages:
         gc.collect()
+        _give_back_memory()
     return messages
+
+
+def _give_back_memory() -> None:
+    """Return freed memory to the system: glibc keeps what lies between allocations that live on.
+
+    A large grammar that is dropped leaves such gaps, so without this a core keeps the memory of the largest it has had.
+    """
+    if _LIBC is not None and hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
 
 
 def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loader: LoopLoader) -> None:
