@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import httpx
 import typer
@@ -272,29 +272,43 @@ def route(
 
 @dataclass(frozen=True)
 class Cost:
-    whole: float  # seconds of a request for one token
-    token: float  # seconds of a streamed token after the first
+    """Of a request for one token, and of a streamed token after the first: seconds, and seconds of processors."""
+
+    request: float
+    request_cpu: float
+    token: float
+    token_cpu: float
 
 
 class Server:
-    """A server that is measured over one connection. Prompts are new, so little is cached."""
+    """A server that is measured over one connection. `processes` are those whose processor time counts."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, number: int, processes: Sequence[Any]) -> None:
         self._client = httpx.Client(base_url=url, timeout=120, trust_env=False)
         self._model = self._client.get("/v1/models").json()["data"][0]["id"]
+        self._number = number  # in the prompts, so that none is cached when it comes
+        self._processes = processes
 
-    def measure(self, num_tokens: int, number: int) -> Cost:
-        """Measure a request for one token, and the tokens of a stream."""
-        began = time.perf_counter()
-        self._client.post("/v1/chat/completions", json=self._body(f"{number} hello", 1)).raise_for_status()
-        ended = time.perf_counter()
-        times = []
-        body = self._body(f"{number} tell", num_tokens) | {"stream": True}
+    def measure(self, num_requests: int, num_tokens: int, number: int) -> Cost:
+        """Measure requests for one token in a row, and the tokens of a stream."""
+        spent, seconds = self._spent(), []
+        for each in range(num_requests):
+            began = time.perf_counter()
+            body = self._body(f"{self._number} {number} {each} hello", 1)
+            self._client.post("/v1/chat/completions", json=body).raise_for_status()
+            seconds.append(time.perf_counter() - began)
+        between, times = self._spent(), []
+        body = self._body(f"{self._number} {number} tell", num_tokens) | {"stream": True}
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             for line in response.iter_lines():
                 if line.startswith("data: {") and json.loads(line[6:]).get("choices"):
                     times.append(time.perf_counter())
-        return Cost(ended - began, (times[-1] - times[0]) / (num_tokens - 1))
+        request_cpu = (between - spent) / num_requests
+        token_cpu = (self._spent() - between - request_cpu) / (num_tokens - 1)
+        return Cost(statistics.median(seconds), request_cpu, (times[-1] - times[0]) / (num_tokens - 1), token_cpu)
+
+    def _spent(self) -> float:
+        return sum(each.user + each.system for each in (process.cpu_times() for process in self._processes))
 
     def _body(self, text: str, num_tokens: int) -> dict[str, object]:
         asked = {"model": self._model, "messages": [{"role": "user", "content": text}], "temperature": 0}
@@ -304,21 +318,33 @@ class Server:
 @app.command()
 def overhead(
     urls: Annotated[list[str], typer.Argument(help="servers of one model; the first is the baseline")],
-    rounds: Annotated[int, typer.Option(min=2, help="rounds in turn, after one that warms up")] = 100,
-    tokens: Annotated[int, typer.Option(min=2, help="tokens of a stream")] = 32,
+    pid: Annotated[int, typer.Option(help="process that started all servers: `ramiform cluster`")],
+    rounds: Annotated[int, typer.Option(min=2, help="rounds in turn, after one that warms up")] = 9,
+    requests: Annotated[int, typer.Option(min=1, help="requests for one token in a row")] = 20,
+    tokens: Annotated[int, typer.Option(min=2, help="tokens of a stream")] = 200,
 ) -> None:
-    """Print each server's median time per request and per token as a ratio to the first one's, and the difference."""
-    servers = {url: Server(url) for url in urls}
+    """Print each server's times as ratios to the first one's, and how much more they are: medians of the rounds."""
+    import psutil  # of the extra bench
+
+    parent = psutil.Process(pid)
+    processes = [parent, *parent.children(recursive=True)]
+    servers = [(url, Server(url, number, processes)) for number, url in enumerate(urls)]
     runs = interleaved(
-        rounds, {url: lambda number, server=server: server.measure(tokens, number) for url, server in servers.items()}
+        rounds,
+        {url: lambda number, server=server: server.measure(requests, tokens, number) for url, server in servers},
     )
     rows = []
     for url, costs in runs.items():
-        row: dict[str, object] = {"server": url}
-        for name, title in (("whole", "request of one token"), ("token", "streamed token")):
-            mine, first = (statistics.median(getattr(cost, name) for cost in each) for each in (costs, runs[urls[0]]))
-            row[f"{title}, ratio"], row[f"{title}, ms more"] = mine / first, 1e3 * (mine - first)
-        rows.append(row)
+        for name, title in (("request", "request of one token"), ("token", "streamed token")):
+            row: dict[str, object] = {"server": url, "of a": title}
+            for part, unit in (("", "time"), ("_cpu", "processors")):
+                pairs = [
+                    (getattr(mine, name + part), getattr(first, name + part))
+                    for mine, first in zip(costs, runs[urls[0]], strict=True)
+                ]
+                row[f"{unit}, ratio"] = statistics.median(mine / first for mine, first in pairs)
+                row[f"{unit}, ms more"] = 1e3 * statistics.median(mine - first for mine, first in pairs)
+            rows.append(row)
     print(table(rows))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+import ramiform
+
 from .commands import run
 
 
@@ -15,7 +17,10 @@ def test_a_router_that_knows_more_caches_more() -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_server_is_compared_with_itself(url: str) -> None:
-    shown = run("scale.py", "overhead", url, url + "/", "--rounds", "2", "--tokens", "8").splitlines()
-    assert [line.split("|")[1].strip() for line in shown[2:]] == [url, url + "/"]
-    assert float(shown[2].split("|")[2]) == 1
+def test_a_server_is_compared_with_itself(runtime: ramiform.Runtime) -> None:
+    pytest.importorskip("psutil", reason="the extra bench")
+    url = str(runtime.url)
+    options = ["--pid", str(runtime.pid), "--rounds", "2", "--requests", "2", "--tokens", "8"]
+    shown = run("scale.py", "overhead", url, f"{url}/", *options).splitlines()
+    assert [line.split("|")[1].strip() for line in shown[2:]] == [url, url, f"{url}/", f"{url}/"]
+    assert float(shown[2].split("|")[3]) == 1
