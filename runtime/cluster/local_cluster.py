@@ -177,8 +177,8 @@ async def _start(
         if name in plan.replicas:
             show(f"{name}: {plan.replicas[name].serve.url(started.http_port)} (process {child.process.pid})")
     await _found_by_router(plan.url, len(plan.replicas))
-    helpers = f" and {len(plan.prefill)} that compute prompts" if plan.prefill else ""
-    show(f"serving {names[-1]} at {plan.url}/v1 by {len(plan.replicas)} replicas{helpers}")
+    helpers = f", {_runtimes(len(plan.prefill))} for prompts" if plan.prefill else ""
+    show(f"serving {names[-1]} at {plan.url}/v1 by {_runtimes(len(plan.replicas))}{helpers}")
 
 
 async def _report_of(child: ChildProcess) -> Started:
@@ -246,7 +246,7 @@ def _part_died(
     left: Sequence[str] = [each for each in parts if each in plan.replicas]
     if not (plan.keep_going and has_started and name != "router" and left):
         raise error
-    show(f"{name} is gone, {len(left)} replicas go on: {error}")
+    show(f"{name} is gone, going on with {_runtimes(len(left))}: {error}")
 
 
 async def _show_log(child: ChildProcess, show: Show) -> None:
@@ -254,6 +254,10 @@ async def _show_log(child: ChildProcess, show: Show) -> None:
     assert child.process.stderr is not None
     async for line in child.process.stderr:
         show(f"{child.name} | {line.decode(errors='replace').rstrip()}")
+
+
+def _runtimes(num: int) -> str:
+    return f"{num} runtime{'s' if num > 1 else ''}"
 
 
 def _devices(settings: dict[str, Any], num_runtimes: int) -> list[str]:
