@@ -24,7 +24,7 @@ from ..processes.frontend_main import ShutdownSignals
 from ..processes.launch import make_config
 from ..processes.supervisor import ChildProcess
 from ..protocol.config import RuntimeConfig
-from ..protocol.errors import RamiformError, RuntimeFailed
+from ..protocol.errors import RamiformError, RequestError, RuntimeFailed
 from ..protocol.start_report import Started, StartFailed, StartReport
 
 HOST = "127.0.0.1"
@@ -50,6 +50,7 @@ class ClusterPlan:
         cls, model: str | None, settings: dict[str, Any], *, replicas: int, prefill: int, port: int, keep_going: bool
     ) -> ClusterPlan:
         """Check the settings and make the folder. Raises RamiformError."""
+        devices = _devices(settings, replicas + prefill)
         folder = Path(tempfile.mkdtemp(prefix="ramiform-cluster-"))
         addresses = [f"ipc://{folder}/prefill-{index}" for index in range(prefill)]
         apart = {"role": "decode", "prefill_workers": ",".join(addresses)} if addresses else {}
@@ -57,6 +58,8 @@ class ClusterPlan:
         computing = {
             f"prefill {index}": {"role": "prefill", "transfer_bind": address} for index, address in enumerate(addresses)
         }
+        for own, device in zip((*answering.values(), *computing.values()), devices, strict=False):
+            own["device"] = device
         try:
             return cls(
                 *(
@@ -174,8 +177,8 @@ async def _start(
         if name in plan.replicas:
             show(f"{name}: {plan.replicas[name].serve.url(started.http_port)} (process {child.process.pid})")
     await _found_by_router(plan.url, len(plan.replicas))
-    helpers = f" and {len(plan.prefill)} that compute prompts" if plan.prefill else ""
-    show(f"serving {names[-1]} at {plan.url}/v1 by {len(plan.replicas)} replicas{helpers}")
+    helpers = f", {_runtimes(len(plan.prefill))} for prompts" if plan.prefill else ""
+    show(f"serving {names[-1]} at {plan.url}/v1 by {_runtimes(len(plan.replicas))}{helpers}")
 
 
 async def _report_of(child: ChildProcess) -> Started:
@@ -243,7 +246,7 @@ def _part_died(
     left: Sequence[str] = [each for each in parts if each in plan.replicas]
     if not (plan.keep_going and has_started and name != "router" and left):
         raise error
-    show(f"{name} is gone, {len(left)} replicas go on: {error}")
+    show(f"{name} is gone, going on with {_runtimes(len(left))}: {error}")
 
 
 async def _show_log(child: ChildProcess, show: Show) -> None:
@@ -251,6 +254,31 @@ async def _show_log(child: ChildProcess, show: Show) -> None:
     assert child.process.stderr is not None
     async for line in child.process.stderr:
         show(f"{child.name} | {line.decode(errors='replace').rstrip()}")
+
+
+def _runtimes(num: int) -> str:
+    return f"{num} runtime{'s' if num > 1 else ''}"
+
+
+def _devices(settings: dict[str, Any], num_runtimes: int) -> list[str]:
+    """Return a CUDA device for each runtime, the first of its `tp` x `pp`; none where there is one device or none.
+
+    Raises RequestError when there are several devices, and fewer than the runtimes need.
+    """
+    if settings.get("device", "auto") not in ("auto", "cuda") or not Path("/dev/nvidiactl").exists():
+        return []
+    import torch
+
+    num_devices, each = torch.cuda.device_count(), settings.get("tp", 1) * settings.get("pp", 1)
+    if num_devices < 2:
+        return []
+    if num_runtimes * each > num_devices:
+        raise RequestError(
+            f"{num_runtimes} runtimes of {each} devices need {num_runtimes * each}, and there are {num_devices}: "
+            "fewer replicas, or one device for all by --device cuda:0",
+            param="replicas",
+        )
+    return [f"cuda:{index * each}" for index in range(num_runtimes)]
 
 
 def _free_port() -> int:

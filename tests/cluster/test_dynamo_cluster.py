@@ -89,7 +89,7 @@ def chat(client: httpx.Client, messages: list[dict[str, str]], **fields: Any) ->
 
 
 def test_two_replicas_reuse_what_they_have_and_survive_the_death_of_one(cluster: Cluster) -> None:
-    serving = cluster.wait_for(r"^serving ramiform-demo at (http://127\.0\.0\.1:\d+)/v1 by 2 replicas$")
+    serving = cluster.wait_for(r"^serving ramiform-demo at (http://127\.0\.0\.1:\d+)/v1 by 2 runtimes$")
     with httpx.Client(base_url=serving[1], timeout=120, trust_env=False) as client:
         assert cached_share(client) >= 0.97
         assert_answers_are_constrained_and_scored(client)
@@ -176,7 +176,7 @@ def assert_one_replica_survives(cluster: Cluster, client: httpx.Client) -> None:
                 return statuses
             assert answer.status_code >= 500, answer.text
             killed.wait()
-            cluster.wait_for(r"^replica 0 is gone, 1 replicas go on")
+            cluster.wait_for(r"^replica 0 is gone, going on with 1 runtime:")
         return statuses
 
     with ThreadPoolExecutor(8) as pool:
@@ -186,7 +186,7 @@ def assert_one_replica_survives(cluster: Cluster, client: httpx.Client) -> None:
         killed.set()
         answers = [each.result() for each in asked]
     assert all(statuses[-1] == 200 and len(statuses) <= 2 for statuses in answers), answers
-    cluster.wait_for(r"^replica 0 is gone, 1 replicas go on")
+    cluster.wait_for(r"^replica 0 is gone, going on with 1 runtime:")
     assert chat(client, [{"role": "user", "content": "Hello"}]).status_code == 200
 
 
