@@ -126,6 +126,26 @@ def test_what_is_cached_here_or_asked_of_the_prompt_is_not_fetched(prefill: Targ
     assert decode.idle_stats()["num_fetched_tokens"] == before
 
 
+@pytest.mark.exhaustive
+def test_pages_of_one_rank_fit_two_and_come_back(folder: Path, prefill: Target) -> None:
+    ids = prefill.encode("Two ranks. " + LONG)[:300]
+    expected = prefill.generate(ids, max_new_tokens=12)["output_ids"]
+    workers, bind = f"ipc://{folder}/prefill", f"ipc://{folder}/back"
+    with (
+        ramiform.Runtime(tp=2, num_pages=256, prefill_workers=workers, remote_prefill_tokens=16, **SETTINGS) as runtime,
+        ramiform.Runtime(num_pages=256, transfer_bind=bind, **SETTINGS) as last,
+        Target(runtime) as target,
+        Target(last) as back,
+    ):
+        assert target.generate(ids, max_new_tokens=12)["output_ids"] == expected
+        assert target.idle_stats()["num_fetched_tokens"] == 288
+        moved = target.http.post("/drain", params={"to": bind}).json()
+        assert moved["num_left"] == 0
+        answer = back.generate(ids, max_new_tokens=12)
+        assert answer["output_ids"] == expected
+        assert answer["meta_info"]["cached_tokens"] >= 288
+
+
 @pytest.mark.slow
 def test_a_killed_prefill_runtime_costs_time_and_no_tokens(folder: Path, prefill: Target, decode: Target) -> None:
     bind = f"ipc://{folder}/dying"
