@@ -209,7 +209,16 @@ class Switch(socketserver.ThreadingTCPServer):
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.upstreams: list[socket.socket] = []
         super().__init__(("127.0.0.1", 0), Relay)
+
+    def turn(self, url: str) -> None:
+        """Send connections elsewhere from now on."""
+        self.url = url
+        for upstream in self.upstreams:
+            with contextlib.suppress(OSError):
+                upstream.shutdown(socket.SHUT_RDWR)
+        self.upstreams.clear()
 
 
 class Relay(socketserver.BaseRequestHandler):
@@ -217,6 +226,7 @@ class Relay(socketserver.BaseRequestHandler):
         assert isinstance(self.server, Switch)
         host, _, port = self.server.url.removeprefix("http://").rpartition(":")
         with socket.create_connection((host, int(port))) as upstream:
+            self.server.upstreams.append(upstream)
             pairs = {self.request: upstream, upstream: self.request}
             while True:
                 for source in select.select(list(pairs), [], [])[0]:
@@ -253,7 +263,7 @@ def test_a_program_goes_on_at_another_replica_with_the_same_tokens(
                 params["programs_to"] = prefill.runtime.address
             moved.append(decode.http.post("/drain", params=params).json())
             assert prefill.runtime.url is not None
-            switch.url = prefill.runtime.url
+            switch.turn(prefill.runtime.url)
             while way == "zmq" and endpoint.connection().address != prefill.runtime.address:
                 threading.Event().wait(0.01)
         forks.join("concate_and_append")
@@ -280,14 +290,14 @@ def test_a_program_goes_on_at_another_replica_with_the_same_tokens(
 
 @pytest.mark.slow
 def test_programs_that_cannot_follow_fail_clearly(folder: Path, prefill: Target, decode: Target) -> None:
-    nowhere = f"ipc://{folder}/nowhere"
+    nowhere, here = f"ipc://{folder}/nowhere", {"to": f"ipc://{folder}/prefill"}
+    assert decode.http.post("/drain", params=here).status_code == 200, "it sends programs nowhere"
 
     @ramiform.function
     def story(s: ramiform.ProgramState) -> None:
         s += "The river" + gen("first", max_tokens=4, temperature=0)
         assert s["first"]
-        params = {"to": f"ipc://{folder}/prefill", "programs_to": nowhere}
-        assert decode.http.post("/drain", params=params).status_code == 200
+        assert decode.http.post("/drain", params=here | {"programs_to": nowhere}).status_code == 200
         while True:
             s += " and" + gen("next", max_tokens=2, temperature=0)
             assert s["next"] is not None

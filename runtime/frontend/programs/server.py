@@ -203,18 +203,17 @@ class ProgramServer:
     async def _move_idle(self) -> None:
         while True:
             await asyncio.sleep(MOVE_INTERVAL)
-            if self._moving_to is None:
-                continue
-            error = ErrorInfo(
-                kind="runtime",
-                message=f"the runtime has moved its programs to {self._moving_to}",
-                param=self._moving_to,
-                code="moved",
-            )
-            for identity, client in list(self._clients.items()):
-                if client.can_move and not client.is_playing:
-                    self._send(identity, Fatal(error))  # after the answers so far
-                    self._forget(identity)
+            for identity in list(self._clients) if self._moving_to is not None else ():
+                self._move_if_idle(identity)
+
+    def _move_if_idle(self, identity: bytes) -> None:
+        """Send a client elsewhere if that is due and all its states wait. It has the answers so far."""
+        client = self._clients.get(identity)
+        if self._moving_to is None or client is None or not client.can_move or client.is_playing:
+            return
+        reason = f"the runtime has moved its programs to {self._moving_to}"
+        self._send(identity, Fatal(ErrorInfo(kind="runtime", message=reason, param=self._moving_to, code="moved")))
+        self._forget(identity)
 
     async def stop(self, error: ErrorInfo) -> None:
         """Send `error` to every client and close the socket."""
@@ -360,6 +359,7 @@ class ProgramServer:
         outgoing, self._outgoing = self._outgoing, {}
         for identity, answers in outgoing.items():
             self._send_answers(identity, answers)
+            self._move_if_idle(identity)  # before its program has read them and goes on
 
     def _send_answers(self, identity: bytes, answers: list[Answer]) -> None:
         try:

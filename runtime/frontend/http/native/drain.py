@@ -62,9 +62,8 @@ class DrainApi:
         await self._set_draining(True)
         try:
             moved = await cancel_on_disconnect(request, self._move(to))
-            if programs_to is not None:
-                self._core.on_move_programs(programs_to)
-                await self._siblings.ask("move_programs", programs_to, bool)
+            self._core.on_move_programs(programs_to)
+            await self._siblings.ask("move_programs", programs_to, bool)
             return json_response(moved)
         except BaseException:
             await self._set_draining(False)
