@@ -17,8 +17,9 @@ from ..runtime.protocol.errors import RamiformError, RequestError
 from ..runtime.protocol.session import Reply, ToFrontend
 
 if TYPE_CHECKING:
-    from ..runtime.protocol.client import Connection, Listener
+    from ..runtime.protocol.client import Listener
     from .backends.http_channel import HttpChannel
+    from .backends.movable import MovableChannel
 
 ADDRESS_VARIABLE = "RAMIFORM_ADDRESS"  # set by `ramiform run --address`
 API_KEY_VARIABLE = "RAMIFORM_API_KEY"
@@ -70,9 +71,9 @@ class RuntimeEndpoint:
         self.keys = os.environ.get(KEYS_VARIABLE) if keys is None else keys
         self.api_key = os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key
         self._lock = threading.Lock()
-        self._connection: tuple[Connection | HttpChannel, Callable[[], None]] | None = None
+        self._connection: tuple[MovableChannel | HttpChannel, Callable[[], None]] | None = None
 
-    def connection(self) -> Connection | HttpChannel:
+    def connection(self) -> MovableChannel | HttpChannel:
         with self._lock:
             if self._connection is None:
                 if self.address.startswith("http"):
@@ -80,10 +81,11 @@ class RuntimeEndpoint:
 
                     self._connection = connect_url(self.address, self.api_key)
                 else:
+                    from .backends.movable import MovableChannel
                     from .connect import connect
 
-                    connection = connect(self.address, self.keys)
-                    self._connection = connection, connection.close
+                    channel = MovableChannel(connect(self.address, self.keys), lambda to: connect(to, self.keys))
+                    self._connection = channel, channel.close
             return self._connection[0]
 
     def close(self) -> None:

@@ -9,8 +9,11 @@ from ..runtime.protocol.keys import keys_for
 
 
 def connect(address: str, keys: str | os.PathLike[str] | None = None) -> Connection:
-    """Return a connection to the runtime that listens at a ZMQ address. Raises RuntimeFailed if none does."""
-    connection = Connection(address, keys_for(address, keys))
+    """Return a connection to the runtime that listens at a ZMQ address, whose programs a `MovableChannel` moves.
+
+    Raises RuntimeFailed if none listens there.
+    """
+    connection = Connection(address, keys_for(address, keys), can_move=True)
     try:
         connection.connect()
     except BaseException:

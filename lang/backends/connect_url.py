@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ...runtime.protocol.errors import RequestError
@@ -16,15 +15,13 @@ from ...runtime.protocol.version import __version__
 from ..connect import connect
 from .http_channel import HttpChannel
 from .http_runtime import HttpRuntime
-
-if TYPE_CHECKING:
-    from ...runtime.protocol.client import Connection
+from .movable import MovableChannel
 
 _SCHEME = "ipc://"
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def connect_url(url: str, api_key: str | None) -> tuple[Connection | HttpChannel, Callable[[], None]]:
+def connect_url(url: str, api_key: str | None) -> tuple[MovableChannel | HttpChannel, Callable[[], None]]:
     """Return a channel, and the function that closes it.
 
     Raises RequestError for an invalid `url` or a wrong key, RuntimeFailed when nothing answers there.
@@ -33,9 +30,9 @@ def connect_url(url: str, api_key: str | None) -> tuple[Connection | HttpChannel
     try:
         address = _program_address(over_http) if urlsplit(url).hostname in _LOCAL_HOSTS else None
         if address is not None:
-            connection = connect(address)
+            channel = MovableChannel(connect(address), connect)
             over_http.close()
-            return connection, connection.close
+            return channel, channel.close
     except BaseException:
         over_http.close()
         raise

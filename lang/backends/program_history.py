@@ -115,7 +115,7 @@ class StateHistory:
     def answer(self, done: Done) -> None:
         """Note the answer to the first operation without one."""
         *_, operation = self.played(self.num_answered, self.num_answered + 1)
-        self.operations[self.num_answered] = _replayed(operation, done)
+        self.operations[self.num_answered] = replayed(operation, done)
         self.num_answered += 1
         self.attempt = self.retry = None
         self.num_sent = max(self.num_sent, self.num_answered)
@@ -267,7 +267,7 @@ class ProgramHistory:
         return [child for child in children if child is not None]
 
 
-def _replayed(operation: Operation, done: Done) -> Operation:
+def replayed(operation: Operation, done: Done) -> Operation:
     """Return the operation that appends, without asking the model, what `operation` appended."""
     match operation:
         case Gen():

@@ -88,6 +88,7 @@ class Frontend:
             self._remote_server = RemoteProgramServer(
                 self._context, config.serve.bind, config.serve.keys, self._generator
             )
+        self._core.on_move_programs = self._move_programs
         self._peers = FrontendPeers(
             self._context, config.serve.socket_dir, index, config.serve.frontends, self._observer.measures
         )
@@ -138,6 +139,12 @@ class Frontend:
     def peers_ready(self) -> None:
         """Begin to send programs to the other frontends, which answer now."""
         self._program_server.share()
+
+    def _move_programs(self, address: str | None) -> None:
+        """Send clients with programs to another runtime's server, when their states wait."""
+        self._program_server.move_clients(address)
+        if self._remote_server is not None:
+            self._remote_server.server.move_clients(address)
 
     async def drain(self, seconds: float) -> None:
         """Accept no new clients and wait until running requests have ended. After `seconds` the rest fails."""

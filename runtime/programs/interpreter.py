@@ -62,6 +62,11 @@ class ProgramInterpreter:
     def num_programs(self) -> int:
         return len(self._programs)
 
+    @property
+    def is_playing(self) -> bool:
+        """True while an operation is played; what waits for the program or for other states does not count."""
+        return any(state.is_playing for state in (*self._states.values(), *self._closing))
+
     def run(self) -> None:
         """Play every state that can go on."""
         self._queue.run()

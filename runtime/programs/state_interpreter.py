@@ -159,6 +159,11 @@ class StateInterpreter:
         """True when nothing is left to play."""
         return not self._steps and self._playing is None
 
+    @property
+    def is_playing(self) -> bool:
+        """True while a step is pending."""
+        return self._playing is not None
+
     def wake(self) -> None:
         """Let the queue play this state."""
         self._queue.add(self)

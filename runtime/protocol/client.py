@@ -60,8 +60,10 @@ class Connection:
     gone, `connect`, `send` and `call` raise RuntimeFailed.
     """
 
-    def __init__(self, address: str, keys: ProgramKeys | None = None) -> None:
+    def __init__(self, address: str, keys: ProgramKeys | None = None, *, can_move: bool = False) -> None:
+        """`can_move`: the runtime may end the connection with an error of code "moved", after which `moved` has it."""
         self.address = address
+        self._hello = wire.encode(Hello(__version__, can_move))
         self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._listeners: dict[int, Listener] = {}
@@ -73,7 +75,7 @@ class Connection:
         self._decoder: msgspec.msgpack.Decoder[FromFrontend] = msgspec.msgpack.Decoder(FromFrontend)
         self._link = FrontendLink(
             address,
-            wire.encode(Hello(__version__)),
+            self._hello,
             keys=keys,
             on_message=self._receive,
             is_busy=lambda: bool(self._listeners),
@@ -102,11 +104,20 @@ class Connection:
         self._answered.wait(WELCOME_SECONDS)
         return self._wants_notes
 
+    @property
+    def moved(self) -> ErrorInfo | None:
+        """The error that tells, in its `param`, the address that the client's programs were moved to, if they were."""
+        return self._error if self._error is not None and self._error.code == "moved" else None
+
     def attach(self, listener: Listener) -> int:
         """Return a new state number, whose answers go to `listener` until it is detached."""
         number = next(self._numbers)
         self._listeners[number] = listener
         return number
+
+    def attach_as(self, number: int, listener: Listener) -> None:
+        """Let the answers of a state that the caller has numbered go to `listener` until it is detached."""
+        self._listeners[number] = listener
 
     def detach(self, state: int) -> None:
         """Forget a state, here and in the runtime. Never raises and takes no lock: garbage collection may call it."""
@@ -179,14 +190,16 @@ class Connection:
                 if (waiting := self._calls.get(message.call)) is not None:
                     waiting.put(message)
             case Welcome(move_to=str(address)):
-                self._link.move(address, wire.encode(Hello(__version__)))
+                self._link.move(address, self._hello)
             case Welcome():
                 self._info = message.info
                 self._wants_notes = message.wants_notes
                 self._link.allow_sending()
                 self._answered.set()
             case Fatal():
-                raise LinkDown(message.error.message)
+                down = LinkDown(message.error.message)
+                down.error = message.error if message.error.code == "moved" else down.error
+                raise down
             case Malformed():
                 # Some operation was not understood and will not be answered; which one is unknown.
                 raise LinkDown(f"the runtime could not read a message: {message.error.message}")

@@ -139,6 +139,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """The first message. Answered by `Welcome` once the model is loaded, or by `Fatal`."""
 
     version: str
+    can_move: bool = False  # the client follows a `Fatal` of code "moved" to the address in its `param`
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
@@ -284,7 +285,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
-    """The last message of a frontend: the runtime shuts down, or could not start."""
+    """The last message of a frontend: the runtime shuts down, could not start, or has moved the client's programs."""
 
     error: ErrorInfo
 

@@ -23,6 +23,8 @@ _ALIASES = {
     "disable_cuda_graph": "cuda_graphs",
     "disable_overlap_schedule": "overlap",
     "disable_radix_cache": "prefix_cache",
+    "disaggregation_mode": "role",
+    "disaggregation_transfer_backend": "transfer",
     "dist_init_addr": "master",
     "draft_max": "speculative_num_draft_tokens",
     "enable_deterministic_inference": "deterministic",
@@ -33,6 +35,7 @@ _ALIASES = {
     "hicache_size": "host_kv_memory",
     "kv_cache_dtype": "kv_dtype",
     "kv_events_config": "kv_events",
+    "kv_transfer_config": "role",
     "max_model_len": "context_length",
     "max_num_batched_tokens": "prefill_budget",
     "max_num_seqs": "max_running",
@@ -68,6 +71,7 @@ _ALIASES = {
 
 
 _VALUES = {  # setting -> their value -> ours
+    "role": {"null": "both"},
     "tool_call_parser": {
         "apertus2509": "apertus",
         "deepseek_v3": "deepseek",

@@ -24,7 +24,9 @@ import pytest
 
 import ramiform
 from ramiform import gen
+from ramiform.lang.backend import RuntimeEndpoint
 from ramiform.lang.backends.http_runtime import HttpRuntime
+from ramiform.runtime.protocol.errors import RuntimeFailed
 
 from .mix import WORDS, Case, Expected, Target, make_mix, run_alone, run_together
 
@@ -126,6 +128,26 @@ def test_what_is_cached_here_or_asked_of_the_prompt_is_not_fetched(prefill: Targ
     assert decode.idle_stats()["num_fetched_tokens"] == before
 
 
+@pytest.mark.exhaustive
+def test_pages_of_one_rank_fit_two_and_come_back(folder: Path, prefill: Target) -> None:
+    ids = prefill.encode("Two ranks. " + LONG)[:300]
+    expected = prefill.generate(ids, max_new_tokens=12)["output_ids"]
+    workers, bind = f"ipc://{folder}/prefill", f"ipc://{folder}/back"
+    with (
+        ramiform.Runtime(tp=2, num_pages=256, prefill_workers=workers, remote_prefill_tokens=16, **SETTINGS) as runtime,
+        ramiform.Runtime(num_pages=256, transfer_bind=bind, **SETTINGS) as last,
+        Target(runtime) as target,
+        Target(last) as back,
+    ):
+        assert target.generate(ids, max_new_tokens=12)["output_ids"] == expected
+        assert target.idle_stats()["num_fetched_tokens"] == 288
+        moved = target.http.post("/drain", params={"to": bind}).json()
+        assert moved["num_left"] == 0
+        answer = back.generate(ids, max_new_tokens=12)
+        assert answer["output_ids"] == expected
+        assert answer["meta_info"]["cached_tokens"] >= 288
+
+
 @pytest.mark.slow
 def test_a_killed_prefill_runtime_costs_time_and_no_tokens(folder: Path, prefill: Target, decode: Target) -> None:
     bind = f"ipc://{folder}/dying"
@@ -187,7 +209,16 @@ class Switch(socketserver.ThreadingTCPServer):
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.upstreams: list[socket.socket] = []
         super().__init__(("127.0.0.1", 0), Relay)
+
+    def turn(self, url: str) -> None:
+        """Send connections elsewhere from now on."""
+        self.url = url
+        for upstream in self.upstreams:
+            with contextlib.suppress(OSError):
+                upstream.shutdown(socket.SHUT_RDWR)
+        self.upstreams.clear()
 
 
 class Relay(socketserver.BaseRequestHandler):
@@ -195,6 +226,7 @@ class Relay(socketserver.BaseRequestHandler):
         assert isinstance(self.server, Switch)
         host, _, port = self.server.url.removeprefix("http://").rpartition(":")
         with socket.create_connection((host, int(port))) as upstream:
+            self.server.upstreams.append(upstream)
             pairs = {self.request: upstream, upstream: self.request}
             while True:
                 for source in select.select(list(pairs), [], [])[0]:
@@ -204,11 +236,14 @@ class Relay(socketserver.BaseRequestHandler):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", ["http", "zmq"])
 def test_a_program_goes_on_at_another_replica_with_the_same_tokens(
-    folder: Path, prefill: Target, decode: Target
+    folder: Path, prefill: Target, decode: Target, way: str
 ) -> None:
     assert decode.runtime.url is not None
     assert prefill.runtime.url is not None
+    prefill.flush()
+    decode.flush()
     switch = Switch(decode.runtime.url)
     threading.Thread(target=switch.serve_forever, daemon=True).start()
     moved: list[dict[str, Any]] = []
@@ -219,23 +254,55 @@ def test_a_program_goes_on_at_another_replica_with_the_same_tokens(
         forks = s.fork(2)
         for index, fork in enumerate(forks):
             fork += f" Then {index}:" + gen("then", max_tokens=8, temperature=0.9, seed=index, ignore_eos=True)
-        assert all(fork["then"] for fork in forks)
+            fork += " Good:" + ramiform.select("good", choices=[" yes", " no"])
+        assert all(fork["good"] for fork in forks)
         if drains:
             prefill.flush()
-            moved.append(decode.http.post("/drain", params={"to": f"ipc://{folder}/prefill"}).json())
+            params = {"to": f"ipc://{folder}/prefill"}
+            if way == "zmq":
+                params["programs_to"] = prefill.runtime.address
+            moved.append(decode.http.post("/drain", params=params).json())
             assert prefill.runtime.url is not None
-            switch.url = prefill.runtime.url
+            switch.turn(prefill.runtime.url)
+            while way == "zmq" and endpoint.connection().address != prefill.runtime.address:
+                threading.Event().wait(0.01)
         forks.join("concate_and_append")
         s += " So" + gen("last", max_tokens=12, temperature=0.9, seed=5, regex=r"[a-z ]{5,30}", return_logprob=True)
 
-    with contextlib.closing(HttpRuntime(f"http://127.0.0.1:{switch.server_address[1]}")) as backend:
-        state = story.run(drains=True, backend=backend)
+    endpoint = RuntimeEndpoint(decode.runtime.address)
+    over_http = HttpRuntime(f"http://127.0.0.1:{switch.server_address[1]}")
+    num_before = prefill.idle_stats()["num_output_tokens"]
+    with endpoint, contextlib.closing(over_http):
+        state = story.run(drains=True, backend=endpoint if way == "zmq" else over_http)
         ids = [state.get_meta_info(name)["output_ids"] for name in ("first", "last")]
         num_cached = state.get_meta_info("last")["cached_tokens"]
+        num_new = state.get_meta_info("last")["completion_tokens"]
+        text = state.text()
     switch.shutdown()
     switch.server_close()
+    assert prefill.idle_stats()["num_output_tokens"] - num_before == num_new, "only the last was generated there"
     alone = story.run(drains=False, backend=decode.runtime)
     assert ids == [alone.get_meta_info(name)["output_ids"] for name in ("first", "last")]
-    assert state.text() == alone.text()
+    assert text == alone.text()
     assert moved[0]["num_left"] == 0
     assert num_cached > 150, "of the prompt and the first output, nothing was computed again"
+
+
+@pytest.mark.slow
+def test_programs_that_cannot_follow_fail_clearly(folder: Path, prefill: Target, decode: Target) -> None:
+    nowhere, here = f"ipc://{folder}/nowhere", {"to": f"ipc://{folder}/prefill"}
+    assert decode.http.post("/drain", params=here).status_code == 200, "it sends programs nowhere"
+
+    @ramiform.function
+    def story(s: ramiform.ProgramState) -> None:
+        s += "The river" + gen("first", max_tokens=4, temperature=0)
+        assert s["first"]
+        assert decode.http.post("/drain", params=here | {"programs_to": nowhere}).status_code == 200
+        while True:
+            s += " and" + gen("next", max_tokens=2, temperature=0)
+            assert s["next"] is not None
+
+    with RuntimeEndpoint(decode.runtime.address) as endpoint, pytest.raises(RuntimeFailed, match="could not follow to"):
+        story.run(backend=endpoint)
+    assert decode.runtime.is_alive()
+    assert decode.http.post("/drain", params={"to": "http://x"}).status_code == 400

@@ -128,6 +128,7 @@ class CoreClient:
         self._replies: dict[int, asyncio.Future[CoreReply]] = {}
         self._failure: ErrorInfo | None = None
         self.is_draining = False  # routers should send requests to another replica
+        self.on_move_programs: Callable[[str | None], None] = lambda address: None  # sends programs elsewhere
         self.on_sessions: Callable[[bytes], None] = lambda data: None  # takes sessions of another replica
 
     def start(self) -> None:

@@ -33,6 +33,7 @@ PeerQuestionKind = Literal[
     "session",
     "save_sessions",
     "drain",
+    "move_programs",
     "record_rows",
     "record_view",
     "record_changes",

@@ -59,6 +59,7 @@ logger = logging.getLogger("ramiform.frontend")
 
 MAX_STATES = 100_000  # per client
 DISCONNECT_SETTLE_SECONDS = 0.05  # from the event of a disconnection until sending to that client fails
+MOVE_INTERVAL = 0.05  # seconds between two looks at clients that are to be moved
 CLIENT_SILENCE_SECONDS = 15.0  # a client that sends nothing for so long loses its states
 
 _BATCHED_ANSWERS = (Done, Delta, Attempted, Failed)  # those of one turn of the event loop are sent as one message
@@ -69,6 +70,7 @@ class _Client:
 
     def __init__(self, name: str, generator: Generator, send: Callable[[Answer | Lost], None], owner: Owner) -> None:
         self.last_received = time.monotonic()
+        self.can_move = False
         self._name = name
         self._generator = generator
         self._loop = asyncio.get_running_loop()
@@ -82,6 +84,11 @@ class _Client:
             states_ended=self._end_states,
             max_states=MAX_STATES,
         )
+
+    @property
+    def is_playing(self) -> bool:
+        """True while an operation is played, or is about to be."""
+        return self._will_run or self.interpreter.is_playing
 
     def receive(self, message: Open | Append | Play | Supply | Close) -> None:
         """Handle a program's message. Raises RequestError, as the interpreter does."""
@@ -156,6 +163,7 @@ class ProgramServer:
             self._sharing.set()
         self._next_server = itertools.cycle([None, *others])
         self._closing = False
+        self._moving_to: str | None = None
         self._call_tasks: set[asyncio.Task[None]] = set()  # calls outside any state, being answered
 
     @property
@@ -177,6 +185,7 @@ class ProgramServer:
             asyncio.create_task(self._receive(), name="program server"),
             asyncio.create_task(self._forget_regularly(), name="forget silent clients"),
             asyncio.create_task(self._forget_disconnected(), name="forget clients that are gone"),
+            asyncio.create_task(self._move_idle(), name="move clients"),
         ]
 
     def share(self) -> None:
@@ -186,6 +195,25 @@ class ProgramServer:
     def stop_accepting(self) -> None:
         """Refuse new clients."""
         self._closing = True
+
+    def move_clients(self, address: str | None) -> None:
+        """Send clients that can move to the server of another runtime, each when its states all wait; None: no more."""
+        self._moving_to = address
+
+    async def _move_idle(self) -> None:
+        while True:
+            await asyncio.sleep(MOVE_INTERVAL)
+            for identity in list(self._clients) if self._moving_to is not None else ():
+                self._move_if_idle(identity)
+
+    def _move_if_idle(self, identity: bytes) -> None:
+        """Send a client elsewhere if that is due and all its states wait. It has the answers so far."""
+        client = self._clients.get(identity)
+        if self._moving_to is None or client is None or not client.can_move or client.is_playing:
+            return
+        reason = f"the runtime has moved its programs to {self._moving_to}"
+        self._send(identity, Fatal(ErrorInfo(kind="runtime", message=reason, param=self._moving_to, code="moved")))
+        self._forget(identity)
 
     async def stop(self, error: ErrorInfo) -> None:
         """Send `error` to every client and close the socket."""
@@ -272,6 +300,7 @@ class ProgramServer:
         client.last_received = time.monotonic()
         match message:
             case Hello(version=version):
+                client.can_move = message.can_move
                 self._send_later(identity, self._welcome(version))
             case Call():
                 self._send_later(identity, self._answer(message))
@@ -330,6 +359,7 @@ class ProgramServer:
         outgoing, self._outgoing = self._outgoing, {}
         for identity, answers in outgoing.items():
             self._send_answers(identity, answers)
+            self._move_if_idle(identity)  # before its program has read them and goes on
 
     def _send_answers(self, identity: bytes, answers: list[Answer]) -> None:
         try:

@@ -33,6 +33,7 @@ class DrainApi:
         self._seconds = seconds
         siblings.on("drain", self._asked)
         siblings.on("save_sessions", self._asked_to_save)
+        siblings.on("move_programs", self._asked_to_move)
         core.on_sessions = self._sessions.restore
 
     @property
@@ -41,9 +42,17 @@ class DrainApi:
         router.add_api_route("/drain", self.drain, methods=["POST"], response_model=None, response_class=JSONResponse)
         return router
 
-    async def drain(self, request: Request, to: Annotated[str, Query(max_length=1024)]) -> Response:
+    async def drain(
+        self,
+        request: Request,
+        to: Annotated[str, Query(max_length=1024)],
+        programs_to: Annotated[str | None, Query(max_length=1024)] = None,
+    ) -> Response:
         """Wait for running requests, then copy cached prefixes, those used last first, and sessions to the runtime
         whose `--transfer-bind` is `to`.
+
+        Then programs connected by ZMQ are sent to `programs_to`, the other runtime's `--bind` or local address, each
+        client when all its states wait.
 
         From the call on `/health` answers 503, so that routers send requests elsewhere; if the copy fails, it answers
         200 again. Needs an admin key.
@@ -52,7 +61,10 @@ class DrainApi:
         self._core.require_info()
         await self._set_draining(True)
         try:
-            return json_response(await cancel_on_disconnect(request, self._move(to)))
+            moved = await cancel_on_disconnect(request, self._move(to))
+            self._core.on_move_programs(programs_to)
+            await self._siblings.ask("move_programs", programs_to, bool)
+            return json_response(moved)
         except BaseException:
             await self._set_draining(False)
             raise
@@ -73,6 +85,10 @@ class DrainApi:
 
     async def _asked(self, about: str | None) -> bool:
         self._core.is_draining = about is not None
+        return True
+
+    async def _asked_to_move(self, about: str | None) -> bool:
+        self._core.on_move_programs(about)
         return True
 
     async def _asked_to_save(self, about: str | None) -> str:
