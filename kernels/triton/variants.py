@@ -18,7 +18,7 @@ from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
 from . import experts, layers, logits, sampling, store
 from .chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
-from .launch_configs import DETERMINISTIC_SPLIT_KEYS, chunk_tile
+from .launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile
 from .launching import Launch, recorded
 from .paged_rows import QUERY_CLASSES, PagedRows
 from .split_attention import Merge, SharedPass, attend_shared, split_attention
@@ -100,7 +100,7 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
     def splits_of(rows: PagedRows):  # type: ignore[no-untyped-def]
         if fixed:
             return fixed_splits(rows.num_listed, size=DETERMINISTIC_SPLIT_KEYS, max_keys=2048)
-        return make_splits(rows.num_listed, num_wanted=8, tile=64)
+        return make_splits(rows.num_listed, num_wanted=8, tile=SPLIT_KEYS)
 
     pieces = replace(
         _rows(shapes, R, PIECE_TOKENS, window), visible_T=None, tokens_N=_ints(R * PIECE_TOKENS), are_pieces=True
