@@ -96,6 +96,12 @@ def num_splits_wanted(device: torch.device, num_kv_heads: int) -> int:
     return max(1, 4 * _num_multiprocessors(device) // num_kv_heads)
 
 
+def num_parts(device: torch.device, num_programs: int, num_groups: int) -> int:
+    """Return in how many parts a product's inputs are cut, so that each multiprocessor has two programs; a part has
+    four groups of inputs or more."""
+    return max(1, min(2 * _num_multiprocessors(device) // num_programs, num_groups // 4))
+
+
 DETERMINISTIC_SPLIT_KEYS = 1024  # keys of a split where a row's sums must not depend on the batch
 
 
@@ -113,6 +119,6 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 @cache
 def _num_multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
+    if device.type != "cuda" and not (device.type == "meta" and torch.cuda.is_available()):
         return ASSUMED_MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.cuda.get_device_properties(device if device.type == "cuda" else None).multi_processor_count
