@@ -59,6 +59,11 @@ class Experts(NamedTuple):
     rows_P: torch.Tensor | None
 
 
+def reads(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return True if the device's kernels read codes of `dtype`."""
+    return dtype != torch.float8_e4m3fn or launch_configs.reads_fp8(device)
+
+
 def matmul(
     x: torch.Tensor,
     weight: Codes,
@@ -78,7 +83,7 @@ def matmul(
     if T == 0:
         return out
     E = 0 if experts is None else weight.codes.shape[0]
-    block_m = FEW_ROWS if T <= FEW_ROWS * max(1, E) else SOME_ROWS
+    block_m = FEW_ROWS if FEW_ROWS * max(1, E) >= T else SOME_ROWS
     tiles = triton.cdiv(T, block_m) if E == 0 else min(T, triton.cdiv(T, block_m) + E)
     block_c = weight.group or BLOCK_INPUTS
     num_groups = triton.cdiv(C, block_c)
@@ -168,10 +173,10 @@ def dequantise(weight: Codes, dtype: torch.dtype) -> torch.Tensor:
 @triton.jit
 def _four_bits(code, DTYPE: tl.constexpr):
     """Return `code - 8` as numbers: a code is or-ed into the mantissa of a power of two, which takes no conversion."""
-    if DTYPE == tl.bfloat16:
+    if tl.bfloat16 == DTYPE:
         offset = tl.full(code.shape, 0x4308, tl.int16).to(tl.bfloat16, bitcast=True)  # 136
         return (code.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True) - offset
-    if DTYPE == tl.float16:
+    if tl.float16 == DTYPE:
         return (code.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - 1032.0
     return code.to(DTYPE) - 8.0
 
@@ -191,7 +196,7 @@ def _quantised_matmul(
     T,
     stride_x,
     groups_per_part,
-    KIND: tl.constexpr,  # "int4"; "row": 8 bits, a scale a row; "block": 8 bits, scales by 128 outputs and BLOCK_C inputs
+    KIND: tl.constexpr,  # "int4"; "row": 8 bits, a scale a row; "block": 8 bits, a scale by 128 outputs and inputs
     E: tl.constexpr,  # 0: no experts
     BLOCK_E: tl.constexpr,
     N: tl.constexpr,

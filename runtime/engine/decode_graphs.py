@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ...kernels import Attention, DecodeAttentionArgs, KvCache, SharedKeys, to_device
+from ...kernels import Attention, DecodeAttentionArgs, KvCache, SharedKeys, quantised_products, to_device
 from ...kernels.attention_groups import LEVELS, PIECE_TOKENS, SharedTokens, pieces_of, shared_tokens
 from ..models.decoder import Decoder, DecoderInputs
 from ..scheduler.plan import Row
@@ -121,7 +121,9 @@ class DecodeGraphs:
         config = model.config
         if not config.is_native:
             return False  # what transformers' code does is not known
-        if config.quantisation is not None or (config.experts is not None and not model.ops.groups_experts):
+        if config.experts is not None and (config.quantisation is not None or not model.ops.groups_experts):
+            return False
+        if config.quantisation is not None and quantised_products(model.device) is None:
             return False
         empty = torch.zeros((1, 1), dtype=torch.int32, device=model.device)
         args = DecodeAttentionArgs(empty, empty[0], kv[0], PAGE_SIZE, window=None)

@@ -71,17 +71,18 @@ class Int4Linear:
     def finish(self) -> None:
         if self.scheme.source != "gguf":  # GGUF stores the weight of code 8 itself; its zero points are no integers
             self.groups_GN2[..., 1] = (8 - self.zeros_NG.t().float()) * self.groups_GN2[..., 0].float()
-        if self.codes_NC2.device.type == "cpu":
+        if self._products is not None:
+            scale_GN, base_GN = (x.contiguous() for x in self.groups_GN2.unbind(-1))
+            packed = self._products.pack_groups(self.codes_NC2, self.group_size)
+            self.codes = self._products.Codes(packed, scale_GN, base_GN, self.group_size)
+        elif self.codes_NC2.device.type == "cpu":
             from ....kernels.cpu.packed_matrix import PackedMatrix  # here, because it imports numba
 
             scale_NG, base_NG = self.groups_GN2.permute(2, 1, 0)
             self.matrix = PackedMatrix.of_int4(self.codes_NC2, scale_NG, base_NG, self.bias_N)
-            self.codes_NC2, self.groups_GN2, self.zeros_NG = (torch.empty(0) for _ in range(3))
-        elif self._products is not None:
-            scale_GN, base_GN = (x.contiguous() for x in self.groups_GN2.unbind(-1))
-            packed = self._products.pack_groups(self.codes_NC2, self.group_size)
-            self.codes = self._products.Codes(packed, scale_GN, base_GN, self.group_size)
-            self.codes_NC2, self.groups_GN2, self.zeros_NG = (torch.empty(0) for _ in range(3))
+        else:
+            return
+        self.codes_NC2, self.groups_GN2, self.zeros_NG = (torch.empty(0) for _ in range(3))
 
     def _dequantised(self) -> torch.Tensor:
         """Return the dense weight [N, C] of codes in their stored order."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ramiform.kernels.triton import launch_configs
+from ramiform import kernels
+from ramiform.kernels.triton import launch_configs, quantised_matmul
 from ramiform.kernels.triton.quantised_matmul import Codes, Experts, dequantise, matmul, pack_groups, quantise_rows
+from ramiform.runtime.models.quantised import blockwise, eight_bit, int4
+from ramiform.runtime.models.quantised.factory import make_linear
 from ramiform.runtime.models.quantised.rounding import fp8_rows, int8_rows
+from ramiform.runtime.models.quantised.scheme import Quantisation, Scheme
 
 E4M3 = torch.float8_e4m3fn
 KINDS = ["int4-32", "int4-128", "int8", "fp8", "block"]
@@ -84,3 +88,38 @@ def test_experts_multiply_their_rows_in_one_launch(kind: str, device: torch.devi
     chosen = [numbers for (_, numbers), count in zip(made, counts, strict=True) for _ in range(count)]
     wanted = torch.stack([x[row].double() @ numbers.t() for row, numbers in zip(rows, chosen, strict=True)])
     near(got, wanted, 1e-5)
+
+
+LAYERS = {
+    "int4": Scheme(kind="int4", source="dense", group_size=64),
+    "int8": Scheme(kind="int8", source="dense"),
+    "int8 inputs": Scheme(kind="int8", source="dense", activations=True),
+    "fp8 inputs": Scheme(kind="fp8", source="dense", activations=True),
+    "fp8 blocks": Scheme(kind="fp8", source="fp8", activations=True),
+}
+
+
+@pytest.mark.parametrize("scheme", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("many", [False, True], ids=["few rows", "many rows"])
+def test_layers_multiply_as_their_format_says(
+    scheme: Scheme, many: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "quantised_products", lambda _: quantised_matmul)
+    for module in (int4, eight_bit, blockwise):
+        monkeypatch.setattr(module, "MANY_ROWS", 2 if many else 256)
+    torch.manual_seed(3)
+    outputs, inputs = 128, 128
+    weight, x = torch.randn(outputs, inputs), torch.randn(5, inputs, device=device).bfloat16()
+    layer = make_linear(Quantisation(scheme), ["x"], outputs, inputs, bias=True, device=device, dtype=torch.bfloat16)
+    into = layer.row_destinations(0, outputs)
+    bias = torch.randn(outputs)
+    into["bias"].put(bias)
+    if scheme.source == "fp8":
+        scale = weight.abs().max() / 448
+        into["weight"].put((weight / scale).to(E4M3))
+        into["weight_scale_inv"].put(scale.view(1, 1))
+    else:
+        into["weight"].put(weight)
+    layer.finish()
+    tolerance = 0.09 if scheme.kind == "int4" else 0.05  # the rounding of weights and inputs
+    near(layer(x), x.cpu().double() @ weight.double().t() + bias.double(), tolerance)
