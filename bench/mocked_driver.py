@@ -130,7 +130,8 @@ class CountedOperators(TorchDispatchMode):
 def mocked_capture(forward: Callable[[], None]) -> Callable[[], None]:
     """Run a forward once; its replay is a launch."""
     before = counts["launches"]
-    forward()
+    with CountedOperators():
+        forward()
     launches = counts["launches"] - before
 
     def replay() -> None:
