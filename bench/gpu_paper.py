@@ -15,11 +15,11 @@ os.environ.pop("TRITON_INTERPRET", None)  # the real launcher is measured
 import gc
 import statistics
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ramiform.bench.dummy_models import config_of
 from ramiform.bench.harness import Out, command, table, write
 from ramiform.bench.mocked_driver import (
     counts,
@@ -27,10 +27,9 @@ from ramiform.bench.mocked_driver import (
     decode_step,
     install,
     launches_of,
-    llama,
     mocked_engine,
 )
-from ramiform.runtime.models.config import ModelConfig, parse_config
+from ramiform.runtime.models.config import ModelConfig
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.planner.devices import DEVICES, DeviceSpec
 from ramiform.runtime.planner.memory import kv_bytes, read_bytes
@@ -39,33 +38,6 @@ REACHED = 0.83  # part of the data sheet's bandwidth that a copy reaches on Hopp
 ATTENTION_REACHED = 0.7
 GRAPH_GAP = 1.0e-6  # seconds between two kernels of a graph
 KEYS = 1024
-
-
-def qwen3_30b_a3b(**sizes: int) -> ModelConfig:
-    """Return the configuration of Qwen3-30B-A3B, with other sizes where they are given."""
-    return parse_config(
-        {
-            "architectures": ["Qwen3MoeForCausalLM"],
-            "vocab_size": 151936,
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "moe_intermediate_size": 768,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "norm_topk_prob": True,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-            "num_hidden_layers": 48,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "max_position_embeddings": 40960,
-            "rope_theta": 1000000.0,
-            "rms_norm_eps": 1e-6,
-        }
-        | sizes,
-        Path("config.json"),
-    )
 
 
 def estimate(name: str, config: ModelConfig, device: DeviceSpec, batch: int, num_steps: int) -> dict[str, Any]:
@@ -119,7 +91,7 @@ def main(
     small = {"num_hidden_layers": 2} if tiny else {}
     rows = [
         estimate(name, config, DEVICES[device], batch, steps)
-        for name, config in (("Llama-3-8B", llama(**small)), ("Qwen3-30B-A3B", qwen3_30b_a3b(**small)))
+        for name, config in ((name, config_of(name, **small)) for name in ("Llama-3-8B", "Qwen3-30B-A3B"))
         for batch in ((1, 4) if tiny else (1, 32, 128))
     ]
     text = f"""# Estimated: decode steps on one {device}, from bytes, launches and the mocked driver
