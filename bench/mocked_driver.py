@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,14 @@ import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
+from ramiform.bench.dummy_models import config_of
 from ramiform.kernels import transfer
 from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.compile_kernels import compile_kernels
 from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import KvMemory, KvPool
 from ramiform.runtime.engine.step_graphs import StepGraphs
-from ramiform.runtime.models.config import ModelConfig, parse_config
+from ramiform.runtime.models.config import ModelConfig
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.parameters import allocate_parameters
 from ramiform.runtime.scheduler.plan import (
@@ -130,7 +130,8 @@ class CountedOperators(TorchDispatchMode):
 def mocked_capture(forward: Callable[[], None]) -> Callable[[], None]:
     """Run a forward once; its replay is a launch."""
     before = counts["launches"]
-    forward()
+    with CountedOperators():
+        forward()
     launches = counts["launches"] - before
 
     def replay() -> None:
@@ -171,26 +172,6 @@ def mocked_engine(
             )
             made.capture_all()
     return ForwardEngine(model, pool, context_length=context_length, max_running=max_running, graphs=made)
-
-
-def llama(**sizes: int) -> ModelConfig:
-    """Return the configuration of Llama-3-8B, with other sizes where they are given."""
-    return parse_config(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 128256,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 8192,
-            "rope_theta": 500000.0,
-            "rms_norm_eps": 1e-5,
-        }
-        | sizes,
-        Path("config.json"),
-    )
 
 
 # Random steps
@@ -279,8 +260,8 @@ def counted() -> Iterator[Counter[str]]:
 def random_steps(num_steps: int, seed: int = 0) -> dict[str, Any]:
     """Run random steps on a small engine and return the counts: at start, while serving, and in steps whose forward is
     a graph. Steps of more than 64 tokens are launched kernel by kernel."""
-    config = llama(
-        vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    config = config_of(
+        "Llama-3-8B", vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2,
     )  # fmt: skip
     engine = mocked_engine(

@@ -136,8 +136,8 @@ class InFlightStep:
         """Queue the forward, and the scores and pooled states, which need no samples."""
         runner, model, starts_R = self._runner, self._runner.model, self._starts_R
         sampled = _indices(rows, starts_R, _sampled)
-        scored = _indices(rows, starts_R, _scored)
-        pooled = _indices(rows, starts_R, _pooled)
+        scored = _indices(rows, starts_R, _scored) if any(row.score is not None for row in rows) else []
+        pooled = _indices(rows, starts_R, _pooled) if any(row.pool_from is not None for row in rows) else []
         wanted = np.fromiter(chain.from_iterable((*sampled, *scored, *pooled)), dtype=np.int64)
         hidden_OE, self._features_TE = runner.forward(rows, wanted, features=self._plan.followed)
         if not runner.group.stage.has_ends:
@@ -237,6 +237,8 @@ def _sampled(row: Row) -> range | None:
     """Return the tokens after which one is sampled, or may be: the last committed token and the draft tokens."""
     if row.sample is None and row.follows is None:
         return None
+    if row.parents is None:
+        return range(len(row.tokens) - 1, len(row.tokens))
     return range(row.num_committed - 1, row.num_committed + len(row.nodes))
 
 

@@ -9,7 +9,10 @@ from msgspec.structs import replace
 
 from ..engine import kv_pool
 from ..engine.build import choose_device
+from ..engine.compile_kernels import compile_kernels
 from ..engine.draft_source import DraftBytes, DraftSource
+from ..engine.kv_size import MAX_RUNNING_ON_CUDA
+from ..engine.step_graphs import CudaCapture, StepGraphs
 from ..models.checkpoint import find_checkpoint
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
@@ -99,7 +102,24 @@ def build_source(
         folder = find_checkpoint(config.speculative_draft_model)
         model = load_model(folder, device=target.device, dtype=target.dtype, impl=config.model_impl)
         _check_same_vocabulary(path, target, folder, model)
-        return DraftModelSource(model, num_pages, num_host_pages)
+        if not config.cuda_graphs or target.device.type != "cuda":
+            return DraftModelSource(model, num_pages, num_host_pages)
+        compile_kernels(model, model.dtype)
+
+        def make_graphs(draft: Decoder, pool: kv_pool.KvPool) -> StepGraphs:
+            return StepGraphs(
+                draft,
+                pool.layers,
+                max_rows=_most_drafting(config),
+                num_places=draft.config.context_length,
+                captures=(),
+                capture=CudaCapture(),
+            )
+
+        with torch.inference_mode():
+            return DraftModelSource(
+                model, num_pages, num_host_pages, num_scratch=_scratch_pages(config), make_graphs=make_graphs
+            )
     return None
 
 
@@ -128,8 +148,19 @@ def draft_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torc
         return DraftBytes(page, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
     if name == "draft":
         draft = read_config(find_checkpoint(config.speculative_draft_model), config.model_impl)
-        return DraftBytes(kv_pool.bytes_per_page(draft, dtype), num_parameters(draft) * dtype.itemsize)
+        page = kv_pool.bytes_per_page(draft, dtype)
+        return DraftBytes(page, num_parameters(draft) * dtype.itemsize + _scratch_pages(config) * page)
     return DraftBytes(0, 0)
+
+
+def _most_drafting(config: CoreConfig) -> int:
+    """Return the most rows that a draft model decodes at once."""
+    return min(config.max_running or MAX_RUNNING_ON_CUDA, config.prefill_budget)
+
+
+def _scratch_pages(config: CoreConfig) -> int:
+    """Return how many pages hold the drafts of all rows, each behind an unfinished page."""
+    return _most_drafting(config) * -(-(kv_pool.PAGE_SIZE + config.speculative_num_steps) // kv_pool.PAGE_SIZE)
 
 
 def _head_folder(config: CoreConfig, path: Path) -> Path:

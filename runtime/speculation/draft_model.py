@@ -9,7 +9,7 @@ Legend: B rows that want a tree, V vocabulary, K children of a node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,6 +19,8 @@ import torch
 from ..engine.draft_source import DraftRow, DraftStep
 from ..engine.inputs import decoder_inputs
 from ..engine.kv_pool import PAGE_SIZE, KvMemory, KvPool
+from ..engine.last_tokens import NO_LAST_TOKENS
+from ..engine.step_graphs import StepGraphs
 from ..models.decoder import Decoder
 from ..scheduler.plan import DraftSpec, PageCopy, Row
 from .slot_ledger import SkippedRows, SlotLedger
@@ -51,17 +53,33 @@ class _GrowingTree:
 
 
 class DraftModelSource:
-    """Draft source that runs `model` for a target with `num_pages` device pages. See `DraftSource`."""
+    """Draft source that runs `model` for a target with `num_pages` device pages. See `DraftSource`.
+
+    With `make_graphs` decode steps of the model are graphs, over `num_scratch` scratch pages; without it these are
+    allocated on demand.
+    """
 
     captures: tuple[int, ...] = ()
 
-    def __init__(self, model: Decoder, num_pages: int, num_host_pages: int = 0) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        num_pages: int,
+        num_host_pages: int = 0,
+        *,
+        num_scratch: int = 0,
+        make_graphs: Callable[[Decoder, KvPool], StepGraphs] | None = None,
+    ) -> None:
         self._model = model
         self._num_pages = num_pages
-        self._scratch = 0  # number of scratch pages, allocated on demand
-        self._memory = KvMemory(model.config, num_pages, device=model.device, dtype=model.dtype)
+        self._scratch = num_scratch  # number of scratch pages
+        self._memory = KvMemory(model.config, num_pages + num_scratch, device=model.device, dtype=model.dtype)
         self._host = KvMemory(model.config, num_host_pages, device=torch.device("cpu"), dtype=model.dtype)
         self._pool = KvPool(self._memory, self._host)
+        self._graphs = None
+        if make_graphs is not None and StepGraphs.supports(model, self._pool.layers):
+            self._graphs = make_graphs(model, self._pool)
+            self._graphs.capture_all()
         self._ledger = SlotLedger(num_pages + num_host_pages, PAGE_SIZE)
         self._skipped = SkippedRows(PAGE_SIZE)
 
@@ -144,6 +162,10 @@ class DraftModelSource:
         """Hidden states of the rows' last tokens."""
         last = np.cumsum([len(row.tokens) for row in rows]) - 1
         kv = self._pool.layers
+        if self._graphs is not None:
+            replayed = self._graphs.hidden_and_features(rows, last, NO_LAST_TOKENS, features=False)
+            if replayed is not None:
+                return replayed[0]
         return self._model.hidden(decoder_inputs(rows, self._model, last, kv[0]), kv)
 
     def _tree(self, tree: _GrowingTree | None) -> DraftTree | None:
@@ -155,7 +177,7 @@ class DraftModelSource:
         if num_pages <= self._scratch:
             return
         config, device, dtype = self._model.config, self._model.device, self._model.dtype
-        self._scratch = 2 * num_pages
+        self._scratch, self._graphs = 2 * num_pages, None  # graphs are of the old memory
         larger = KvMemory(config, self._num_pages + self._scratch, device=device, dtype=dtype)
         kept = slice(0, self._num_pages * PAGE_SIZE)
         larger.k_LSKD[:, kept] = self._memory.k_LSKD[:, kept]
