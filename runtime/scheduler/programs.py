@@ -1,7 +1,8 @@
 """Live programs: their seniority, the soft pins of their states, and what these wait for.
 
 A request without a program belongs to a session, a program that is recognised by its growing prefix: the request goes
-on where the soft pin of an earlier one ends.
+on where the soft pin of an earlier one ends. In a session that the client has named, the states are recognised so: a
+conversation, and those of its sub-agents.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ MAX_PROGRAMS = 1 << 16  # bounds the memory if a frontend never ends its program
 MAX_SOFT_PINS = 1 << 16
 # Kinds of waits: until the frontend says what for, of states whose forks have run, and of requests for their start
 TURN, FORKED, QUEUED = "", "fork", "queue"
+USER = "user"  # the kind of wait of an answer that calls no tool
+MAX_SESSION_STATES = 64  # of a session that a client named
 MAX_ENDED_TURNS = 1 << 12  # ended requests of which the frontend may still say what their programs wait for
 
 
@@ -28,6 +31,9 @@ class _LiveProgram:
     states: set[int] = field(default_factory=set)  # those with a soft pin
     is_session: bool = False  # recognised, not named
     is_running: bool = False  # of a session: a request of it runs
+    # Of a session that a client named:
+    num_states: int = 0  # that it has had
+    given_up: set[str] = field(default_factory=set)  # what states waited for that were given up
 
 
 class LivePrograms:
@@ -37,6 +43,7 @@ class LivePrograms:
         self._cache = cache
         self._programs: OrderedDict[str, _LiveProgram] = OrderedDict()
         self._num_soft_pins = 0
+        self._delegating: set[str] = set()  # kinds of waits during which other states of a session are continued
         self._ended_turns: OrderedDict[str, tuple[str, int]] = OrderedDict()  # by rid: the owner that waits
 
     def note_arrived(self, request: Request) -> None:
@@ -55,6 +62,8 @@ class LivePrograms:
 
     def mark_started(self, request: Request) -> None:
         """Record that a request of a program has started. What its prompt has superseded is no longer pinned."""
+        if request.message.session is not None:
+            self._start_state(request)
         if request.program_id is None:
             self._start_session(request)
         else:
@@ -82,6 +91,37 @@ class LivePrograms:
         self._cache.forecast.end_wait((name, 0))
         self._end_oldest()
 
+    def _start_state(self, request: Request) -> None:
+        """Find the state of the client's session that the request continues, or begin one."""
+        session, name = request.message.session, request.session
+        program = None if name is None else self._programs.get(name)
+        if program is None or name is None or session is None or request.session_state is not None:
+            return
+        assert request.lease is not None
+        owned = [owner[1] for owner in request.lease.continues if isinstance(owner, tuple) and owner[0] == name]
+        if not owned:
+            request.session_state = program.num_states
+            program.num_states += 1
+            if 2 * request.lease.matched >= request.num_prompt:  # a state that was given up has returned
+                self._delegating |= program.given_up - {USER}
+                program.given_up.clear()
+            return
+        request.session_state = owned[0]
+        self._cache.forecast.end_wait((name, owned[0]))
+        self._programs.move_to_end(name)
+        if not session.is_shared:
+            self._give_up_others(name, program, owned[0])
+
+    def _give_up_others(self, name: str, program: _LiveProgram, continued: int) -> None:
+        """End the states of a session that wait while another one is continued: their prompts have been rewritten.
+
+        States that wait for a tool that is known to start sub-agents stay.
+        """
+        kinds = {state: self._cache.forecast.wait((name, state)).group.kind for state in program.states - {continued}}
+        given_up = [state for state, kind in kinds.items() if kind not in self._delegating]
+        program.given_up.update(kinds[state] for state in given_up)
+        self.end(name, given_up)
+
     def _is_idle_session(self, name: str) -> bool:
         program = self._programs.get(name)
         return program is not None and program.is_session and not program.is_running
@@ -99,7 +139,7 @@ class LivePrograms:
             return
         assert request.lease is not None
         program.is_running = False
-        for claim in [SoftPin(0)] if program.is_session else request.message.claims:
+        for claim in self._claims(request, program):
             owner = program_id, claim.state
             num_tokens = request.num_computed if claim.num_tokens is None else claim.num_tokens
             self._cache.set_soft_pin(request.lease, owner, max(0, num_tokens), request.rank)
@@ -108,9 +148,18 @@ class LivePrograms:
             self._cache.begin_wait(owner, TURN if claim.num_tokens is None else FORKED)
             if claim.num_tokens is None:
                 self._ended_turns[request.rid] = owner
+        if request.message.session is not None and len(program.states) > MAX_SESSION_STATES:
+            self.end(
+                program_id, [min(program.states, key=lambda each: self._cache.forecast.wait((program_id, each)).since)]
+            )
         while len(self._ended_turns) > MAX_ENDED_TURNS:
             self._ended_turns.popitem(last=False)
         self._end_oldest()
+
+    def _claims(self, request: Request, program: _LiveProgram) -> list[SoftPin]:
+        if request.message.session is not None:
+            return [] if request.session_state is None else [SoftPin(request.session_state)]
+        return [SoftPin(0)] if program.is_session else request.message.claims
 
     def note_turn_ended(self, rid: str, waits_for: str) -> None:
         """Record what the program of an ended request waits for."""
@@ -140,4 +189,6 @@ def _own_pins(request: Request) -> list[tuple[str, int]]:
     """Owners of the soft pins of the state that the request belongs to."""
     if request.program_id is None:
         return []
+    if request.message.session is not None:
+        return [] if request.session_state is None else [(request.program_id, request.session_state)]
     return [(request.program_id, claim.state) for claim in request.message.claims if claim.num_tokens is None]
