@@ -13,9 +13,9 @@ hold. `--host-pool` is the share of a host tier besides. Steps cost what they do
 tokens, so that the server keeps up and recomputation shows apart from load; `--slow` scales that.
 
 `--hints` is what the server is told: `none`, only requests; `headers`, also each request's session, as HTTP clients
-name it; `closed`, also the session's end, as `/close_session` tells it; `program`, the same as a program of the language
-tells it. After each turn the server knows what it waits for, as it has parsed its calls. `clairvoyant` knows the trace:
-it evicts first what no request will use, then what is used last (Belady's MIN over prefixes).
+name it; `closed`, also the session's end, as `/close_session` tells it; `program`, the same as a program of the
+language tells it. After each turn the server knows what it waits for, as it has parsed its calls. `clairvoyant` knows
+the trace: it evicts first what no request will use, then what is used last (Belady's MIN over prefixes).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ MAX_SOFT_PINS = 1 << 16
 TURN, FORKED, QUEUED = "", "fork", "queue"
 USER = "user"  # the kind of wait of an answer that calls no tool
 MAX_SESSION_STATES = 64  # of a session that a client named
+MIN_REWRITTEN = 16  # a rewritten prompt shares at least this part of itself, 1/16, with the one before
 MAX_ENDED_TURNS = 1 << 12  # ended requests of which the frontend may still say what their programs wait for
 
 
@@ -33,7 +34,8 @@ class _LiveProgram:
     is_running: bool = False  # of a session: a request of it runs
     # Of a session that a client named:
     num_states: int = 0  # that it has had
-    given_up: set[str] = field(default_factory=set)  # what states waited for that were given up
+    num_tokens: dict[int, int] = field(default_factory=dict)  # that its states have pinned
+    given_up: dict[int, str] = field(default_factory=dict)  # what states waited for, by their pinned tokens
 
 
 class LivePrograms:
@@ -99,28 +101,39 @@ class LivePrograms:
             return
         assert request.lease is not None
         owned = [owner[1] for owner in request.lease.continues if isinstance(owner, tuple) and owner[0] == name]
-        if not owned:
+        self._programs.move_to_end(name)
+        if owned:
+            request.session_state = owned[0]
+            self._cache.forecast.end_wait((name, owned[0]))
+        else:
             request.session_state = program.num_states
             program.num_states += 1
-            if 2 * request.lease.matched >= request.num_prompt:  # a state that was given up has returned
-                self._delegating |= program.given_up - {USER}
-                program.given_up.clear()
-            return
-        request.session_state = owned[0]
-        self._cache.forecast.end_wait((name, owned[0]))
-        self._programs.move_to_end(name)
-        if not session.is_shared:
-            self._give_up_others(name, program, owned[0])
+            self._learn_from_return(request, program)
+        # A request that shares hardly anything, such as one for a title, replaces nothing.
+        if not session.is_shared and MIN_REWRITTEN * request.lease.matched >= request.num_prompt:
+            self._give_up_others(name, program, request.session_state)
 
-    def _give_up_others(self, name: str, program: _LiveProgram, continued: int) -> None:
-        """End the states of a session that wait while another one is continued: their prompts have been rewritten.
+    def _give_up_others(self, name: str, program: _LiveProgram, going_on: int) -> None:
+        """End the states of a session that wait while another one goes on: their prompts have been rewritten.
 
         States that wait for a tool that is known to start sub-agents stay.
         """
-        kinds = {state: self._cache.forecast.wait((name, state)).group.kind for state in program.states - {continued}}
-        given_up = [state for state, kind in kinds.items() if kind not in self._delegating]
-        program.given_up.update(kinds[state] for state in given_up)
-        self.end(name, given_up)
+        for state in program.states - {going_on}:
+            kind = self._cache.forecast.wait((name, state)).group.kind
+            if kind not in self._delegating:
+                program.given_up[program.num_tokens.pop(state, 0)] = kind
+                self.end(name, [state])
+        while len(program.given_up) > MAX_SESSION_STATES:
+            del program.given_up[next(iter(program.given_up))]
+
+    def _learn_from_return(self, request: Request, program: _LiveProgram) -> None:
+        """If the request continues a state that was given up, learn that what it waited for starts sub-agents."""
+        assert request.lease is not None
+        matched = request.lease.matched
+        for num_tokens, kind in [*program.given_up.items()]:
+            if num_tokens <= request.num_prompt and num_tokens < 2 * matched and kind != USER:
+                self._delegating.add(kind)
+                del program.given_up[num_tokens]
 
     def _is_idle_session(self, name: str) -> bool:
         program = self._programs.get(name)
@@ -145,6 +158,8 @@ class LivePrograms:
             self._cache.set_soft_pin(request.lease, owner, max(0, num_tokens), request.rank)
             self._num_soft_pins += claim.state not in program.states
             program.states.add(claim.state)
+            if request.session_state is not None:
+                program.num_tokens[claim.state] = num_tokens
             self._cache.begin_wait(owner, TURN if claim.num_tokens is None else FORKED)
             if claim.num_tokens is None:
                 self._ended_turns[request.rid] = owner
@@ -176,6 +191,7 @@ class LivePrograms:
             del self._programs[program_id]
         for state in program.states.intersection(program.states if states is None else states):
             program.states.remove(state)
+            program.num_tokens.pop(state, None)
             self._num_soft_pins -= 1
             self._cache.drop_soft_pin((program_id, state))
             self._cache.forecast.forget((program_id, state))

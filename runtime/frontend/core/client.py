@@ -153,7 +153,7 @@ class CoreClient:
         tenant = current_tenant.get()
         if request.priority > 0 and tenant.key is not None and not tenant.is_admin:
             raise RequestError(
-                f"only an admin key may set a priority above 0, which precedes other keys' requests: {request.priority}",
+                f"priority {request.priority} precedes other keys' requests: only an admin key may set one above 0",
                 param="priority",
             )
         # The core checks this too, but encoding millions of ids would block the event loop.
