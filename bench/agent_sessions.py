@@ -12,9 +12,10 @@ device's share of the live working set: the 78th percentile, over requests, of w
 hold. `--host-pool` is the share of a host tier besides. Steps cost what they do in bench/simulation, with blocks for
 tokens, so that the server keeps up and recomputation shows apart from load; `--slow` scales that.
 
-`--hints` is what the server is told: `none`, only requests; `headers`, also each request's session; `program`, also a
-session's end. After each turn the server knows what it waits for, as it has parsed its calls. `clairvoyant` knows the
-trace: it evicts first what no request will use, then what is used last (Belady's MIN over prefixes).
+`--hints` is what the server is told: `none`, only requests; `headers`, also each request's session, as HTTP clients
+name it; `closed`, also the session's end, as `/close_session` tells it; `program`, the same as a program of the
+language tells it. After each turn the server knows what it waits for, as it has parsed its calls. `clairvoyant` knows
+the trace: it evicts first what no request will use, then what is used last (Belady's MIN over prefixes).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from ramiform.radix.strategies import EvictionStrategy
 from ramiform.radix.tree import TreeNode
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import (
+    ClientSession,
     EndStates,
     FromCore,
     Generate,
@@ -53,7 +55,7 @@ from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.plan import ForwardPlan, ForwardResult, RowResult
 from ramiform.runtime.scheduler.scheduler import Scheduler, VocabularyInfo
 
-Hints = Literal["none", "headers", "program"]
+Hints = Literal["none", "headers", "closed", "program"]
 
 BLOCK = 64  # tokens
 COPY_SECONDS = TOKEN_SECONDS / 4  # of a block's keys and values from one tier to the other
@@ -174,6 +176,7 @@ class Replay:
     ) -> None:
         """With `sees`, sessions tell how much of their prompts will be used again, as only a trace knows."""
         self._cache = cache
+        self._by_header = hints in ("headers", "closed") and not sees
         self._hints = hints
         self._sees = sees
         self._slow = slow
@@ -230,8 +233,9 @@ class Replay:
                 rid=rid,
                 tokens=session.blocks,
                 sampling=SamplingParams(max_new_tokens=turn.num_output, ignore_eos=True, seed=number),
-                program=None if self._hints == "none" and not self._sees else session.name,
+                program=session.name if self._hints == "program" or self._sees else None,
                 claims=[SoftPin(0, reused if self._sees else None)],
+                session=ClientSession(session.name) if self._by_header else None,
             )
         )
 
@@ -250,7 +254,7 @@ class Replay:
             if message.finish is not None:
                 del self._asked[message.rid]
                 session.waited += self._now - asked
-                self._send(TurnEnded(message.rid, turn.stop))
+                self._send(TurnEnded(message.rid, turn.stop if turn.stop == "tool_use" else "user"))
                 self._go_on(session, turn)
 
     def _note_start(self, turn: Turn, num_cached: int, ttft: float) -> None:
@@ -269,8 +273,8 @@ class Replay:
             self._at(max(self._now, session.next_use), session)
             return
         self.outcome.job_times.append(session.waited)
-        if self._hints == "program" or self._sees:
-            self._send(EndStates(session.name))
+        if self._hints in ("program", "closed") or self._sees:
+            self._send(EndStates(session.name, is_session=self._by_header))
 
 
 def step_seconds(plan: ForwardPlan) -> float:

@@ -68,6 +68,16 @@ class SoftPin(msgspec.Struct, frozen=True):
     num_tokens: int | None = None
 
 
+class ClientSession(msgspec.Struct, frozen=True):
+    """The session of an HTTP client: a program whose states are recognised by their growing prefixes.
+
+    It is the same in all frontends. When `is_shared`, several conversations go by its name, and none replaces another.
+    """
+
+    name: str
+    is_shared: bool = False
+
+
 class ProgramProgress(msgspec.Struct, frozen=True):
     """Known future of the request's program: generations still to come, and the width of the fork that the state
     belongs to."""
@@ -87,6 +97,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     the final hidden state of its last token or the mean over all tokens. With `in_bulk`, tokens after the first may
     come many at a time. `namespace` separates caches: nothing is shared across namespaces. `program` is the program
     that the request belongs to, for scheduling; `claims` are its soft pins, for eviction; `outlook` is its progress.
+    Requests of clients may have a `session` instead.
     `banned` are the token sequences of `sampling.bad_words`: no output completes one. The last `continued` tokens are
     output of an earlier request with the same sampling, which goes on: its grammar, stop rules, penalties and draws are
     those that the whole output would have. The numbers of new tokens count what comes after them.
@@ -102,16 +113,21 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     program: str | None = None
     claims: list[SoftPin] = []
     outlook: ProgramProgress | None = None
+    session: ClientSession | None = None
     in_bulk: bool = False
     banned: list[list[int]] = []
     continued: int = 0
 
 
 class EndStates(msgspec.Struct, frozen=True, tag="end_states"):
-    """States of a program have ended; when `states` is None, the whole program."""
+    """States of a program have ended; when `states` is None, the whole program.
+
+    With `is_session`, `program` is the name of a client's session.
+    """
 
     program: str
     states: list[int] | None = None
+    is_session: bool = False
 
 
 class TurnEnded(msgspec.Struct, frozen=True, tag="turn_ended"):

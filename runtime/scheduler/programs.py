@@ -1,7 +1,8 @@
 """Live programs: their seniority, the soft pins of their states, and what these wait for.
 
 A request without a program belongs to a session, a program that is recognised by its growing prefix: the request goes
-on where the soft pin of an earlier one ends.
+on where the soft pin of an earlier one ends. In a session that the client has named, the states are recognised so: a
+conversation, and those of its sub-agents.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ MAX_PROGRAMS = 1 << 16  # bounds the memory if a frontend never ends its program
 MAX_SOFT_PINS = 1 << 16
 # Kinds of waits: until the frontend says what for, of states whose forks have run, and of requests for their start
 TURN, FORKED, QUEUED = "", "fork", "queue"
+USER = "user"  # the kind of wait of an answer that calls no tool
+MAX_SESSION_STATES = 64  # of a session that a client named
+MIN_REWRITTEN = 16  # a rewritten prompt shares at least this part of itself, 1/16, with the one before
 MAX_ENDED_TURNS = 1 << 12  # ended requests of which the frontend may still say what their programs wait for
 
 
@@ -28,6 +32,10 @@ class _LiveProgram:
     states: set[int] = field(default_factory=set)  # those with a soft pin
     is_session: bool = False  # recognised, not named
     is_running: bool = False  # of a session: a request of it runs
+    # Of a session that a client named:
+    num_states: int = 0  # that it has had
+    num_tokens: dict[int, int] = field(default_factory=dict)  # that its states have pinned
+    given_up: dict[int, str] = field(default_factory=dict)  # what states waited for, by their pinned tokens
 
 
 class LivePrograms:
@@ -37,6 +45,7 @@ class LivePrograms:
         self._cache = cache
         self._programs: OrderedDict[str, _LiveProgram] = OrderedDict()
         self._num_soft_pins = 0
+        self._delegating: set[str] = set()  # kinds of waits during which other states of a session are continued
         self._ended_turns: OrderedDict[str, tuple[str, int]] = OrderedDict()  # by rid: the owner that waits
 
     def note_arrived(self, request: Request) -> None:
@@ -55,6 +64,8 @@ class LivePrograms:
 
     def mark_started(self, request: Request) -> None:
         """Record that a request of a program has started. What its prompt has superseded is no longer pinned."""
+        if request.message.session is not None:
+            self._start_state(request)
         if request.program_id is None:
             self._start_session(request)
         else:
@@ -82,6 +93,48 @@ class LivePrograms:
         self._cache.forecast.end_wait((name, 0))
         self._end_oldest()
 
+    def _start_state(self, request: Request) -> None:
+        """Find the state of the client's session that the request continues, or begin one."""
+        session, name = request.message.session, request.session
+        program = None if name is None else self._programs.get(name)
+        if program is None or name is None or session is None or request.session_state is not None:
+            return
+        assert request.lease is not None
+        owned = [owner[1] for owner in request.lease.continues if isinstance(owner, tuple) and owner[0] == name]
+        self._programs.move_to_end(name)
+        if owned:
+            request.session_state = owned[0]
+            self._cache.forecast.end_wait((name, owned[0]))
+        else:
+            request.session_state = program.num_states
+            program.num_states += 1
+            self._learn_from_return(request, program)
+        # A request that shares hardly anything, such as one for a title, replaces nothing.
+        if not session.is_shared and MIN_REWRITTEN * request.lease.matched >= request.num_prompt:
+            self._give_up_others(name, program, request.session_state)
+
+    def _give_up_others(self, name: str, program: _LiveProgram, going_on: int) -> None:
+        """End the states of a session that wait while another one goes on: their prompts have been rewritten.
+
+        States that wait for a tool that is known to start sub-agents stay.
+        """
+        for state in program.states - {going_on}:
+            kind = self._cache.forecast.wait((name, state)).group.kind
+            if kind not in self._delegating:
+                program.given_up[program.num_tokens.pop(state, 0)] = kind
+                self.end(name, [state])
+        while len(program.given_up) > MAX_SESSION_STATES:
+            del program.given_up[next(iter(program.given_up))]
+
+    def _learn_from_return(self, request: Request, program: _LiveProgram) -> None:
+        """If the request continues a state that was given up, learn that what it waited for starts sub-agents."""
+        assert request.lease is not None
+        matched = request.lease.matched
+        for num_tokens, kind in [*program.given_up.items()]:
+            if num_tokens <= request.num_prompt and num_tokens < 2 * matched and kind != USER:
+                self._delegating.add(kind)
+                del program.given_up[num_tokens]
+
     def _is_idle_session(self, name: str) -> bool:
         program = self._programs.get(name)
         return program is not None and program.is_session and not program.is_running
@@ -99,18 +152,29 @@ class LivePrograms:
             return
         assert request.lease is not None
         program.is_running = False
-        for claim in [SoftPin(0)] if program.is_session else request.message.claims:
+        for claim in self._claims(request, program):
             owner = program_id, claim.state
             num_tokens = request.num_computed if claim.num_tokens is None else claim.num_tokens
             self._cache.set_soft_pin(request.lease, owner, max(0, num_tokens), request.rank)
             self._num_soft_pins += claim.state not in program.states
             program.states.add(claim.state)
+            if request.session_state is not None:
+                program.num_tokens[claim.state] = num_tokens
             self._cache.begin_wait(owner, TURN if claim.num_tokens is None else FORKED)
             if claim.num_tokens is None:
                 self._ended_turns[request.rid] = owner
+        if request.message.session is not None and len(program.states) > MAX_SESSION_STATES:
+            self.end(
+                program_id, [min(program.states, key=lambda each: self._cache.forecast.wait((program_id, each)).since)]
+            )
         while len(self._ended_turns) > MAX_ENDED_TURNS:
             self._ended_turns.popitem(last=False)
         self._end_oldest()
+
+    def _claims(self, request: Request, program: _LiveProgram) -> list[SoftPin]:
+        if request.message.session is not None:
+            return [] if request.session_state is None else [SoftPin(request.session_state)]
+        return [SoftPin(0)] if program.is_session else request.message.claims
 
     def note_turn_ended(self, rid: str, waits_for: str) -> None:
         """Record what the program of an ended request waits for."""
@@ -127,6 +191,7 @@ class LivePrograms:
             del self._programs[program_id]
         for state in program.states.intersection(program.states if states is None else states):
             program.states.remove(state)
+            program.num_tokens.pop(state, None)
             self._num_soft_pins -= 1
             self._cache.drop_soft_pin((program_id, state))
             self._cache.forecast.forget((program_id, state))
@@ -140,4 +205,6 @@ def _own_pins(request: Request) -> list[tuple[str, int]]:
     """Owners of the soft pins of the state that the request belongs to."""
     if request.program_id is None:
         return []
+    if request.message.session is not None:
+        return [] if request.session_state is None else [(request.program_id, request.session_state)]
     return [(request.program_id, claim.state) for claim in request.message.claims if claim.num_tokens is None]

@@ -171,7 +171,8 @@ class Request:
     leaving: bool = False  # ended, but plans in flight may still write its pages
     poisoned: bool = False  # its keys and values may hold NaN or infinity: nobody may reuse them
     counted: bool = False  # the counters include its prompt
-    session: str | None = None  # of a request without a program, once it has started
+    session: str | None = None  # of a request without a program: named by the client, or recognised once it has started
+    session_state: int | None = None  # of a session that the client named, once the request has started
 
     @cached_property
     def sample(self) -> Sample:
@@ -312,3 +313,8 @@ class Request:
 def program_id(owner: bytes, program: str) -> str:
     """Id of a program across frontends."""
     return f"{owner.hex()}/{program}"
+
+
+def session_id(name: str) -> str:
+    """Id of a client's session among programs."""
+    return f"client {name}"

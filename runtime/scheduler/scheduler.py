@@ -60,7 +60,7 @@ from .memory_forecast import OutputLengthEstimator
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
 from .programs import LivePrograms
 from .queue_policies import QUEUE_POLICIES
-from .request import Request, RequestClock, length_limit, program_id
+from .request import Request, RequestClock, length_limit, program_id, session_id
 from .row_builder import build_following_row, build_row, build_sampling
 from .sampling_inputs import grammar_too_complex
 from .stops import StopRules
@@ -168,8 +168,8 @@ class Scheduler:
             case Abort(rid=rid):
                 requests = self._requests.values() if rid is None else filter(None, [self._requests.get(rid)])
                 return [self._abort(request) for request in list(requests) if request.owner == owner]
-            case EndStates(program=program, states=states):
-                self._programs.end(program_id(owner, program), states)
+            case EndStates(program=program, states=states, is_session=is_session):
+                self._programs.end(session_id(program) if is_session else program_id(owner, program), states)
                 return []
             case TurnEnded(rid=rid, waits_for=waits_for):
                 self._programs.note_turn_ended(rid, waits_for)
@@ -338,6 +338,7 @@ class Scheduler:
             rules=token_rules(message, self._vocabulary.vocab_size),
             clock=RequestClock(now),
             pooling=None if message.pooling is None else EmbeddingPooling(message.pooling, len(message.tokens)),
+            session=None if message.session is None else session_id(message.session.name),
         )
         self._num_arrived += 1
         self._requests[request.rid] = request
@@ -356,6 +357,8 @@ class Scheduler:
         return []
 
     def _rank(self, message: Generate, owner: bytes) -> int:
+        if message.session is not None:
+            return self._programs.rank(session_id(message.session.name), self._num_arrived)
         if message.program is None:
             return self._num_arrived
         return self._programs.rank(program_id(owner, message.program), self._num_arrived)

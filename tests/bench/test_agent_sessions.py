@@ -13,7 +13,7 @@ import pytest
 
 from ramiform.bench.agent_sessions import Hints, Outcome, live_working_set, load, replay, schedule
 
-HINTS: list[Hints] = ["none", "headers", "program"]
+HINTS: list[Hints] = ["none", "headers", "closed", "program"]
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,14 @@ def test_with_memory_for_everything_nothing_is_recomputed(recorded: Any, hints: 
     )
     assert len(outcome.ttfts) == sum(map(len, recorded))
     assert len(outcome.job_times) == len(recorded)
+
+
+@pytest.mark.parametrize("pool", [0.5, 0.7])
+def test_sessions_by_headers_recompute_as_much_as_programs(recorded: Any, pool: float) -> None:
+    """Name the sessions as HTTP clients do; with their ends told, they must be worth what programs are."""
+    recomputed = {hints: play(recorded, "program", pool, hints).num_recomputed for hints in HINTS}
+    assert recomputed["closed"] == pytest.approx(recomputed["program"], rel=0.05)
+    assert recomputed["closed"] < recomputed["headers"] <= 1.05 * recomputed["none"]
 
 
 def test_who_knows_the_trace_recomputes_least_and_who_knows_programs_less_than_who_knows_nothing(recorded: Any) -> None:

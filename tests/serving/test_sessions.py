@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ramiform.runtime.frontend.core.sessions import ClientSessions
 from ramiform.runtime.frontend.http.bodies import SessionParams
 from ramiform.runtime.frontend.http.native.sessions import IDLE_SECONDS, MAX_SESSIONS, Session, SessionStore
 from ramiform.runtime.protocol.errors import RequestError
@@ -137,7 +138,9 @@ def test_a_session_is_reached_through_every_frontend_and_by_its_own_key_only() -
         here, there = Peers(), Peers()
         here.others, there.others = [there], [here]
         now = [0.0]
-        stores = [SessionStore(peers, clock=lambda: now[0]) for peers in (here, there)]  # type: ignore[arg-type]
+        stores = [
+            SessionStore(peers, ClientSessions(lambda name: None), clock=lambda: now[0]) for peers in (here, there)
+        ]  # type: ignore[arg-type]
         await stores[0].open("ada", "s")
         with pytest.raises(RequestError, match="open already"):
             await stores[1].open("ada", "s")

@@ -40,7 +40,7 @@ class ChatRequest:
     thinking_budget: int | None = None  # maximum number of reasoning tokens; then the reasoning is closed
     tools: ToolCallOptions | None = None
     place: Place | None = None  # where an answer in harmony begins; None: the format has no channels
-    conversation: EncodedPrompt | None = None  # to be remembered with its answer; None: neither remembered nor looked up
+    conversation: EncodedPrompt | None = None  # to be remembered with its answer; None: history is not exact
 
     @property
     def num_remembered(self) -> int:

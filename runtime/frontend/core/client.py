@@ -42,11 +42,11 @@ from ...protocol.core import (
     Tokens,
     TurnEnded,
 )
-from ...protocol.errors import ErrorInfo, RuntimeFailed, context_exceeded
+from ...protocol.errors import ErrorInfo, RequestError, RuntimeFailed, context_exceeded
 from ...protocol.metrics import CoreMetrics
 from ...protocol.tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 from .request_metrics import RequestMetrics, RequestObserver
-from .tenant import scoped_namespace
+from .tenant import current_tenant, scoped_namespace
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -156,10 +156,17 @@ class CoreClient:
     def submit(self, request: Generate) -> TokenStream:
         """Send `request` now, in the cache scope of the current tenant.
 
-        Raises RuntimeFailed when the core is gone, RequestError when it is too long.
+        Raises RuntimeFailed when the core is gone, RequestError when it is too long, and for a priority that the
+        tenant may not have.
         """
         self._check_alive()
         assert request.rid not in self._answers, request.rid
+        tenant = current_tenant.get()
+        if request.priority > 0 and tenant.key is not None and not tenant.is_admin:
+            raise RequestError(
+                f"priority {request.priority} precedes other keys' requests: only an admin key may set one above 0",
+                param="priority",
+            )
         # The core checks this too, but encoding millions of ids would block the event loop.
         if self._ready.done() and len(request.tokens) > (most := self._ready.result().context_length):
             raise context_exceeded(most, len(request.tokens))
@@ -179,6 +186,11 @@ class CoreClient:
         """Tell the core that these states of a program, or with None the program, need nothing more."""
         if self._failure is None:
             self._send(EndStates(program, states))
+
+    def end_session(self, name: str) -> None:
+        """Tell the core that a client's session needs nothing more."""
+        if self._failure is None:
+            self._send(EndStates(name, is_session=True))
 
     def note_turn_ended(self, rid: str, waits_for: str) -> None:
         """Tell the core what the program of the ended request `rid` waits for: a tool's name, or "user"."""

@@ -74,7 +74,7 @@ def create_app(
         trusts_templates=config.trust_request_chat_template,
         exact_history=not core_config.deterministic,
     )
-    sessions = SessionStore(siblings)
+    sessions = SessionStore(siblings, generator.sessions)
     for api in (
         NativeApi(generator, siblings, sessions),
         SessionsApi(sessions),

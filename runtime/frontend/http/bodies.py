@@ -305,6 +305,7 @@ class GenerateBody(RequestBody):
     priority: Priority | Many[Priority] = 0
     extra_key: Text | Many[Text] | None = None
     session_params: SessionParams | None = None
+    session_id: Text | None = None
     continued_tokens: Annotated[int, Field(ge=0)] | Many[Annotated[int, Field(ge=0)]] = 0
 
     def prompts(self) -> list[str] | list[list[int]]:

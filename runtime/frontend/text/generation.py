@@ -14,13 +14,14 @@ import msgspec
 
 from ....constrained.errors import GrammarError
 from ....constrained.regex.search import Search, search
-from ...protocol.core import Finish, Generate, ProgramProgress, SoftPin, Tokens
+from ...protocol.core import ClientSession, Finish, Generate, ProgramProgress, SoftPin, Tokens
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ...protocol.session import Sequence
 from ...tokenizer.detokenize import Detokenizer, cut
 from ...tokenizer.interface import Tokenizer
 from ..core.client import CoreClient, new_rid
+from ..core.sessions import ClientSessions, SessionId
 from ..core.tenant import current_tenant
 from ..records.log import ProgramLog
 from ..records.request import begin_sample
@@ -45,6 +46,7 @@ class Prompt:
     program: str | None = None
     claims: list[SoftPin] = field(default_factory=list)
     outlook: ProgramProgress | None = None
+    session: SessionId | None = None  # as the client names it
     name: str | None = None
     in_bulk: bool = False  # nobody reads the stream: pieces may be long
     continued: int = 0
@@ -108,6 +110,7 @@ class SampleStream:
                 program=prompt.program,
                 claims=prompt.claims,
                 outlook=prompt.outlook,
+                session=None if prompt.session is None else generator.core_session(prompt.session),
                 in_bulk=prompt.in_bulk,
                 banned=banned,
                 continued=prompt.continued,
@@ -251,6 +254,7 @@ class Generator:
         self.log = log
         self.tokenizer = tokenizer
         self.encoder = Encoder(tokenizer, core.max_request_tokens)
+        self.sessions = ClientSessions(core.end_session)
         # Running samples, by API key and the client's id.
         self.named: defaultdict[tuple[str | None, str], set[SampleStream]] = defaultdict(set)
 
@@ -261,6 +265,10 @@ class Generator:
         for sample in samples:
             sample.abort()
         return bool(samples)
+
+    def core_session(self, session: SessionId) -> ClientSession:
+        """Return a client's session as the core knows it."""
+        return ClientSession(self.sessions.note(session), session.is_shared)
 
     def start(self, prompt: Prompt, n: int = 1) -> SampleStreams:
         """Submit `n` samples together; sample i has seed + i.

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....protocol.config import CacheScope
+from ...core.sessions import note_headers
 from ...core.tenant import Tenant, current_tenant
 from ..dialects import ANTHROPIC, dialect_of
 from ..errors import AdminKeyError, error_response, internal_error_message
@@ -94,6 +95,7 @@ class AuthMiddleware:
         is_admin = scope[SCOPE_IS_ADMIN] = self._keys.is_admin(key)
         # The server runs each request in a context of its own, so nothing has to be reset.
         current_tenant.set(Tenant(key, is_admin, "" if key is None else self._cache_scopes.get(key, "")))
+        note_headers(headers)
         is_allowed = not self._keys.required or key is not None or is_public(scope["path"])
         if scope["type"] == "websocket":
             if is_allowed or scope["path"] == LIVE_PATH:

@@ -18,6 +18,7 @@ from ....protocol.sampling import LogprobParams, TokenLogprob
 from ....tokenizer.interface import Tokenizer
 from ...core.client import new_rid
 from ...core.frontend_peers import FrontendPeers
+from ...core.sessions import requested_session
 from ...core.tenant import current_tenant
 from ...text.generation import Generator, Prompt, SampleStream
 from ...text.offload import cooperative_iter
@@ -274,6 +275,7 @@ class NativeApi:
         params = [part.params(after) for part, after in zip(sampling, continued, strict=True)]
         tokens = [await self._tokens(prompt) for prompt in prompts]
         fallback_rid = new_rid()
+        session = body.session_id or (None if body.session_params is None else body.session_params.id)
         return [
             (
                 fallback_rid if rid is None else rid,
@@ -283,6 +285,7 @@ class NativeApi:
                     logprobs=logprob_params(wanted, start, num_top, of_ids, len(ids), details=body.token_details),
                     priority=priority,
                     namespace=extra_key or "",
+                    session=requested_session(session),
                     name=rid,
                     in_bulk=not body.stream,
                     continued=after,

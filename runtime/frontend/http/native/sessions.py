@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from ....protocol.errors import RequestError
 from ....protocol.saved_state import SavedRequest, SavedSession, restore
 from ...core.frontend_peers import FrontendPeers
+from ...core.sessions import ClientSessions
 from ..bodies import Body, SessionParams, Text, example
 from ..scope import SCOPE_API_KEY
 from ..transport.body_route import BodyRoute
@@ -144,8 +145,12 @@ class Session:
 class SessionStore:
     """Sessions of this frontend, and access to those of the others."""
 
-    def __init__(self, siblings: FrontendPeers, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, siblings: FrontendPeers, named: ClientSessions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`named` are the sessions that requests of all routes name, which `close` ends too."""
         self._siblings = siblings
+        self._named = named
         self._clock = clock
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()  # used last at the end
         siblings.on("session", self._asked)
@@ -160,8 +165,8 @@ class SessionStore:
         return chosen
 
     async def close(self, key: str | None, session_id: str) -> None:
-        """Close a session. Raises RequestError if there is none."""
-        if not await self._do("close", key, session_id):
+        """Close a session, in every frontend that requests named it to. Raises RequestError if there is none."""
+        if not any([self._named.close(key, session_id), await self._do("close", key, session_id)]):
             raise _unknown(session_id, "session_id")
 
     async def begin(self, key: str | None, params: SessionParams) -> list[int]:
@@ -188,7 +193,11 @@ class SessionStore:
         return next(iter(answers), None)
 
     async def _asked(self, about: str | None) -> Any:
-        return None if about is None else self._do_here(*json.loads(about))
+        if about is None:
+            return None
+        action, key, session_id, value = json.loads(about)
+        is_closed = action == "close" and self._named.close(key, session_id)
+        return self._do_here(action, key, session_id, value) or is_closed or None
 
     def _do_here(self, action: str, key: str | None, session_id: str, value: Any) -> Any:
         now = self._clock()

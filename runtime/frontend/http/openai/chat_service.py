@@ -289,8 +289,9 @@ class ChatService:
             tokens=tokens,
             sampling=fields.sampling(max_tokens, None if constraint is None else constraint[0]),
             logprobs=logprobs,
-            priority=fields.priority,
+            priority=fields.queue_priority,
             namespace=fields.namespace,
+            session=fields.session,
             name=name,
             in_bulk=in_bulk,
         )

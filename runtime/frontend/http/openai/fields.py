@@ -11,6 +11,7 @@ from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError, context_exceeded
 from ....protocol.sampling import Constraint, SamplingParams
 from ...core.client import new_rid
+from ...core.sessions import SessionId, requested_session
 from ...text.encoding import TokenLimit
 from ...text.generation import MAX_SAMPLES
 from ..bodies import Body, Priority, Text, TokenIds, described, sampling_fields, sampling_params
@@ -31,6 +32,25 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] = False
 
 
+class AgentHints(Body):
+    """Dynamo's hints. `priority` and `prefix_id`, which names a session, have an effect; the others are accepted."""
+
+    priority: Priority | None = None
+    prefix_id: Text | None = None
+    strict_priority: Annotated[int, Field(ge=0)] | None = None
+    osl: Annotated[int, Field(ge=0)] | Text | None = None
+    iat: Annotated[int, Field(ge=0)] | Text | None = None
+    total_requests: Annotated[int, Field(ge=0)] | None = None
+    latency_sensitivity: float | None = None
+    speculative_prefill: bool | None = None
+
+
+class NvExtension(Body):
+    """Dynamo's extension of request bodies."""
+
+    agent_hints: AgentHints | None = None
+
+
 OpenAISampling = create_model("OpenAISampling", __base__=ConstraintFields, **sampling_fields("openai"))
 
 
@@ -46,12 +66,14 @@ class GenerationFields(OpenAISampling):
     priority: Priority = 0
     cache_salt: Text = ""
     extra_key: Text = ""
+    session_id: Text | None = None
+    prompt_cache_key: Text | None = None
+    nvext: NvExtension | None = None
     # Accepted without effect on the answer.
     user: Text | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
-    prompt_cache_key: Text | None = None
     prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
     safety_identifier: Text | None = None
 
@@ -75,6 +97,18 @@ class GenerationFields(OpenAISampling):
             if self.cache_salt and self.extra_key
             else (self.cache_salt or self.extra_key)
         )
+
+    @property
+    def session(self) -> SessionId | None:
+        """The session that the request belongs to; None: the client names none."""
+        hints = None if self.nvext is None else self.nvext.agent_hints
+        return requested_session(self.session_id or (hints and hints.prefix_id), self.prompt_cache_key)
+
+    @property
+    def queue_priority(self) -> int:
+        """The request's priority: its own field's, else that of its hints."""
+        hints = None if self.nvext is None else self.nvext.agent_hints
+        return self.priority or (hints and hints.priority) or 0
 
     @property
     def num_continued(self) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from .....protocol.errors import ErrorInfo, RamiformError, RequestError
 from .....protocol.sampling import TokenLogprob
 from ....chat.completion import ChatCompletion
 from ....chat.request import ChatRequest
+from ....core.sessions import requested_session
 from ....core.tenant import current_tenant
 from ....text.offload import offload_if_large
 from ..chat_messages import template_messages
@@ -76,7 +78,7 @@ class ResponseService:
         messages = await offload_if_large(lambda _: template_messages(to_messages(items)), items)
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
-        return await self._service.request(
+        chat = await self._service.request(
             messages,
             body,
             body.constraint(),
@@ -89,6 +91,10 @@ class ResponseService:
             template_options=body.template_options(),
             exact_history=body.exact_history,
         )
+        if chat.prompt.session is None:  # responses that continue one another are a session
+            session = requested_session(None, chain=entry.first.response["id"])
+            chat = replace(chat, prompt=replace(chat.prompt, session=session))
+        return chat
 
     async def events(self, body: ResponseBody, chat: ChatRequest, entry: StoredResponse) -> AsyncGenerator[Event]:
         """Generate the response, fill `entry`, and store it.

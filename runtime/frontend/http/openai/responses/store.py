@@ -29,6 +29,14 @@ class StoredResponse:
     num_bytes: int = 0
     expires: float = field(default=0.0)
 
+    @property
+    def first(self) -> StoredResponse:
+        """The response that the conversation began with."""
+        entry = self
+        while entry.previous is not None:
+            entry = entry.previous
+        return entry
+
     def conversation(self) -> list[dict[str, Any]]:
         """Return all items from the first response on, outputs included."""
         entries = [self]
