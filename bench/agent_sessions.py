@@ -16,6 +16,9 @@ tokens, so that the server keeps up and recomputation shows apart from load; `--
 name it; `closed`, also the session's end, as `/close_session` tells it; `program`, the same as a program of the
 language tells it. After each turn the server knows what it waits for, as it has parsed its calls. `clairvoyant` knows
 the trace: it evicts first what no request will use, then what is used last (Belady's MIN over prefixes).
+
+`--ablate` plays `lru`, `program`, and `program` without one of its parts at a time, then the six workloads of
+bench/workloads.py with `lru`, `program` and `program` without its order, in a quarter of the memory that they use.
 """
 
 from __future__ import annotations
@@ -35,11 +38,15 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ramiform.bench.harness import Json, percentile, table, write_json
-from ramiform.bench.simulation import STEP_SECONDS, TOKEN_SECONDS, NoGrammars
+from ramiform.bench.prefix_reuse import AMPLE, quarter_of
+from ramiform.bench.simulation import STEP_SECONDS, TOKEN_SECONDS, NoGrammars, simulate
+from ramiform.bench.simulation import VOCABULARY as TOKENS
+from ramiform.bench.workloads import make_workloads
 from ramiform.radix.cache import PrefixCache
+from ramiform.radix.reuse_forecast import ReuseForecast
 from ramiform.radix.strategies import EvictionStrategy
 from ramiform.radix.tree import TreeNode
-from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.config import CoreConfig, EvictionName, OrderName
 from ramiform.runtime.protocol.core import (
     ClientSession,
     EndStates,
@@ -64,6 +71,25 @@ VOCABULARY = VocabularyInfo(2 * OUTPUTS, [b" word"] * (2 * OUTPUTS), frozenset()
 CHUNK = 512  # blocks
 POLICIES = ["lru", "lfu", "program", "clairvoyant"]
 POOLS = [0.7]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of `program`: what a run is like without it."""
+
+    hints: Hints = "program"
+    order: OrderName = "program"
+    by_kind: bool = True
+    by_owner: bool = True
+
+
+PARTS = {  # by what is left out
+    "ends of programs": Part(hints="headers"),
+    "names of programs": Part(hints="none"),
+    "kinds of waits": Part(by_kind=False),
+    "a program's own history": Part(by_owner=False),
+    "the order": Part(order="fcfs"),
+}
 
 
 @dataclass(frozen=True)
@@ -315,19 +341,42 @@ def replay(
     hints: Hints,
     seed: int,
     slow: float,
+    without: Part | None = None,
 ) -> Outcome:
-    """Play the sessions under one policy: an eviction strategy, or `clairvoyant`."""
+    """Play the sessions under one policy: an eviction strategy, or `clairvoyant`. `without` a part of `program`, its
+    hints take the place of `hints`."""
+    part = Part(hints, "fcfs" if policy == "lru" else "program") if without is None else without
     sessions = schedule(recorded, live, seed)
     num_blocks = live_working_set(sessions)
     sees = policy == "clairvoyant"
-    config = CoreConfig(prefill_budget=CHUNK, max_running=256, order="program" if policy != "lru" else "fcfs")
+    config = CoreConfig(prefill_budget=CHUNK, max_running=256, order=part.order)
     cache = PrefixCache(
         round(pool * num_blocks),
         1,
         num_host_pages=round(host_pool * num_blocks),
         strategy=clairvoyant(sessions) if sees else policy,
+        forecast=ReuseForecast(by_kind=part.by_kind, by_owner=part.by_owner),
     )
-    return Replay(sessions, config, cache, hints=hints, sees=sees, slow=slow).run()
+    return Replay(sessions, config, cache, hints=part.hints, sees=sees, slow=slow).run()
+
+
+def play_workloads(size: float, seed: int) -> list[dict[str, Any]]:
+    """Return a row for each of the six workloads: hit rate and mean job time by policy and order."""
+    settings: dict[str, tuple[EvictionName, OrderName]] = {
+        "lru": ("lru", "fcfs"),
+        "program": ("program", "program"),
+        "without the order": ("program", "fcfs"),
+    }
+    rows = []
+    for workload in make_workloads(range(TOKENS.vocab_size), size=size, seed=seed):
+        num_pages = quarter_of(simulate(workload, CoreConfig(), AMPLE))
+        row: dict[str, Any] = {"workload": workload.name}
+        for name, (eviction, order) in settings.items():
+            played = simulate(workload, CoreConfig(order=order, eviction=eviction), num_pages)
+            row[f"{name}: hit %"] = 100 * played.run.num_hits / played.run.num_prompt_tokens
+            row[f"{name}: job s"] = statistics.mean(played.job_times)
+        rows.append(row)
+    return rows
 
 
 def main(
@@ -339,21 +388,36 @@ def main(
     hints: Annotated[Hints, typer.Option(help="what the server is told")] = "program",
     seed: Annotated[int, typer.Option(help="of the order of sessions")] = 1,
     slow: Annotated[float, typer.Option(help="scales the time of the server's steps")] = 1.0,
+    ablate: Annotated[
+        bool, typer.Option(help="leave out one part of `program` at a time; ends with the six workloads")
+    ] = False,
+    size: Annotated[float, typer.Option(help="scales the number of programs of the six workloads")] = 1.0,
     output: Json = None,
 ) -> None:
     recorded = load(file)
     rows: list[dict[str, Any]] = []
+    runs: list[tuple[str, Part | None]] = [(name, None) for name in (["lru", "program"] if ablate else policy)]
+    runs += [("program", part) for part in PARTS.values()] if ablate else []
+    names = {part: f"without {name}" for name, part in PARTS.items()}
     for share in pool:
-        for name in policy:
+        for name, part in runs:
             began = time.process_time()
             outcome = replay(
-                recorded, name, pool=share, host_pool=host_pool, live=live, hints=hints, seed=seed, slow=slow
+                recorded,
+                name,
+                pool=share,
+                host_pool=host_pool,
+                live=live,
+                hints=hints,
+                seed=seed,
+                slow=slow,
+                without=part,
             )
             base = next((row for row in rows if row["pool"] == share), None)
             rows.append(
                 {
                     "pool": share,
-                    "policy": name,
+                    "policy": name if part is None else names[part],
                     **outcome.figures(),
                     "of the first": 1.0 if base is None else 100 * outcome.recomputed / base["recomputed %"],
                     "demoted": outcome.num_demoted,
@@ -362,7 +426,11 @@ def main(
                 }
             )
     print(table(rows))
-    write_json({"live": live, "host_pool": host_pool, "hints": hints, "seed": seed, "slow": slow, "rows": rows}, output)
+    result = {"live": live, "host_pool": host_pool, "hints": hints, "seed": seed, "slow": slow, "rows": rows}
+    if ablate:
+        result["workloads"] = play_workloads(size, seed)
+        print(table(result["workloads"]))
+    write_json(result, output)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ramiform.bench.harness import Json, Model, interleaved, medians, percentile
 from ramiform.bench.optimum import bounded_hits, optimal_hits
 from ramiform.bench.programs import Run, Workload
 from ramiform.bench.sessions import Player, word_tokens
-from ramiform.bench.simulation import VOCABULARY, simulate
+from ramiform.bench.simulation import VOCABULARY, Simulated, simulate
 from ramiform.bench.workloads import make_workloads
 from ramiform.runtime.models.checkpoint import find_checkpoint
 from ramiform.runtime.protocol.config import CoreConfig
@@ -74,14 +74,19 @@ def on_runtimes(workloads: Sequence[Workload], players: dict[str, Player], repea
     return rows
 
 
+def quarter_of(ample: Simulated) -> int:
+    """Return a quarter of the pages that a run with memory for everything used."""
+    longest = max(len(request.computed) for request in ample.run.requests)
+    return max(ample.peak_pages // 4, 2 * -(-longest // 16))  # or nothing could run beside the longest
+
+
 def in_scheduler(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
     """A row for each workload and order, a column for each eviction; hit rates in percent of the prompt tokens."""
     rows = []
     for workload in workloads:
         ample = simulate(workload, CoreConfig(), AMPLE)
         optimum, num_tokens = optimal_hits(ample.run.requests), ample.run.num_prompt_tokens
-        longest = max(len(request.computed) for request in ample.run.requests)
-        num_pages = max(ample.peak_pages // 4, 2 * -(-longest // 16))  # or nothing could run beside the longest
+        num_pages = quarter_of(ample)
         for order in ORDERS:
             runs = {
                 eviction: simulate(workload, CoreConfig(order=order, eviction=eviction), num_pages)

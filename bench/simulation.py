@@ -40,6 +40,7 @@ class Program(States):
     def __init__(self, simulation: Simulation, number: int) -> None:
         super().__init__()
         self._simulation = simulation
+        self._began = simulation.now
         self._name = f"program {number}"
         self._num_requests = 0
         # Of each state: who it descends from and has not yet spoken for, with what they held.
@@ -52,6 +53,8 @@ class Program(States):
 
     def end(self, states: Sequence[int]) -> None:
         super().end(states)
+        if not self.ids:
+            self._simulation.job_times.append(self._simulation.now - self._began)
         self._simulation.send(EndStates(self._name, list(states) if self.ids else None))
 
     def generate(self, state: int, num_tokens: int, then: Callable[[], None]) -> None:
@@ -94,48 +97,49 @@ class Simulation:
             context_length=1 << 20,
             retokenise=lambda before, data: [],  # nothing here is constrained
         )
-        self._now = 0.0
+        self.now = 0.0
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = count()
         self._requests: dict[str, Asked] = {}
         self._waiting: dict[str, Callable[[list[int]], None]] = {}
         self.peak_pages = 0  # in use or cached, at most
         self.events: list[Event] = []
+        self.job_times: list[float] = []  # seconds of each program from begin to end, its pauses included
         self._started: set[str] = set()
 
     def run(self, workload: Workload) -> Run:
         """Play the whole workload. Raises AssertionError when something never ends."""
         play_all(workload, lambda number: Program(self, number))
         while True:
-            while self._timers and self._timers[0][0] <= self._now:
+            while self._timers and self._timers[0][0] <= self.now:
                 heapq.heappop(self._timers)[2]()
-            plan = self._scheduler.plan(self._now)
+            plan = self._scheduler.plan(self.now)
             self._take(self._scheduler.answers())
             if plan is not None:
                 for row in plan.rows:
                     if row.rid not in self._started:  # else: it decodes, or had been retracted
                         self._started.add(row.rid)
                         self.events.append(("starts", self._requests[row.rid]))
-                self._now += STEP_SECONDS + TOKEN_SECONDS * plan.num_tokens
+                self.now += STEP_SECONDS + TOKEN_SECONDS * plan.num_tokens
                 self.peak_pages = max(self.peak_pages, self._cache.num_pages - self._cache.num_free)
-                self._take(self._scheduler.commit(plan, make_believe(plan), self._now))
+                self._take(self._scheduler.commit(plan, make_believe(plan), self.now))
             elif self._timers:
-                self._now = self._timers[0][0]
+                self.now = self._timers[0][0]
             else:
                 break
         assert not self._waiting, "requests without an answer"
-        return Run(list(self._requests.values()), self._now)
+        return Run(list(self._requests.values()), self.now)
 
     def send(self, message: EndStates | Generate) -> None:
-        self._take(self._scheduler.handle(message, self._now))
+        self._take(self._scheduler.handle(message, self.now))
 
     def submit(self, request: Generate, then: Callable[[list[int]], None]) -> None:
-        self._requests[request.rid] = Asked(request.tokens, self._now)
+        self._requests[request.rid] = Asked(request.tokens, self.now)
         self._waiting[request.rid] = then
         self.send(request)
 
     def after(self, seconds: float, then: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (self._now + seconds, next(self._serial), then))
+        heapq.heappush(self._timers, (self.now + seconds, next(self._serial), then))
 
     def _take(self, messages: Sequence[FromCore]) -> None:
         for message in messages:
@@ -144,7 +148,7 @@ class Simulation:
                 continue
             request = self._requests[message.rid]
             if request.first_token is None:
-                request.first_token = self._now
+                request.first_token = self.now
                 request.num_cached = message.num_cached
             request.output.extend(message.ids)
             if message.finish is not None:
@@ -157,12 +161,13 @@ class Simulated:
     run: Run
     events: list[Event]
     peak_pages: int  # in use or cached, at most
+    job_times: list[float]  # seconds of each program, its pauses included
 
 
 def simulate(workload: Workload, config: CoreConfig, num_pages: int) -> Simulated:
     """Play a workload in a cache of `num_pages` pages."""
     simulation = Simulation(config, PrefixCache(num_pages, strategy=config.eviction))
-    return Simulated(simulation.run(workload), simulation.events, simulation.peak_pages)
+    return Simulated(simulation.run(workload), simulation.events, simulation.peak_pages, simulation.job_times)
 
 
 def make_believe(plan: ForwardPlan) -> ForwardResult:

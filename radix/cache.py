@@ -69,11 +69,11 @@ class PrefixCache:
     num_host_pages: int = 0
     strategy: str | EvictionStrategy = "lru"  # a key of STRATEGIES, or a strategy of the caller's
     events: bool = False
+    forecast: ReuseForecast = field(default_factory=ReuseForecast)
     stats: CacheStats = field(default_factory=CacheStats, init=False)
 
     def __post_init__(self) -> None:
         assert self.num_pages > 0
-        self.forecast = ReuseForecast()
         strategy = STRATEGIES[self.strategy](self.forecast) if isinstance(self.strategy, str) else self.strategy
         self._respects_soft_pins = strategy.respects_soft_pins
         self._events = EventLog(self.page_size) if self.events else None

@@ -99,10 +99,15 @@ class _KindOfWait:
 
 
 class ReuseForecast:
-    """Waits of owners, and what was learned from earlier ones. Each event takes constant time."""
+    """Waits of owners, and what was learned from earlier ones. Each event takes constant time.
 
-    def __init__(self) -> None:
+    Without `by_kind` all waits are of one kind, without `by_owner` all owners alike: benches measure what these add.
+    """
+
+    def __init__(self, *, by_kind: bool = True, by_owner: bool = True) -> None:
         self.now = 0.0  # seconds, by the caller's clock
+        self._by_kind = by_kind
+        self._by_owner = by_owner
         self._kinds: dict[str, _KindOfWait] = {}
         self._waits: dict[Hashable, Wait] = {}
         self._histories: dict[Hashable, _OwnerHistory] = {}  # by owner
@@ -159,14 +164,14 @@ class ReuseForecast:
         return rate * math.exp2(group.level / LEVELS_PER_OCTAVE)
 
     def _known(self, kind: str) -> str:
-        if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
+        if not self._by_kind or (kind not in self._kinds and len(self._kinds) >= MAX_KINDS):
             kind = OTHER
         self._kinds.setdefault(kind, _KindOfWait())
         return kind
 
     def _level(self, owner: Hashable) -> int:
         history = self._histories.get(owner)
-        return 0 if history is None else history.level
+        return 0 if history is None or not self._by_owner else history.level
 
 
 def _bucket(seconds: float) -> int:

@@ -82,8 +82,9 @@ def _depth_first_walk(paths: list[CachedPath], depth: int | None) -> list[Reques
 
 
 def _fair_by_program(front: list[Request], context: QueueContext) -> list[Request]:
-    """Started programs first: those with the fewest known generations to come, then the oldest. Then new programs,
-    those with the longest cached prefix first.
+    """Started programs first: those with the fewest known generations to come, then those with the fewest tokens to
+    compute now, since what is computed may be lost while they wait, then the oldest. Then new programs, those with the
+    longest cached prefix first.
 
     No new program starts before a started one continues. While others wait, requests beyond their program's share of
     the places come after those within their program's share.
@@ -91,12 +92,22 @@ def _fair_by_program(front: list[Request], context: QueueContext) -> list[Reques
     num_held = Counter(_program_or_request(request) for request in context.running)
     num_programs = len(num_held.keys() | {_program_or_request(request) for request in front})
     share = -(-context.max_running // max(1, min(num_programs, MAX_PROGRAM_SHARES)))
+    # Of all requests of a program: a join waits for all branches. So none counts while another branch of it runs.
+    num_uncached: Counter[str] = Counter()
+    num_running = num_held.copy()
+    for request in front:
+        if (name := _program_or_request(request)) not in num_running and context.has_started(request):
+            num_uncached[name] += len(request.tokens) - context.num_cached(request)
 
     def key(request: Request) -> tuple[int, ...]:
+        tie_break: tuple[int, ...]
         num_held[_program_or_request(request)] += 1
         is_beyond_share = num_held[_program_or_request(request)] > share
         has_started = context.has_started(request)
-        tie_break = _remaining_generations(request) if has_started else (-context.num_cached(request),)
+        if has_started:
+            tie_break = *_remaining_generations(request), num_uncached[_program_or_request(request)]
+        else:
+            tie_break = (-context.num_cached(request),)
         return -request.message.priority, is_beyond_share, not has_started, *tie_break, request.rank, request.serial
 
     return sorted(front, key=key)

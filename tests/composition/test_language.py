@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ramiform
-from ramiform import ProgramState, Runtime, gen, optional, repeat, select, seq, user
+from ramiform import ProgramState, Runtime, gen, optional, repeat, select, seq, system, tool, user
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,21 @@ def branches_out(s: ProgramState, seed: int) -> None:
     s += gen("end", n=2, max_tokens=6, temperature=1.0, seed=seed, ignore_eos=True)
 
 
-PROGRAMS: list[Any] = [goes_back, tries_again, composes, branches_out]
+@tool(pure=True, speculate=True)
+def add(a: int, b: int) -> dict[str, int]:
+    """Add two numbers"""
+    return {"result": a + b}
+
+
+@ramiform.function
+def calls_early(s: ProgramState, seed: int) -> None:
+    """Calls a tool that begins before its turn ends, and from the third run on before the turn begins."""
+    s += system("You are a helpful assistant.", tools=[add])
+    result = s.agent([add], f"Add {20 + seed} and 30.", temperature=0.7, seed=seed, max_tokens=40, max_steps=2)
+    s["calls"] = [(one.arguments, one.text) for one in result.calls]
+
+
+PROGRAMS: list[Any] = [goes_back, tries_again, composes, branches_out, calls_early]
 
 
 def results(program: Any, runtime: Runtime) -> list[Any]:

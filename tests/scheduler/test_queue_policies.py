@@ -137,6 +137,19 @@ def test_of_programs_that_have_begun_the_nearest_to_its_end_goes_first() -> None
         assert drain(queue, context_of()) == [*(serial for _, serial in known), *unknown, 99]
 
 
+def test_of_programs_that_have_begun_the_one_with_the_least_left_to_compute_goes_first() -> None:
+    """Judge: plain sorting of the tokens that are not cached; an older program does not count for more."""
+    draw = random.Random(12)
+    for _ in range(20):
+        sizes = {serial: draw.randrange(1, 40) for serial in range(10, 20)}
+        cached = {f"r{serial}": draw.randrange(size) for serial, size in sizes.items()}
+        queue = WaitingQueue(QUEUE_POLICIES["program"])
+        for serial, size in sizes.items():
+            queue.add(request(serial, [2] * size, f"p{serial}", rank=19 - serial))
+        left = sorted((size - cached[f"r{serial}"], 19 - serial, serial) for serial, size in sizes.items())
+        assert drain(queue, context_of(cached)) == [serial for _, _, serial in left]
+
+
 def test_a_program_does_not_take_more_than_its_share_while_others_wait() -> None:
     queue = WaitingQueue(QUEUE_POLICIES["program"])
     for serial in range(1, 9):

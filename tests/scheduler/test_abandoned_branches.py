@@ -1,0 +1,59 @@
+"""What branches hold that a program abandons is free within one step."""
+
+from __future__ import annotations
+
+import pytest
+
+from ramiform.runtime.protocol.core import EndStates, SoftPin
+
+from .harness import Runtime, generate
+
+SHARED = [2, 3, 4, 5] * 4
+
+
+def branch(number: int, num_tokens: int) -> object:
+    return generate(
+        f"branch {number}",
+        [*SHARED, 6 + number],
+        max_new_tokens=num_tokens,
+        ignore_eos=True,
+        seed=number,
+        program="p",
+        claims=[SoftPin(number)],
+    )
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_pages_of_abandoned_branches_are_free_after_one_step(ahead: bool) -> None:
+    runtime = Runtime(num_pages=64, ahead=ahead)
+    runtime.add(*(branch(number, 60) for number in range(4)))
+    for _ in range(12):
+        runtime.step()
+    leases = {lease: set(lease.pages) for lease in runtime.cache.leases}
+    assert len(leases) == 4
+    for number in range(3):
+        runtime.abort(f"branch {number}")
+    runtime.scheduler.handle(EndStates("p", [0, 1, 2]), 0.0)
+    for _ in range(1 + ahead):  # a plan in flight still writes their pages
+        runtime.step()
+    (kept,) = (lease for lease in leases if lease.live)
+    assert runtime.cache.num_available == runtime.cache.num_pages - len(kept.pages)
+    assert not runtime.answers["branch 3"].over
+    runtime.finish()
+    assert len(runtime.answers["branch 3"].ids) == 60
+
+
+def test_what_ended_branches_have_left_is_evicted_before_what_the_program_goes_on_with() -> None:
+    runtime = Runtime(num_pages=64)
+    runtime.add(*(branch(number, 12) for number in range(4)))
+    runtime.finish()
+    prompt = [*SHARED, 9, *runtime.answers["branch 3"].ids]
+    assert runtime.cache.match(prompt) == len(prompt) - 1
+    runtime.scheduler.handle(EndStates("p", [0, 1, 2]), 0.0)
+    # More than fits beside all branches, of requests that are used later.
+    for number in range(9):
+        runtime.add(generate(f"other {number}", [20 + number] * 24, max_new_tokens=4, ignore_eos=True))
+        runtime.finish()
+    assert runtime.cache.match(prompt) == len(prompt) - 1
+    ended = [*SHARED, 6, *runtime.answers["branch 0"].ids]
+    assert runtime.cache.match(ended) <= len(SHARED) + 3
