@@ -153,6 +153,8 @@ def _race_of_block(
     if temperature == 0.0:
         return
     best, _ = _best_of_row(best_RI, token_RI, row, NUM, BLOCK_I)
+    if (best == float("inf")) | (best == float("-inf")):  # the row has no token
+        return
     v_B = block * BLOCK + tl.arange(0, BLOCK)
     _, weight_B = _weights(logits_RV + row * stride, v_B, V, best, tl.maximum(temperature, 1e-30))
     runs_B = (weight_B >= tl.load(min_p_R + row)) & (v_B < V)
@@ -186,6 +188,8 @@ def _rank_of_block(
     if (temperature == 0.0) | ((tl.load(top_k_R + row) >= V) & (tl.load(top_p_R + row).to(tl.float32) >= 1.0)):
         return
     best, _ = _best_of_row(best_RI, token_RI, row, NUM, BLOCK_I)
+    if (best == float("inf")) | (best == float("-inf")):
+        return
     _, winner = _best_of_row(speed_RI, fastest_RI, row, NUM, BLOCK_I)
     logits = logits_RV + row * stride
     v_B = block * BLOCK + tl.arange(0, BLOCK)
