@@ -136,7 +136,9 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
         tile = chunk_tile(_META, D, shapes.kv_dtype)
         q = torch.empty(256, H, D, dtype=shapes.dtype)
         tiles = QueryTiles(_ints(8), _ints(8), tokens_of_tile(tile, H // K), tile)
-        chunk_attention(q, kv, replace(_rows(shapes, 1, 256, window), visible_T=None), tiles, q, scale, cap)
+        rows = replace(_rows(shapes, 1, 256, window), visible_T=None)
+        for parts in (1, 2):
+            chunk_attention(q, kv, rows, tiles, q, scale, cap, parts=parts)
         yield
 
 
