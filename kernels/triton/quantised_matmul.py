@@ -87,7 +87,7 @@ def matmul(
     tiles = triton.cdiv(T, block_m) if E == 0 else min(T, triton.cdiv(T, block_m) + E)
     block_c = weight.group or BLOCK_INPUTS
     num_groups = triton.cdiv(C, block_c)
-    parts = launch_configs.num_parts(x.device, triton.cdiv(N, _OUTPUTS) * tiles, num_groups) if E == 0 else 1
+    parts = launch_configs.num_parts(x.device, triton.cdiv(N, _OUTPUTS) * tiles, num_groups // 4) if E == 0 else 1
     partial = torch.empty((parts, T, N), dtype=torch.float32, device=x.device) if parts > 1 else None
     kind = "int4" if weight.codes.dtype == torch.uint8 else "block" if weight.group else "row"
     launch(

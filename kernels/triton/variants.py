@@ -49,6 +49,7 @@ class KernelShapes:
     num_experts: int = 0
     num_chosen: int = 0  # experts of a token
     expert_size: int = 0
+    normalised: bool = True  # the weights of a token's experts are divided by their sum
     weights: Literal["dense", "int4", "int8", "fp8", "int8-inputs", "fp8-inputs", "fp8-blocks"] = "dense"
     group: int = 0  # inputs of a scale, of int4
     linears: tuple[tuple[int, int, bool], ...] = ()  # quantised layers: outputs, inputs, whether there is a bias
@@ -135,7 +136,9 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
         tile = chunk_tile(_META, D, shapes.kv_dtype)
         q = torch.empty(256, H, D, dtype=shapes.dtype)
         tiles = QueryTiles(_ints(8), _ints(8), tokens_of_tile(tile, H // K), tile)
-        chunk_attention(q, kv, replace(_rows(shapes, 1, 256, window), visible_T=None), tiles, q, scale, cap)
+        rows = replace(_rows(shapes, 1, 256, window), visible_T=None)
+        for parts in (1, 2):
+            chunk_attention(q, kv, rows, tiles, q, scale, cap, parts=parts)
         yield
 
 
@@ -183,6 +186,7 @@ def _experts(shapes: KernelShapes) -> Iterator[None]:
         gate_up, down = torch.empty(N, 2 * size, E, dtype=dtype), torch.empty(N, E, size, dtype=dtype)
         experts.grouped_matmul(x, gate_up, ends, rows, fixed=shapes.deterministic)
         experts.grouped_matmul(y, down, ends, fixed=shapes.deterministic)
+    experts.route(torch.empty(4, N, dtype=dtype), shapes.num_chosen, shapes.normalised)
     pairs = 4 * shapes.num_chosen
     experts.combine_experts(
         torch.empty(pairs, E, dtype=dtype), torch.zeros(pairs, dtype=torch.int64), torch.empty(4, shapes.num_chosen)

@@ -170,15 +170,12 @@ class MixtureMlp:
         return self.total(self.parts(x_TE, ops))
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
-        num_per_token = self.config.num_per_token
-        weights_TK, experts_TK = kernels.choose_experts(self.router(x_TE), num_per_token, self.config.normalised)
-        order_P, ends_N = kernels.group_by_expert(experts_TK, self.config.num_experts)
-        tokens_P = order_P // num_per_token
+        routing = ops.route(self.router(x_TE), self.config.num_per_token, self.config.normalised)
         parts_TE = []
         for experts in self.slices:
-            gate_up_PJ = experts.gate_up(x_TE, ends_N, tokens_P, ops)
-            y_PE = experts.down(ops.silu_and_mul(gate_up_PJ), ends_N, None, ops)
-            parts_TE.append(ops.combine_experts(y_PE, order_P, weights_TK))
+            gate_up_PJ = experts.gate_up(x_TE, routing.ends_N, routing.tokens_P, ops)
+            y_PE = experts.down(ops.silu_and_mul(gate_up_PJ), routing.ends_N, None, ops)
+            parts_TE.append(ops.combine_experts(y_PE, routing.place_P, routing.weights_TK))
         if self.shared is None:
             return parts_TE
         # Added slice by slice, so that one all-reduce sums both.

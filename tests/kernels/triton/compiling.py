@@ -45,7 +45,7 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
         buffers,
         waits,
         loop_instructions(kernel.asm["cubin"]),
-        len(re.findall(r"\b(?!cvt|ld|st|mov)\w+\S*\.f64\b", ptx)),
+        len(re.findall(r"^\s*(?:@\S+\s+)?(?!cvt|ld|st|mov)\w+\S*\.f64\b", ptx, re.MULTILINE)),
     )
 
 
