@@ -28,7 +28,7 @@ from .cpu_threads import CpuThreads
 from .draft_source import DraftBytes, DraftSource
 from .engine import ForwardEngine
 from .kv_format import choose_kv_dtype, choose_scales
-from .kv_pool import KvMemory, KvPool, bytes_per_page
+from .kv_pool import CudaCopyQueue, KvMemory, KvPool, bytes_per_page
 from .kv_size import MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
 from .step_graphs import CudaCapture, StepGraphs
 
@@ -164,11 +164,13 @@ def build_engine(
     max_running = choose_max_running(config, device, num_pages)
     setting = "kv_memory" if config.num_pages is None else "num_pages"
     memory = _memory(model_config, num_pages, device, kv_dtype, param=setting)
-    host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory")
+    pinned = device.type == "cuda" and num_host_pages > 0
+    host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory", pinned=pinned)
     source = None
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
-    pool = KvPool(memory, host, chosen.scales)
+    queue = CudaCopyQueue(device, model_config.num_layers) if pinned else None
+    pool = KvPool(memory, host, chosen.scales, queue)
     graphs = None
     if make_graphs is not None and StepGraphs.supports(model, pool.layers):
         captures = () if source is None else source.captures
@@ -206,9 +208,11 @@ def _check_transformers_settings(config: CoreConfig, group: Group) -> None:
             )
 
 
-def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvMemory:
+def _memory(
+    model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str, pinned: bool = False
+) -> KvMemory:
     try:
-        return KvMemory(model, num_pages, device=device, dtype=dtype)
+        return KvMemory(model, num_pages, device=device, dtype=dtype, pinned=pinned)
     except (RuntimeError, torch.OutOfMemoryError):
         gibibytes = num_pages * bytes_per_page(model, dtype) / 2**30
         raise RequestError(

@@ -167,13 +167,22 @@ class StepGraphs:
         return len(self._graphs)
 
     def hidden_and_features(
-        self, rows: Sequence[Row], wanted: np.ndarray, last_tokens: LastTokens, *, features: bool
+        self,
+        rows: Sequence[Row],
+        wanted: np.ndarray,
+        last_tokens: LastTokens,
+        *,
+        features: bool,
+        before: Callable[[], None] = lambda: None,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Run the graph of the rows and return what `Decoder.hidden_and_features` returns; None if there is none.
 
         The hidden states are those of the tokens `wanted`, valid until the next call. Features, if wanted, are copies,
-        since a draft source keeps them for later. `last_tokens` are those of the last step.
+        since a draft source keeps them for later. `last_tokens` are those of the last step. `before` is called before
+        a replay.
         """
+        if not self._graphs:
+            return None
         num_tokens = sum(len(row.tokens) for row in rows)
         if num_tokens == len(rows):
             shape = next((shape for shape in self._decoding if shape.rows >= num_tokens), None)
@@ -186,6 +195,7 @@ class StepGraphs:
                 return None
             shape, cut = found
             self._inputs.fill_rows(rows, cut, wanted, last_tokens, shape)
+        before()
         self._graphs[shape]()
         hidden_TE, features_TE = self._outputs[shape]
         if not self._group.stage.has_ends:
