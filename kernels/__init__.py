@@ -17,7 +17,7 @@ from .arguments import (
     SamplingTensors,
     SharedKeys,
 )
-from .dispatch import KernelsName, for_device
+from .dispatch import KernelsName, for_device, quantised_products
 from .kv_cache import KvCache
 from .ops import Attention, Ops
 from .reference.attention import paged_attention, store_kv
@@ -61,6 +61,7 @@ __all__ = [
     "group_by_expert",
     "grouped_matmul",
     "paged_attention",
+    "quantised_products",
     "rms_norm",
     "sampling_weights",
     "silu_and_mul",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from types import ModuleType
 from typing import Literal
 
 import torch
@@ -38,3 +40,13 @@ def for_device(
     if name == "auto" and device.type == "cpu" and not deterministic:
         return PlainCpuOps(attention_cap)
     return DeterministicOps(attention_cap) if deterministic else ReferenceOps(attention_cap)
+
+
+def quantised_products(device: torch.device) -> ModuleType | None:
+    """Return the module of products with quantised weights for `device`; None: plain torch multiplies there, or loops
+    for packed weights."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from .triton import quantised_matmul
+
+    return quantised_matmul

@@ -24,19 +24,46 @@ class AttentionTile(NamedTuple):
     num_stages: int
 
 
-def split_tile(device: torch.device, head_dim: int) -> AttentionTile:
-    """Return the tile for rows of few tokens. They are bound by memory, so many loads are kept in flight."""
+SPLIT_KEYS = 64  # splits are cut to a multiple of this
+
+
+def most_split_queries(device: torch.device, head_dim: int) -> int:
+    """Return the largest tile of queries in the kernel for rows of few tokens."""
     if head_dim > 128:
-        return AttentionTile(32, 32, 4, 3) if capability(device) >= (9, 0) else AttentionTile(16, 16, 4, 3)
-    return AttentionTile(64 if capability(device) >= (9, 0) else 32, 64, 4, 3)
+        return 32 if capability(device) >= (9, 0) else 16
+    return 64 if capability(device) >= (9, 0) else 32
+
+
+def split_tile(device: torch.device, head_dim: int, stored: torch.dtype, queries: int) -> AttentionTile:
+    """Return the tile for rows of few tokens, which are bound by memory. `queries` is a power of two from 16 on, how
+    many a row has, `stored` the cache's dtype.
+
+    A load of keys waits for one of page ids, so a loop of n stages has (n - 1) // 2 tiles under way: five stages are
+    the first whose loop does not wait for what it has just asked for. Hopper multiplies eight-bit keys in tiles of 64
+    queries, also fewer ones: with 16, keys become float16 in every warp, by a third more instructions.
+    """
+    queries = min(queries, most_split_queries(device, head_dim))
+    deep = stored.itemsize <= 2 and (capability(device) == (8, 0) or capability(device) >= (9, 0))
+    if head_dim > 128:
+        return AttentionTile(queries, 32 if capability(device) >= (9, 0) else 16, 4, 5 if deep else 3)
+    if stored.itemsize == 1 and capability(device) >= (9, 0):
+        return AttentionTile(64, 64, 4, 7)
+    return AttentionTile(queries, 32 if queries == 64 and deep else 64, 4, 5 if deep else 3)
 
 
 def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> AttentionTile:
     """Return the tile for rows of many tokens, which are bound by compute. `stored` is the cache's dtype."""
-    if stored == torch.float32 or head_dim > 128:
-        return AttentionTile(64, 32, 8, 2) if stored.itemsize > 1 else AttentionTile(32, 32, 8, 2)
+    hopper = capability(device) >= (9, 0)
+    if stored == torch.float32:
+        return AttentionTile(64, 32, 8, 2)
+    if head_dim > 128:
+        if hopper:
+            return AttentionTile(128 if stored.itemsize == 2 else 64, 32, 8, 5)
+        return AttentionTile(64 if stored.itemsize == 2 else 32, 32, 8, 2)
+    if hopper:
+        return AttentionTile(128, 64, 8, 5)
     # Small heads need the wide tile on Ampere too: with 32 keys, Triton 3.7 spills registers.
-    if capability(device) >= (9, 0) or (head_dim <= 64 and stored.itemsize == 2):
+    if head_dim <= 64 and stored.itemsize == 2:
         return AttentionTile(128, 64, 8, 3)
     return AttentionTile(128 if stored.itemsize == 2 else 64, 32, 8, 3)
 
@@ -69,6 +96,12 @@ def num_splits_wanted(device: torch.device, num_kv_heads: int) -> int:
     return max(1, 4 * _num_multiprocessors(device) // num_kv_heads)
 
 
+def num_parts(device: torch.device, num_programs: int, num_groups: int) -> int:
+    """Return in how many parts a product's inputs are cut, so that each multiprocessor has two programs; a part has
+    four groups of inputs or more."""
+    return max(1, min(2 * _num_multiprocessors(device) // num_programs, num_groups // 4))
+
+
 DETERMINISTIC_SPLIT_KEYS = 1024  # keys of a split where a row's sums must not depend on the batch
 
 
@@ -86,6 +119,6 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 @cache
 def _num_multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
+    if device.type != "cuda" and not (device.type == "meta" and torch.cuda.is_available()):
         return ASSUMED_MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.cuda.get_device_properties(device if device.type == "cuda" else None).multi_processor_count

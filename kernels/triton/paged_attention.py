@@ -20,7 +20,13 @@ from ..reference.attention import paged_attention
 from ..reference.attention_layout import AttentionLayout, attention_layout
 from ..transfer import to_device
 from .chunk_attention import QueryTiles, chunk_attention
-from .launch_configs import DETERMINISTIC_SPLIT_KEYS, chunk_tile, num_splits_wanted, split_tile
+from .launch_configs import (
+    DETERMINISTIC_SPLIT_KEYS,
+    SPLIT_KEYS,
+    chunk_tile,
+    most_split_queries,
+    num_splits_wanted,
+)
 from .paged_rows import PagedRows
 from .row_segments import RowSegment, kernel_inputs, piece_rows, segments_by_kernel
 from .split_attention import Merge, SharedPass, attend_shared, split_attention
@@ -69,7 +75,7 @@ def step_attention(args: AttentionArgs, *, deterministic: bool, soft_cap: float 
     kv, device = args.kv, args.kv.k_SKD.device
     K, D = kv.k_SKD.shape[1:]
     group = args.num_heads // K
-    most = max(1, split_tile(device, D).queries // group) if deterministic else None
+    most = max(1, most_split_queries(device, D) // group) if deterministic else None
     num_tokens = sum(row.num_tokens for row in args.rows)
     groups, first_key_R, path_key_R = _shared_keys(args, deterministic)
     shared = pieces_of(groups, num_tokens) if groups else None
@@ -164,7 +170,7 @@ def _splits(rows: PagedRows, kv: KvCache, most_keys: int, deterministic: bool) -
     return make_splits(
         num_seen(rows),
         num_wanted=num_splits_wanted(device, kv.k_SKD.shape[1]),
-        tile=split_tile(device, kv.k_SKD.shape[2]).keys,
+        tile=SPLIT_KEYS,
     )
 
 

@@ -1,11 +1,13 @@
 """Sampling without a sort: the race of `reference.sampling.draw_tokens` among all tokens, repeated among the likelier
 ones until the filters keep its winner.
 
-A filter keeps the likelier tokens. So a winner that is dropped rules out all tokens ranked behind it, the next round
+A row's blocks run the first race side by side, each in a program of its own. A filter keeps the likelier tokens. So a winner that is dropped rules out all tokens ranked behind it, the next round
 runs among those before it, and few rounds are needed. The result is that of filtering first. (FlashInfer's samplers
 without a sort narrow a pivot alike, but draw anew each round.)
 
-Legend: R rows, V vocabulary, B tokens of a block.
+Numbers are float32: another token than the reference's wins only if two arrive within its rounding of each other.
+
+Legend: R rows, V vocabulary, I blocks of a row, B tokens of a block.
 """
 
 from __future__ import annotations
@@ -26,25 +28,33 @@ def sample_tokens(logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.T
     Where both filter, top-p's share is one of what top-k leaves, so the `max_top_k` likeliest logits are sorted.
     """
     R, V = logits_RV.shape
+    device, block = logits_RV.device, min(_BLOCK, triton.next_power_of_2(V))
+    num = 4 * triton.cdiv(V, 4 * block)  # so that results of any number of rows are aligned
     max_top_k = sampling.max_top_k
-    tokens_R = torch.empty(R, dtype=torch.int64, device=logits_RV.device)
+    sizes = {"NUM": num, "BLOCK_I": triton.next_power_of_2(num), "BLOCK": block}
     likeliest_RM = logits_RV.topk(min(max_top_k, V), dim=-1).values if max_top_k else logits_RV
+    best, speed, mass, before = torch.empty((4, R, num), dtype=torch.float32, device=device)
+    token, fastest, rank = torch.empty((3, R, num), dtype=torch.int32, device=device)
+    tokens_R = torch.empty(R, dtype=torch.int64, device=device)
+    temperature_R, top_k_R, top_p_R, min_p_R, draw_R, _ = sampling
+    shape, grid = (V, logits_RV.stride(0)), (R, num)
+    launch(_best_of_block, grid, logits_RV, best, token, *shape, NUM=num, BLOCK=block, num_warps=8)
+    race = (temperature_R, min_p_R, draw_R, best, token, speed, fastest, mass)
+    launch(_race_of_block, grid, logits_RV, *race, *shape, **sizes, num_warps=8)
+    ranks = (temperature_R, top_k_R, top_p_R, best, token, speed, fastest, rank, before)
+    launch(_rank_of_block, grid, logits_RV, *ranks, *shape, **sizes, num_warps=8)
     launch(
-        _sample,
+        _choose,
         (R,),
         logits_RV,
         likeliest_RM,
-        sampling.temperature_R,
-        sampling.top_k_R,
-        sampling.top_p_R,
-        sampling.min_p_R,
-        sampling.draw_R,
+        *sampling[:-1],
+        *(best, token, speed, fastest, mass, rank, before),
         tokens_R,
-        V,
-        logits_RV.stride(0),
+        *shape,
         likeliest_RM.stride(0),
         max_top_k,
-        BLOCK=min(_BLOCK, triton.next_power_of_2(V)),
+        **sizes,
         num_warps=16,
     )
     return tokens_R
@@ -71,18 +81,126 @@ def logprobs(logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> tuple[torch.Ten
 
 
 @triton.jit
-def _random(draw, token_B):
-    """Return the token's random number in (0, 1): the token-th output of SplitMix64 seeded with `draw`, 52 bits plus a
-    half."""
+def _time(draw, token_B):
+    """Return when the tokens arrive: -log u of the random number u in (0, 1) that the token-th output of SplitMix64
+    seeded with `draw` gives, 52 bits and a half.
+
+    In float32 to its last digits, and without float64, of which consumer GPUs have a 64th of the units. The first to
+    arrive have u near 1, so 1 - u is made of the bits, and a series taken where the logarithm would cancel.
+    """
     z_B = draw.to(tl.uint64) + (token_B + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     z_B = (z_B ^ (z_B >> 30)) * 0xBF58476D1CE4E5B9
     z_B = (z_B ^ (z_B >> 27)) * 0x94D049BB133111EB
     z_B = z_B ^ (z_B >> 31)
-    return ((z_B >> 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
+    high_B = ((z_B >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    low_B = ((z_B >> 12) & 0xFFFFF).to(tl.uint32)
+    u_B = high_B.to(tl.float32) * 2.0**-32 + (low_B.to(tl.float32) + 0.5) * 2.0**-52
+    w_B = (high_B ^ 0xFFFFFFFF).to(tl.float32) * 2.0**-32 + ((low_B ^ 0xFFFFF).to(tl.float32) + 0.5) * 2.0**-52
+    series_B = 1.0 / 8 + w_B * (1.0 / 9)
+    for power in tl.static_range(7, 0, -1):
+        series_B = 1.0 / power + w_B * series_B
+    return tl.where(w_B < 0.125, w_B * series_B, -tl.log(u_B))
+
+
+@triton.jit
+def _weights(logits, v_B, V, best, temperature):
+    """Return the logits of a block and their weights, that of the best 1."""
+    logit_B = tl.load(logits + v_B, mask=v_B < V, other=float("-inf"))
+    return logit_B, tl.exp((logit_B - best) / temperature)
+
+
+@triton.jit
+def _best_of_row(best_RI, token_RI, row, NUM: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Return the largest value that the row's blocks have found, and its token, the first one of equals."""
+    i = tl.arange(0, BLOCK_I)
+    best_I = tl.load(best_RI + row * NUM + i, mask=i < NUM, other=float("-inf"))
+    return tl.max(best_I, 0), tl.load(token_RI + row * NUM + tl.argmax(best_I, 0))
+
+
+@triton.jit
+def _best_of_block(logits_RV, best_RI, token_RI, V, stride, NUM: tl.constexpr, BLOCK: tl.constexpr):
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    v_B = block * BLOCK + tl.arange(0, BLOCK)
+    logit_B = tl.load(logits_RV + row * stride + v_B, mask=v_B < V, other=float("-inf"))
+    tl.store(best_RI + row * NUM + block, tl.max(logit_B, 0))
+    tl.store(token_RI + row * NUM + block, block * BLOCK + tl.argmax(logit_B, 0))
+
+
+@triton.jit
+def _race_of_block(
+    logits_RV,
+    temperature_R,
+    min_p_R,
+    draw_R,
+    best_RI,
+    token_RI,
+    speed_RI,
+    fastest_RI,
+    mass_RI,
+    V,
+    stride,
+    NUM: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Find the block's first to arrive, without the filters of ranks, and the sum of its weights."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperature_R + row)
+    if temperature == 0.0:
+        return
+    best, _ = _best_of_row(best_RI, token_RI, row, NUM, BLOCK_I)
+    v_B = block * BLOCK + tl.arange(0, BLOCK)
+    _, weight_B = _weights(logits_RV + row * stride, v_B, V, best, tl.maximum(temperature, 1e-30))
+    runs_B = (weight_B >= tl.load(min_p_R + row)) & (v_B < V)
+    speed_B = tl.where(runs_B, weight_B / _time(tl.load(draw_R + row), v_B), 0.0)
+    tl.store(speed_RI + row * NUM + block, tl.max(speed_B, 0))
+    tl.store(fastest_RI + row * NUM + block, block * BLOCK + tl.argmax(speed_B, 0))
+    tl.store(mass_RI + row * NUM + block, tl.sum(weight_B, 0))
+
+
+@triton.jit
+def _rank_of_block(
+    logits_RV,
+    temperature_R,
+    top_k_R,
+    top_p_R,
+    best_RI,
+    token_RI,
+    speed_RI,
+    fastest_RI,
+    rank_RI,
+    before_RI,
+    V,
+    stride,
+    NUM: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Count and sum up the block's tokens that rank before the row's first to arrive."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(temperature_R + row)
+    if (temperature == 0.0) | ((tl.load(top_k_R + row) >= V) & (tl.load(top_p_R + row).to(tl.float32) >= 1.0)):
+        return
+    best, _ = _best_of_row(best_RI, token_RI, row, NUM, BLOCK_I)
+    _, winner = _best_of_row(speed_RI, fastest_RI, row, NUM, BLOCK_I)
+    logits = logits_RV + row * stride
+    v_B = block * BLOCK + tl.arange(0, BLOCK)
+    rank, before = _before(logits, v_B, V, best, tl.maximum(temperature, 1e-30), winner)
+    tl.store(rank_RI + row * NUM + block, rank)
+    tl.store(before_RI + row * NUM + block, before)
+
+
+@triton.jit
+def _before(logits, v_B, V, best, temperature, winner):
+    """Return how many tokens of a block rank before `winner`, and the sum of their weights."""
+    logit_B, weight_B = _weights(logits, v_B, V, best, temperature)
+    winning = tl.load(logits + winner)
+    ahead_B = (logit_B > winning) | ((logit_B == winning) & (v_B < winner))
+    return tl.sum(ahead_B.to(tl.int32), 0), tl.sum(tl.where(ahead_B, weight_B, 0.0), 0)
 
 
 @triton.jit(do_not_specialize=["stride_likeliest", "max_top_k"])
-def _sample(
+def _choose(
     logits_RV,
     likeliest_RM,
     temperature_R,
@@ -90,93 +208,77 @@ def _sample(
     top_p_R,
     min_p_R,
     draw_R,
+    best_RI,
+    token_RI,
+    speed_RI,
+    fastest_RI,
+    mass_RI,
+    rank_RI,
+    before_RI,
     tokens_R,
     V,
     stride,
     stride_likeliest,
     max_top_k,
+    NUM: tl.constexpr,
+    BLOCK_I: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Choose the row's token. If the filters drop the first to arrive, which is rare, repeat the race in here."""
     row = tl.program_id(0).to(tl.int64)
     logits = logits_RV + row * stride
-    best = float("-inf")
-    greedy = 0
-    for begin in range(0, V, BLOCK):
-        v_B = begin + tl.arange(0, BLOCK)
-        logit_B = tl.load(logits + v_B, mask=v_B < V, other=float("-inf"))
-        largest = tl.max(logit_B, 0)
-        if largest > best:
-            best = largest
-            greedy = begin + tl.argmax(logit_B, 0)
+    best, greedy = _best_of_row(best_RI, token_RI, row, NUM, BLOCK_I)
     temperature = tl.load(temperature_R + row)
     if temperature == 0.0:
         tl.store(tokens_R + row, greedy.to(tl.int64))
         return
-
     temperature = tl.maximum(temperature, 1e-30)
     top_k = tl.load(top_k_R + row)
-    top_p = tl.load(top_p_R + row)
-    min_p = tl.load(min_p_R + row)
-    draw = tl.load(draw_R + row)
-
-    # Mass that top-p takes its share of: all, or that of the k likeliest.
-    total = 0.0
-    total = total.to(tl.float64)
-    if top_p < 1.0:
-        if top_k < V:
+    top_p = tl.load(top_p_R + row).to(tl.float32)
+    fastest, winner = _best_of_row(speed_RI, fastest_RI, row, NUM, BLOCK_I)
+    # The likeliest passes every filter, and wins where all speeds were too small for a number.
+    winner = tl.where(fastest > 0.0, winner, greedy)
+    if (top_k < V) | (top_p < 1.0):
+        i = tl.arange(0, BLOCK_I)
+        # Mass that top-p takes its share of: all, or that of the k likeliest.
+        total = tl.sum(tl.load(mass_RI + row * NUM + i, mask=i < NUM, other=0.0), 0)
+        if (top_p < 1.0) & (top_k < V):
+            total = total * 0.0
             for begin in range(0, max_top_k, BLOCK):
                 m_B = begin + tl.arange(0, BLOCK)
-                logit_B = tl.load(
-                    likeliest_RM + row * stride_likeliest + m_B,
-                    mask=(m_B < max_top_k) & (m_B < top_k),
-                    other=float("-inf"),
-                )
-                total += tl.sum(tl.exp((logit_B - best) / temperature).to(tl.float64), 0)
-        else:
+                inside_B = (m_B < max_top_k) & (m_B < top_k)
+                at_B = likeliest_RM + row * stride_likeliest + m_B
+                logit_B = tl.load(at_B, mask=inside_B, other=float("-inf"))
+                total += tl.sum(tl.exp((logit_B - best) / temperature), 0)
+        rank = tl.sum(tl.load(rank_RI + row * NUM + i, mask=i < NUM, other=0), 0)
+        before = tl.sum(tl.load(before_RI + row * NUM + i, mask=i < NUM, other=0.0), 0)
+        min_p = tl.load(min_p_R + row)
+        draw = tl.load(draw_R + row)
+        done = (winner == greedy) | ((rank < top_k) & ((top_p >= 1.0) | (before < top_p * total)))
+        while not done:
+            # Only tokens that rank before the one that was dropped take part.
+            pivot = tl.load(logits + winner)
+            pivot_token = winner
+            winner = greedy
+            fastest = 0.0
             for begin in range(0, V, BLOCK):
                 v_B = begin + tl.arange(0, BLOCK)
-                logit_B = tl.load(logits + v_B, mask=v_B < V, other=float("-inf"))
-                total += tl.sum(tl.exp((logit_B - best) / temperature).to(tl.float64), 0)
-
-    # Only tokens that rank before the pivot take part; the first pivot ranks behind all of them.
-    pivot = float("-inf")
-    pivot_token = V
-    winner = greedy
-    done = False
-    while not done:
-        fastest = 0.0
-        fastest = fastest.to(tl.float64)
-        winner = greedy
-        for begin in range(0, V, BLOCK):
-            v_B = begin + tl.arange(0, BLOCK)
-            logit_B = tl.load(logits + v_B, mask=v_B < V, other=float("-inf"))
-            weight_B = tl.exp((logit_B - best) / temperature)
-            runs_B = (logit_B > pivot) | ((logit_B == pivot) & (v_B < pivot_token))
-            runs_B &= (weight_B >= min_p) & (v_B < V)
-            time_B = -tl.log(_random(draw, v_B))
-            speed_B = tl.where(runs_B, weight_B.to(tl.float64) / time_B, 0.0)
-            speed = tl.max(speed_B, 0)
-            if speed > fastest:
-                fastest = speed
-                winner = begin + tl.argmax(speed_B, 0)
-        if (top_k >= V) & (top_p >= 1.0):
-            done = True
-        else:
-            winning = tl.load(logits + winner)
+                logit_B, weight_B = _weights(logits, v_B, V, best, temperature)
+                runs_B = (logit_B > pivot) | ((logit_B == pivot) & (v_B < pivot_token))
+                runs_B &= (weight_B >= min_p) & (v_B < V)
+                speed_B = tl.where(runs_B, weight_B / _time(draw, v_B), 0.0)
+                speed = tl.max(speed_B, 0)
+                if speed > fastest:
+                    fastest = speed
+                    winner = begin + tl.argmax(speed_B, 0)
             rank = 0
             before = 0.0
-            before = before.to(tl.float64)
             for begin in range(0, V, BLOCK):
                 v_B = begin + tl.arange(0, BLOCK)
-                logit_B = tl.load(logits + v_B, mask=v_B < V, other=float("-inf"))
-                ahead_B = (logit_B > winning) | ((logit_B == winning) & (v_B < winner))
-                rank += tl.sum(ahead_B.to(tl.int32), 0)
-                weight_B = tl.exp((logit_B - best) / temperature).to(tl.float64)
-                before += tl.sum(tl.where(ahead_B, weight_B, 0.0), 0)
-            done = (rank < top_k) & ((top_p >= 1.0) | (before < top_p * total))
-            done = done | (winner == greedy)  # the likeliest passes every filter
-            pivot = winning
-            pivot_token = winner
+                more, mass = _before(logits, v_B, V, best, temperature, winner)
+                rank += more
+                before += mass
+            done = (winner == greedy) | ((rank < top_k) & ((top_p >= 1.0) | (before < top_p * total)))
     tl.store(tokens_R + row, winner.to(tl.int64))
 
 

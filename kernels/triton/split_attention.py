@@ -139,10 +139,11 @@ def _launch(
     R, Q, group = rows.num_keys_R.shape[0], rows.max_queries, H // K
     assert rows.visible_T is None or Q <= MAX_TREE
     assert rows.are_pieces or rows.window is None or rows.window >= Q, "a row's own tokens are within the window"
-    tile = split_tile(q_THD.device, D)
-    block_m = max(16, tile.queries, triton.next_power_of_2(group))
-    if not fixed:
-        block_m = min(block_m, max(16, triton.next_power_of_2(query_class(Q) * group)))
+    # Tiles of one size where a row's bits must not depend on the batch.
+    wanted = MAX_TREE if fixed else query_class(Q)
+    block_m = max(16, triton.next_power_of_2(wanted * group))
+    tile = split_tile(q_THD.device, D, kv.k_SKD.dtype, block_m)
+    block_m = max(tile.queries, triton.next_power_of_2(group))
     num_tiles = triton.cdiv(Q, block_m // group)
     launch(
         _attend_split,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -18,9 +19,10 @@ from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
 from . import experts, layers, logits, sampling, store
 from .chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
-from .launch_configs import DETERMINISTIC_SPLIT_KEYS, chunk_tile
+from .launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile
 from .launching import Launch, recorded
 from .paged_rows import QUERY_CLASSES, PagedRows
+from .quantised_matmul import Codes, dequantise, matmul, quantise_rows
 from .split_attention import Merge, SharedPass, attend_shared, split_attention
 from .splits import fixed_splits, make_splits
 
@@ -47,6 +49,9 @@ class KernelShapes:
     num_experts: int = 0
     num_chosen: int = 0  # experts of a token
     expert_size: int = 0
+    weights: Literal["dense", "int4", "int8", "fp8", "int8-inputs", "fp8-inputs", "fp8-blocks"] = "dense"
+    group: int = 0  # inputs of a scale, of int4
+    linears: tuple[tuple[int, int, bool], ...] = ()  # quantised layers: outputs, inputs, whether there is a bias
 
 
 def variants(shapes: KernelShapes) -> list[Launch]:
@@ -59,6 +64,8 @@ def variants(shapes: KernelShapes) -> list[Launch]:
         _collect(found, _sampling(shapes))
         if shapes.num_experts:
             _collect(found, _experts(shapes))
+        for outputs, inputs, bias in shapes.linears:
+            _collect(found, _quantised(shapes, outputs, inputs, bias))
     return list(found.values())
 
 
@@ -100,7 +107,7 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
     def splits_of(rows: PagedRows):  # type: ignore[no-untyped-def]
         if fixed:
             return fixed_splits(rows.num_listed, size=DETERMINISTIC_SPLIT_KEYS, max_keys=2048)
-        return make_splits(rows.num_listed, num_wanted=8, tile=64)
+        return make_splits(rows.num_listed, num_wanted=8, tile=SPLIT_KEYS)
 
     pieces = replace(
         _rows(shapes, R, PIECE_TOKENS, window), visible_T=None, tokens_N=_ints(R * PIECE_TOKENS), are_pieces=True
@@ -180,4 +187,25 @@ def _experts(shapes: KernelShapes) -> Iterator[None]:
     experts.combine_experts(
         torch.empty(pairs, E, dtype=dtype), torch.zeros(pairs, dtype=torch.int64), torch.empty(4, shapes.num_chosen)
     )
+    yield
+
+
+def _quantised(shapes: KernelShapes, outputs: int, inputs: int, bias: bool) -> Iterator[None]:
+    """Multiply by a quantised layer: few rows of each number of tiles, and its widening for many."""
+    kind, group = shapes.weights, {"int4": shapes.group, "fp8-blocks": 128}.get(shapes.weights, 0)
+    bias_N = torch.empty(outputs, dtype=shapes.dtype) if bias else None
+    if kind == "int4":
+        scale, base = torch.empty(2, inputs // group, outputs, dtype=shapes.dtype)
+        weight = Codes(torch.empty(outputs, inputs // 2, dtype=torch.uint8), scale, base, group)
+    else:
+        stored = torch.int8 if kind.startswith("int8") else torch.float8_e4m3fn
+        scales = (-(-outputs // 128), inputs // 128) if group else (outputs,)
+        weight = Codes(torch.empty(outputs, inputs, dtype=stored), torch.empty(scales), group=group)
+    for num_rows in (1, 17, 65, 129, 193):
+        x, x_scale = torch.empty(num_rows, inputs, dtype=shapes.dtype), None
+        if kind.endswith(("-inputs", "-blocks")):
+            x, x_scale = quantise_rows(x, weight.codes.dtype, group)
+        matmul(x, weight, bias_N, x_scale=x_scale, dtype=shapes.dtype)
+    if not kind.endswith("-inputs"):
+        dequantise(weight, shapes.dtype)
     yield

@@ -68,19 +68,23 @@ def process_logits(
 
 
 def _penalise(logits_RV: torch.Tensor, penalised: Sequence[tuple[int, Penalties]]) -> torch.Tensor:
-    V, device = logits_RV.shape[1], logits_RV.device
-    columns: list[np.ndarray] = []
-    for row, penalties in penalised:
-        counts_V = np.bincount(np.array(penalties.output, dtype=np.int64), minlength=V)
-        seen_V = counts_V > 0
-        if penalties.repetition != 1.0:
-            seen_V[penalties.prompt] = True
-        tokens = np.flatnonzero(seen_V)
-        own = [row, penalties.repetition, penalties.frequency, penalties.presence]
-        columns.append(np.stack((tokens, counts_V[tokens], *(np.full(len(tokens), value) for value in own))))
-    tokens, counts, rows, *strengths = to_device([np.concatenate(columns, axis=1)], device)[0]
-    pairs = rows.long(), tokens.long(), counts.float()
-    return apply_penalties(logits_RV, PenaltyTensors(*pairs, *(strength.float() for strength in strengths)))
+    V = logits_RV.shape[1]
+    # Pairs as row * V + token. All rows are counted by one sort of what they hold, not of the vocabulary.
+    outputs = [row * V + np.array(own.output, dtype=np.int64) for row, own in penalised]
+    prompts = [row * V + np.array(own.prompt, dtype=np.int64) for row, own in penalised if own.repetition != 1.0]
+    pairs_N, first_N, counts_N = np.unique(np.concatenate(outputs + prompts), return_index=True, return_counts=True)
+    if prompts:
+        num_output = sum(map(len, outputs))
+        in_output = first_N < num_output
+        counts_N = np.zeros_like(counts_N)
+        counts_N[in_output] = np.unique(np.concatenate(outputs), return_counts=True)[1]
+    rows_N, tokens_N = np.divmod(pairs_N, V)
+    strengths_R3 = np.zeros((len(logits_RV), 3), dtype=np.float32)
+    for row, own in penalised:
+        strengths_R3[row] = own.repetition, own.frequency, own.presence
+    strengths = np.ascontiguousarray(strengths_R3[rows_N].T)
+    tensors = to_device([rows_N, tokens_N, counts_N.astype(np.float32), *strengths], logits_RV.device)
+    return apply_penalties(logits_RV, PenaltyTensors(*tensors))
 
 
 def _bitmask(masks: Sequence[bytes], vocab_size: int) -> np.ndarray:

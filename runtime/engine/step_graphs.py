@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ...kernels import Attention, DecodeAttentionArgs, KvCache, to_device
+from ...kernels import Attention, DecodeAttentionArgs, KvCache, quantised_products, to_device
 from ..models.decoder import Decoder, DecoderInputs
 from ..models.parallel.group import SINGLE_RANK, Group
 from ..scheduler.plan import Row
@@ -119,6 +119,8 @@ class StepGraphs:
         if not config.is_native:
             return False  # what transformers' code does is not known
         if config.experts is not None and (config.quantisation is not None or not model.ops.groups_experts):
+            return False
+        if config.quantisation is not None and quantised_products(model.device) is None:
             return False
         empty = torch.zeros((1, 1), dtype=torch.int32, device=model.device)
         args = DecodeAttentionArgs(empty, empty[0], kv[0], PAGE_SIZE, window=None)

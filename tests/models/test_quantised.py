@@ -141,6 +141,31 @@ def test_eight_bit_weights_give_the_logits_of_their_dequantised_weights(
         assert ((logits(packed, group=TWO_SLICES) - expected).norm() / expected.norm()).item() < 0.04
 
 
+def test_blocks_of_fp8_give_the_logits_of_their_dequantised_weights(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 128}
+    model = transformers.AutoModelForCausalLM.from_config(LlamaConfig(**SIZES | sizes), dtype=torch.float32)
+    model.save_pretrained(tmp_path / "dense")
+
+    def blocks(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = w.unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
+        scale = parts.abs().amax((1, 3), keepdim=True) / 448
+        return (parts / scale).to(torch.float8_e4m3fn), scale
+
+    def pack(module: str, w: torch.Tensor) -> Tensors:
+        codes, scale = blocks(w)
+        return {f"{module}.weight": codes.reshape(w.shape), f"{module}.weight_scale_inv": scale[:, 0, :, 0]}
+
+    def unpack(module: str, w: torch.Tensor) -> Tensors:
+        codes, scale = blocks(w)
+        return {f"{module}.weight": (codes.float() * scale).reshape(w.shape)}
+
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    packed = changed(tmp_path / "dense", tmp_path / "packed", pack, quantization_config=config)
+    expected = logits(changed(tmp_path / "dense", tmp_path / "weights", unpack))
+    for options in ({}, {"group": TWO_SLICES}):
+        assert ((logits(packed, **options) - expected).norm() / expected.norm()).item() < 1e-3
+
+
 def layers_of(path: Path) -> Any:
     return load_model(path, device=torch.device("cpu"), dtype=torch.float32).parameters.layers
 

@@ -1,7 +1,8 @@
 """The Quantisation that config.json's `quantization_config` describes.
 
-Formats: compressed-tensors (`float-quantized`, `int-quantized`, `naive-quantized` and `pack-quantized`), AWQ's `gemm`
-and GPTQ's first version. Settings that are not computed here are refused by name and value.
+Formats: compressed-tensors (`float-quantized`, `int-quantized`, `naive-quantized` and `pack-quantized`), AWQ's `gemm`,
+GPTQ's first version, and transformers' `fp8` by blocks of 128 x 128. Settings that are not computed here are refused by
+name and value.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config_fields import ConfigFields
+from .blockwise import BLOCK
 from .rounding import GROUP_SIZES
 from .scheme import Quantisation, Scheme
 
@@ -20,12 +22,14 @@ def parse_quantisation(fields: ConfigFields) -> Quantisation | None:
     """Read the quantisation; None for a dense checkpoint. Raises CheckpointError, naming the field."""
     if not fields.raw:
         return None
-    method = fields.one_of("quant_method", ("compressed-tensors", "awq", "gptq"), default="compressed-tensors")
+    method = fields.one_of("quant_method", ("compressed-tensors", "awq", "gptq", "fp8"), default="compressed-tensors")
     match method:
         case "awq":
             return _awq(fields)
         case "gptq":
             return _gptq(fields)
+        case "fp8":
+            return _fp8(fields)
         case _:
             return _compressed_tensors(fields)
 
@@ -45,6 +49,14 @@ def _gptq(fields: ConfigFields) -> Quantisation:
     return Quantisation(
         Scheme(kind="int4", source="gptq", group_size=_four_bits(fields, "bits", "group_size")),
     )
+
+
+def _fp8(fields: ConfigFields) -> Quantisation:
+    fields.one_of("activation_scheme", ("dynamic",), default="dynamic")
+    fields.one_of("fmt", ("e4m3",), default="e4m3")
+    _equal(fields, "weight_block_size", [BLOCK, BLOCK])
+    ignored = tuple(name for name in fields.raw.get("modules_to_not_convert") or () if name not in _LAYERS_ONLY)
+    return Quantisation(Scheme(kind="fp8", source="fp8", activations=True), ignored)
 
 
 def _four_bits(fields: ConfigFields, bits: str, group_size: str) -> int:

@@ -5,13 +5,14 @@ Legend: T tokens, N outputs, C inputs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
+from .... import kernels
 from ..linear import Destination, bias_destination, total_bytes
-from .rounding import FP8, fp8_as_bfloat16, fp8_rows, int8_rows
+from .rounding import FP8, MANY_ROWS, fp8_as_bfloat16, fp8_rows, int8_rows
 from .scheme import Scheme
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ class EightBitLinear:
     """A linear layer of int8 or float8 e4m3 codes; row n of the weight is `codes_NC[n] * scale_N[n]`.
 
     On a CPU `finish` packs them for the compiled loops: int8 is multiplied by rows rounded to int8 by group of inputs,
-    with or without `scheme.activations`; FP8, which CPUs do not multiply, is widened to bfloat16, exactly.
+    with or without `scheme.activations`; FP8, which CPUs do not multiply, is widened to bfloat16, exactly. On a GPU a
+    kernel multiplies few rows, and torch's libraries MANY_ROWS.
     """
 
     def __init__(
@@ -36,6 +38,8 @@ class EightBitLinear:
         self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
         self._dtype = dtype
         self._packed: PackedMatrix | None = None
+        self._products = kernels.quantised_products(self.codes_NC.device)
+        self.codes: Any = None  # the whole layer, as `_products` take it
 
     @property
     def matrix(self) -> PackedMatrix | None:
@@ -45,6 +49,8 @@ class EightBitLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return self._packed_product(x, self._packed)
+        if self.codes is not None:
+            return self._code_product(x)
         if not self.scheme.activations:
             y = (F.linear(x, self.codes_NC.to(x.dtype)).float() * self.scale_N).to(x.dtype)
         else:
@@ -63,6 +69,27 @@ class EightBitLinear:
             y = packed_matmul(x.float(), packed)
         y = y * self.scale_N
         return (y if self.bias_N is None else y + self.bias_N).to(x.dtype)
+
+    def _code_product(self, x: torch.Tensor) -> torch.Tensor:
+        products, many = self._products, len(x) >= MANY_ROWS
+        if not self.scheme.activations:
+            if many:
+                return F.linear(x, products.dequantise(self.codes, x.dtype), self.bias_N)
+            return products.matmul(x, self.codes, self.bias_N)
+        x_TC, scale_T = products.quantise_rows(x, self.codes_NC.dtype)
+        if not many:
+            return products.matmul(x_TC, self.codes, self.bias_N, x_scale=scale_T, dtype=x.dtype)
+        if self.scheme.kind == "fp8":
+            y = torch._scaled_mm(
+                x_TC,
+                self.codes_NC.t(),
+                scale_a=scale_T[:, None],
+                scale_b=self.scale_N[None],
+                out_dtype=torch.bfloat16,
+            ).to(x.dtype)
+        else:
+            y = (torch._int_mm(x_TC, self.codes_NC.t()).float() * scale_T[:, None] * self.scale_N).to(x.dtype)
+        return y if self.bias_N is None else y + self.bias_N
 
     def _fp8_product(self, x: torch.Tensor) -> torch.Tensor:
         x_TC, scale_T1 = fp8_rows(x)
@@ -111,6 +138,9 @@ class EightBitLinear:
         }
 
     def finish(self) -> None:
+        if self._products is not None and self._products.reads(self.codes_NC.dtype, self.codes_NC.device):
+            self.codes = self._products.Codes(self.codes_NC, self.scale_N)
+            return
         if self.codes_NC.device.type != "cpu":
             return
         from ....kernels.cpu.packed_matrix import PackedMatrix

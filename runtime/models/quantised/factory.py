@@ -9,6 +9,7 @@ import torch
 from ..linear import DenseLinear, Linear
 from ..packed_linear import PackedLinear, can_pack
 from .block_linear import BlockLinear
+from .blockwise import BLOCK, BlockwiseLinear
 from .eight_bit import EightBitLinear
 from .int4 import Int4Linear
 from .rounding import GROUP_SIZES
@@ -46,6 +47,13 @@ def make_linear(
         weight = torch.empty((outputs, inputs), device=device, dtype=dtype)
         dense = DenseLinear(weight, torch.empty(outputs, device=device, dtype=dtype) if bias else None)
         return PackedLinear(dense) if can_pack(device, dtype) else dense
+    if scheme.source == "fp8":
+        parts = list(sizes or [outputs // len(modules)] * len(modules))
+        if not BlockwiseLinear.fits(parts, inputs):
+            raise ValueError(
+                f"{', '.join(modules)}: FP8 by block needs sizes divisible by {BLOCK}, not {parts} x {inputs}"
+            )
+        return BlockwiseLinear(outputs, inputs, bias, device=device, dtype=dtype)
     if scheme.kind != "int4":
         if scheme.activations and torch.device(device).type == "cuda" and (outputs % 16 or inputs % 16):
             raise ValueError(f"{modules[0]}: {scheme.kind} needs sizes divisible by 16, not {outputs} x {inputs}")

@@ -6,14 +6,15 @@ Legend: T tokens, N outputs, C inputs, G groups of a row's C.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
+from .... import kernels
 from ..linear import Destination, bias_destination, total_bytes
 from . import int4_packing
-from .rounding import int4_groups
+from .rounding import MANY_ROWS, int4_groups
 from .scheme import Scheme
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class Int4Linear:
     """4-bit linear layer: weight[n, c] = (code[n, c] - zero[n, g]) * scale[n, g], codes and zero points in [0, 16).
 
     Codes are stored at once in place, two to a byte, low nibble first. On a CPU `finish` packs them for the compiled
-    loops, which multiply them by rows rounded to int8 by group.
+    loops, which multiply them by rows rounded to int8 by group. On a GPU it packs them for a kernel that multiplies few
+    rows by the codes; for MANY_ROWS, which are bound by compute, the weight is widened first.
     """
 
     def __init__(
@@ -51,24 +53,36 @@ class Int4Linear:
         self.zeros_NG = torch.full((outputs, inputs // group_size), 8, device=device, dtype=torch.uint8)
         self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
         self.matrix: PackedMatrix | None = None  # the whole layer, packed for compiled loops
+        self._products = kernels.quantised_products(self.codes_NC2.device)
+        self.codes: Any = None  # the whole layer, packed for `_products`
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.matrix is not None:
             from ....kernels.cpu.matmul import packed_matmul
 
             return packed_matmul(x, self.matrix)
+        if self.codes is not None:
+            if len(x) < MANY_ROWS:
+                return self._products.matmul(x, self.codes, self.bias_N)
+            return F.linear(x, self._products.dequantise(self.codes, x.dtype), self.bias_N)
         y = F.linear(x, self._dequantised().to(x.dtype))
         return y if self.bias_N is None else y + self.bias_N
 
     def finish(self) -> None:
         if self.scheme.source != "gguf":  # GGUF stores the weight of code 8 itself; its zero points are no integers
             self.groups_GN2[..., 1] = (8 - self.zeros_NG.t().float()) * self.groups_GN2[..., 0].float()
-        if self.codes_NC2.device.type == "cpu":
+        if self._products is not None:
+            scale_GN, base_GN = (x.contiguous() for x in self.groups_GN2.unbind(-1))
+            packed = self._products.pack_groups(self.codes_NC2, self.group_size)
+            self.codes = self._products.Codes(packed, scale_GN, base_GN, self.group_size)
+        elif self.codes_NC2.device.type == "cpu":
             from ....kernels.cpu.packed_matrix import PackedMatrix  # here, because it imports numba
 
             scale_NG, base_NG = self.groups_GN2.permute(2, 1, 0)
             self.matrix = PackedMatrix.of_int4(self.codes_NC2, scale_NG, base_NG, self.bias_N)
-            self.codes_NC2, self.groups_GN2, self.zeros_NG = (torch.empty(0) for _ in range(3))
+        else:
+            return
+        self.codes_NC2, self.groups_GN2, self.zeros_NG = (torch.empty(0) for _ in range(3))
 
     def _dequantised(self) -> torch.Tensor:
         """Return the dense weight [N, C] of codes in their stored order."""
@@ -81,6 +95,8 @@ class Int4Linear:
     def nbytes(self) -> int:
         if self.matrix is not None:
             return self.matrix.nbytes
+        if self.codes is not None:
+            return total_bytes(self.codes.codes, self.codes.scale, self.codes.base, self.bias_N)
         return total_bytes(self.codes_NC2, self.groups_GN2, self.bias_N)
 
     def row_destinations(self, start: int, size: int) -> dict[str, Destination]:

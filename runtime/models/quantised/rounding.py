@@ -10,6 +10,7 @@ import torch
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 _SIGN = -0x8000  # of an int16
+MANY_ROWS = 256  # from so many rows on, products on a GPU are bound by compute: an estimate, to be measured
 GROUP_SIZES = (128, 64, 32)  # supported by the int4 product, the smallest overhead first
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 WeightKind = Literal["int8", "int4", "fp8"]
-WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf"]
+WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf", "fp8"]
 
 FOUR_BIT_BLOCKS = frozenset({"Q4_0", "Q4_1", "Q4_K"})  # of GGUF, which stay in 4 bits on any device
 GGUF_GROUP = 32  # inputs of their scales
@@ -20,7 +20,7 @@ class Scheme:
     group."""
 
     kind: WeightKind
-    source: WeightSource  # format of the files; dense: rounded while loading
+    source: WeightSource  # format of the files; dense: rounded while loading; fp8: scales by block of 128 x 128
     group_size: int | None = None  # int4 only; None: no size divides all rows
     activations: bool = False  # inputs are quantised too, with a scale per token
     per_tensor: bool = False  # one stored scale for all rows

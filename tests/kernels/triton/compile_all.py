@@ -31,6 +31,11 @@ MODELS = {
     "qwen3-30b-a3b": KernelShapes(
         32, 4, 128, 2048, 151936, qk_norm=True, num_experts=128, num_chosen=8, expert_size=768
     ),
+    "llama-8b-int4": replace(LLAMA_8B, weights="int4", group=128, linears=((6144, 4096, False),)),
+    "llama-8b-int8": replace(LLAMA_8B, weights="int8", linears=((6144, 4096, False),)),
+    "llama-8b-w8a8": replace(LLAMA_8B, weights="int8-inputs", linears=((6144, 4096, False),)),
+    "llama-8b-fp8": replace(LLAMA_8B, weights="fp8-inputs", linears=((6144, 4096, False),)),
+    "llama-8b-fp8-blocks": replace(LLAMA_8B, weights="fp8-blocks", linears=((6144, 4096, False),)),
     "mixtral-8x7b": KernelShapes(32, 8, 128, 4096, 32000, num_experts=8, num_chosen=2, expert_size=14336),
 }
 
@@ -40,7 +45,7 @@ def launches(capability: int, models: list[str]) -> Iterator[tuple[str, Launch]]
     launch_configs.ASSUMED_CAPABILITY = (capability // 10, capability % 10)
     seen = set()
     for name in models:
-        if MODELS[name].kv_dtype == torch.float8_e4m3fn and not launch_configs.reads_fp8(torch.device("cpu")):
+        if "fp8" in name and not launch_configs.reads_fp8(torch.device("cpu")):
             continue
         for launch in variants(MODELS[name]):
             if launch.key not in seen:

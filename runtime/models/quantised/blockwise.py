@@ -1,0 +1,89 @@
+"""Linear layers of FP8 weights with a scale for each block of 128 x 128, and inputs with one for each 128 (DeepSeek-AI
+2024, DeepSeek-V3, section 3.3.2; "quant_method": "fp8" of Hugging Face's checkpoints).
+
+Legend: T tokens, N outputs, C inputs, M and G blocks of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from .... import kernels
+from ..linear import Destination, bias_destination, total_bytes
+from .rounding import FP8, MANY_ROWS, fp8_as_bfloat16
+
+if TYPE_CHECKING:
+    from ....kernels.cpu.packed_matrix import PackedMatrix
+
+BLOCK = 128
+
+
+class BlockwiseLinear:
+    """A linear layer whose weight is `codes_NC * scale_MG` of each block.
+
+    A kernel multiplies few rows on GPUs by the codes, with inputs rounded to FP8 as the format asks; for MANY_ROWS, and
+    on other devices, the weight is widened to the model's dtype, and inputs are not rounded.
+    """
+
+    def __init__(
+        self, outputs: int, inputs: int, bias: bool, *, device: torch.device | str, dtype: torch.dtype
+    ) -> None:
+        self.codes_NC = torch.empty((outputs, inputs), device=device, dtype=FP8)
+        self.scale_MG = torch.empty((-(-outputs // BLOCK), inputs // BLOCK), device=device, dtype=torch.float32)
+        self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
+        self.matrix: PackedMatrix | None = None  # the whole layer, packed for compiled loops
+        self._dtype = dtype
+        self._products = kernels.quantised_products(self.codes_NC.device)
+        self.codes: Any = None  # the whole layer, as `_products` take it
+        self._dense_NC: torch.Tensor | None = None
+
+    @staticmethod
+    def fits(sizes: list[int], inputs: int) -> bool:
+        """Return True if blocks do not straddle the parts of a layer, whose outputs are `sizes`."""
+        return inputs % BLOCK == 0 and (len(sizes) == 1 or all(size % BLOCK == 0 for size in sizes))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.codes is not None:
+            if len(x) < MANY_ROWS:
+                x_codes, scale_TG = self._products.quantise_rows(x, FP8, BLOCK)
+                return self._products.matmul(x_codes, self.codes, self.bias_N, x_scale=scale_TG, dtype=x.dtype)
+            return F.linear(x, self._products.dequantise(self.codes, x.dtype), self.bias_N)
+        if self.matrix is not None:
+            from ....kernels.cpu.matmul import packed_matmul
+
+            return packed_matmul(x, self.matrix)
+        assert self._dense_NC is not None, "not finished"
+        return F.linear(x, self._dense_NC, self.bias_N)
+
+    def finish(self) -> None:
+        if self._products is not None and self._products.reads(FP8, self.codes_NC.device):
+            self.codes = self._products.Codes(self.codes_NC, self.scale_MG, group=BLOCK)
+            return
+        scale_NG = self.scale_MG.repeat_interleave(BLOCK, 0)[: len(self.codes_NC)]
+        groups = fp8_as_bfloat16(self.codes_NC).float().view(len(scale_NG), -1, BLOCK)
+        dense_NC = (groups * scale_NG[..., None]).flatten(1).to(self._dtype)
+        if self.codes_NC.device.type == "cpu":
+            from ....kernels.cpu.packed_matrix import PackedMatrix  # here, because it imports numba
+
+            self.matrix = PackedMatrix.of_dense(dense_NC, self.bias_N, rows=self._dtype)
+        else:
+            self._dense_NC = dense_NC
+        self.codes_NC = torch.empty_like(self.codes_NC[:0])
+
+    @property
+    def nbytes(self) -> int:
+        if self.matrix is not None:
+            return self.matrix.nbytes
+        return total_bytes(self.codes_NC, self.scale_MG, self.bias_N, self._dense_NC)
+
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        codes = self.codes_NC[start : start + size]
+        scale = self.scale_MG[start // BLOCK : -(-(start + size) // BLOCK)]
+        return {
+            "weight": Destination(tuple(codes.shape), codes.copy_, (FP8,)),
+            "weight_scale_inv": Destination(tuple(scale.shape), scale.copy_),
+            **bias_destination(self.bias_N, start, size),
+        }
