@@ -24,7 +24,7 @@ from ...kernels import Attention, DecodeAttentionArgs, KvCache, quantised_produc
 from ..models.decoder import Decoder, DecoderInputs
 from ..models.parallel.group import SINGLE_RANK, Group
 from ..scheduler.plan import Row
-from .graph_inputs import GraphShape, Segment, StaticInputs, segments
+from .graph_inputs import GraphShape, TokenSegment, StaticInputs, segments
 from .kv_pool import PAGE_SIZE
 from .last_tokens import LastTokens
 from .stages import forward_on_stages
@@ -207,7 +207,7 @@ class StepGraphs:
         kept_TE = features_TE[:num_tokens].clone() if features and features_TE is not None else None
         return hidden_TE[: len(wanted)], kept_TE
 
-    def _shape_of(self, rows: Sequence[Row], num_tokens: int) -> tuple[GraphShape, list[Segment]] | None:
+    def _shape_of(self, rows: Sequence[Row], num_tokens: int) -> tuple[GraphShape, list[TokenSegment]] | None:
         """Return the smallest shape that holds the rows, and their segments."""
         for shape in self._any_rows:
             if shape.tokens >= num_tokens and (cut := segments(rows, shape.queries)) is not None:
