@@ -28,8 +28,8 @@ def for_device(
     """Return the op set for `device`.
 
     `auto` is Triton on a CUDA device, or with a warning plain torch where Triton cannot be used. On a CPU it is plain
-    torch with compiled loops, without them while they are postponed. Triton on a CPU runs in its interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment
-    before the first import.
+    torch with compiled loops, without them while they are postponed. Triton on a CPU runs in its interpreter, for
+    tests: TRITON_INTERPRET=1 must stand in the environment before the first import.
     """
     if name == "triton" or (name == "auto" and device.type == "cuda" and _has_kernels()):
         from .triton.ops import TritonOps

@@ -24,7 +24,7 @@ from ...kernels import Attention, DecodeAttentionArgs, KvCache, quantised_produc
 from ..models.decoder import Decoder, DecoderInputs
 from ..models.parallel.group import SINGLE_RANK, Group
 from ..scheduler.plan import Row
-from .graph_inputs import GraphShape, TokenSegment, StaticInputs, segments
+from .graph_inputs import GraphShape, StaticInputs, TokenSegment, segments
 from .kv_pool import PAGE_SIZE
 from .last_tokens import LastTokens
 from .stages import forward_on_stages
