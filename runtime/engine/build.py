@@ -171,12 +171,13 @@ def build_engine(
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     queue = CudaCopyQueue(device, model_config.num_layers) if pinned else None
     pool = KvPool(memory, host, chosen.scales, queue)
-    graphs = None
+    graphs, num_ranks = None, group.shard.size * group.stage.size
+    if device.type == "cuda" and num_ranks > 1:
+        compile_kernels(model, kv_dtype)  # with one rank when the engine warms up
     if make_graphs is not None and StepGraphs.supports(model, pool.layers):
         captures = () if source is None else source.captures
         graphs = make_graphs(pool, max_rows=min(max_running, config.prefill_budget), captures=captures)
-        if group.shard.size * group.stage.size > 1:
-            compile_kernels(model, kv_dtype)
+        if num_ranks > 1:
             with torch.inference_mode():
                 graphs.capture_all()  # here, because all ranks do it together
     threads = CpuThreads(num_weights, fixed=config.deterministic) if device.type == "cpu" else None
