@@ -1,7 +1,8 @@
-"""Models of real shapes with random weights, made on the device in seconds."""
+"""Models of real shapes with random weights, made on the device in seconds, and plans of decode steps for them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.parameters import allocate_parameters, checkpoint_destinations
 from ramiform.runtime.models.quantised.rounding import int4_group_size
 from ramiform.runtime.models.quantised.scheme import quantise_while_loading
+from ramiform.runtime.scheduler.plan import ForwardPlan, Row, RowSampling, Sample, SamplingPlan
+
+MAX_STEPS = 512  # of `decode_plans`
+PAGE_SIZE = 16
 
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
 _QWEN3 = {"rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "head_dim": 128}
-_TINY = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+_TINY = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
 _TINY |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 512}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -65,9 +70,10 @@ def dummy_model(
     ops: Any,
     *,
     quantize: Any = None,
+    deviation: float = 0.02,
     context_length: int | None = None,
 ) -> Decoder:
-    """Make a model with weights of a normal distribution, `quantize`d as a checkpoint would be while it is loaded."""
+    """Make a model with normal weights of this deviation, `quantize`d as a checkpoint would be while it is loaded."""
     config = replace(config, rope=config.rope.within(context_length or config.context_length))
     if quantize is not None:
         group = int4_group_size(*config.linear_inputs)
@@ -81,7 +87,32 @@ def dummy_model(
             if name.endswith("norm.weight"):
                 part.put(torch.ones(part.shape, dtype=dtype, device=device))
             else:
-                part.put(torch.randn(part.shape, dtype=dtype, device=device) * 0.02)
+                part.put(torch.randn(part.shape, dtype=dtype, device=device) * deviation)
         for linear in (*parameters.linears(), *parameters.packed_vocabulary()):
             linear.finish()
         return Decoder(config, parameters, ops)
+
+
+def decode_plans(num_rows: int, keys: int, *, temperature: float = 0.0) -> Iterator[tuple[ForwardPlan, SamplingPlan]]:
+    """Yield MAX_STEPS decode steps of rows of `keys` keys; from the second on each row follows the same row of the step
+    before. Row i has the pages from `i * pages_of_row(keys)` on."""
+    sample, own = Sample(temperature=temperature, top_p=0.9 if temperature else 1.0, draw=7), pages_of_row(keys)
+    for step in range(MAX_STEPS):
+        first = keys + step
+        rows = [
+            Row(
+                rid=str(index),
+                tokens=[-1 if step else 1],
+                first_position=first,
+                pages=list(range(index * own, index * own + first // PAGE_SIZE + 1)),
+                follows=index if step else None,
+                sample=None if step else sample,
+            )
+            for index in range(num_rows)
+        ]
+        yield ForwardPlan(step=step, copies=[], rows=rows), SamplingPlan(step, [RowSampling(sample)] * num_rows)
+
+
+def pages_of_row(keys: int) -> int:
+    """Return the pages that a row of `decode_plans` has room for."""
+    return -(-(keys + MAX_STEPS) // PAGE_SIZE)

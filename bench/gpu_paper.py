@@ -19,11 +19,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ramiform.bench.dummy_models import config_of
+from ramiform.bench.dummy_models import config_of, decode_plans, pages_of_row
 from ramiform.bench.harness import Out, command, table, write
 from ramiform.bench.mocked_driver import (
     counts,
-    decode_plans,
     decode_step,
     install,
     launches_of,
@@ -42,7 +41,7 @@ KEYS = 1024
 
 def estimate(name: str, config: ModelConfig, device: DeviceSpec, batch: int, num_steps: int) -> dict[str, Any]:
     """Estimate a decode step of `batch` rows of KEYS keys; the host's work is measured over `num_steps` steps."""
-    pages = batch * -(-(KEYS + 512) // 16)
+    pages = batch * pages_of_row(KEYS)
     engine = mocked_engine(config, num_pages=pages, context_length=8192, max_running=batch, max_tokens=0)
     before = counts["launches in graphs"]
     outside = launches_of(decode_step(engine, batch, temperature=0.8))

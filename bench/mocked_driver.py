@@ -24,7 +24,7 @@ import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
-from ramiform.bench.dummy_models import config_of
+from ramiform.bench.dummy_models import config_of, decode_plans
 from ramiform.kernels import transfer
 from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.compile_kernels import compile_kernels
@@ -265,7 +265,7 @@ def random_steps(num_steps: int, seed: int = 0) -> dict[str, Any]:
         num_key_value_heads=2,
     )  # fmt: skip
     engine = mocked_engine(
-        config, num_pages=NUM_SEQUENCES * PAGES, context_length=320, max_running=NUM_SEQUENCES, max_tokens=64
+        config, num_pages=NUM_SEQUENCES * 64, context_length=320, max_running=NUM_SEQUENCES, max_tokens=64
     )
     at_start = counts["compilations"]
     graphs = engine._runner.graphs
@@ -307,28 +307,6 @@ def random_steps(num_steps: int, seed: int = 0) -> dict[str, Any]:
 def launches_of(counted: Counter[str]) -> int:
     """Return the calls of the driver that queue work: kernels, copies and graphs."""
     return counted["launches"] + counted["copies"] + counted["replays"]
-
-
-def decode_plans(num_rows: int, length: int, *, temperature: float) -> Iterator[tuple[ForwardPlan, SamplingPlan]]:
-    """Yield decode steps without end; from the second on every row follows the same row of the step before."""
-    sample = Sample(temperature=temperature, top_p=0.9 if temperature else 1.0, draw=7)
-    own = -(-(length + 512) // PAGE_SIZE)
-    tables = [list(range(index * own, (index + 1) * own)) for index in range(num_rows)]
-    for step in range(512):
-        first = length + step
-        rows = [
-            Row(rid=str(index), tokens=[1], first_position=first, pages=table[: first // PAGE_SIZE + 1], sample=sample)
-            if not step
-            else Row(
-                rid=str(index),
-                tokens=[-1],
-                first_position=first,
-                pages=table[: first // PAGE_SIZE + 1],
-                follows=index,
-            )
-            for index, table in enumerate(tables)
-        ]
-        yield ForwardPlan(step=step, copies=[], rows=rows), SamplingPlan(step, [RowSampling(sample)] * num_rows)
 
 
 def decode_step(engine: ForwardEngine, num_rows: int, *, temperature: float) -> Counter[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+from functools import cache
 from types import ModuleType
 from typing import Literal
 
@@ -10,6 +12,8 @@ import torch
 
 from .. import loops
 from .ops import Ops
+
+logger = logging.getLogger("ramiform.kernels")
 
 KernelsName = Literal["auto", "triton", "reference"]
 
@@ -23,11 +27,11 @@ def for_device(
 ) -> Ops:
     """Return the op set for `device`.
 
-    `auto` is Triton on a CUDA device, and plain torch with compiled loops on a CPU, without them while they are
-    postponed. Triton on a CPU runs in its interpreter, for tests: TRITON_INTERPRET=1 must stand in the environment
-    before the first import.
+    `auto` is Triton on a CUDA device, or with a warning plain torch where Triton cannot be used. On a CPU it is plain
+    torch with compiled loops, without them while they are postponed. Triton on a CPU runs in its interpreter, for
+    tests: TRITON_INTERPRET=1 must stand in the environment before the first import.
     """
-    if name == "triton" or (name == "auto" and device.type == "cuda"):
+    if name == "triton" or (name == "auto" and device.type == "cuda" and _has_kernels()):
         from .triton.ops import TritonOps
 
         return TritonOps(deterministic, attention_cap)
@@ -42,10 +46,23 @@ def for_device(
     return DeterministicOps(attention_cap) if deterministic else ReferenceOps(attention_cap)
 
 
+@cache
+def _has_kernels() -> bool:
+    """Return True if CUDA devices can run the Triton kernels; else say why not, once."""
+    if torch.version.hip is not None:
+        reason = "AMD's devices have less shared memory than the kernels need"
+    elif importlib.util.find_spec("triton") is None:
+        reason = "the package triton is not installed (pip install 'ramiform[gpu]')"
+    else:
+        return True
+    logger.warning("plain torch computes, several times slower than the kernels: %s", reason)
+    return False
+
+
 def quantised_products(device: torch.device) -> ModuleType | None:
     """Return the module of products with quantised weights for `device`; None: plain torch multiplies there, or loops
     for packed weights."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    if device.type != "cuda" or not _has_kernels():
         return None
     from .triton import quantised_matmul
 

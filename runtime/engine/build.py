@@ -28,7 +28,7 @@ from .cpu_threads import CpuThreads
 from .draft_source import DraftBytes, DraftSource
 from .engine import ForwardEngine
 from .kv_format import choose_kv_dtype, choose_scales
-from .kv_pool import KvMemory, KvPool, bytes_per_page
+from .kv_pool import CudaCopyQueue, KvMemory, KvPool, bytes_per_page
 from .kv_size import MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
 from .step_graphs import CudaCapture, StepGraphs
 
@@ -164,17 +164,20 @@ def build_engine(
     max_running = choose_max_running(config, device, num_pages)
     setting = "kv_memory" if config.num_pages is None else "num_pages"
     memory = _memory(model_config, num_pages, device, kv_dtype, param=setting)
-    host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory")
+    pinned = device.type == "cuda" and num_host_pages > 0
+    host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory", pinned=pinned)
     source = None
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
-    pool = KvPool(memory, host, chosen.scales)
-    graphs = None
+    queue = CudaCopyQueue(device, model_config.num_layers) if pinned else None
+    pool = KvPool(memory, host, chosen.scales, queue)
+    graphs, num_ranks = None, group.shard.size * group.stage.size
+    if device.type == "cuda" and num_ranks > 1:
+        compile_kernels(model, kv_dtype)  # with one rank when the engine warms up
     if make_graphs is not None and StepGraphs.supports(model, pool.layers):
         captures = () if source is None else source.captures
         graphs = make_graphs(pool, max_rows=min(max_running, config.prefill_budget), captures=captures)
-        if group.shard.size * group.stage.size > 1:
-            compile_kernels(model, kv_dtype)
+        if num_ranks > 1:
             with torch.inference_mode():
                 graphs.capture_all()  # here, because all ranks do it together
     threads = CpuThreads(num_weights, fixed=config.deterministic) if device.type == "cpu" else None
@@ -206,9 +209,11 @@ def _check_transformers_settings(config: CoreConfig, group: Group) -> None:
             )
 
 
-def _memory(model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str) -> KvMemory:
+def _memory(
+    model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str, pinned: bool = False
+) -> KvMemory:
     try:
-        return KvMemory(model, num_pages, device=device, dtype=dtype)
+        return KvMemory(model, num_pages, device=device, dtype=dtype, pinned=pinned)
     except (RuntimeError, torch.OutOfMemoryError):
         gibibytes = num_pages * bytes_per_page(model, dtype) / 2**30
         raise RequestError(

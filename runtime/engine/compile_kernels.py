@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -24,26 +28,57 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
 
     config, start = model.config, time.monotonic()
     experts = config.experts
-    launches = variants(
-        KernelShapes(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            dtype=model.dtype,
-            kv_dtype=kv_dtype,
-            windows=tuple(dict.fromkeys(config.windows)),
-            soft_cap=config.attention_cap,
-            deterministic=model.ops.deterministic,
-            qk_norm=config.qk_norm == "per head",
-            gated_size=config.intermediate_size if config.gated_mlp and config.activation == "silu" else 0,
-            num_experts=0 if experts is None else experts.num_experts,
-            num_chosen=0 if experts is None else experts.num_per_token,
-            expert_size=0 if experts is None else experts.intermediate_size,
-        )
+    shapes = KernelShapes(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        dtype=model.dtype,
+        kv_dtype=kv_dtype,
+        windows=tuple(dict.fromkeys(config.windows)),
+        soft_cap=config.attention_cap,
+        deterministic=model.ops.deterministic,
+        qk_norm=config.qk_norm == "per head",
+        gated_size=config.intermediate_size if config.gated_mlp and config.activation == "silu" else 0,
+        num_experts=0 if experts is None else experts.num_experts,
+        num_chosen=0 if experts is None else experts.num_per_token,
+        expert_size=0 if experts is None else experts.intermediate_size,
     )
+    launches = variants(shapes)
+    for (weights, group), layers in _quantised_layers(model).items():
+        launches += variants(replace(shapes, weights=weights, group=group, linears=tuple(sorted(layers))))
     for launch in launches:
         launch.compile()
     logger.info("%d kernels compiled in %.0f s", len(launches), time.monotonic() - start)
     return len(launches)
+
+
+def _quantised_layers(model: Decoder) -> dict[tuple[Any, int], set[tuple[int, int, bool]]]:
+    """Return outputs, inputs and bias of the layers that Triton multiplies, by their format and size of group."""
+    found: dict[tuple[Any, int], set[tuple[int, int, bool]]] = defaultdict(set)
+    for linear in model.parameters.linears():
+        for part in _parts(linear):
+            codes = getattr(part, "codes", None)
+            if codes is None or codes.codes.dim() != 2:
+                continue
+            outputs, inputs = codes.codes.shape
+            rounds_inputs = getattr(getattr(part, "scheme", None), "activations", False)
+            if codes.codes.dtype == torch.uint8:
+                kind, inputs = "int4", 2 * inputs
+            elif codes.group:
+                kind = "fp8-blocks"
+            else:
+                kind = ("int8" if codes.codes.dtype == torch.int8 else "fp8") + ("-inputs" if rounds_inputs else "")
+            found[kind, codes.group].add((outputs, inputs, part.bias_N is not None))
+    return found
+
+
+def _parts(linear: Any) -> Iterator[Any]:
+    """Iterate over a layer's slices, of a rank that holds several."""
+    slices = getattr(linear, "slices", None)
+    if slices is None:
+        yield linear
+    else:
+        for part in slices:
+            yield from _parts(part)

@@ -166,7 +166,7 @@ class SharedTables:
             buffer[tuple(slice(length) for length in new.shape)].copy_(new)
 
 
-class TokenRun(NamedTuple):
+class TokenSegment(NamedTuple):
     """Consecutive tokens of a row that one row of the page table computes."""
 
     row: int
@@ -174,21 +174,21 @@ class TokenRun(NamedTuple):
     count: int
 
 
-def segments(rows: Sequence[Row], most: int) -> list[TokenRun] | None:
+def segments(rows: Sequence[Row], most: int) -> list[TokenSegment] | None:
     """Cut rows into segments of at most `most` tokens, a tree in one; None if a tree is larger."""
-    cut: list[TokenRun] = []
+    cut: list[TokenSegment] = []
     for index, row in enumerate(rows):
         count = len(row.tokens)
         if count <= most:
-            cut.append(TokenRun(index, 0, count))
+            cut.append(TokenSegment(index, 0, count))
             continue
         num_tree = 0 if row.parents is None or is_chain(row.parents) else len(row.parents)
         if num_tree > most:
             return None
         whole = count - num_tree
-        cut += [TokenRun(index, first, min(most, whole - first)) for first in range(0, whole, most)]
+        cut += [TokenSegment(index, first, min(most, whole - first)) for first in range(0, whole, most)]
         if num_tree:
-            cut.append(TokenRun(index, whole, num_tree))
+            cut.append(TokenSegment(index, whole, num_tree))
     return cut
 
 
@@ -299,7 +299,7 @@ class StaticInputs:
     def fill_rows(
         self,
         rows: Sequence[Row],
-        cut: Sequence[TokenRun],
+        cut: Sequence[TokenSegment],
         wanted: np.ndarray,
         last_tokens: LastTokens,
         shape: GraphShape,

@@ -50,11 +50,14 @@ class ModelRunner:
         """Return the hidden states of the `wanted` tokens, given by their indices in the step, and the draft source's
         features if these are wanted."""
         if self.graphs is not None:
-            replayed = self.graphs.hidden_and_features(rows, wanted, self.last_tokens, features=features)
+            replayed = self.graphs.hidden_and_features(
+                rows, wanted, self.last_tokens, features=features, before=self.pool.settle
+            )
             if replayed is not None:
                 return replayed
         captures = self.source.captures if features and self.source is not None else ()
-        return hidden_and_features(rows, wanted, self.model, self.pool.layers, self.group, captures, self.last_tokens)
+        kv = self.pool.arriving_layers()
+        return hidden_and_features(rows, wanted, self.model, kv, self.group, captures, self.last_tokens)
 
     def sample(self, logits_OV: torch.Tensor | None, outputs: SampledPositions) -> torch.Tensor:
         """Return the tokens that rank 0 samples, or NOT_FINITE, int64 [O]."""

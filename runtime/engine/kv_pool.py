@@ -5,8 +5,9 @@ Legend: L layers, S slots, K key/value heads, D head size, P pages, B bytes of o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -48,11 +49,14 @@ class KvMemory:
     """Pages of keys and values on one device. Slot s of page p is `p * PAGE_SIZE + s`. Contents are undefined until
     written. `dtype` may differ from the model's; int8 and e4m3 need scales."""
 
-    def __init__(self, config: ModelConfig, num_pages: int, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, num_pages: int, *, device: torch.device, dtype: torch.dtype, pinned: bool = False
+    ) -> None:
+        """`pinned` host memory is copied from and to a CUDA device without waiting."""
         shape = (config.num_layers, num_pages * PAGE_SIZE, config.num_kv_heads, config.head_dim)
         self.num_pages = num_pages
-        self.k_LSKD = torch.empty(shape, device=device, dtype=dtype)
-        self.v_LSKD = torch.empty(shape, device=device, dtype=dtype)
+        self.k_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
+        self.v_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
 
     def layers(self, scales: KvScales | None = None) -> tuple[KvCache, ...]:
         """Return the KV cache of each layer."""
@@ -87,11 +91,104 @@ class KvMemory:
         ]
 
 
+class PageRun(NamedTuple):
+    """Copy of consecutive pages to consecutive pages, the last of them up to `num_tokens` slots."""
+
+    source: int
+    target: int
+    num_pages: int
+    num_tokens: int
+
+    def slots(self, first_page: int) -> slice:
+        """Return the slots copied, of those that begin with page `first_page`."""
+        return slice(first_page * PAGE_SIZE, (first_page + self.num_pages - 1) * PAGE_SIZE + self.num_tokens)
+
+
+def page_runs(copies: Sequence[PageCopy], num_pages: int) -> list[PageRun]:
+    """Join copies that are made one after the other into runs, which have the same effect. Pages from `num_pages` on
+    are the host's; no run has pages of both kinds on one side."""
+    runs: list[PageRun] = []
+    for source, target, num_tokens in ((copy.source, copy.target, copy.num_tokens) for copy in copies):
+        last = runs[-1] if runs else None
+        if (
+            last is not None
+            and last.num_tokens == PAGE_SIZE
+            and source == last.source + last.num_pages != num_pages
+            and target == last.target + last.num_pages != num_pages
+            and abs(source - target) > last.num_pages  # no page is both read and written
+        ):
+            runs[-1] = last._replace(num_pages=last.num_pages + 1, num_tokens=num_tokens)
+        else:
+            runs.append(PageRun(source, target, 1, num_tokens))
+    return runs
+
+
+class CopyQueue(Protocol):
+    """A queue of copies beside the queue of kernels, with a mark behind the copies of each layer."""
+
+    def begin(self) -> None:
+        """Start what is queued next only after the kernels queued so far."""
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Queue a copy."""
+
+    def mark(self, layer: int) -> None:
+        """Mark the end of a layer's copies."""
+
+    def wait(self, layer: int) -> None:
+        """Start kernels that are queued next only after the layer's last mark."""
+
+
+class CudaCopyQueue:
+    """Copies between a device and pinned memory, on a stream of their own."""
+
+    def __init__(self, device: torch.device, num_layers: int) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._marks = [torch.cuda.Event() for _ in range(num_layers)]  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+
+    def mark(self, layer: int) -> None:
+        self._marks[layer].record(self._stream)
+
+    def wait(self, layer: int) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._marks[layer])
+
+
+class ArrivingLayers(Sequence[KvCache]):
+    """The layers' caches; whoever takes a layer's has its kernels wait for the copies of that layer."""
+
+    def __init__(self, layers: Sequence[KvCache], queue: CopyQueue) -> None:
+        self._layers, self._queue = layers, queue
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __getitem__(self, layer: Any) -> Any:
+        self._queue.wait(layer)
+        return self._layers[layer]
+
+
 class KvPool:
     """Device pages, followed by host pages: page `memory.num_pages` is the first host page. Host pages are only copied
-    from and to."""
+    from and to.
 
-    def __init__(self, memory: KvMemory, host: KvMemory | None = None, scales: KvScales | None = None) -> None:
+    Copies from and to the host go through `queue`, layer by layer, so that the first layer is computed while others
+    are copied; without one, as on a CPU, they are made at once.
+    """
+
+    def __init__(
+        self,
+        memory: KvMemory,
+        host: KvMemory | None = None,
+        scales: KvScales | None = None,
+        queue: CopyQueue | None = None,
+    ) -> None:
         self.num_pages = memory.num_pages
         self.num_host_pages = 0 if host is None else host.num_pages
         self.layers = memory.layers(scales)
@@ -99,23 +196,67 @@ class KvPool:
         self.dtype = memory.k_LSKD.dtype
         self._memory = memory
         self._host = host
+        self._queue = queue
+        self._arriving = False  # copies were queued that no kernel waited for
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages one after the other: a page may be the target of one copy and the source of a later one."""
-        for copy in copies:
-            for source_LSKD, target_LSKD in zip(self._page(copy.source), self._page(copy.target), strict=True):
-                target_LSKD[:, : copy.num_tokens] = source_LSKD[:, : copy.num_tokens]
+        pending: list[PageRun] = []
+        for run in page_runs(copies, self.num_pages):
+            if self._queue is not None and max(run.source, run.target) >= self.num_pages:
+                pending.append(run)
+                continue
+            if pending:
+                self._enqueue(pending)
+                pending = []
+            self.settle()
+            for source_LSKD, target_LSKD in self._sides(run):
+                target_LSKD.copy_(source_LSKD)
+        if pending:
+            self._enqueue(pending)
 
     def read(self, pages: Sequence[int]) -> torch.Tensor:
         """Return a copy of device pages, as `KvMemory.read` does."""
+        self.settle()
         return self._memory.read(pages)
 
     def write(self, pages: Sequence[int], bytes_P: torch.Tensor) -> None:
         """Overwrite device pages, as `KvMemory.write` does."""
+        self.settle()
         self._memory.write(pages, bytes_P)
 
-    def _page(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def settle(self) -> None:
+        """Have the kernels queued next wait for all copies."""
+        if self._arriving and self._queue is not None:
+            self._queue.wait(len(self.layers) - 1)  # the last layer's are the last
+            self._arriving = False
+
+    def arriving_layers(self) -> Sequence[KvCache]:
+        """Return the layers' caches for a step that takes each of them in order, and has to wait for no other."""
+        if not self._arriving or self._queue is None:
+            return self.layers
+        self._arriving = False
+        return ArrivingLayers(self.layers, self._queue)
+
+    def _enqueue(self, runs: Sequence[PageRun]) -> None:
+        assert self._queue is not None
+        self._queue.begin()
+        sides = [side for run in runs for side in self._sides(run)]
+        for layer in range(len(self.layers)):
+            for source_LSKD, target_LSKD in sides:
+                self._queue.copy(source_LSKD[layer], target_LSKD[layer])
+            self._queue.mark(layer)
+        self._arriving = True
+
+    def _sides(self, run: PageRun) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield views of what is copied and of where to, of the keys and of the values."""
+        (source, first), (target, first_target) = self._place(run.source), self._place(run.target)
+        slots, target_slots = run.slots(first), run.slots(first_target)
+        yield source.k_LSKD[:, slots], target.k_LSKD[:, target_slots]
+        yield source.v_LSKD[:, slots], target.v_LSKD[:, target_slots]
+
+    def _place(self, page: int) -> tuple[KvMemory, int]:
         if page < self.num_pages:
-            return self._memory.page(page)
+            return self._memory, page
         assert self._host is not None
-        return self._host.page(page - self.num_pages)
+        return self._host, page - self.num_pages

@@ -24,7 +24,7 @@ from ...kernels import Attention, DecodeAttentionArgs, KvCache, quantised_produc
 from ..models.decoder import Decoder, DecoderInputs
 from ..models.parallel.group import SINGLE_RANK, Group
 from ..scheduler.plan import Row
-from .graph_inputs import GraphShape, StaticInputs, TokenRun, segments
+from .graph_inputs import GraphShape, StaticInputs, TokenSegment, segments
 from .kv_pool import PAGE_SIZE
 from .last_tokens import LastTokens
 from .stages import forward_on_stages
@@ -169,13 +169,22 @@ class StepGraphs:
         return len(self._graphs)
 
     def hidden_and_features(
-        self, rows: Sequence[Row], wanted: np.ndarray, last_tokens: LastTokens, *, features: bool
+        self,
+        rows: Sequence[Row],
+        wanted: np.ndarray,
+        last_tokens: LastTokens,
+        *,
+        features: bool,
+        before: Callable[[], None] = lambda: None,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Run the graph of the rows and return what `Decoder.hidden_and_features` returns; None if there is none.
 
         The hidden states are those of the tokens `wanted`, valid until the next call. Features, if wanted, are copies,
-        since a draft source keeps them for later. `last_tokens` are those of the last step.
+        since a draft source keeps them for later. `last_tokens` are those of the last step. `before` is called before
+        a replay.
         """
+        if not self._graphs:
+            return None
         num_tokens = sum(len(row.tokens) for row in rows)
         if num_tokens == len(rows):
             shape = next((shape for shape in self._decoding if shape.rows >= num_tokens), None)
@@ -188,6 +197,7 @@ class StepGraphs:
                 return None
             shape, cut = found
             self._inputs.fill_rows(rows, cut, wanted, last_tokens, shape)
+        before()
         self._graphs[shape]()
         hidden_TE, features_TE = self._outputs[shape]
         if not self._group.stage.has_ends:
@@ -197,7 +207,7 @@ class StepGraphs:
         kept_TE = features_TE[:num_tokens].clone() if features and features_TE is not None else None
         return hidden_TE[: len(wanted)], kept_TE
 
-    def _shape_of(self, rows: Sequence[Row], num_tokens: int) -> tuple[GraphShape, list[TokenRun]] | None:
+    def _shape_of(self, rows: Sequence[Row], num_tokens: int) -> tuple[GraphShape, list[TokenSegment]] | None:
         """Return the smallest shape that holds the rows, and their segments."""
         for shape in self._any_rows:
             if shape.tokens >= num_tokens and (cut := segments(rows, shape.queries)) is not None:

@@ -24,5 +24,4 @@ DEVICES = {
     "l40s": DeviceSpec(memory=48e9, bandwidth=0.864e12, bf16=362e12, eight_bit=733e12, link=32e9),
     "l4": DeviceSpec(memory=24e9, bandwidth=0.3e12, bf16=121e12, eight_bit=242e12, link=32e9),
     "rtx4090": DeviceSpec(memory=24e9, bandwidth=1.008e12, bf16=165e12, eight_bit=330e12, link=32e9),
-    "mi300x": DeviceSpec(memory=192e9, bandwidth=5.3e12, bf16=1307e12, eight_bit=2614e12, link=448e9),
 }

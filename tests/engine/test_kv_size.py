@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ramiform.runtime.engine import build_engine, kv_size
+from ramiform.runtime.engine import ForwardEngine, build_engine, kv_size
 from ramiform.runtime.engine.kv_size import (
     MemoryUse,
     available_memory,
     choose_max_running,
     largest_plan,
+    measure_memory,
     pages_from_memory,
 )
+from ramiform.runtime.models.parallel.group import SINGLE_RANK
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
 
@@ -74,6 +77,49 @@ def test_available_memory_is_no_more_than_the_host_has() -> None:
     lines = Path("/proc/meminfo").read_text().splitlines()
     total = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal:"))
     assert 0 < available_memory() <= total
+
+
+def test_the_largest_step_and_the_largest_graphs_are_measured(
+    engine: ForwardEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judge: a device whose memory is said to change as a step and graphs would change it."""
+    reserved, free = iter([5 * GIB, 5 * GIB]), iter([60 * GIB, 59 * GIB, 58 * GIB])
+    fakes = {
+        "empty_cache": lambda: None,
+        "synchronize": lambda device: None,
+        "reset_peak_memory_stats": lambda device: None,
+        "memory_reserved": lambda device: next(reserved),
+        "max_memory_reserved": lambda device: 7 * GIB,
+        "mem_get_info": lambda device: (next(free), 80 * GIB),
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=80 * GIB),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(kv_size.StepGraphs, "supports", lambda model, kv: True)
+    asked: list[tuple[int, int | None]] = []
+
+    class Graphs:
+        shapes = (None,) * 13
+
+        def __init__(self, pool: object, *, max_rows: int) -> None:
+            self.max_rows = max_rows
+
+        def capture_all(self, most: int | None = None) -> int:
+            asked.append((self.max_rows, most))
+            return 3
+
+    model = engine._runner.model
+    use = measure_memory(
+        model,
+        torch.float32,
+        None,
+        SINGLE_RANK,
+        num_tokens=64,
+        num_rows=8,
+        make_graphs=Graphs,  # type: ignore[arg-type]
+    )
+    assert asked == [(8, 3)]
+    assert use == MemoryUse(80 * GIB, 58 * GIB, 2 * GIB, GIB + 10 * (4 << 20))
 
 
 @pytest.mark.parametrize(("num_tokens", "num_rows"), [(1024, 64), (1000, 7), (16, 16)])
