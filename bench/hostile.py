@@ -4,8 +4,8 @@
 
 Clients stream answers all the time, some over one connection and some over a new one for each request. In turn they are
 alone, and beside hostile connections from other addresses: idle ones, heads and bodies that arrive a byte at a time,
-garbage, floods of header fields, and readers that do not read. One that the server closes is opened again ten
-seconds later. The hostile connections are opened anew in each round, while the clients are measured.
+garbage, floods of header fields, and readers that do not read. One that the server closes is opened again
+after a while. The hostile connections are opened anew in each round, while the clients are measured.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated
@@ -33,8 +34,6 @@ MAX_TOKENS = 16
 NUM_CLIENTS = 6
 KINDS = ["idle", "slow head", "half body", "garbage", "header flood", "no reader"]
 HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-AGAIN_SECONDS = 10.0  # from the end of a hostile connection to the next one
-RAMP_SECONDS = 10.0  # until all hostile connections are open
 DRIP_SECONDS = 1.0  # between the bytes of a slow head or body
 
 
@@ -45,6 +44,7 @@ class Hostile:
     kind: str
     address: str
     socket: socket.socket | None = None
+    num_ended: int = 0  # connections
 
 
 @dataclass
@@ -53,15 +53,18 @@ class Attack:
 
     port: int
     clients: list[Hostile]
-    due: list[tuple[float, int, Hostile]] = field(default_factory=list)
+    opening: float  # seconds until all connections are open; and from the end of one to the next
+    due: list[tuple[float, int, Hostile, int]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def run(self, stop: int) -> None:
         """Attack until the descriptor `stop` is readable."""
         selector = selectors.EpollSelector()
         selector.register(stop, selectors.EVENT_READ)
-        for number, client in enumerate(self.clients):  # RAMP_SECONDS for all
-            heapq.heappush(self.due, (time.monotonic() + RAMP_SECONDS * number / len(self.clients), id(client), client))
+        for number, client in enumerate(self.clients):  # at an even rate
+            heapq.heappush(
+                self.due, (time.monotonic() + self.opening * number / len(self.clients), id(client), client, 0)
+            )
         while True:
             wait = max(0.0, self.due[0][0] - time.monotonic()) if self.due else None
             for key, _ in selector.select(wait):
@@ -69,10 +72,12 @@ class Attack:
                     return
                 self._read(selector, key.data)
             while self.due and self.due[0][0] <= time.monotonic():
-                self._act(selector, heapq.heappop(self.due)[2])
+                _, _, client, num_ended = heapq.heappop(self.due)
+                if client.num_ended == num_ended:  # else it was of a connection that has ended
+                    self._act(selector, client)
 
     def _later(self, client: Hostile, seconds: float) -> None:
-        heapq.heappush(self.due, (time.monotonic() + seconds, id(client), client))
+        heapq.heappush(self.due, (time.monotonic() + seconds, id(client), client, client.num_ended))
 
     def _act(self, selector: selectors.BaseSelector, client: Hostile) -> None:
         """Open the connection, or send one more byte."""
@@ -120,9 +125,8 @@ class Attack:
             if connection.fileno() in (selector.get_map() or {}):
                 selector.unregister(connection)
             connection.close()
-        self.due = [entry for entry in self.due if entry[2] is not client] if client.kind in KINDS[1:3] else self.due
-        heapq.heapify(self.due)
-        self._later(client, AGAIN_SECONDS)
+        client.num_ended += 1
+        self._later(client, self.opening)
 
 
 def _first_bytes(kind: str) -> bytes:
@@ -197,9 +201,9 @@ async def measure(url: str, seconds: float) -> Measured:
     return measured
 
 
-def attacked(url: str, port: int, connections: int, addresses: int, seconds: float) -> tuple[Measured, dict[str, str]]:
-    """Measure beside the hostile connections, which are another process, of the lowest priority."""
-    command = ["nice", "-n", "10", sys.executable, "-P", __file__, "--attack", f"{port},{connections},{addresses}"]
+def attacked(url: str, attack: Sequence[int], seconds: float) -> tuple[Measured, dict[str, str]]:
+    """Measure beside the hostile connections, which are another process."""
+    command = [sys.executable, "-P", __file__, "--attack", ",".join(map(str, attack))]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as attack:
@@ -212,10 +216,10 @@ def attacked(url: str, port: int, connections: int, addresses: int, seconds: flo
     return measured, dict(line.split(": ", 1) for line in counts.splitlines())
 
 
-def _attack(port: int, connections: int, addresses: int) -> None:
+def _attack(port: int, connections: int, addresses: int, opening: int) -> None:
     random.seed(1)
     clients = [Hostile(KINDS[n % len(KINDS)], f"127.0.0.{2 + n % addresses}") for n in range(connections)]
-    attack = Attack(port, clients)
+    attack = Attack(port, clients, opening)
     print("begins", flush=True)
     attack.run(sys.stdin.fileno())
     print(f"open at the end: {sum(client.socket is not None for client in clients)}")
@@ -225,8 +229,11 @@ def _attack(port: int, connections: int, addresses: int) -> None:
 
 def main(
     connections: Annotated[int, typer.Option(help="hostile connections, of all kinds")] = 10_000,
+    opening: Annotated[
+        int, typer.Option(help="seconds in which they are opened, and between one's end and the next")
+    ] = 20,
     addresses: Annotated[int, typer.Option(help="loopback addresses that they come from")] = 8,
-    seconds: Annotated[float, typer.Option(help="of a measurement")] = 20.0,
+    seconds: Annotated[float, typer.Option(help="of a measurement")] = 30.0,
     rounds: Annotated[int, typer.Option(help="measurements of each kind, in turn")] = 3,
     out: Out = None,
     attack: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -242,7 +249,7 @@ def main(
         asyncio.run(measure(runtime.url, 3.0))  # warms up
         for _ in range(rounds):
             quiet.append(asyncio.run(measure(runtime.url, seconds)))
-            hostile.append(attacked(runtime.url, runtime.http_port, connections, addresses, seconds))
+            hostile.append(attacked(runtime.url, (runtime.http_port, connections, addresses, opening), seconds))
             time.sleep(1.0)
     alone = [measured.figures() for measured in quiet]
     beside = [measured.figures() for measured, _ in hostile]

@@ -109,3 +109,12 @@ def test_families_are_compared_with_transformers(tmp_path: Path) -> None:
     report = run("model_impl.py", *options, "--out", str(tmp_path / "report.md"))
     assert "| Olmo2 | " in report
     assert (tmp_path / "report.md").read_text().strip() in report
+
+
+@pytest.mark.exhaustive
+def test_hostile_connections_are_of_all_kinds(tmp_path: Path) -> None:
+    out = tmp_path / "hostile.md"
+    run("hostile.py", "--connections", "120", "--seconds", "3", "--opening", "1", "--rounds", "1", "--out", str(out))
+    said = out.read_text()
+    assert "TTFT, new connection p99" in said
+    assert "Failed requests of the other clients: none" in said

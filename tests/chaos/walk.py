@@ -164,11 +164,19 @@ def make_life(seed: int, index: int) -> Life:
     draw = random.Random(f"{seed} {index}")
     flags = _flags(draw)
     num_steps = 30 if index % 10 == 9 else draw.randint(2, 7)
-    steps = [Step(_asks(draw), _fault(draw, flags)) for _ in range(num_steps)]
+    steps = [_step(draw, flags) for _ in range(num_steps)]
     if draw.random() < 0.5:
         target = draw.choice(flags.kinds)
         steps.append(Step(_asks(draw), Fault("kill", target, after=draw.choice([0.0, 0.2, 0.6]))))
     return Life(flags, steps, drains=draw.random() < 0.5)
+
+
+def _step(draw: random.Random, flags: Flags) -> Step:
+    asks, fault = _asks(draw), _fault(draw, flags)
+    if fault.kind == "descriptors":
+        # libzmq 4.3.5 aborts a process that has no descriptor left for a local program (docs/operations.md).
+        asks = [ask for ask in asks if ask.route != "program"] or [bodies()[0]]
+    return Step(asks, fault)
 
 
 def _flags(draw: random.Random) -> Flags:
