@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test-environments test-fast test test-all check-install release pins lint format bench demo-model gpu-check clean
+.PHONY: demo test-environments test-fast test test-all fuzz check-install release pins lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -53,6 +53,10 @@ test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: six minutes
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
 	$(PYTEST) --dist loadscope $(PYTEST_ARGS)
+
+SECONDS_EACH = $(or $(SECONDS),300)
+fuzz: $(VENV)/.test  ## mutated input for every parser, new in each run; SECONDS=300 for each test
+	FUZZ_SECONDS=$(SECONDS_EACH) $(PYTEST) -m fuzz --timeout 100000 $(PYTEST_ARGS)
 
 check-install: $(VENV)/.dev  ## resolve the pins from the package index for every platform; run a wheel in a clean environment
 	$(BIN)/pytest --rootdir=tests -m install $(PYTEST_ARGS) tests/install
