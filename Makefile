@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test-environments test-fast test test-all test-cluster chaos check-install release pins lint format bench demo-model gpu-check clean
+.PHONY: demo test-environments test-fast test test-all test-cluster chaos fuzz check-install release pins lint format bench demo-model gpu-check clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -62,9 +62,11 @@ test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client
 test-cluster: $(VENV)/.test $(VENV)/.dynamo  ## two replicas behind NVIDIA Dynamo, on loopback: a minute
 	$(BIN)/pytest --rootdir=tests -n 0 $(PYTEST_ARGS) tests/cluster
 
-SECONDS ?= 3600
 chaos: $(VENV)/.test  ## servers under faults, at random: SECONDS=3600 SEED=1; or LIFE=FILE, which it found
-	$(BIN)/python -P tests/chaos/run.py $(if $(LIFE),--life $(LIFE) --minimise,--seconds $(SECONDS) $(if $(SEED),--seed $(SEED)))
+	$(BIN)/python -P tests/chaos/run.py $(if $(LIFE),--life $(LIFE) --minimise,--seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED)))
+
+fuzz: $(VENV)/.test  ## mutated input for every parser, new in each run; SECONDS=300 for each test
+	FUZZ_SECONDS=$(or $(SECONDS),300) $(PYTEST) -m fuzz --timeout 100000 $(PYTEST_ARGS)
 
 check-install: $(VENV)/.dev  ## resolve the pins from the package index for every platform; run a wheel in a clean environment
 	$(BIN)/pytest --rootdir=tests -m install $(PYTEST_ARGS) tests/install

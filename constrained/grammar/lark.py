@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..budget import GRAMMAR_STEPS, CompileBudget, cached_property
@@ -105,11 +106,12 @@ def _read(text: str) -> LarkGrammar:
     try:
         from lark.exceptions import GrammarError as LarkError
         from lark.exceptions import UnexpectedInput
-        from lark.load_grammar import load_grammar
     except ImportError:
         raise GrammarError("grammars in Lark's syntax need the package lark, which is not installed") from None
     try:
-        read: LarkGrammar = load_grammar(text, "<grammar>", [], False)[0]  # type: ignore[no-untyped-call]
+        builder = _grammar_builder()(False, [])
+        builder.load_grammar(text, "<grammar>")
+        read: LarkGrammar = builder.build()
         return read
     except UnexpectedInput as error:
         raise GrammarError.in_pattern("not Lark's syntax", text, max(error.pos_in_stream or 0, 0)) from None
@@ -121,6 +123,23 @@ def _read(text: str) -> LarkGrammar:
         lines = text.splitlines(keepends=True)
         at = sum(map(len, lines[: int(position[1]) - 1])) + int(position[2]) - 1
         raise GrammarError.in_pattern(f"not a grammar: {reason}", text, at) from None
+
+
+@cache
+def _grammar_builder() -> Any:
+    """Return lark's builder of grammars, without imports from files: names of files come from strangers."""
+    from lark.exceptions import GrammarError as LarkError
+    from lark.load_grammar import GrammarBuilder
+
+    class LibraryBuilder(GrammarBuilder):
+        def do_import(
+            self, dotted_path: tuple[str, ...], base_path: str | None, aliases: dict[str, str], base_mangle: Any = None
+        ) -> None:
+            if base_path is not None or dotted_path not in [(name,) for name in _LIBRARY]:
+                raise LarkError("imports are from Lark's own grammars only")
+            super().do_import(dotted_path, base_path, aliases, base_mangle)
+
+    return LibraryBuilder
 
 
 Arguments = dict[str, tuple[Symbol, ...]]  # what a template's parameters stand for

@@ -57,7 +57,7 @@ KEYWORDS: Mapping[str, Keyword] = {
     **dict.fromkeys(("pattern", "format", "$ref", "$dynamicRef"), _STRING),
     "uniqueItems": _BOOLEAN,
     "required": Keyword("names"),
-    "dependentRequired": Keyword("dependencies"),
+    "dependentRequired": Keyword("names of members"),
     **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"), _NAMED),
     "dependencies": Keyword("dependencies", ALL),
     **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SCHEMAS),
@@ -118,7 +118,14 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "named schemas": (lambda value: isinstance(value, dict), "an object of schemas"),
     # In draft 3 `required` is a boolean, which is about the enclosing schema.
     "names": (lambda value: _are_names(value) or isinstance(value, bool), "an array of strings"),
-    "dependencies": (lambda value: isinstance(value, dict), "an object"),
+    "names of members": (
+        lambda value: isinstance(value, dict) and all(map(_are_names, value.values())),
+        "an object of arrays of strings",
+    ),
+    "dependencies": (
+        lambda value: isinstance(value, dict) and all(_are_names(v) for v in value.values() if isinstance(v, list)),
+        "an object of schemas and arrays of strings",
+    ),
 }
 
 

@@ -46,7 +46,8 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            # Jinja recurses as deep as expressions nest, and Python's own parser limits what Jinja makes of them.
             raise TokenizerError(f"the chat template cannot be read: {error}") from None
 
     def render(
@@ -117,6 +118,8 @@ def _named(value: Any) -> dict[str, str]:
         case str():
             return {"default": value}
         case list():
+            if not all(isinstance(entry, dict) and {"name", "template"} <= entry.keys() for entry in value):
+                raise TokenizerError("chat_template must be a text or a list of objects with name and template")
             return {str(entry["name"]): str(entry["template"]) for entry in value}
         case _:
             return {}

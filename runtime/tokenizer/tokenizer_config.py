@@ -11,6 +11,7 @@ from typing import Any
 from .chat_template import ChatTemplate, load_chat_template
 from .errors import TokenizerError
 
+MAX_ID_DIGITS = 9  # of a token id
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -65,18 +66,28 @@ def _added_tokens(folder: Path, config: dict[str, Any], names: dict[str, str]) -
         for text, token in read_json(folder / "added_tokens.json").items()
         if isinstance(token, int)
     }
-    for key, entry in config.get("added_tokens_decoder", {}).items():
+    decoder = config.get("added_tokens_decoder")
+    if decoder is None:
+        decoder = {}
+    if not isinstance(decoder, dict):
+        raise TokenizerError(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder is no object")
+    for key, entry in decoder.items():
         text = _token_text(entry)
-        if text is not None and key.isdecimal():
-            added[int(key)] = (text, bool(entry.get("special", False)) or text in special)
+        if text is not None and key.isdecimal() and len(key) <= MAX_ID_DIGITS:
+            is_special = isinstance(entry, dict) and bool(entry.get("special", False))
+            added[int(key)] = (text, is_special or text in special)
     return added
 
 
 def _token_text(value: Any) -> str | None:
-    """Return the token's text, from a string or an object that holds it."""
+    """Return the token's text, from a string or an object that holds it. Raises TokenizerError for a lone surrogate."""
     if isinstance(value, dict):
         value = value.get("content")
-    return value if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return None
+    if not value.isprintable() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise TokenizerError(f"the text of a token in the tokenizer's configuration is not valid Unicode: {value!r}")
+    return value
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import random
 import resource
@@ -11,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import strategies as st
 
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.pipeline import Pipeline
@@ -27,6 +30,7 @@ from ramiform.runtime.scheduler.plan_log import (
     PlanLog,
     read_log,
 )
+from ramiform.tests.fuzzing import fuzz, mutated_bytes
 
 from .fake_model import VOCABULARY
 from .harness import Runtime, generate
@@ -195,3 +199,14 @@ def test_a_log_ends_where_it_is_full_and_plays_as_far_as_it_goes() -> None:
     figures = replay(read_log(part))
     assert figures.stats is not None
     assert figures.stats.num_steps > 0
+
+
+@fuzz(st.deferred(lambda: mutated_bytes([b"".join(logged_lines()[:count]) for count in (1, 3, 40)])), examples=60)
+def test_any_log_is_read_or_refused(data: bytes) -> None:
+    with contextlib.suppress(RequestError):
+        list(read_log(data.splitlines(keepends=True)))
+
+
+@functools.cache
+def logged_lines() -> list[bytes]:
+    return logged_run(2)[0]

@@ -183,3 +183,11 @@ def test_templates_are_found_where_checkpoints_keep_them(tmp_path: Path) -> None
     assert load_chat_template(tmp_path, named, {}).render([]) == "json"  # type: ignore[union-attr]
     (tmp_path / "chat_template.jinja").write_text("file {{ bos_token }}")
     assert load_chat_template(tmp_path, named, {"bos_token": "<s>"}).render([]) == "file <s>"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ " + "(" * 1000 + "1" + ")" * 1000 + " }}", "{% for a in b %}" * 60 + "{% endfor %}" * 60]
+)
+def test_a_template_that_is_nested_too_deep_is_refused(source: str) -> None:
+    with pytest.raises(TokenizerError, match="the chat template cannot be read"):
+        ChatTemplate(source, {})

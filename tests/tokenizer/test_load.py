@@ -83,3 +83,18 @@ def test_a_configuration_may_say_that_bos_is_not_added(tmp_path: Path) -> None:
 def test_tokenizers_load_without_torch() -> None:
     code = "import sys, ramiform.runtime.tokenizer; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd="/", check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"added_tokens_decoder": []}, "added_tokens_decoder is no object"),
+        ({"eos_token": "\ud800"}, "not valid Unicode"),
+        ({"chat_template": [["name", "default"]]}, "a list of objects with name and template"),
+    ],
+)
+def test_a_configuration_of_another_shape_is_refused(config: dict[str, object], message: str, tmp_path: Path) -> None:
+    KINDS["byte_level"](tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(TokenizerError, match=message):
+        load_tokenizer(tmp_path)

@@ -6,13 +6,14 @@ Text is tokenised when a request needs ids, so that neighbouring pieces are toke
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...protocol.errors import RequestError
 from ...protocol.session import OfferedTools
 from ...tokenizer.interface import Tokenizer
-from ..text.encoding import Encoder, PromptSegment
+from ..text.encoding import Encoder, PromptSegment, merge_segments
 from .roles import ROLE_MARK, ChatState
 
 
@@ -48,6 +49,7 @@ class TokenContent:
         self._encoder = encoder
         self.ids: list[int] = []
         self.pending: list[PromptSegment] = []
+        self.num_pending_bytes = 0
         self.chat = ChatState()
         self._log: list[PromptSegment | tuple[int, ...]] | None = None  # since the fork; None without one
         self._roles_at_fork = self.chat
@@ -66,6 +68,7 @@ class TokenContent:
         """Return to the content at `snapshot`. What was tokenised since then is pending text again."""
         self.ids = self.ids[: snapshot.num_ids]  # a new list: a request may still hold the old one
         self.pending = list(snapshot.pending)
+        self.num_pending_bytes = sum(len(segment.text.encode()) for segment in self.pending)
         self.chat = snapshot.chat
         if self._log is not None:
             del self._log[snapshot.num_logged :]
@@ -74,7 +77,9 @@ class TokenContent:
     def fork(self) -> TokenContent:
         child = TokenContent(self._tokenizer, self._encoder)
         child.ids = self.ids.copy()
-        child.pending = self.pending.copy()
+        # Joined, like the log of `since_fork`: forks of forks would else pass on a list that grows at each level.
+        child.pending = merge_segments(self.pending)
+        child.num_pending_bytes = self.num_pending_bytes
         child.chat = child._roles_at_fork = self.chat
         child._log = []
         return child
@@ -138,7 +143,7 @@ class TokenContent:
         """Tokenise the pending text and return all ids."""
         if self.pending or not self.ids:
             self.ids += await self._encoder.encode_async(self.pending, at_start=not self.ids)
-            self.pending = []
+            self.pending, self.num_pending_bytes = [], 0
         return self.ids
 
     async def append_chosen(self, text: str) -> None:
@@ -169,7 +174,7 @@ class TokenContent:
                 f"a fork that ended role {self._roles_at_fork.roles[-1]!r}, opened before it, cannot be joined",
                 param="role",
             )
-        return AppendedContent(list(self._log), roles, self.chat.tail, self.chat.tools)
+        return AppendedContent(_merged(self._log), roles, self.chat.tail, self.chat.tools)
 
     async def join(self, appended: AppendedContent) -> str:
         """Append what a fork appended: the same text and the same generated ids. Return the text.
@@ -196,6 +201,7 @@ class TokenContent:
     def _append(self, segment: PromptSegment) -> None:
         if segment.text:
             self.pending.append(segment)
+            self.num_pending_bytes += len(segment.text.encode())
             if self._log is not None:
                 self._log.append(segment)
 
@@ -208,3 +214,17 @@ class TokenContent:
     def _bos_text(self) -> str:
         bos = self._tokenizer.bos_id
         return next((text for text, token in self._tokenizer.special_ids.items() if token == bos), "")
+
+
+def _merged(log: Iterable[PromptSegment | tuple[int, ...]]) -> list[PromptSegment | tuple[int, ...]]:
+    """Join neighbouring texts of equal trust."""
+    merged: list[PromptSegment | tuple[int, ...]] = []
+    texts: list[PromptSegment] = []
+    for item in log:
+        if isinstance(item, PromptSegment):
+            texts.append(item)
+        else:
+            merged += merge_segments(texts)
+            merged.append(item)
+            texts = []
+    return merged + merge_segments(texts)

@@ -21,7 +21,7 @@ from ..text.scoring import RequestContext
 from .content import AppendedContent, ContentSnapshot, TokenContent
 from .decisions import decide
 from .select import select
-from .soft_pins import Ancestor
+from .soft_pins import Ancestor, pins_of
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -230,7 +230,7 @@ class TokenExecutor:
         if self._state.closed:
             return []
         token_bytes = self._generator.tokenizer.token_bytes
-        pins = [pin for ancestor in self._ancestors if (pin := ancestor.soft_pin(tokens, token_bytes)) is not None]
+        pins = pins_of(self._ancestors, tokens, token_bytes)
         self._ancestors = ()
         if self._state.finished:
             return pins  # its last request: nothing of it is needed again

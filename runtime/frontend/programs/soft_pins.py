@@ -6,8 +6,10 @@ its own: the requests of its forks pin the prefix on its behalf.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ...programs.running_program import StateProgress
 from ...protocol.core import SoftPin
@@ -26,20 +28,23 @@ class Ancestor:
 
     @classmethod
     def of(cls, state: StateProgress, content: TokenContent) -> Ancestor:
-        num_bytes = sum(len(segment.text.encode()) for segment in content.pending)
-        return cls(state, content, content.mark, len(content.ids), num_bytes)
+        return cls(state, content, content.mark, len(content.ids), content.num_pending_bytes)
 
-    def soft_pin(self, tokens: Sequence[int], token_bytes: Sequence[bytes | None]) -> SoftPin | None:
-        """Return the state's pin on a prompt that begins with what it held.
+    @property
+    def is_due(self) -> bool:
+        """False if the state needs nothing more, or has moved on and pins for itself."""
+        return not self.state.finished and self.content.mark == self.mark
 
-        None if the state needs nothing more, or has moved on and pins for itself.
-        """
-        if self.state.finished or self.content.mark != self.mark:
-            return None
-        num_tokens, num_bytes = self.num_ids, self.num_bytes
-        for token in tokens[self.num_ids :]:
-            num_bytes -= len(token_bytes[token] or b"")
-            if num_bytes < 0:
-                break
-            num_tokens += 1
-        return SoftPin(self.state.number, num_tokens) if num_tokens else None
+
+def pins_of(ancestors: Sequence[Ancestor], tokens: Sequence[int], token_bytes: Sequence[bytes | None]) -> list[SoftPin]:
+    """Return the pins of states on a prompt that begins with what each of them held, in one pass over the prompt."""
+    due = [ancestor for ancestor in ancestors if ancestor.is_due]
+    if not due:
+        return []
+    ends = [0, *accumulate(len(token_bytes[token] or b"") for token in tokens)]
+    pins = []
+    for ancestor in due:
+        num_tokens = bisect_right(ends, ends[ancestor.num_ids] + ancestor.num_bytes, lo=ancestor.num_ids) - 1
+        if num_tokens:
+            pins.append(SoftPin(ancestor.state.number, num_tokens))
+    return pins

@@ -73,7 +73,7 @@ class Encoder:
         the joined text; otherwise each run of equal trust is tokenised by itself. Raises RequestError for a text with
         more tokens than `bound`, before it is tokenised or as soon as too many are counted.
         """
-        runs = _merge_segments(segments)
+        runs = merge_segments(segments)
         if bound is not None:
             self.check_length([text for text, _ in runs], bound)
             self._check_count(runs, bound, cancellation or CancellationToken())
@@ -178,7 +178,7 @@ async def _offload_if_long(size: int, work: Callable[[CancellationToken], T]) ->
     return work(CancellationToken()) if size <= LONG_TEXT else await offload(work)
 
 
-def _merge_segments(segments: Iterable[PromptSegment]) -> list[PromptSegment]:
+def merge_segments(segments: Iterable[PromptSegment]) -> list[PromptSegment]:
     """Join neighbours of equal trust."""
     written = (segment for segment in segments if segment.text)
     return [

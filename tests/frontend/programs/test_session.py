@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 
 import msgspec
 import pytest
 
-from ramiform.runtime.frontend.programs import server
+from ramiform.runtime.frontend.programs import content, server
+from ramiform.runtime.frontend.programs.content import TokenContent
+from ramiform.runtime.frontend.text.encoding import PromptSegment
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.errors import ErrorInfo
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams
@@ -449,5 +452,46 @@ def test_a_client_has_a_bounded_number_of_states(monkeypatch: pytest.MonkeyPatch
             await client.send(Close((0,)))
             await client.open(3)
             assert isinstance((await client.play(3, Sync()))[0], Done)
+
+    run(main())
+
+
+def test_the_work_of_nested_forks_and_joins_grows_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operations on texts are counted: those of twice as many levels are twice as many."""
+    num_appended = num_merged = 0
+    append, merge = TokenContent._append, content.merge_segments
+
+    def counted_append(self: TokenContent, segment: PromptSegment) -> None:
+        nonlocal num_appended
+        num_appended += 1
+        append(self, segment)
+
+    def counted_merge(segments: Iterable[PromptSegment]) -> list[PromptSegment]:
+        nonlocal num_merged
+        segments = list(segments)
+        num_merged += len(segments)
+        return merge(segments)
+
+    monkeypatch.setattr(TokenContent, "_append", counted_append)
+    monkeypatch.setattr(content, "merge_segments", counted_merge)
+
+    async def nested(num_levels: int) -> int:
+        nonlocal num_appended, num_merged
+        num_appended = num_merged = 0
+        async with house() as built:
+            client = built.client()
+            await client.open(1)
+            levels = range(1, num_levels)
+            await client.send(*(Append(n, 0, [Text(f"{n} "), Fork((n + 1,))]) for n in levels))
+            await client.send(Append(num_levels, 0, [Text("end"), Sync()]))
+            await client.send(*(Append(n, 2, [Concatenate((n + 1,)), Sync()]) for n in reversed(levels)))
+            answers = await client.answers(4 * num_levels - 2)
+            joined = answers[1, 2]
+            assert isinstance(joined, Done)
+            assert joined.text == "".join(f"{n} " for n in range(2, num_levels)) + "end"
+        return num_appended + num_merged
+
+    async def main() -> None:
+        assert await nested(80) <= 2 * await nested(40) + 10
 
     run(main())

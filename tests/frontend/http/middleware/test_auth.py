@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 import ramiform
 from ramiform import RequestError
 from ramiform.lang.backends.http_runtime import HttpRuntime
+from ramiform.runtime.frontend.http.middleware import auth
 from ramiform.runtime.protocol.core import Generate
 from ramiform.tests.frontend.harness import House, run, says
 from ramiform.tests.frontend.served import check_error, served
@@ -128,3 +130,19 @@ def test_a_program_over_http_flushes_with_an_admin_key_only() -> None:
             assert built.core.num_flushes == 1
 
     run(main())
+
+
+def test_a_header_is_compared_with_every_key_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+    compare = hmac.compare_digest
+
+    def noting(header: bytes, known: bytes) -> bool:
+        compared.append(known)
+        return compare(header, known)
+
+    monkeypatch.setattr(auth.hmac, "compare_digest", noting)
+    keys = auth.ApiKeys(["one", "two"], ["boss"])
+    for header, found in ((b"Bearer one", "one"), (b"Bearer boss", "boss"), (b"Bearer on", None), (b"", None)):
+        compared.clear()
+        assert keys.find(header) == found
+        assert sorted(compared) == [b"Bearer boss", b"Bearer one", b"Bearer two"]
