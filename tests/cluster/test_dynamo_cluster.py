@@ -94,6 +94,7 @@ def test_two_replicas_reuse_what_they_have_and_survive_the_death_of_one(cluster:
         assert cached_share(client) >= 0.97
         assert_answers_are_constrained_and_scored(client)
         assert_hints_and_salts_are_honoured(cluster, client)
+        assert_a_client_that_leaves_frees_its_replica(cluster, client)
         assert_one_replica_survives(cluster, client)
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.process.wait(60) == 0
@@ -161,6 +162,17 @@ def assert_hints_and_salts_are_honoured(cluster: Cluster, client: httpx.Client) 
     assert any(node["program"] for tree in trees for node in tree["nodes"]), "a session is a program"
 
 
+def assert_a_client_that_leaves_frees_its_replica(cluster: Cluster, client: httpx.Client) -> None:
+    body = {"model": "ramiform-demo", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 1900}
+    with client.stream("POST", "/v1/chat/completions", json={**body, "ignore_eos": True, "stream": True}) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()  # kept: httpx hangs up when it is collected
+        next(lines)
+        assert sum(loads(cluster, client)) == 1
+    while sum(loads(cluster, client)):
+        continue
+
+
 def assert_one_replica_survives(cluster: Cluster, client: httpx.Client) -> None:
     """Kill a replica while both compute. Every client gets its answer, or one error after which it may ask again."""
     victim = int(cluster.wait_for(r"^replica 0: .*\(process (\d+)\)$")[1])
@@ -191,8 +203,13 @@ def assert_one_replica_survives(cluster: Cluster, client: httpx.Client) -> None:
 
 
 def wait_until_both_compute(cluster: Cluster, client: httpx.Client) -> None:
-    while not all(client.get(f"{url}/load").json()["server_load"] for url in replica_urls(cluster)):
+    while not all(loads(cluster, client)):
         continue
+
+
+def loads(cluster: Cluster, client: httpx.Client) -> list[int]:
+    """Requests that run or wait at each replica."""
+    return [client.get(f"{url}/load").json()["server_load"] for url in replica_urls(cluster)]
 
 
 def replica_urls(cluster: Cluster) -> list[str]:
