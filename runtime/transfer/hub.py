@@ -108,7 +108,8 @@ class _Move:
 class TransferHub:
     """Everything that a core exchanges with other runtimes.
 
-    `submit` gives the scheduler a message from an owner and returns its answers; `num_free` counts free device pages.
+    `submit` gives the scheduler a message from an owner and returns its answers; `num_computed` and `num_free` tell
+    how far it is with a request, and how many device pages are free.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class TransferHub:
         layout: KvLayout,
         pages: CachePages,
         submit: Callable[[ToCore, bytes], list[FromCore]],
+        num_computed: Callable[[str], int],
         num_free: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -145,7 +147,7 @@ class TransferHub:
             min_tokens=config.remote_prefill_tokens,
             clock=clock,
         )
-        self._exporter = PrefixExporter(pages, submit, self._send)
+        self._exporter = PrefixExporter(pages, submit, num_computed, self._send)
         self._receiver = PrefixReceiver(pages, self._send, num_free)
         self._moves: list[_Move] = []
         self._received_sessions: list[bytes] = []
