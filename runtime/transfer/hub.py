@@ -38,7 +38,7 @@ from .messages import (
 from .nixl import NixlAgent, is_installed
 from .pages import CachePages
 from .replication import PrefixReceiver, PrefixSender
-from .sockets import PeerSocket, ServerSocket, check_address
+from .sockets import PeerSocket, ServerSocket, check_address, is_local
 
 logger = logging.getLogger("ramiform.transfer")
 
@@ -130,7 +130,10 @@ class TransferHub:
         self._context: zmq.Context[Any] = zmq.Context()
         self._poller = zmq.Poller()
         self._nixl: NixlAgent | None = None
-        if config.transfer == "nixl" or (config.transfer == "auto" and is_installed()):
+        # UCX listens on every interface, so it is not started for runtimes of one machine unless it is asked for.
+        addresses = [*list_prefill_workers(config), *filter(None, [config.transfer_bind])]
+        is_wanted = config.transfer == "auto" and is_installed() and not all(map(is_local, addresses))
+        if config.transfer == "nixl" or is_wanted:
             self._nixl = NixlAgent(pages.shape.page_bytes, pages.device)
         self._server: ServerSocket | None = None
         self._greeted: OrderedDict[bytes, bool] = OrderedDict()  # by connection: it reads this runtime's memory

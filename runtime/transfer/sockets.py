@@ -44,6 +44,11 @@ def check_address(address: str, keys: str | None, param: str) -> None:
         raise RequestError(message, param="transfer_keys") from None
 
 
+def is_local(address: str) -> bool:
+    """True for addresses that other machines cannot reach."""
+    return address.startswith(("ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]:"))
+
+
 class ServerSocket:
     """Bound ROUTER socket, to which other runtimes connect. Raises RequestError when it cannot be bound."""
 
