@@ -91,7 +91,6 @@ def cannot_move() -> RequestError:
 class _Peer:
     number: int
     socket: PeerSocket
-    has_nixl: bool = False
 
 
 @dataclass(eq=False)
@@ -272,11 +271,11 @@ class TransferHub:
             if message.error is not None:
                 raise message.error.to_exception()
             self._layout.check(message.layout)
+            if self._nixl is not None and message.nixl is not None:
+                self._nixl.connect(peer.number, message.nixl)
         except RamiformError as error:
-            self._lose(peer, f"{peer.socket.address} refuses: {error}", ErrorInfo.of(error))
+            self._lose(peer, f"no pages are exchanged with {peer.socket.address}: {error}", ErrorInfo.of(error))
             return
-        if self._nixl is not None and message.nixl is not None:
-            self._nixl.connect(peer.number, message.nixl)
         if move is None:
             logger.info("prompts are fetched from %s", peer.socket.address)
             self._fetcher.connected.add(peer.number)
