@@ -214,7 +214,10 @@ def connect(prefill: Replica, decode: Replica, min_tokens: int) -> None:
     decode.fetcher = PrefixFetcher(decode.pages, ask, min_tokens=min_tokens, clock=lambda: decode.clock.now)
     decode.fetcher.connected.add(0)
     prefill.exporter = PrefixExporter(
-        prefill.pages, lambda message, owner: prefill.scheduler.handle(message, prefill.clock.now, owner), answer
+        prefill.pages,
+        lambda message, owner: prefill.scheduler.handle(message, prefill.clock.now, owner),
+        prefill.scheduler.num_computed,
+        answer,
     )
 
 

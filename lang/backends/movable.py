@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class _State:
+class _MovableState:
     number: int
-    program: _Program
+    program: _MovableProgram
     operations: list[Operation] = field(default_factory=list)  # answered ones as they are played again
     num_delivered: int = 0  # operations whose answers the program has
     supplies: dict[int, Supply] = field(default_factory=dict)  # by Ask
@@ -54,13 +54,15 @@ class _State:
 
 
 @dataclass(eq=False)
-class _Program:
+class _MovableProgram:
     opened: Open
     began: float
     complete: bool = False
     num_tokens: int = 0  # that were generated
-    states: dict[int, _State] = field(default_factory=dict)
-    parts: list[tuple[_State, int, int] | Open] = field(default_factory=list)  # operations [first, end) of a state
+    states: dict[int, _MovableState] = field(default_factory=dict)
+    parts: list[tuple[_MovableState, int, int] | Open] = field(
+        default_factory=list
+    )  # operations [first, end) of a state
 
     @property
     def is_over(self) -> bool:
@@ -113,8 +115,8 @@ class MovableChannel:
         self._connect = connect
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
-        self._programs: dict[int, _Program] = {}
-        self._states: dict[int, _State] = {}
+        self._programs: dict[int, _MovableProgram] = {}
+        self._states: dict[int, _MovableState] = {}
         self._relays: dict[int, _Relay] = {}
         self._detached: deque[int] = deque()
         self._moving: threading.Thread | None = None
@@ -246,7 +248,7 @@ class MovableChannel:
                     if isinstance(part, Open):
                         self._programs[part.program].complete = complete
             case Open(state=number, program=name):
-                program = self._programs.setdefault(name, _Program(message, time.monotonic()))
+                program = self._programs.setdefault(name, _MovableProgram(message, time.monotonic()))
                 program.parts.append(message)
                 self._add(number, program)
             case Append():
@@ -273,8 +275,8 @@ class MovableChannel:
                     self._add(child, state.program)
         state.program.parts.append((state, message.first, len(state.operations)))
 
-    def _add(self, number: int, program: _Program) -> None:
-        self._states[number] = program.states[number] = _State(number, program)
+    def _add(self, number: int, program: _MovableProgram) -> None:
+        self._states[number] = program.states[number] = _MovableState(number, program)
 
     def _close_detached(self) -> None:
         numbers = []
@@ -291,7 +293,7 @@ class MovableChannel:
                 self._programs.pop(state.program.opened.program, None)
 
 
-def _known(state: _State, op: int) -> Operation:
+def _known(state: _MovableState, op: int) -> Operation:
     """Return an operation as it is played again: what was supplied to an Ask in its place."""
     operation, supply = state.operations[op], state.supplies.get(op)
     if not isinstance(operation, Ask) or supply is None or supply.error is not None:

@@ -265,9 +265,10 @@ def load_core(
             layout_of(info, engine.kv_shape, config.quantize),
             CachePages(cache, engine),
             lambda message, owner: scheduler.handle(message, time.monotonic(), owner),
+            lambda rid: scheduler.num_computed(rid),
             lambda: cache.num_free,
         )
-    scheduler: Scheduler | LoggingScheduler = Scheduler(
+    scheduler = Scheduler(
         config,
         cache=cache,
         vocabulary=facts,
@@ -277,11 +278,10 @@ def load_core(
         prepare_masks=grammars.prepare if log is None else None,  # a replay could not tell when one was ready
         fetch_prefix=None if transfers is None else transfers.fetch,
     )
-    if log is not None:
-        scheduler = LoggingScheduler(scheduler, log)
     # On a CPU planning would compete with computing for the processors.
     ahead = config.overlap == "on" or (config.overlap == "auto" and info.device.startswith("cuda"))
-    return LoadedCore(engine, scheduler, info, cache, publisher, recorder, grammars, ahead, transfers)
+    logged = scheduler if log is None else LoggingScheduler(scheduler, log)
+    return LoadedCore(engine, logged, info, cache, publisher, recorder, grammars, ahead, transfers)
 
 
 def _computes_without_loops(config: CoreConfig, path: Path) -> bool:

@@ -208,7 +208,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         str | None, Meta(description="folder of keys shared by runtimes that exchange KV, made by `ramiform keys`")
     ] = None
     transfer: Annotated[
-        TransferName, Meta(description="carrier of KV pages; auto: NIXL where its package is installed, else ZMQ")
+        TransferName,
+        Meta(description="carrier of KV pages; auto: NIXL between machines if it is installed, else ZMQ"),
     ] = "auto"
     remote_prefill_tokens: Annotated[
         int, Meta(ge=16, description="tokens that a prompt must lack in the cache to be fetched from a prefill runtime")

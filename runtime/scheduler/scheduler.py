@@ -17,7 +17,6 @@ may follow a token, the request keeps its lease and sits out.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -29,7 +28,6 @@ from ...radix.cache import PrefixCache
 from ..protocol.config import DEFAULT_MAX_RUNNING, CoreConfig
 from ..protocol.core import (
     Abort,
-    Attach,
     CoreReply,
     CoreStats,
     EndStates,
@@ -38,14 +36,12 @@ from ..protocol.core import (
     Generate,
     GetStats,
     Hold,
-    MovePrefixes,
     Pause,
     RequestFailed,
     ToCore,
     TurnEnded,
 )
 from ..protocol.errors import BusyError, ErrorInfo, ModelError, RequestError
-from ..protocol.tree import GetTree, GetTreeNode
 from .admission import Admission
 from .apply_result import abort_answer, apply_result, prompt_answer
 from .batch import Batch, ScheduledRequest
@@ -60,6 +56,7 @@ from .memory_forecast import OutputLengthEstimator
 from .plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
 from .programs import LivePrograms
 from .queue_policies import QUEUE_POLICIES
+from .remote_prefixes import FetchPrefix, RemotePrefixes
 from .request import Request, RequestClock, length_limit, program_id, session_id
 from .row_builder import build_following_row, build_row, build_sampling
 from .sampling_inputs import grammar_too_complex
@@ -67,8 +64,6 @@ from .stops import StopRules
 from .token_rules import token_rules
 
 __all__ = ["Scheduler", "VocabularyInfo"]
-
-FetchPrefix = Callable[[Request], "Future[None] | None"]  # of a request that has arrived; None: it is computed here
 
 
 def make_cache(
@@ -100,11 +95,7 @@ class Scheduler:
         prepare_masks: Submit | None = None,
         fetch_prefix: FetchPrefix | None = None,
     ) -> None:
-        """`prepare_masks` runs what takes long of a grammar in a thread; None: it is done when it is needed.
-
-        `fetch_prefix` fetches a prompt's pages from another runtime into the cache; a request waits until its future
-        ends, and is then computed from where the pages end.
-        """
+        """`prepare_masks` runs what takes long of a grammar in a thread; None: it is done when it is needed."""
         self._cache = cache
         self._vocabulary = vocabulary
         self._grammars = grammars
@@ -115,8 +106,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._compiling: dict[str, Future[Any]] = {}
         self._parked: dict[str, Request] = {}  # waiting for their grammars, without lease
-        self._fetch_prefix = fetch_prefix
-        self._fetching: dict[str, Future[None]] = {}  # waiting for pages from another runtime, without lease
+        self._remote = RemotePrefixes(fetch_prefix)
         self._batch = Batch(cache)
         self._programs = LivePrograms(cache)
         self._output_lengths = OutputLengthEstimator()
@@ -157,7 +147,7 @@ class Scheduler:
     @property
     def pending_grammars(self) -> bool:
         """True while grammars are compiled, masks prepared, or pages fetched."""
-        return bool(self._compiling or self._preparation or self._fetching)
+        return bool(self._compiling or self._preparation or self._remote)
 
     def handle(self, message: ToCore, now: float, owner: bytes = b"") -> list[FromCore]:
         """Handle a message from frontend `owner`. Returns the answers that are ready at once."""
@@ -183,7 +173,7 @@ class Scheduler:
                 return [CoreReply(call)]
             case GetStats(call=call):
                 return [CoreReply(call, stats=self.stats())]
-            case Attach() | GetTree() | GetTreeNode() | MovePrefixes():
+            case _:
                 raise AssertionError("the core's loop answers this")
 
     def plan(self, now: float) -> ForwardPlan | None:
@@ -195,7 +185,8 @@ class Scheduler:
         if self._hold == "all":
             return None
         self._cache.forecast.now = now
-        self._take_fetched_prefixes(now)
+        for request in self._remote.take(now):
+            self._waiting.add(request)
         self._take_compiled_grammars(now)
         self._settle_masks(now)
         num_guesses = self._drafting.propose(self._batch, self._token_budget)
@@ -303,8 +294,13 @@ class Scheduler:
         sampling, self._sampling = self._sampling, None
         return sampling
 
+    def num_computed(self, rid: str) -> int:
+        """Number of tokens of a running request whose KV is there; 0 of others."""
+        request = self._requests.get(rid)
+        return 0 if request is None or request.lease is None else request.num_computed
+
     def stats(self) -> CoreStats:
-        num_waiting = self._num_waiting
+        num_waiting = len(self._waiting) + len(self._parked) + len(self._remote)
         stats = self._counters.stats(
             self._cache, self._drafting.counts, num_running=len(self._batch), num_waiting=num_waiting
         )
@@ -319,7 +315,7 @@ class Scheduler:
                 context_length=self._context_length,
                 num_slots=self._cache.num_slots,
             )
-            if self._num_waiting >= self._max_waiting:
+            if len(self._waiting) + len(self._parked) + len(self._remote) >= self._max_waiting:
                 raise BusyError(f"{self._max_waiting} requests are waiting already")
             stops = StopRules(message.sampling, self._vocabulary)
             stops.follow(message.tokens, len(message.tokens) - message.continued)
@@ -346,11 +342,9 @@ class Scheduler:
         if message.sampling.constraint is not None:
             self._compiling[request.rid] = self._grammars.get(message.sampling.constraint)
             request.awaits_grammar, request.continued_due = True, message.continued > 0
-        fetching = None if self._fetch_prefix is None else self._fetch_prefix(request)
-        if fetching is not None:
-            self._fetching[request.rid] = fetching
-            request.clock.wait("transfer", now)
-        elif request.awaits_grammar and not self._cache.enabled:
+        if self._remote.begin(request, now):
+            return []
+        if request.awaits_grammar and not self._cache.enabled:
             self._park(request, now)  # without the cache its computed tokens would be lost
         else:
             self._waiting.add(request)
@@ -362,18 +356,6 @@ class Scheduler:
         if message.program is None:
             return self._num_arrived
         return self._programs.rank(program_id(owner, message.program), self._num_arrived)
-
-    @property
-    def _num_waiting(self) -> int:
-        return len(self._waiting) + len(self._parked) + len(self._fetching)
-
-    def _take_fetched_prefixes(self, now: float) -> None:
-        """Queue the requests whose pages are there, or will not come."""
-        for rid in [rid for rid, future in self._fetching.items() if future.done()]:
-            del self._fetching[rid]
-            request = self._requests[rid]
-            request.clock.wait("queue", now)
-            self._waiting.add(request)
 
     def _park(self, request: Request, now: float) -> None:
         """Let a request wait for its grammar, without lease."""
@@ -438,13 +420,10 @@ class Scheduler:
             self._preparation.forget(request)
         del self._requests[request.rid]
         self._drafting.note_ended(request)
-        if (fetching := self._fetching.pop(request.rid, None)) is not None:
-            fetching.cancel()
+        if self._remote.drop(request) or self._parked.pop(request.rid, None) is not None:
             self._cache.drop_soft_pin(request.rid)
-        elif self._parked.pop(request.rid, None) is None:
-            self._waiting.remove(request)
         else:
-            self._cache.drop_soft_pin(request.rid)
+            self._waiting.remove(request)
 
     def _end(self, request: Request) -> None:
         """End a running request."""

@@ -56,18 +56,20 @@ class Export:
 class PrefixExporter:
     """Exports in progress.
 
-    `submit` gives the scheduler a message from an owner and returns its answers; `send` sends to a receiver, and
-    returns False if that is gone.
+    `submit` gives the scheduler a message from an owner and returns its answers; `num_computed` is how far it is with a
+    request; `send` sends to a receiver, and returns False if that is gone.
     """
 
     def __init__(
         self,
         pages: CachePages,
         submit: Callable[[ToCore, bytes], list[FromCore]],
+        num_computed: Callable[[str], int],
         send: Callable[[bytes, ToClient, torch.Tensor | None], bool],
     ) -> None:
         self._pages = pages
         self._submit = submit
+        self._num_computed = num_computed
         self._send = send
         self._exports: dict[tuple[bytes, int], Export] = {}
         self._by_rid: dict[str, Export] = {}
@@ -154,6 +156,8 @@ class PrefixExporter:
         """Send a message of pages, if any are ready. Returns False if not, or if the receiver is gone."""
         if export.sent >= export.end or not self._num_left:
             return False
+        if not export.is_computed and self._num_computed(export.rid) < (export.sent + 1) * PAGE_SIZE:
+            return False  # not a page more: the tree need not be looked at
         ready = self._pages.num_cached(export.tokens, export.namespace)
         end = min(ready, export.sent + min(self._pages_per_message, self._num_left))
         if slots is not None:

@@ -38,7 +38,7 @@ from .messages import (
 from .nixl import NixlAgent, is_installed
 from .pages import CachePages
 from .replication import PrefixReceiver, PrefixSender
-from .sockets import PeerSocket, ServerSocket, check_address
+from .sockets import PeerSocket, ServerSocket, check_address, is_local
 
 logger = logging.getLogger("ramiform.transfer")
 
@@ -91,7 +91,6 @@ def cannot_move() -> RequestError:
 class _Peer:
     number: int
     socket: PeerSocket
-    has_nixl: bool = False
 
 
 @dataclass(eq=False)
@@ -108,7 +107,8 @@ class _Move:
 class TransferHub:
     """Everything that a core exchanges with other runtimes.
 
-    `submit` gives the scheduler a message from an owner and returns its answers; `num_free` counts free device pages.
+    `submit` gives the scheduler a message from an owner and returns its answers; `num_computed` and `num_free` tell
+    how far it is with a request, and how many device pages are free.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class TransferHub:
         layout: KvLayout,
         pages: CachePages,
         submit: Callable[[ToCore, bytes], list[FromCore]],
+        num_computed: Callable[[str], int],
         num_free: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -128,7 +129,10 @@ class TransferHub:
         self._context: zmq.Context[Any] = zmq.Context()
         self._poller = zmq.Poller()
         self._nixl: NixlAgent | None = None
-        if config.transfer == "nixl" or (config.transfer == "auto" and is_installed()):
+        # UCX listens on every interface, so it is not started for runtimes of one machine unless it is asked for.
+        addresses = [*list_prefill_workers(config), *filter(None, [config.transfer_bind])]
+        is_wanted = config.transfer == "auto" and is_installed() and not all(map(is_local, addresses))
+        if config.transfer == "nixl" or is_wanted:
             self._nixl = NixlAgent(pages.shape.page_bytes, pages.device)
         self._server: ServerSocket | None = None
         self._greeted: OrderedDict[bytes, bool] = OrderedDict()  # by connection: it reads this runtime's memory
@@ -145,7 +149,7 @@ class TransferHub:
             min_tokens=config.remote_prefill_tokens,
             clock=clock,
         )
-        self._exporter = PrefixExporter(pages, submit, self._send)
+        self._exporter = PrefixExporter(pages, submit, num_computed, self._send)
         self._receiver = PrefixReceiver(pages, self._send, num_free)
         self._moves: list[_Move] = []
         self._received_sessions: list[bytes] = []
@@ -267,11 +271,11 @@ class TransferHub:
             if message.error is not None:
                 raise message.error.to_exception()
             self._layout.check(message.layout)
+            if self._nixl is not None and message.nixl is not None:
+                self._nixl.connect(peer.number, message.nixl)
         except RamiformError as error:
-            self._lose(peer, f"{peer.socket.address} refuses: {error}", ErrorInfo.of(error))
+            self._lose(peer, f"no pages are exchanged with {peer.socket.address}: {error}", ErrorInfo.of(error))
             return
-        if self._nixl is not None and message.nixl is not None:
-            self._nixl.connect(peer.number, message.nixl)
         if move is None:
             logger.info("prompts are fetched from %s", peer.socket.address)
             self._fetcher.connected.add(peer.number)

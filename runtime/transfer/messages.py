@@ -19,7 +19,7 @@ MAX_PAYLOAD_BYTES = 8 << 20  # of one message's pages
 # Of all pages that receivers have not confirmed. A step's chunk must fit, since messages are handled between steps.
 MAX_UNCONFIRMED_BYTES = 256 << 20
 
-Tokens = Annotated[list[int], Meta(max_length=1 << 24)]
+Tokens = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 32)]], Meta(max_length=1 << 24)]
 Namespace = Annotated[str, Meta(max_length=4096)]
 
 

@@ -6,7 +6,9 @@ Messages still go through the sockets: they name the slots. A slot is one whole 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import logging
 import os
 import uuid
 from collections.abc import Iterator
@@ -16,8 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..protocol.errors import RequestError
+from ..protocol.errors import RequestError, RuntimeFailed
 from .messages import NixlMemory
+
+logger = logging.getLogger("ramiform.transfer")
 
 STAGING_BYTES = {"cuda": 256 << 20, "cpu": 64 << 20}  # of each direction
 MIN_SLOTS = 8
@@ -68,6 +72,7 @@ class _Read:
     slots: list[int]  # of the peer
     own: list[int] = field(default_factory=list)
     handle: Any = None  # None until there is room
+    has_failed: bool = False
 
 
 class NixlAgent:
@@ -106,23 +111,26 @@ class NixlAgent:
         )
 
     def connect(self, peer: int, memory: NixlMemory) -> None:
-        """Prepare to read from a peer's memory. Replaces what the peer had before."""
+        """Prepare to read from a peer's memory, in place of an earlier one. Raises RuntimeFailed if that fails."""
         self.forget(peer)
-        agent = self._agent.add_remote_agent(memory.metadata)
-        agent = agent.decode() if isinstance(agent, bytes) else agent
-        slots = self._agent.prep_xfer_dlist(agent, self._descriptors(memory), memory.kind)
+        try:
+            agent = self._agent.add_remote_agent(memory.metadata)
+            agent = agent.decode() if isinstance(agent, bytes) else agent
+            slots = self._agent.prep_xfer_dlist(agent, self._descriptors(memory), memory.kind)
+        except Exception as error:  # of NIXL's own classes
+            raise RuntimeFailed(f"NIXL cannot read its memory: {error}") from None
         self._remote[peer] = agent, slots, memory.num_slots
 
     def forget(self, peer: int) -> None:
         """Drop a peer that is gone, and its reads."""
         for read in [read for read in self._reads if read.peer == peer]:
             self._reads.remove(read)
-            if read.handle is not None:
-                self._agent.release_xfer_handle(read.handle)
+            self._release(read)
             self._incoming.free(read.own)
         if (remote := self._remote.pop(peer, None)) is not None:
-            self._agent.release_dlist_handle(remote[1])
-            self._agent.remove_remote_agent(remote[0])
+            with contextlib.suppress(Exception):  # it may be gone already
+                self._agent.release_dlist_handle(remote[1])
+                self._agent.remove_remote_agent(remote[0])
 
     @property
     def is_reading(self) -> bool:
@@ -146,27 +154,46 @@ class NixlAgent:
         """Iterate over the reads that have ended since: peer, tag, pages [P, page_bytes], None where one failed."""
         pending: set[tuple[int, int]] = set()
         for read in list(self._reads):
-            state = "PROC" if read.handle is None else self._agent.check_xfer_state(read.handle)
+            state = self._state(read)
             if state == "PROC" or (read.peer, read.order) in pending:
                 pending.add((read.peer, read.order))
                 continue
             self._reads.remove(read)
-            self._agent.release_xfer_handle(read.handle)
+            self._release(read)
             yield read.peer, read.tag, None if state == "ERR" else self._incoming.memory_SB[read.own]
             self._incoming.free(read.own)
         self._start_reads()
 
     def _start_reads(self) -> None:
         for read in self._reads:
-            if read.handle is not None:
+            if read.handle is not None or read.has_failed:
                 continue
             if len(read.slots) > self._incoming.num_free:
                 return
             read.own = self._incoming.take(len(read.slots))
             _, remote, _ = self._remote[read.peer]
             own, theirs = np.array(read.own, np.int32), np.array(read.slots, np.int32)
-            read.handle = self._agent.make_prepped_xfer("READ", self._own, own, remote, theirs)
-            self._agent.transfer(read.handle)
+            try:
+                read.handle = self._agent.make_prepped_xfer("READ", self._own, own, remote, theirs)
+                self._agent.transfer(read.handle)
+            except Exception as error:  # of NIXL's own classes: the peer may be gone
+                logger.warning("NIXL cannot read: %s", error)
+                read.has_failed = True
+
+    def _state(self, read: _Read) -> str:
+        """Return "PROC" while a read goes on, "DONE" or "ERR"."""
+        if read.has_failed:
+            return "ERR"
+        try:
+            return "PROC" if read.handle is None else self._agent.check_xfer_state(read.handle)
+        except Exception as error:  # of NIXL's own classes: the peer is gone
+            logger.warning("NIXL cannot read: %s", error)
+            return "ERR"
+
+    def _release(self, read: _Read) -> None:
+        if read.handle is not None:
+            with contextlib.suppress(Exception):  # it may have failed
+                self._agent.release_xfer_handle(read.handle)
 
     def _descriptors(self, memory: NixlMemory) -> Any:
         """Return address, length and device of every slot."""

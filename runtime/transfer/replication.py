@@ -28,6 +28,7 @@ from .messages import (
 from .pages import CachePages
 
 SILENCE_SECONDS = 20.0  # for the other runtime to answer
+MAX_STORES = 64  # at once; the oldest, whose sender may be gone, is forgotten
 
 
 class PrefixSender:
@@ -149,6 +150,8 @@ class PrefixReceiver:
         if first >= end:
             self._send(peer, PrefixStored(message.call, end))
             return
+        if len(self._stores) >= MAX_STORES:
+            del self._stores[next(iter(self._stores))]
         self._stores[peer] = _Store(message.call, tokens, message.namespace, first)
         self._send(peer, PagesWanted(message.call, first))
 

@@ -92,7 +92,7 @@ def check(cases: Sequence[Case], prefill: Target, decode: Target) -> dict[str, A
 
 @pytest.mark.slow
 def test_a_mix_of_requests_and_programs_gets_what_one_runtime_gives(prefill: Target, decode: Target) -> None:
-    cases = make_mix(24, decode.encode, seed=3)
+    cases = make_mix(20, decode.encode, seed=3)
     stats = check(cases, prefill, decode)
     assert stats["num_failed_fetches"] == 0
     assert stats["num_fetched_tokens"] > 200
@@ -132,20 +132,18 @@ def test_what_is_cached_here_or_asked_of_the_prompt_is_not_fetched(prefill: Targ
 def test_pages_of_one_rank_fit_two_and_come_back(folder: Path, prefill: Target) -> None:
     ids = prefill.encode("Two ranks. " + LONG)[:300]
     expected = prefill.generate(ids, max_new_tokens=12)["output_ids"]
-    workers, bind = f"ipc://{folder}/prefill", f"ipc://{folder}/back"
+    workers = f"ipc://{folder}/prefill"
     with (
         ramiform.Runtime(tp=2, num_pages=256, prefill_workers=workers, remote_prefill_tokens=16, **SETTINGS) as runtime,
-        ramiform.Runtime(num_pages=256, transfer_bind=bind, **SETTINGS) as last,
         Target(runtime) as target,
-        Target(last) as back,
     ):
         assert target.generate(ids, max_new_tokens=12)["output_ids"] == expected
         assert target.idle_stats()["num_fetched_tokens"] == 288
-        moved = target.http.post("/drain", params={"to": bind}).json()
-        assert moved["num_left"] == 0
-        answer = back.generate(ids, max_new_tokens=12)
-        assert answer["output_ids"] == expected
-        assert answer["meta_info"]["cached_tokens"] >= 288
+        prefill.flush()
+        assert target.http.post("/drain", params={"to": workers}).json()["num_left"] == 0
+    answer = prefill.generate(ids, max_new_tokens=12)
+    assert answer["output_ids"] == expected
+    assert answer["meta_info"]["cached_tokens"] >= 288
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from ramiform.runtime.frontend.core.sessions import ClientSessions
 from ramiform.runtime.frontend.http.bodies import SessionParams
 from ramiform.runtime.frontend.http.native.sessions import IDLE_SECONDS, MAX_SESSIONS, Session, SessionStore
 from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.saved_state import save
 
 from .test_peer_routes import post
 
@@ -35,6 +36,42 @@ def plain(http: httpx.Client, ids: list[int]) -> list[int]:
 
 def ids_of(http: httpx.Client, text: str, *, first: bool) -> list[int]:
     return list(post(http, "/tokenize", prompt=text, add_special_tokens=first)["tokens"])
+
+
+class NoPeers:
+    """The frontends beside a single one."""
+
+    def on(self, kind: str, handler: Any) -> None:
+        """Nobody asks."""
+
+    async def ask(self, kind: str, about: str | None, answer_type: Any) -> list[Any]:
+        return []
+
+
+def test_saved_sessions_go_on_in_another_store_for_the_same_key() -> None:
+    async def go() -> None:
+        peers: Any = NoPeers()
+        before, after = SessionStore(peers), SessionStore(peers)
+        await before.open("key", "mine")
+        first = SessionParams(id="mine")
+        await before.record("key", first, "a", [1, 2, 3, 4], 2, 0)
+        await before.record("key", SessionParams(id="mine", rid="a"), "b", [1, 2, 3, 4, 5, 6], 5, 4)
+        await before.record("key", SessionParams(id="mine", rid="a"), "c", [1, 2, 9], 3, 2)
+        saved = save(before.save())
+        assert b"key" not in saved
+        after.restore(saved)
+        for rid in ("a", "b", "c"):
+            params = SessionParams(id="mine", rid=rid)
+            assert await after.begin("key", params) == await before.begin("key", params)
+        prompt = SessionParams(id="mine", rid="b", drop_previous_output=True)
+        assert await after.begin("key", prompt) == [1, 2, 3, 4, 5]
+        for key in (None, "other"):
+            with pytest.raises(RequestError, match="no session"):
+                await after.begin(key, first)
+        after.restore(b"no sessions")  # a warning, and nothing else
+        assert await after.begin("key", SessionParams(id="mine", rid="a")) == [1, 2, 3, 4]
+
+    asyncio.run(go())
 
 
 def test_turns_give_the_tokens_of_the_whole_prompt(http: httpx.Client) -> None:

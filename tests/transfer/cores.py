@@ -49,6 +49,7 @@ class Core:
             self.layout,
             self.pages,
             lambda message, owner: self.scheduler.handle(message, time.monotonic(), owner),
+            lambda rid: self.scheduler.num_computed(rid),
             lambda: self.cache.num_free,
             clock,
         )
@@ -102,11 +103,12 @@ def run(cores: list[Core], until: Callable[[], object]) -> None:
 
 def alone(core: Core, tokens: list[int], **sampling: Any) -> list[int]:
     """Return what a core answers by itself, with an empty cache before and after."""
-    fetch, core.scheduler._fetch_prefix = core.scheduler._fetch_prefix, None
+    remote = core.scheduler._remote
+    fetch, remote._fetch = remote._fetch, None
     core.cache.flush()
     core.ask("alone", tokens, **sampling)
     run([core], lambda: "alone" in core.finished)
     del core.finished["alone"]
     core.cache.flush()
-    core.scheduler._fetch_prefix = fetch
+    remote._fetch = fetch
     return core.outputs.pop("alone")
