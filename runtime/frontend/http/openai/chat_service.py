@@ -245,14 +245,11 @@ class ChatService:
                 self._history.remember_without(conversation, conversation.text, said[places[-1] :])
             return
         start, end = request.reasoning.start, request.reasoning.end
-        before = conversation.text.rstrip()
-        before = before.removesuffix(end).rstrip().removesuffix(start) if before.endswith((start, end)) else before
-        if request.splits_reasoning:
-            content = self._history.after(said, end)
-        else:
-            content = said if len(before) < len(conversation.text.rstrip()) else ()
+        before, begun = conversation.text, conversation.text.rstrip()
+        if begun.endswith((start, end)):  # the prompt has begun the reasoning, or has left it empty
+            before = begun.removesuffix(end).rstrip().removesuffix(start)
+        content = said if begun.endswith(end) else self._history.after(said, end)
         if content:
-            before = conversation.text[: len(before)]
             self._history.remember_without(conversation, before, content)
 
     async def _check_schemas(self, options: ToolCallOptions) -> ToolCallOptions:
