@@ -317,9 +317,19 @@ def test_requests_carry_the_session_that_headers_and_fields_name() -> None:
             assert shared is not None
             assert shared.is_shared
             assert shared.name != named.name
-            messages = {"messages": [user("Hi")], "max_tokens": 1, "model": "fake"}
+            marked = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+            messages = {"messages": [user("Hi")], "system": [marked], "max_tokens": 1, "model": "fake"}
             await client.post("/v1/messages", json=messages, headers={"x-claude-code-session-id": "a"})
             assert built.core.requests[-1].session == named
+            [kept] = built.core.requests[-1].retain
+            assert kept.seconds == 3600
+            assert 0 < kept.num_tokens < len(built.core.requests[-1].tokens)
+            wrong = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral", "ttl": "soon"}}
+            refused = await client.post(
+                "/v1/chat/completions", json={"messages": [{"role": "user", "content": [wrong]}]}
+            )
+            assert refused.status_code == 400
+            assert "soon" in refused.json()["error"]["message"]
             response = (await client.post("/v1/responses", json={"input": "Hi"})).json()
             chain = built.core.requests[-1].session
             await client.post("/v1/responses", json={"input": "?", "previous_response_id": response["id"]})
