@@ -297,6 +297,18 @@ def test_requests_with_a_seed_have_the_tokenizers_ids(fields: dict[str, Any], nu
     run(main())
 
 
+def test_only_an_admin_key_raises_priorities_where_there_are_several() -> None:
+    async def main() -> None:
+        async with served(api_key="one,two", admin_key="root") as (_, client):
+            for key, priority, status in (("one", 1, 400), ("one", 0, 200), ("one", -1, 200), ("root", 9, 200)):
+                body = {"messages": [user("Hi")], "max_tokens": 1, "priority": priority}
+                answer = await client.post("/v1/chat/completions", json=body, headers={"x-api-key": key})
+                assert answer.status_code == status, answer.text
+                assert status == 200 or answer.json()["error"]["param"] == "priority"
+
+    run(main())
+
+
 def test_requests_carry_the_session_that_headers_and_fields_name() -> None:
     async def main() -> None:
         async with served() as (built, client):
