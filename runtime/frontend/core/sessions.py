@@ -90,9 +90,9 @@ def core_retention(hints: Sequence[RetentionHint], text: str, num_tokens: int) -
     account = _core_name(current_tenant.get().key, "")
     seconds: dict[int, float] = {}
     for hint in hints[:MAX_RETENTION_HINTS]:
-        at = -1 if hint.text is None else text.find(hint.text[-_NUM_SOUGHT:])
-        end = len(text) if hint.text is None or at < 0 else at + len(hint.text[-_NUM_SOUGHT:])
-        num = -(-num_tokens * end // max(1, len(text)))
+        num = num_tokens
+        if hint.text and (at := text.find(sought := hint.text.strip()[-_NUM_SOUGHT:])) >= 0:
+            num = -(-num_tokens * (at + len(sought)) // len(text))
         seconds[num] = max(seconds.get(num, 0.0), hint.seconds)
     return [Retention(num, each, account) for num, each in seconds.items()]
 
