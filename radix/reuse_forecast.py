@@ -111,6 +111,7 @@ class ReuseForecast:
         self._kinds: dict[str, _KindOfWait] = {}
         self._waits: dict[Hashable, Wait] = {}
         self._histories: dict[Hashable, _OwnerHistory] = {}  # by owner
+        self._retained: dict[Hashable, float] = {}  # by owner: the time until which a client has asked for its prefix
 
     def __len__(self) -> int:
         return len(self._waits)
@@ -148,8 +149,17 @@ class ReuseForecast:
             self._kinds[wait.group.kind].add(wait.counted - wait.since, self.now - wait.since, returned=False)
             self._waits[owner] = wait._replace(counted=self.now)
 
+    def retain(self, owner: Hashable, until: float) -> None:
+        """Note that the owner's prefix is to be kept until then. Such an owner waits for nothing."""
+        self._retained[owner] = until
+
+    def retained_until(self, owner: Hashable) -> float | None:
+        """Return the time until which the owner's prefix is to be kept; None for an owner that waits."""
+        return self._retained.get(owner)
+
     def forget(self, owner: Hashable) -> None:
         """Forget an owner that has ended."""
+        self._retained.pop(owner, None)
         self._waits.pop(owner, None)
         self._histories.pop(owner, None)
 

@@ -53,30 +53,48 @@ def _program(forecast: ReuseForecast) -> EvictionStrategy:
     """Return the strategy that evicts first what programs have left over, then what has no soft pin, by age.
 
     Soft-pinned leaves follow, the one first whose owner is least likely to return soon: by the kind of its wait, by how
-    long it has waited, and by its own earlier waits. Of equal ones, that of the largest rank goes first.
+    long it has waited, and by its own earlier waits. Of equal ones, that of the largest rank goes first. What a client
+    has asked to keep goes last, until its time is over: that whose time is over first.
     """
 
     def group(node: TreeNode) -> Hashable:
         if not node.soft_pins:
             return None
-        return _last_wait(forecast, node)[1]
+        if _retained_until(forecast, node) > forecast.now:
+            return RETAINED
+        wait = _last_wait(forecast, node)
+        return None if wait is None else wait[1]
 
     def key(node: TreeNode) -> Key:
-        if not node.soft_pins:
-            return (1 if node.program_id is None else 0, node.last_used)
-        return (2, _last_wait(forecast, node)[0], -min(node.soft_pins.values()), node.last_used)
+        if node.soft_pins:
+            rank = -min(node.soft_pins.values())
+            if (until := _retained_until(forecast, node)) > forecast.now:
+                return (2, until, rank, node.last_used)
+            if (wait := _last_wait(forecast, node)) is not None:
+                return (2, wait[0], rank, node.last_used)
+        return (1 if node.program_id is None else 0, node.last_used)
 
     return EvictionStrategy(key, True, group, partial(_by_rate, forecast))
 
 
-def _last_wait(forecast: ReuseForecast, node: TreeNode) -> tuple[float, WaitGroup]:
+RETAINED = "retained"  # the group of leaves that clients have asked to keep
+
+
+def _retained_until(forecast: ReuseForecast, node: TreeNode) -> float:
+    """The time until which a client has asked to keep the node; 0 if none has."""
+    return max((forecast.retained_until(owner) or 0.0 for owner in node.soft_pins or ()), default=0.0)
+
+
+def _last_wait(forecast: ReuseForecast, node: TreeNode) -> tuple[float, WaitGroup] | None:
     """The beginning and the group of the wait that began last, of those of the node's owners."""
-    assert node.soft_pins
-    waits = [forecast.wait(owner) for owner in node.soft_pins]
-    return max((wait.since, wait.group) for wait in waits)
+    owners = [owner for owner in node.soft_pins or () if forecast.retained_until(owner) is None]
+    waits = [forecast.wait(owner) for owner in owners]
+    return max(((wait.since, wait.group) for wait in waits), default=None)
 
 
 def _by_rate(forecast: ReuseForecast, group: Hashable, key: Key) -> Key:
+    if group == RETAINED:
+        return (3, *key[1:])
     if not isinstance(group, WaitGroup):
         return key
     return (2, forecast.rate(group, key[1]), *key[1:])

@@ -78,6 +78,17 @@ class ClientSession(msgspec.Struct, frozen=True):
     is_shared: bool = False
 
 
+class Retention(msgspec.Struct, frozen=True):
+    """A client asks to keep the first `num_tokens` tokens of the prompt for so many seconds after the request.
+
+    A hint: such prefixes are evicted last. An account, which an API key has, may hold a part of the pool so.
+    """
+
+    num_tokens: int
+    seconds: float
+    account: str = ""
+
+
 class ProgramProgress(msgspec.Struct, frozen=True):
     """Known future of the request's program: generations still to come, and the width of the fork that the state
     belongs to."""
@@ -97,7 +108,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     the final hidden state of its last token or the mean over all tokens. With `in_bulk`, tokens after the first may
     come many at a time. `namespace` separates caches: nothing is shared across namespaces. `program` is the program
     that the request belongs to, for scheduling; `claims` are its soft pins, for eviction; `outlook` is its progress.
-    Requests of clients may have a `session` instead.
+    Requests of clients may have a `session` instead, and ask to `retain` prefixes of the prompt.
     `banned` are the token sequences of `sampling.bad_words`: no output completes one. The last `continued` tokens are
     output of an earlier request with the same sampling, which goes on: its grammar, stop rules, penalties and draws are
     those that the whole output would have. The numbers of new tokens count what comes after them.
@@ -114,6 +125,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     claims: list[SoftPin] = []
     outlook: ProgramProgress | None = None
     session: ClientSession | None = None
+    retain: list[Retention] = []
     in_bulk: bool = False
     banned: list[list[int]] = []
     continued: int = 0

@@ -8,7 +8,7 @@ conversation, and those of its sub-agents.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from ...radix.cache import PrefixCache
@@ -21,6 +21,8 @@ MAX_SOFT_PINS = 1 << 16
 TURN, FORKED, QUEUED = "", "fork", "queue"
 USER = "user"  # the kind of wait of an answer that calls no tool
 MAX_SESSION_STATES = 64  # of a session that a client named
+MAX_RETAINED = 256  # prefixes that an account has asked to keep
+RETAINED_SHARE = 4  # an account may keep one of so many parts of the pool
 MIN_REWRITTEN = 16  # a rewritten prompt shares at least this part of itself, 1/16, with the one before
 MAX_ENDED_TURNS = 1 << 12  # ended requests of which the frontend may still say what their programs wait for
 
@@ -45,6 +47,8 @@ class LivePrograms:
         self._cache = cache
         self._programs: OrderedDict[str, _LiveProgram] = OrderedDict()
         self._num_soft_pins = 0
+        # By account: prefixes that clients have asked to keep, with their tokens, refreshed last at the end
+        self._retained: dict[str, OrderedDict[Hashable, int]] = {}
         self._delegating: set[str] = set()  # kinds of waits during which other states of a session are continued
         self._ended_turns: OrderedDict[str, tuple[str, int]] = OrderedDict()  # by rid: the owner that waits
 
@@ -146,6 +150,7 @@ class LivePrograms:
 
     def update_soft_pins(self, request: Request) -> None:
         """Soft-pin the part of the request's published tokens that its program's states will use again."""
+        self._retain(request)
         program_id = request.program_id
         program = None if program_id is None else self._programs.get(program_id)
         if program_id is None or program is None:
@@ -170,6 +175,30 @@ class LivePrograms:
         while len(self._ended_turns) > MAX_ENDED_TURNS:
             self._ended_turns.popitem(last=False)
         self._end_oldest()
+
+    def _retain(self, request: Request) -> None:
+        """Soft-pin what the client has asked to keep, within what its account may hold."""
+        cache = self._cache
+        for wanted in request.message.retain:
+            assert request.lease is not None
+            most = cache.num_slots // RETAINED_SHARE
+            num_tokens = min(wanted.num_tokens, request.num_prompt, most)
+            kept = self._retained.setdefault(wanted.account, OrderedDict())
+            owner: Hashable = (wanted.account, request.message.namespace, hash(tuple(request.tokens[:num_tokens])))
+            over = [each for each in kept if (cache.forecast.retained_until(each) or 0.0) <= cache.forecast.now]
+            for each in [*over, *([owner] if owner in kept else [])]:
+                self._release(kept, each)
+            kept[owner] = num_tokens
+            while len(kept) > MAX_RETAINED or sum(kept.values()) > most:
+                self._release(kept, next(iter(kept)))
+            cache.forecast.retain(owner, cache.forecast.now + wanted.seconds)
+            cache.set_soft_pin(request.lease, owner, num_tokens, request.rank)
+
+    def _release(self, kept: OrderedDict[Hashable, int], owner: Hashable) -> None:
+        """Keep a prefix no longer that a client has asked to keep."""
+        if kept.pop(owner, None) is not None:
+            self._cache.forecast.forget(owner)
+            self._cache.drop_soft_pin(owner)
 
     def _claims(self, request: Request, program: _LiveProgram) -> list[SoftPin]:
         if request.message.session is not None:

@@ -113,3 +113,24 @@ def test_what_ended_programs_leave_takes_no_host_page_from_live_ones() -> None:
     cache.drop_soft_pin("ended")
     assert cache.extend(lease, 96)
     assert (cache.match(prefix(1)), cache.match(prefix(2))) == (48, 0)
+
+
+def test_what_a_client_asked_to_keep_goes_last_until_its_time_is_over() -> None:
+    def filled() -> PrefixCache:
+        cache = PrefixCache(9, strategy="program")
+        cache.forecast.now = 1.0
+        for name, seconds in (("long", 500.0), ("short", 50.0)):
+            cache.forecast.retain(name, cache.forecast.now + seconds)
+        for number, name in enumerate(("long", "short", "waiting")):
+            store_soft_pinned(cache, prefix(number), name, 48)
+        cache.begin_wait("waiting", "tool")
+        return cache
+
+    names = [prefix(0), prefix(1), prefix(2)]
+    assert victims(filled(), *names) == [2, 1, 0]
+    cache = filled()
+    cache.forecast.now += 100.0
+    assert victims(cache, *names) == [1, 2, 0]
+    cache = filled()
+    cache.forecast.now += 1000.0
+    assert victims(cache, *names) == [0, 1, 2]

@@ -218,7 +218,7 @@ class Runtime:
 
 def generate(rid: str, tokens: Sequence[int], **params: Any) -> Generate:
     """Make a request; parameters that are no fields of Generate are sampling parameters."""
-    names = ("priority", "namespace", "program", "claims", "outlook", "pooling", "in_bulk", "banned", "continued")
+    names = set(Generate.__struct_fields__) - {"rid", "tokens", "sampling", "logprobs"}
     fields = {name: params.pop(name) for name in names if name in params}
     logprobs = params.pop("logprobs", None)
     params = {"temperature": 0.0, "max_new_tokens": 8, "seed": 7, **params}

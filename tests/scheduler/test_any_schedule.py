@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.runtime.protocol.core import EndStates, FlushCache, Generate, Hold, SoftPin
+from ramiform.runtime.protocol.core import ClientSession, EndStates, FlushCache, Generate, Hold, Retention, SoftPin
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 
 from .fake_model import VOCABULARY
@@ -27,6 +27,7 @@ stops = st.lists(st.sampled_from(["ab", "bab", "é", "a\n", "Stop", "ccc", "b b"
 
 
 claims = st.builds(SoftPin, st.integers(0, 3), st.none() | st.integers(0, 40))
+retentions = st.builds(Retention, st.integers(0, 40), st.sampled_from([0.5, 60.0]), st.sampled_from("ab"))
 
 
 @st.composite
@@ -98,8 +99,12 @@ def requests(draw: st.DrawFn) -> list[Generate]:
                     pooling=pooling,
                     priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
                     namespace=draw(st.sampled_from(["", "", "", "other"])),
-                    program=draw(st.sampled_from([None, "p", "q"])),
+                    program=(program := draw(st.sampled_from([None, None, "p", "q"]))),
                     claims=draw(st.just([]) | st.lists(claims, max_size=2)),
+                    session=None
+                    if program
+                    else draw(st.none() | st.builds(ClientSession, st.just("s"), st.booleans())),
+                    retain=draw(st.just([]) | st.lists(retentions, max_size=2)),
                     in_bulk=draw(st.booleans()),
                     banned=banned,
                     continued=continued,
@@ -167,6 +172,8 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
                 case "end":
                     states = None if event.request % 2 else [event.request]
                     runtime.scheduler.handle(EndStates("p", states), 0.0)
+                    if event.request % 3 == 0:
+                        runtime.scheduler.handle(EndStates("s", is_session=True), 0.0)
                 case "pause":
                     hold: Hold = ("waiting", "all", "nothing")[event.request % 3]
                     runtime.pause(hold)

@@ -6,12 +6,15 @@ belongs to the API key that names it, and is the same in every frontend.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ...protocol.core import Retention
+from ...protocol.errors import RequestError
 from .tenant import current_tenant
 
 # Of clients and routers, by precedence. A request's own field precedes them.
@@ -23,7 +26,19 @@ SESSION_HEADERS = (
     "session-id",
     "session_id",
 )
+MAX_RETENTION_SECONDS = 86400.0
+MAX_RETENTION_HINTS = 8  # of a request
+_NUM_SOUGHT = 256  # characters of a text that are looked for in the prompt
+_TTL = re.compile(r"([0-9]{1,6})([smh])")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 MAX_SESSIONS_PER_KEY = 1024  # of one frontend; the one used last is ended first
+
+
+class RetentionHint(NamedTuple):
+    """A client asks to keep a prompt for so many seconds, up to the end of a text in it; None: all of it."""
+
+    seconds: float
+    text: str | None = None
 
 
 class SessionId(NamedTuple):
@@ -52,6 +67,34 @@ def requested_session(field: str | None, cache_key: str | None = None, chain: st
     if cache_key:
         return SessionId(f"key {cache_key}", is_shared=True)
     return None if chain is None else SessionId(f"chain {chain}")
+
+
+def cache_control_seconds(control: Any, where: str) -> float:
+    """Return the time of Anthropic's `cache_control`. Raises RequestError for another form."""
+    ttl = control.get("ttl", "5m") if isinstance(control, dict) else None
+    match = _TTL.fullmatch(ttl) if isinstance(ttl, str) else None
+    if match is None or not isinstance(control, dict) or control.get("type", "ephemeral") != "ephemeral":
+        raise RequestError(
+            f'{where} must be {{"type": "ephemeral", "ttl": "5m"}}, or "1h"; got {control!r}', param=where
+        )
+    return min(MAX_RETENTION_SECONDS, float(match[1]) * _UNITS[match[2]])
+
+
+def core_retention(hints: Sequence[RetentionHint], text: str, num_tokens: int) -> list[Retention]:
+    """Return hints for the core, of a prompt of that rendered text and so many tokens.
+
+    The place of a text within the prompt counts in proportion: what is kept ends a few tokens before or after it.
+    """
+    if not hints:
+        return []
+    account = _core_name(current_tenant.get().key, "")
+    seconds: dict[int, float] = {}
+    for hint in hints[:MAX_RETENTION_HINTS]:
+        num = num_tokens
+        if hint.text and (at := text.find(sought := hint.text.strip()[-_NUM_SOUGHT:])) >= 0:
+            num = -(-num_tokens * (at + len(sought)) // len(text))
+        seconds[num] = max(seconds.get(num, 0.0), hint.seconds)
+    return [Retention(num, each, account) for num, each in seconds.items()]
 
 
 class ClientSessions:

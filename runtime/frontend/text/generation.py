@@ -14,7 +14,7 @@ import msgspec
 
 from ....constrained.errors import GrammarError
 from ....constrained.regex.search import Search, search
-from ...protocol.core import ClientSession, Finish, Generate, ProgramProgress, SoftPin, Tokens
+from ...protocol.core import ClientSession, Finish, Generate, ProgramProgress, Retention, SoftPin, Tokens
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ...protocol.session import Sequence
@@ -47,6 +47,7 @@ class Prompt:
     claims: list[SoftPin] = field(default_factory=list)
     outlook: ProgramProgress | None = None
     session: SessionId | None = None  # as the client names it
+    retain: list[Retention] = field(default_factory=list)
     name: str | None = None
     in_bulk: bool = False  # nobody reads the stream: pieces may be long
     continued: int = 0
@@ -110,6 +111,7 @@ class SampleStream:
                 program=prompt.program,
                 claims=prompt.claims,
                 outlook=prompt.outlook,
+                retain=prompt.retain,
                 session=None if prompt.session is None else generator.core_session(prompt.session),
                 in_bulk=prompt.in_bulk,
                 banned=banned,

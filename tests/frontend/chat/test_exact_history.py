@@ -16,7 +16,9 @@ from ramiform.runtime.frontend.chat.exact_history import EncodedPrompt, ExactHis
 from ramiform.runtime.frontend.chat.renderer import MessageRenderer
 from ramiform.runtime.frontend.core.tenant import Tenant, current_tenant
 from ramiform.runtime.frontend.text.encoding import Encoder
-from ramiform.tests.frontend.harness import shipped_tokenizer
+from ramiform.runtime.protocol.core import ClientSession, EndStates
+from ramiform.tests.frontend.harness import run, shipped_tokenizer
+from ramiform.tests.frontend.served import served
 
 TOKENIZER = shipped_tokenizer()
 RENDERER = MessageRenderer(TOKENIZER)
@@ -86,6 +88,10 @@ def drifted(text: str, draw: random.Random) -> list[int]:
             continue
     assert TOKENIZER.decode(ids) == text
     return ids
+
+
+def letters(text: str) -> list[int]:
+    return [TOKENIZER.encode(letter, parse_special=False, continues=True)[0] for letter in text]
 
 
 def user(text: str) -> dict[str, Any]:
@@ -158,7 +164,7 @@ def test_only_the_new_part_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_an_edited_answer_keeps_the_ids_before_the_edit(content: str, num: int | None) -> None:
     history, messages = make(), [user("Tell me about cats.")]
-    said = [TOKENIZER.encode(letter, parse_special=False, continues=True)[0] for letter in "They sleep a lot."]
+    said = letters("They sleep a lot.")
     history.remember(ask(history, messages), said)
     messages += [assistant(content), user("And then?")]
     asked = ask(history, messages)
@@ -196,9 +202,7 @@ def assert_counts(history: ExactHistory) -> None:
 def test_special_tokens_that_ordinary_tokens_spell_are_not_taken_for_them() -> None:
     """Say the name of a special token letter by letter, then end the answer before it, where the template writes it."""
     history, messages = make(), [user("Hi")]
-    said = [
-        TOKENIZER.encode(letter, parse_special=False, continues=True)[0] for letter in "Hello<|end|>\n<|user|> more"
-    ]
+    said = letters("Hello<|end|>\n<|user|> more")
     history.remember(ask(history, messages), said)
     for content in ("Hello", "Hello<|end|>\n<|user|> more", "Hello<|en"):
         later = [*messages, assistant(content), user("And then?")]
@@ -256,3 +260,96 @@ def test_ids_are_remembered_as_far_as_a_prompt_can_repeat_their_text(ids: list[i
     for place, end in enumerate(ends):
         part = TOKENIZER.decode(ids[: place + 1], skip_special_tokens=False)
         assert (part == text[:end]) == bool(is_whole[place])
+
+
+def test_a_client_that_drops_the_reasoning_gets_the_ids_of_the_content() -> None:
+    """Answer with reasoning in one-letter tokens; the next prompt must hold the content's only."""
+
+    async def main() -> None:
+        said = letters("<think>\nHm.\n</think>\n\nThey sleep.")
+        async with served(lambda request: said, reasoning_parser="think") as (built, client):
+            messages = [user("Tell me about cats.")]
+            body = {"messages": messages}
+            message = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]
+            assert (message["reasoning_content"], message["content"]) == ("Hm.", "They sleep.")
+            messages += [assistant(message["content"]), user("And then?")]
+            answer = (await client.post("/v1/chat/completions", json=body)).json()
+            first, second = built.core.requests
+            content = letters("They sleep.")
+            assert second.tokens[: len(first.tokens) + len(content)] == [*first.tokens, *content]
+            assert answer["usage"]["prompt_tokens_details"]["remembered_tokens"] == len(content)
+            assert same_meaning(second.tokens, plain(messages))
+
+    run(main())
+
+
+@pytest.mark.parametrize(("fields", "num"), [({}, 11), ({"seed": 1}, 0), ({"exact_history": False}, 0)])
+def test_requests_with_a_seed_have_the_tokenizers_ids(fields: dict[str, Any], num: int) -> None:
+    async def main() -> None:
+        async with served(lambda request: letters("They sleep.")) as (built, client):
+            messages = [user("Hi")]
+            await client.post("/v1/chat/completions", json={"messages": messages} | fields)
+            messages += [assistant("They sleep."), user("?")]
+            answer = (await client.post("/v1/chat/completions", json={"messages": messages} | fields)).json()
+            assert answer["usage"]["prompt_tokens_details"]["remembered_tokens"] == num
+            assert (built.core.requests[1].tokens == plain(messages)) == (num == 0)
+
+    run(main())
+
+
+def test_only_an_admin_key_raises_priorities_where_there_are_several() -> None:
+    async def main() -> None:
+        async with served(api_key="one,two", admin_key="root") as (_, client):
+            for key, priority, status in (("one", 1, 400), ("one", 0, 200), ("one", -1, 200), ("root", 9, 200)):
+                body = {"messages": [user("Hi")], "max_tokens": 1, "priority": priority}
+                answer = await client.post("/v1/chat/completions", json=body, headers={"x-api-key": key})
+                assert answer.status_code == status, answer.text
+                assert status == 200 or answer.json()["error"]["param"] == "priority"
+
+    run(main())
+
+
+def test_requests_carry_the_session_that_headers_and_fields_name() -> None:
+    async def main() -> None:
+        async with served() as (built, client):
+            body: dict[str, Any] = {"messages": [user("Hi")], "max_tokens": 1}
+
+            async def session(headers: dict[str, str], **fields: Any) -> ClientSession | None:
+                answer = await client.post("/v1/chat/completions", json=body | fields, headers=headers)
+                assert answer.status_code == 200, answer.text
+                return built.core.requests[-1].session
+
+            assert await session({}) is None
+            named = await session({"x-session-id": "a"})
+            assert named is not None
+            assert named == await session({"x-claude-code-session-id": "a"}) == await session({}, session_id="a")
+            assert named == await session({}, nvext={"agent_hints": {"prefix_id": "a", "osl": 9, "priority": 3}})
+            assert built.core.requests[-1].priority == 3
+            shared = await session({}, prompt_cache_key="a")
+            assert shared is not None
+            assert shared.is_shared
+            assert shared.name != named.name
+            marked = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+            messages = {"messages": [user("Hi")], "system": [marked], "max_tokens": 1, "model": "fake"}
+            await client.post("/v1/messages", json=messages, headers={"x-claude-code-session-id": "a"})
+            assert built.core.requests[-1].session == named
+            [kept] = built.core.requests[-1].retain
+            assert kept.seconds == 3600
+            assert 0 < kept.num_tokens < len(built.core.requests[-1].tokens)
+            wrong = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral", "ttl": "soon"}}
+            refused = await client.post(
+                "/v1/chat/completions", json={"messages": [{"role": "user", "content": [wrong]}]}
+            )
+            assert refused.status_code == 400
+            assert "soon" in refused.json()["error"]["message"]
+            response = (await client.post("/v1/responses", json={"input": "Hi"})).json()
+            chain = built.core.requests[-1].session
+            await client.post("/v1/responses", json={"input": "?", "previous_response_id": response["id"]})
+            assert chain is not None
+            assert built.core.requests[-1].session == chain
+            assert (await client.post("/close_session", json={"session_id": "a"})).status_code == 200
+            await built.core.until(lambda: bool(built.core.ended))
+            assert built.core.ended == [EndStates(named.name, is_session=True)]
+            assert (await client.post("/close_session", json={"session_id": "a"})).status_code == 400
+
+    run(main())

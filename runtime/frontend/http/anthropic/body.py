@@ -1,7 +1,7 @@
 """Bodies of `/v1/messages` and `/v1/messages/count_tokens`, and their conversion to a chat request's body.
 
-Source: Anthropic's API reference. Cache breakpoints (`cache_control`) are accepted everywhere and change nothing: the
-runtime reuses every prefix.
+Source: Anthropic's API reference. The runtime reuses every prefix; cache breakpoints (`cache_control`) in system blocks
+and messages ask to keep one for their time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 
 from ....protocol.errors import RequestError
 from ....protocol.sampling import MAX_STOPS
+from ...core.sessions import RetentionHint, cache_control_seconds
 from ..bodies import Body, Many, Text, described, example
 from ..errors import validated
 from ..openai.chat_body import ChatBody, Effort
@@ -122,8 +123,26 @@ class CountBody(Body):
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
     output_format: OutputSchema | None = None
-    cache_control: dict[str, Any] | None = None  # without effect
+    cache_control: dict[str, Any] | None = None  # of the whole prompt
     exact_history: bool | None = None
+
+    def retention_hints(self) -> list[RetentionHint]:
+        """Return how long parts of the prompt are to be kept: each breakpoint means all before it.
+
+        A tool's breakpoint counts with the next block's, since tools precede everything. Raises RequestError.
+        """
+        blocks = list(self.system) if isinstance(self.system, list) else []
+        for message in self.messages:
+            blocks += message.content if isinstance(message.content, list) else []
+        hints = [
+            RetentionHint(cache_control_seconds(control, "cache_control"), text if isinstance(text, str) else None)
+            for block in blocks
+            if (control := (given := block.model_extra or {}).get("cache_control")) is not None
+            for text in [given.get("text", given.get("content"))]
+        ]
+        if self.cache_control is not None:
+            hints.append(RetentionHint(cache_control_seconds(self.cache_control, "cache_control")))
+        return hints
 
     def chat(self, *, late_system_role: SystemRole = "system", **fields: Any) -> ChatBody:
         """Convert to a chat body, with further `fields` of it. Raises RequestError for unsupported content.

@@ -119,6 +119,7 @@ class MessagesApi:
             continue_final_message=chat.continue_final_message,
             in_bulk=not chat.stream,
             exact_history=chat.exact_history,
+            retain=body.retention_hints(),
         )
 
     async def _events(self, body: MessagesBody, chat: ChatRequest) -> AsyncGenerator[Event]:

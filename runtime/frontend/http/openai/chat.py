@@ -19,7 +19,7 @@ from ..transport.body_route import BodyRoute
 from ..transport.merge import gather_or_cancel, merge
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from .chat_body import ChatBody
-from .chat_messages import template_messages
+from .chat_messages import retention_hints, template_messages
 from .chat_service import ChatService
 from .chunks import ChunkBuilder
 from .finish import finish_fields
@@ -105,6 +105,7 @@ class ChatApi:
             name=body.name,
             in_bulk=not body.stream,
             exact_history=body.exact_history,
+            retain=retention_hints(body.messages),
         )
 
     async def _whole(self, body: ChatBody, chat: ChatRequest) -> dict[str, Any]:

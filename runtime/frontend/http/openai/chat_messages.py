@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from ....protocol.errors import RequestError
+from ...core.sessions import RetentionHint, cache_control_seconds
 from ..bodies import Body, Many, Text
 
 MAX_MESSAGES = 100_000
@@ -131,6 +132,17 @@ def _for_template(message: Message, index: int) -> dict[str, Any]:
     if message.reasoning is not None:
         given.setdefault("reasoning_content", message.reasoning)
     return given
+
+
+def retention_hints(messages: Sequence[Message]) -> list[RetentionHint]:
+    """Return what parts of contents ask for by Anthropic's `cache_control`. Raises RequestError for another form."""
+    return [
+        RetentionHint(cache_control_seconds(control, f"messages[{index}].cache_control"), part.text)
+        for index, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for part in message.content
+        if (control := (part.model_extra or {}).get("cache_control")) is not None
+    ]
 
 
 def message_text(content: str | list[ContentPart] | None, where: str) -> str:

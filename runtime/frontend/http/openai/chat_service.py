@@ -24,6 +24,7 @@ from ...chat.request_templates import RequestTemplates
 from ...chat.schema_check import SchemaCheck
 from ...chat.tools.detect import detect_tool_format
 from ...chat.tools.formats import FORMATS, ToolFormat
+from ...core.sessions import RetentionHint, core_retention
 from ...text.generation import Generator, Prompt
 from ..transport.merge import gather_or_cancel
 from .chat_messages import for_harmony, with_short_ids
@@ -103,6 +104,7 @@ class ChatService:
         name: str | None = None,
         in_bulk: bool = False,
         exact_history: bool | None = None,
+        retain: Sequence[RetentionHint] = (),
     ) -> ChatRequest:
         """Render and tokenise the messages, and build the request.
 
@@ -110,7 +112,7 @@ class ChatService:
         `prompt_field` names the messages' field in errors. `in_bulk`: the answer is read as a whole.
         `thinking_budget` is the maximum number of reasoning tokens; `name` is the client's id of the request;
         `template` is its own chat template. `exact_history` says whether ids of earlier answers are used; None: the
-        default. Raises RequestError.
+        default. `retain` are hints how long to keep the prompt. Raises RequestError.
         """
         options = tool_call_options(
             self.tool_format,
@@ -153,18 +155,22 @@ class ChatService:
         if options is not None and not options.strict and may_reason and not in_reasoning and thinking_budget is None:
             # Stages would force the model to reason, which the client did not ask for.
             options = replace(options, constrained=False)
+        prompt = self._prompt(
+            tokens,
+            fields,
+            constraint,
+            limit=limit,
+            prompt_field=prompt_field,
+            default_limit=default_limit,
+            in_bulk=in_bulk,
+            logprobs=logprobs,
+            name=name,
+        )
+        if hints := [*retain, *fields.retention]:
+            text = "".join(part for part, _ in segments)
+            prompt = replace(prompt, retain=core_retention(hints, text, len(tokens)))
         return ChatRequest(
-            prompt=self._prompt(
-                tokens,
-                fields,
-                constraint,
-                limit=limit,
-                prompt_field=prompt_field,
-                default_limit=default_limit,
-                in_bulk=in_bulk,
-                logprobs=logprobs,
-                name=name,
-            ),
+            prompt=prompt,
             constraint_field=None if constraint is None else constraint[1],
             reasoning=reasoning,
             may_reason=may_reason,
@@ -245,14 +251,11 @@ class ChatService:
                 self._history.remember_without(conversation, conversation.text, said[places[-1] :])
             return
         start, end = request.reasoning.start, request.reasoning.end
-        before = conversation.text.rstrip()
-        before = before.removesuffix(end).rstrip().removesuffix(start) if before.endswith((start, end)) else before
-        if request.splits_reasoning:
-            content = self._history.after(said, end)
-        else:
-            content = said if len(before) < len(conversation.text.rstrip()) else ()
+        before, begun = conversation.text, conversation.text.rstrip()
+        if begun.endswith((start, end)):  # the prompt has begun the reasoning, or has left it empty
+            before = begun.removesuffix(end).rstrip().removesuffix(start)
+        content = said if begun.endswith(end) else self._history.after(said, end)
         if content:
-            before = conversation.text[: len(before)]
             self._history.remember_without(conversation, before, content)
 
     async def _check_schemas(self, options: ToolCallOptions) -> ToolCallOptions:

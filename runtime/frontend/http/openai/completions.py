@@ -16,6 +16,7 @@ from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError
 from ....protocol.sampling import LogprobParams
 from ....protocol.version import __version__
+from ...core.sessions import core_retention
 from ...text.generation import MAX_SAMPLES, Generator, Piece, Prompt, SampleStream
 from ...text.offload import cooperative_iter
 from ..bodies import MAX_BATCH, Many, Text, TokenIds, described, example
@@ -159,6 +160,7 @@ class CompletionsApi:
                         priority=body.queue_priority,
                         namespace=body.namespace,
                         session=body.session,
+                        retain=core_retention(body.retention, "", len(ids)),
                         name=body.name,
                         in_bulk=not body.stream,
                         continued=body.continued_tokens,

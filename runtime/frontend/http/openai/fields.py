@@ -11,7 +11,13 @@ from ....protocol.core import ModelInfo
 from ....protocol.errors import RequestError, context_exceeded
 from ....protocol.sampling import Constraint, SamplingParams
 from ...core.client import new_rid
-from ...core.sessions import SessionId, requested_session
+from ...core.sessions import (
+    MAX_RETENTION_SECONDS,
+    RetentionHint,
+    SessionId,
+    cache_control_seconds,
+    requested_session,
+)
 from ...text.encoding import TokenLimit
 from ...text.generation import MAX_SAMPLES
 from ..bodies import Body, Priority, Text, TokenIds, described, sampling_fields, sampling_params
@@ -49,6 +55,7 @@ class NvExtension(Body):
     """Dynamo's extension of request bodies."""
 
     agent_hints: AgentHints | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 OpenAISampling = create_model("OpenAISampling", __base__=ConstraintFields, **sampling_fields("openai"))
@@ -103,6 +110,14 @@ class GenerationFields(OpenAISampling):
         """The session that the request belongs to; None: the client names none."""
         hints = None if self.nvext is None else self.nvext.agent_hints
         return requested_session(self.session_id or (hints and hints.prefix_id), self.prompt_cache_key)
+
+    @property
+    def retention(self) -> list[RetentionHint]:
+        """How long the client asks to keep the whole prompt. Raises RequestError for a time of another form."""
+        hints = [RetentionHint(MAX_RETENTION_SECONDS)] if self.prompt_cache_retention == "24h" else []
+        if self.nvext is not None and self.nvext.cache_control is not None:
+            hints.append(RetentionHint(cache_control_seconds(self.nvext.cache_control, "nvext.cache_control")))
+        return hints
 
     @property
     def queue_priority(self) -> int:
