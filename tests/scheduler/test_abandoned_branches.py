@@ -50,10 +50,13 @@ def test_what_ended_branches_have_left_is_evicted_before_what_the_program_goes_o
     prompt = [*SHARED, 9, *runtime.answers["branch 3"].ids]
     assert runtime.cache.match(prompt) == len(prompt) - 1
     runtime.scheduler.handle(EndStates("p", [0, 1, 2]), 0.0)
-    # More than fits beside all branches, of requests that are used later.
-    for number in range(9):
-        runtime.add(generate(f"other {number}", [20 + number] * 24, max_new_tokens=4, ignore_eos=True))
+    # More than fits beside all branches, but not more than fits beside the one that goes on.
+    for number in range(7):
+        name = f"other {number}"
+        runtime.add(generate(name, [2, 3] * 12, max_new_tokens=4, ignore_eos=True, namespace=name))
         runtime.finish()
+        assert runtime.answers[name].error is None
     assert runtime.cache.match(prompt) == len(prompt) - 1
-    ended = [*SHARED, 6, *runtime.answers["branch 0"].ids]
-    assert runtime.cache.match(ended) <= len(SHARED) + 3
+    ended = [[*SHARED, 6 + number, *runtime.answers[f"branch {number}"].ids] for number in range(3)]
+    assert runtime.cache.stats.num_evicted_pages > 0
+    assert sum(map(runtime.cache.match, ended)) < sum(len(prompt) - 1 for prompt in ended)
