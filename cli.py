@@ -454,11 +454,8 @@ def _print_info(connection: Any) -> None:
     model = connection.call("info").info
     stats = connection.call("stats").stats
     table = Table(title=f"ramiform {__version__}", show_header=False, title_justify="left")
-    facts = {
-        **msgspec.structs.asdict(model),
-        "num_slots": model.num_slots,
-        "whole contexts": f"{model.num_slots / model.context_length:,.1f}",  # sequences of that length that fit
-    }
+    contexts = f"{model.num_slots / model.context_length:,.1f}"  # sequences of that length that fit
+    facts = {**msgspec.structs.asdict(model), "num_slots": model.num_slots, "whole contexts": contexts}
     load = {**msgspec.structs.asdict(stats), "cache_hit_rate": stats.cache_hit_rate, "kv_use": stats.kv_use}
     for part in (facts, {name: value for name, value in load.items() if name not in facts}):
         for name, value in part.items():
@@ -474,13 +471,7 @@ bench.command("serve")(serve_load)
 
 
 def _shown(value: Any) -> str:
-    match value:
-        case int():
-            return f"{value:,}"
-        case float():
-            return f"{value:.1%}"
-        case _:
-            return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.1%}" if isinstance(value, float) else str(value)
 
 
 @app.callback(invoke_without_command=True)
