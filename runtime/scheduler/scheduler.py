@@ -113,13 +113,9 @@ class Scheduler:
         self._drafting = Drafting(config, vocabulary.vocab_size, at_once=prepare_masks is not None)
         # Every running request decodes in every step, so the token budget bounds their number.
         max_running = min(config.max_running or DEFAULT_MAX_RUNNING, config.prefill_budget)
+        order = QUEUE_POLICIES[config.order]
         self._waiting = Admission(
-            cache,
-            self._batch,
-            self._programs,
-            self._output_lengths,
-            QUEUE_POLICIES[config.order],
-            max_running=max_running,
+            cache, self._batch, self._programs, self._output_lengths, order, max_running=max_running
         )
         self._in_flight: deque[InFlightPlan] = deque()  # oldest first
         self._sampling: SamplingPlan | None = None
