@@ -71,7 +71,6 @@ _ALIASES = {
 
 
 _VALUES = {  # setting -> their value -> ours
-    "role": {"null": "both"},
     "tool_call_parser": {
         "apertus2509": "apertus",
         "deepseek_v3": "deepseek",
