@@ -178,7 +178,7 @@ async def _run_as_child(config: RuntimeConfig, reports: BinaryIO) -> int:
 
     def on_end(requested: bool) -> None:
         if not requested:
-            print("ramiform frontend: the program that started it is gone; leaving", file=sys.stderr, flush=True)
+            parent_watchdog.say("ramiform frontend: the program that started it is gone; leaving")
         loop.call_soon_threadsafe(signals.end.set)
         bounded_sleep(FRONTEND_EXIT_SECONDS)
         parent_watchdog.exit_now(1)  # the event loop is stuck; the core notices by itself

@@ -32,7 +32,7 @@ async def _serve(config: RuntimeConfig, index: int, listener: socket.socket | No
 
     def on_end(requested: bool) -> None:
         if not requested:
-            print(f"ramiform frontend {index}: the first frontend is gone; leaving", file=sys.stderr, flush=True)
+            parent_watchdog.say(f"ramiform frontend {index}: the first frontend is gone; leaving")
         loop.call_soon_threadsafe(end.set)
         bounded_sleep(WORKER_EXIT_SECONDS)
         parent_watchdog.exit_now(0 if requested else 1)

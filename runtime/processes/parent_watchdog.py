@@ -6,6 +6,7 @@ means that the parent died. Nothing polls, and a parent that is killed still clo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -64,6 +65,12 @@ def watch_parent(stdin: BinaryIO, on_end: Callable[[bool], None]) -> None:
     threading.Thread(target=wait, name="parent watchdog", daemon=True).start()
 
 
+def say(text: str) -> None:
+    """Write a line to standard error, if somebody still reads it: the parent may have been the reader."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def exit_with_parent(
     stdin: BinaryIO, *, who: str, parent: str, socket_dir: str, on_quit: Callable[[], None] | None = None
 ) -> None:
@@ -76,7 +83,7 @@ def exit_with_parent(
         if requested and on_quit is not None:
             on_quit()
         if not requested:
-            print(f"ramiform {who}: the {parent} is gone; leaving", file=sys.stderr)
+            say(f"ramiform {who}: the {parent} is gone; leaving")
             shutil.rmtree(socket_dir, ignore_errors=True)
         exit_now(0 if requested else 1)
 
@@ -86,6 +93,7 @@ def exit_with_parent(
 def exit_now(status: int) -> NoReturn:
     """End a process that watches its parent. The interpreter's own exit would wait for the thread
     that reads the pipe."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(status)
