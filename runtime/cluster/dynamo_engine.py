@@ -18,7 +18,8 @@ from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 
 from ..frontend.core.client import CoreClient, TokenStream
 from ..frontend.http.native.metrics import exposition
-from ..protocol.config import RuntimeConfig
+from ..processes.bounded_sleep import poll_until
+from ..protocol.config import RuntimeConfig, ServeConfig
 from ..protocol.core import ModelInfo
 from ..protocol.errors import RamiformError, RequestError
 from .dynamo_request import chunk_of, generate_of, session_of
@@ -29,10 +30,12 @@ SNAPSHOT_SECONDS = 0.5  # between reports of the load to the router
 _HOST_VARIABLES = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 
 
-def set_hosts(host: str) -> None:
-    """Let Dynamo's sockets of this process listen at `host`, where the environment does not say otherwise."""
+def set_environment(serve: ServeConfig) -> None:
+    """Let Dynamo listen where HTTP does, and let requests drain, unless the environment says otherwise."""
     for name in _HOST_VARIABLES:
-        os.environ.setdefault(name, host)
+        os.environ.setdefault(name, serve.host)
+    grace = float(os.environ.setdefault("DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", "2"))  # until routers have heard
+    os.environ.setdefault("DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT", str(int(grace + serve.drain_seconds) + 10))
 
 
 def worker_config(info: ModelInfo) -> WorkerConfig:
@@ -51,13 +54,25 @@ def worker_config(info: ModelInfo) -> WorkerConfig:
 
 
 class DynamoEngine(LLMEngine):
-    """Serves Dynamo's requests with a core. `on_ready` is called before the first request."""
+    """Serves Dynamo's requests with a core.
 
-    def __init__(self, config: RuntimeConfig, core: CoreClient, info: ModelInfo, on_ready: Callable[[], None]) -> None:
+    `on_ready` is called before the first request. Running requests end before `cleanup` returns, unless they take
+    longer than `drain_seconds`, or `is_urgent` is true.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        core: CoreClient,
+        info: ModelInfo,
+        on_ready: Callable[[], None],
+        is_urgent: Callable[[], bool],
+    ) -> None:
         self._config = config
         self._core = core
         self._info = info
         self._on_ready = on_ready
+        self._is_urgent = is_urgent
         self._streams: dict[str, TokenStream] = {}  # by Dynamo's id of the request
         self._publisher: Any = None
         self._reports: asyncio.Task[None] | None = None
@@ -130,6 +145,8 @@ class DynamoEngine(LLMEngine):
             stream.abort()
 
     async def cleanup(self) -> None:
+        # Dynamo has taken the worker out of discovery, and would now close the connections of running requests.
+        await poll_until(lambda: self._is_urgent() or not self._streams, self._config.serve.drain_seconds)
         if self._reports is not None:
             self._reports.cancel()
             self._reports = None

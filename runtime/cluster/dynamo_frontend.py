@@ -6,8 +6,10 @@ Run as a module by `ramiform cluster`, whose end, or death, ends it. The DYN_* v
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from ..processes import parent_watchdog
@@ -21,6 +23,8 @@ def main() -> NoReturn:
     parent_watchdog.read_config(sys.stdin.buffer)
 
     def on_end(requested: bool) -> None:
+        if not requested:  # nobody else is left to remove the cluster's folder
+            shutil.rmtree(Path(os.environ["DYN_FILE_KV"]).parent, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGTERM)
         bounded_sleep(EXIT_SECONDS)
         parent_watchdog.exit_now(0 if requested else 1)

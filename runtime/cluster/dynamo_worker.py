@@ -10,7 +10,9 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from typing import BinaryIO, NoReturn
 
 import zmq.asyncio
@@ -24,7 +26,7 @@ from ..protocol.errors import RamiformError
 EXIT_SECONDS = 5.0  # after which a worker that is stuck exits
 
 
-async def _serve(config: RuntimeConfig, reports: BinaryIO) -> None:
+async def _serve(config: RuntimeConfig, reports: BinaryIO, is_urgent: Callable[[], bool]) -> None:
     from dynamo.common.backend import Worker
 
     from .dynamo_engine import DynamoEngine, worker_config
@@ -34,7 +36,7 @@ async def _serve(config: RuntimeConfig, reports: BinaryIO) -> None:
     core.start()
     try:
         info = await core.ready()
-        engine = DynamoEngine(config, core, info, on_ready=lambda: reports.write(b"ready\n"))
+        engine = DynamoEngine(config, core, info, lambda: reports.write(b"ready\n"), is_urgent)
         await Worker(engine, worker_config(info)).run()
     finally:
         await core.close()
@@ -45,11 +47,10 @@ def main() -> NoReturn:
     reports = parent_watchdog.redirect_stdout()
     config = parent_watchdog.read_config(sys.stdin.buffer)
     logs.set_up_logging(config.serve, "dynamo worker")
-    ending = False
+    ended = threading.Event()
 
     def on_end(requested: bool) -> None:
-        nonlocal ending
-        ending = True
+        ended.set()
         os.environ["DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"] = "0"
         os.kill(os.getpid(), signal.SIGTERM)
         bounded_sleep(EXIT_SECONDS)
@@ -60,14 +61,13 @@ def main() -> NoReturn:
     try:
         import uvloop
 
-        from .dynamo_engine import set_hosts
+        from .dynamo_engine import set_environment
 
-        set_hosts(config.serve.host)
-        uvloop.run(_serve(config, reports))
+        set_environment(config.serve)
+        uvloop.run(_serve(config, reports, ended.is_set))
         with contextlib.suppress(BrokenPipeError):
             reports.write(b"drained\n")
-        while not ending:  # the first frontend decides: its own clients may still use the core
-            bounded_sleep(EXIT_SECONDS)
+        ended.wait()  # the first frontend decides: its own clients may still use the core
     except ImportError as error:
         print(f"ramiform: --engine dynamo needs NVIDIA Dynamo ({error}): ramiform cluster --install", file=sys.stderr)
         status = 1
