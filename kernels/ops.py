@@ -15,6 +15,7 @@ import torch
 
 from .arguments import AttentionArgs, DecodeAttentionArgs, RopeAndStoreArgs, SamplingTensors
 from .kv_cache import KvCache
+from .reference.experts import Routing
 
 
 class Attention(Protocol):
@@ -82,7 +83,11 @@ class Ops(Protocol):
         """Multiply each expert's rows by its weight; the experts' weights lie in one tensor."""
         ...
 
-    def combine_experts(self, y_PE: torch.Tensor, order_P: torch.Tensor, weights_TC: torch.Tensor) -> torch.Tensor: ...
+    def route(self, scores_TN: torch.Tensor, num_chosen: int, normalised: bool) -> Routing:
+        """Choose each token's experts by the router's scores, and sort the pairs of both by expert."""
+        ...
+
+    def combine_experts(self, y_PE: torch.Tensor, place_P: torch.Tensor, weights_TC: torch.Tensor) -> torch.Tensor: ...
 
     def apply_token_bitmask(self, logits_RV: torch.Tensor, bitmask_RW: torch.Tensor) -> torch.Tensor: ...
 

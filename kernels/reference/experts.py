@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -24,6 +25,24 @@ def choose_experts(scores_TN: torch.Tensor, num_chosen: int, normalised: bool) -
     if normalised:
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
     return weights_TK, experts_TK
+
+
+class Routing(NamedTuple):
+    """The experts of a step's tokens. Pair t * K + k is token t with its k-th expert; place p is in the order of
+    experts."""
+
+    weights_TK: torch.Tensor  # float32
+    tokens_P: torch.Tensor  # int64, the token of each place
+    place_P: torch.Tensor  # int64, the place of each pair
+    ends_N: torch.Tensor  # int64, where each expert's places end
+
+
+def route(scores_TN: torch.Tensor, num_chosen: int, normalised: bool) -> Routing:
+    """Choose each token's experts by `choose_experts`, and sort the pairs by `group_by_expert`."""
+    weights_TK, experts_TK = choose_experts(scores_TN, num_chosen, normalised)
+    order_P, ends_N = group_by_expert(experts_TK, scores_TN.shape[1])
+    place_P = torch.empty_like(order_P).index_copy_(0, order_P, torch.arange(len(order_P), device=order_P.device))
+    return Routing(weights_TK, order_P // num_chosen, place_P, ends_N)
 
 
 def group_by_expert(experts_TK: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,13 +91,13 @@ def deterministic_grouped_matmul(
     return out_PO
 
 
-def combine_experts(y_PE: torch.Tensor, order_P: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-    """Return [T, E], the weighted sum of each token's rows; row p of `y_PE` belongs to pair `order_P[p]`.
+def combine_experts(y_PE: torch.Tensor, place_P: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+    """Return [T, E], the weighted sum of each token's rows; that of pair p is row `place_P[p]` of `y_PE`.
 
     Sums are float32 and in the order of the token's experts, so a token's bits do not depend on the other tokens.
     """
     T, K = weights_TK.shape
-    y_TKE = torch.empty_like(y_PE).index_copy_(0, order_P, y_PE).view(T, K, y_PE.shape[1])
+    y_TKE = y_PE.index_select(0, place_P).view(T, K, y_PE.shape[1])
     sum_TE = y_TKE[:, 0] * weights_TK[:, 0, None]
     for k in range(1, K):
         sum_TE += y_TKE[:, k] * weights_TK[:, k, None]

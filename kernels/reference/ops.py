@@ -44,6 +44,7 @@ class ReferenceOps:
     add_rms_norm = staticmethod(layers.add_rms_norm)
     silu_and_mul = staticmethod(layers.silu_and_mul)
     grouped_matmul = staticmethod(experts.grouped_matmul)
+    route = staticmethod(experts.route)
     combine_experts = staticmethod(experts.combine_experts)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     likeliest_tokens = staticmethod(sampling.likeliest_tokens)

@@ -15,10 +15,12 @@ import triton.language as tl
 
 from ..kv_cache import KvCache
 from ..transfer import to_device
-from .flash_attention import attend, start
-from .launch_configs import AttentionTile
+from .flash_attention import attend, score_factor, start
+from .launch_configs import AttentionTile, num_parts
 from .launching import launch
 from .paged_rows import PagedRows, product_dtype
+
+_MOST_PARTS = 8  # of a tile's keys
 
 
 class QueryTiles(NamedTuple):
@@ -65,23 +67,33 @@ def chunk_attention(
     out_THD: torch.Tensor,
     scale: float,
     soft_cap: float | None = None,
+    *,
+    parts: int | None = None,
 ) -> None:
     """Write causal `softmax(scale * q k^T) v` of the rows' tokens to `out_THD`, which is contiguous. No trees.
 
-    With `soft_cap` c scores become `c * tanh(score / c)` first.
+    With `soft_cap` c scores become `c * tanh(score / c)` first. Where tiles and key heads are too few for the device,
+    as with tensor parallelism, each tile's keys are cut into `parts`, which are merged by their log-sums.
     """
     assert rows.visible_T is None
     H, D = q_THD.shape[1:]
-    K = kv.k_SKD.shape[1]
+    T, K, num_tiles = q_THD.shape[0], kv.k_SKD.shape[1], tiles.row_I.shape[0]
+    parts = num_parts(q_THD.device, num_tiles * K, _MOST_PARTS) if parts is None else parts
+    partial_STHD = weight_STH = None
+    if parts > 1:
+        partial_STHD = torch.empty((parts, T, H, D), dtype=torch.float32, device=q_THD.device)
+        weight_STH = torch.empty((parts, T, H), dtype=torch.float32, device=q_THD.device)
     launch(
         _attend_chunk,
-        (tiles.row_I.shape[0], K),
+        (num_tiles, K, parts),
         q_THD,
         kv.k_SKD,
         kv.v_SKD,
         kv.k_scale_K,
         kv.v_scale_K,
         out_THD,
+        partial_STHD,
+        weight_STH,
         rows.page_table_RP,
         rows.num_keys_R,
         rows.first_query_R,
@@ -90,6 +102,7 @@ def chunk_attention(
         tiles.first_I,
         scale,
         0.0 if soft_cap is None else soft_cap,
+        T,
         q_THD.stride(0),
         q_THD.stride(1),
         rows.page_table_RP.stride(0),
@@ -108,9 +121,29 @@ def chunk_attention(
         num_warps=tiles.tile.num_warps,
         num_stages=tiles.tile.num_stages,
     )
+    if parts > 1:
+        launch(
+            _merge_parts,
+            (num_tiles * tiles.num_tokens, H),
+            out_THD,
+            partial_STHD,
+            weight_STH,
+            rows.first_query_R,
+            rows.num_queries_R,
+            tiles.row_I,
+            tiles.first_I,
+            T,
+            parts,
+            H=H,
+            TOKENS=tiles.num_tokens,
+            D=D,
+            BLOCK_D=max(16, triton.next_power_of_2(D)),
+            BLOCK_S=_MOST_PARTS,
+            num_warps=2,
+        )
 
 
-@triton.jit(do_not_specialize=["stride_pages"])
+@triton.jit(do_not_specialize=["stride_pages", "num_tokens"])
 def _attend_chunk(
     q_THD,
     k_SKD,
@@ -118,6 +151,8 @@ def _attend_chunk(
     k_scale_K,
     v_scale_K,
     out_THD,
+    partial_STHD,  # None: a tile's keys are one part
+    weight_STH,  # log2 of the sum of a part's weights
     page_table_RP,
     num_keys_R,
     first_query_R,
@@ -126,6 +161,7 @@ def _attend_chunk(
     first_I,
     scale,
     cap,
+    num_tokens,
     stride_qt,
     stride_qh,
     stride_pages,
@@ -167,20 +203,68 @@ def _attend_chunk(
     pages = page_table_RP + row.to(tl.int64) * stride_pages
     kv_offset = head_k * D
     acc_MD, max_M, sum_M = start(BLOCK_M, BLOCK_D)
+    begin = tl.maximum(prefix + first_own - WINDOW + 1, 0) if WINDOW else 0
+    if partial_STHD is not None:
+        size = tl.cdiv(tl.cdiv(end - begin, tl.num_programs(2)), TILE) * TILE
+        begin += tl.program_id(2) * size
+        end = tl.minimum(begin + size, end)
     if WINDOW:
-        unmasked_end = tl.maximum(prefix + first_own - WINDOW + 1, 0)
+        unmasked_end = begin
     else:
         unmasked_end = (prefix + first_own + 1) // TILE * TILE  # the first query sees these keys, so all queries do
+        whole_end = tl.minimum(unmasked_end, end)
         acc_MD, max_M, sum_M = attend(
-            acc_MD, max_M, sum_M, q_MD, 0, unmasked_end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
+            acc_MD, max_M, sum_M, q_MD, begin, whole_end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
             prefix, position_M, scale, cap, "none", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
         )  # fmt: skip
+    unmasked_end = tl.maximum(unmasked_end, begin)
     acc_MD, max_M, sum_M = attend(
         acc_MD, max_M, sum_M, q_MD, unmasked_end, end, k_SKD, v_SKD, kv_offset, stride_slot, pages, position_M,
         prefix, position_M, scale, cap, "causal", WINDOW, CAP, PAGE, TILE, D, BLOCK_D,
     )  # fmt: skip
-    acc_MD /= tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]  # padding queries of the tile may see nothing
+    safe_M = tl.where(sum_M == 0.0, 1.0, sum_M)  # padding queries of the tile may see nothing
+    acc_MD /= safe_M[:, None]
     if v_scale_K is not None:
         acc_MD *= tl.load(v_scale_K + head_k)
-    at_MD = (token_M[:, None] * H + head_M[:, None]) * D + d[None, :]
-    tl.store(out_THD + at_MD, acc_MD.to(out_THD.dtype.element_ty), mask=stored_MD)
+    at_M = token_M * H + head_M
+    if partial_STHD is None:
+        at_MD = at_M[:, None] * D + d[None, :]
+        tl.store(out_THD + at_MD, acc_MD.to(out_THD.dtype.element_ty), mask=stored_MD)
+    else:
+        at_M += tl.program_id(2).to(tl.int64) * num_tokens * H
+        tl.store(partial_STHD + at_M[:, None] * D + d[None, :], acc_MD, mask=stored_MD)
+        tl.store(weight_STH + at_M, max_M * score_factor(scale, CAP) + tl.log2(safe_M), mask=valid_M)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "parts"])
+def _merge_parts(
+    out_THD,
+    partial_STHD,
+    weight_STH,
+    first_query_R,
+    num_queries_R,
+    row_I,
+    first_I,
+    num_tokens,
+    parts,
+    H: tl.constexpr,
+    TOKENS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    tile, head = tl.program_id(0) // TOKENS, tl.program_id(1)
+    row = tl.load(row_I + tile)
+    query = tl.load(first_I + tile) + tl.program_id(0) % TOKENS
+    if query >= tl.load(num_queries_R + row):
+        return
+    at = (tl.load(first_query_R + row) + query).to(tl.int64) * H + head
+    s, d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    at_S = at + s.to(tl.int64) * num_tokens * H
+    weight_S = tl.load(weight_STH + at_S, mask=s < parts, other=float("-inf"))
+    share_S = tl.exp2(weight_S - tl.max(weight_S, 0))  # some part has the token's own key
+    share_S = share_S / tl.sum(share_S, 0)
+    partial_SD = tl.load(
+        partial_STHD + at_S[:, None] * D + d[None, :], mask=(s < parts)[:, None] & (d < D)[None, :], other=0.0
+    )
+    tl.store(out_THD + at * D + d, tl.sum(share_S[:, None] * partial_SD, 0).to(out_THD.dtype.element_ty), mask=d < D)

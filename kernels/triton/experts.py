@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..reference.experts import Routing
 from . import launch_configs
 from .launching import launch
 
@@ -66,16 +67,46 @@ def grouped_matmul(
     return out_PO
 
 
-def combine_experts(y_PE: torch.Tensor, order_P: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-    """Return [T, E], the weighted sum of each token's rows in the order of its experts. Row p is of pair
-    `order_P[p]`."""
+def route(scores_TN: torch.Tensor, num_chosen: int, normalised: bool) -> Routing:
+    """Return the experts of each token, as `reference.experts.route` does, by two kernels: softmax and choice, and the
+    sort. Of equal scores the first ones are chosen."""
+    T, N = scores_TN.shape
+    device = scores_TN.device
+    weights_TK = torch.empty((T, num_chosen), dtype=torch.float32, device=device)
+    experts_P = torch.empty(T * num_chosen, dtype=torch.int32, device=device)
+    tokens_P, place_P = (torch.empty(T * num_chosen, dtype=torch.int64, device=device) for _ in range(2))
+    ends_N = torch.empty(N, dtype=torch.int64, device=device)
+    if T == 0:
+        return Routing(weights_TK, tokens_P, place_P, ends_N.zero_())
+    block = triton.next_power_of_2(N)
+    launch(
+        _choose_experts,
+        (T,),
+        scores_TN,
+        weights_TK,
+        experts_P,
+        scores_TN.stride(0),
+        N=N,
+        K=num_chosen,
+        BLOCK_K=triton.next_power_of_2(num_chosen),
+        NORMALISED=normalised,
+        BLOCK=block,
+        num_warps=1 if block <= 256 else 4,
+    )
+    launch(
+        _sort_pairs, (N,), experts_P, tokens_P, place_P, ends_N, T * num_chosen, K=num_chosen, BLOCK=1024, num_warps=4
+    )
+    return Routing(weights_TK, tokens_P, place_P, ends_N)
+
+
+def combine_experts(y_PE: torch.Tensor, place_P: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+    """Return [T, E], the weighted sum of each token's rows in the order of its experts. The row of pair p is
+    `place_P[p]`."""
     T, K = weights_TK.shape
     E = y_PE.shape[1]
     out_TE = torch.empty((T, E), dtype=y_PE.dtype, device=y_PE.device)
     if T == 0:
         return out_TE
-    place_P = torch.empty_like(order_P)
-    place_P[order_P] = torch.arange(T * K, device=order_P.device)
     block = min(1024, triton.next_power_of_2(E))
     launch(
         _combine_experts,
@@ -90,6 +121,55 @@ def combine_experts(y_PE: torch.Tensor, order_P: torch.Tensor, weights_TK: torch
         num_warps=4,
     )
     return out_TE
+
+
+@triton.jit
+def _choose_experts(
+    scores_TN,
+    weights_TK,
+    experts_P,
+    stride_t,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORMALISED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    n, k = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
+    score_N = tl.load(scores_TN + token * stride_t + n, mask=n < N, other=float("-inf")).to(tl.float32)
+    share_N = tl.exp(score_N - tl.max(score_N, 0))
+    share_N = share_N / tl.sum(share_N, 0)
+    left_N = tl.where(n < N, share_N, -1.0)
+    weight_K = tl.zeros([BLOCK_K], dtype=tl.float32)
+    expert_K = tl.zeros([BLOCK_K], dtype=tl.int32)
+    for index in tl.static_range(K):
+        largest, expert = tl.max(left_N, 0), tl.argmax(left_N, 0)
+        weight_K = tl.where(k == index, largest, weight_K)
+        expert_K = tl.where(k == index, expert, expert_K)
+        left_N = tl.where(n == expert, -1.0, left_N)
+    if NORMALISED:
+        weight_K = weight_K / tl.sum(weight_K, 0)
+    tl.store(weights_TK + token * K + k, weight_K, mask=k < K)
+    tl.store(experts_P + token * K + k, expert_K, mask=k < K)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _sort_pairs(experts_P, tokens_P, place_P, ends_N, num_pairs, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Place the pairs of one expert, in their order, behind those of the experts before it."""
+    expert = tl.program_id(0)
+    place = 0
+    for begin in range(0, num_pairs, BLOCK):
+        p_B = begin + tl.arange(0, BLOCK)
+        place += tl.sum((tl.load(experts_P + p_B, mask=p_B < num_pairs, other=2**30) < expert).to(tl.int32), 0)
+    for begin in range(0, num_pairs, BLOCK):
+        p_B = begin + tl.arange(0, BLOCK)
+        mine_B = tl.load(experts_P + p_B, mask=p_B < num_pairs, other=-1) == expert
+        place_B = place + tl.cumsum(mine_B.to(tl.int32), 0) - 1
+        tl.store(place_P + p_B, place_B.to(tl.int64), mask=mine_B)
+        tl.store(tokens_P + place_B, (p_B // K).to(tl.int64), mask=mine_B)
+        place += tl.sum(mine_B.to(tl.int32), 0)
+    tl.store(ends_N + expert, place.to(tl.int64))
 
 
 @triton.jit

@@ -96,10 +96,10 @@ def num_splits_wanted(device: torch.device, num_kv_heads: int) -> int:
     return max(1, 4 * _num_multiprocessors(device) // num_kv_heads)
 
 
-def num_parts(device: torch.device, num_programs: int, num_groups: int) -> int:
-    """Return in how many parts a product's inputs are cut, so that each multiprocessor has two programs; a part has
-    four groups of inputs or more."""
-    return max(1, min(2 * _num_multiprocessors(device) // num_programs, num_groups // 4))
+def num_parts(device: torch.device, num_programs: int, most: int) -> int:
+    """Return in how many parts a sum of each program is cut, at most, so that each multiprocessor has one or two
+    programs."""
+    return max(1, min(2 * _num_multiprocessors(device) // num_programs, most))
 
 
 DETERMINISTIC_SPLIT_KEYS = 1024  # keys of a split where a row's sums must not depend on the batch

@@ -26,6 +26,7 @@ class TritonOps:
     add_rms_norm = staticmethod(layers.add_rms_norm)
     silu_and_mul = staticmethod(layers.silu_and_mul)
     rope_and_store = staticmethod(store.rope_and_store)
+    route = staticmethod(experts.route)
     combine_experts = staticmethod(experts.combine_experts)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     likeliest_tokens = staticmethod(reference_sampling.likeliest_tokens)

@@ -1,9 +1,10 @@
 """Sampling without a sort: the race of `reference.sampling.draw_tokens` among all tokens, repeated among the likelier
 ones until the filters keep its winner.
 
-A row's blocks run the first race side by side, each in a program of its own. A filter keeps the likelier tokens. So a winner that is dropped rules out all tokens ranked behind it, the next round
-runs among those before it, and few rounds are needed. The result is that of filtering first. (FlashInfer's samplers
-without a sort narrow a pivot alike, but draw anew each round.)
+A row's blocks run the first race side by side, each in a program of its own. A filter keeps the likelier tokens. So a
+winner that is dropped rules out all tokens ranked behind it, the next round runs among those before it, and few rounds
+are needed. The result is that of filtering first. (FlashInfer's samplers without a sort narrow a pivot alike, but draw
+anew each round.)
 
 Numbers are float32: another token than the reference's wins only if two arrive within its rounding of each other.
 

@@ -16,6 +16,9 @@ from ..models.parallel.stage import MIN_MICRO_BATCH_TOKENS, Stage, num_micro_bat
 from .devices import DeviceSpec
 from .memory import KvFormat, WeightFormat, kv_bytes, mean_kept_tokens, mlp_width, read_bytes, weight_bytes
 
+# Part of the bandwidth at which a kernel reads weights, by its instructions: the one for int4 issues 541 for 4 kB, in
+# which time an H100 reads 8 kB (docs/kernels.md).
+KERNEL_READ: dict[WeightFormat, float] = {"int4": 0.5}
 TRANSFER_LATENCY = 10e-6  # seconds of an empty message
 
 
@@ -75,7 +78,7 @@ def _forward_seconds(
     for stage in (Stage(index, pp) for index in range(pp)):
         size = stage.size_of(config)
         num_layers = len(stage.layers(config))
-        layers = read_bytes(size, arrangement.weights, T) - 2 * size.head
+        layers = (read_bytes(size, arrangement.weights, T) - 2 * size.head) / KERNEL_READ.get(arrangement.weights, 1.0)
         read = layers / tp + num_layers * step.kv_read / num_parts
         products = 2 * size.active_linear * T / rate
         # Two products: scores and values.

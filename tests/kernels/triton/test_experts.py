@@ -8,6 +8,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from ramiform.kernels.reference import experts as reference
 from ramiform.kernels.triton import experts
+from ramiform.kernels.triton.launching import recorded
 
 from .interpreter_dtypes import uniform_dot
 
@@ -55,10 +56,10 @@ def test_a_weighted_sum_equals_the_reference(
 ) -> None:
     torch.manual_seed(width)
     y_PE = torch.randn(num_tokens * num_chosen, width, device=device).to(dtype)
-    order_P = torch.randperm(num_tokens * num_chosen, device=device)
+    place_P = torch.randperm(num_tokens * num_chosen, device=device)
     weights_TK = torch.rand(num_tokens, num_chosen, device=device)
-    wanted = reference.combine_experts(y_PE.double(), order_P, weights_TK.double())
-    got = experts.combine_experts(y_PE, order_P, weights_TK)
+    wanted = reference.combine_experts(y_PE.double(), place_P, weights_TK.double())
+    got = experts.combine_experts(y_PE, place_P, weights_TK)
     assert got.dtype == dtype
     torch.testing.assert_close(got.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
@@ -73,3 +74,20 @@ def test_in_tiles_of_one_shape_a_row_has_the_same_bits_in_any_batch(
     many = experts.grouped_matmul(x, weight, torch.tensor([40, 70], device=device), fixed=True)
     few = experts.grouped_matmul(x[37:42], weight, torch.tensor([3, 5], device=device), fixed=True)
     assert torch.equal(few, many[37:42])
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize(("num_tokens", "num_experts", "num_chosen"), [(0, 4, 2), (1, 8, 8), (300, 5, 3)])
+def test_tokens_find_their_experts_by_two_kernels(
+    num_tokens: int, num_experts: int, num_chosen: int, normalised: bool, device: torch.device
+) -> None:
+    torch.manual_seed(num_tokens)
+    scores_TN = torch.randn(num_tokens, num_experts, device=device)
+    wanted = reference.route(scores_TN, num_chosen, normalised)
+    with recorded() as launches:
+        experts.route(scores_TN, num_chosen, normalised)
+    assert len(launches) <= 2
+    got = experts.route(scores_TN, num_chosen, normalised)
+    torch.testing.assert_close(got.weights_TK, wanted.weights_TK)
+    for ours, theirs in zip(got[1:], wanted[1:], strict=True):
+        assert torch.equal(ours, theirs)
