@@ -230,7 +230,7 @@ def decode_attention(hour: Hour) -> Measurement:
     H, K, D = (2, 1, 16) if hour.dry else (32, 8, 128)
     shapes = [(1, 64)] if hour.dry else [(1, 1024), (1, 8192), (1, 32768), (32, 1024), (128, 1024), (128, 4096)]
     tiles = [(3, 64, 4)] if hour.dry else [(s, k, w) for s in (3, 5, 7) for k in (32, 64, 128) for w in (4, 8)]
-    plain_tile, own_tile = split_attention.split_tile, launch_configs.split_tile(hour.device, D)
+    plain_tile = split_attention.split_tile
     for num_rows, num_keys in shapes:
         for kv in ("bf16",) if hour.dry else KV_DTYPES:
             dtype = hour.dtype if kv == "bf16" else KV_DTYPES[kv]
@@ -254,8 +254,8 @@ def decode_attention(hour: Hour) -> Measurement:
             out_THD = torch.empty_like(q_THD)
             for stages, keys, warps in tiles:
                 for per_sm in (4,) if hour.dry else (2, 4, 8):
-                    tile = own_tile._replace(keys=keys, num_warps=warps, num_stages=stages)
-                    split_attention.split_tile = lambda *args, tile=tile: tile
+                    changes = {"keys": keys, "num_warps": warps, "num_stages": stages}
+                    split_attention.split_tile = lambda *args, changes=changes: plain_tile(*args)._replace(**changes)
                     wanted = max(1, launch_configs.num_splits_wanted(hour.device, K) * per_sm // 4)
                     if hour.dry:
                         wanted = 1

@@ -13,7 +13,6 @@ import os
 os.environ.pop("TRITON_INTERPRET", None)  # the real launcher is measured
 
 import gc
-import statistics
 import time
 from typing import Annotated, Any
 
@@ -61,7 +60,7 @@ def estimate(name: str, config: ModelConfig, device: DeviceSpec, batch: int, num
     read_ms = 1e3 * (weights / REACHED + kv / ATTENTION_REACHED) / device.bandwidth
     product_ms = 1e3 * 2 * size.active_linear * batch / (0.7 * device.bf16)
     gaps_ms = 1e3 * GRAPH_GAP * in_graph
-    host_ms = 1e3 * statistics.median(times[2:])
+    host_ms = 1e3 * min(times[2:])  # other programs on the machine only add to it
     step_ms = max(read_ms, product_ms) + gaps_ms
     return {
         "model": name,
@@ -98,7 +97,7 @@ def main(
 {command()}: no device ran anything. Rows have {KEYS:,} keys in bf16. Weights are read at {REACHED:.0%} of the data
 sheet's bandwidth and keys at {ATTENTION_REACHED:.0%}; products run at 70 % of its rate; {GRAPH_GAP * 1e6:.0f} us pass
 between two kernels of a graph. These four are assumptions for `bench/gpu_hour.sh` to replace. The host's milliseconds
-are the CPU time of one process on this machine (median): filling the graph's inputs, launching, sampling with top-p and
+are the least CPU time of one process on this machine: filling the graph's inputs, launching, sampling with top-p and
 reading tokens; the scheduler's work is not in them (bench/overlap.py). Where they are fewer than the step's, they are
 hidden behind the step before.
 

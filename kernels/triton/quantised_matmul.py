@@ -52,13 +52,6 @@ def pack_groups(codes_NC2: torch.Tensor, group: int) -> torch.Tensor:
     return (codes[..., 0, :] | codes[..., 1, :] << 4).flatten(-2).contiguous()
 
 
-class Experts(NamedTuple):
-    """Rows by expert, as `grouped_matmul` takes them."""
-
-    ends_E: torch.Tensor
-    rows_P: torch.Tensor | None
-
-
 def reads(dtype: torch.dtype, device: torch.device) -> bool:
     """Return True if the device's kernels read codes of `dtype`."""
     return dtype != torch.float8_e4m3fn or launch_configs.reads_fp8(device)
@@ -71,14 +64,17 @@ def matmul(
     *,
     x_scale: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
-    experts: Experts | None = None,
+    experts: tuple[torch.Tensor, torch.Tensor | None] | None = None,
 ) -> torch.Tensor:
     """Return `x W^T + bias` [T, N], or [P, N] by expert, in `dtype`, by default that of `x`.
+
+    `experts` are `ends_N` and `rows_P` as `grouped_matmul` takes them.
 
     `x` may be codes of the weight's dtype, with float32 scales [T], or [T, G] where the weight's are by block.
     """
     N, C = weight.num_outputs, weight.num_inputs
-    T = x.shape[0] if experts is None or experts.rows_P is None else experts.rows_P.shape[0]
+    ends_E, rows_P = (None, None) if experts is None else experts
+    T = x.shape[0] if rows_P is None else rows_P.shape[0]
     out = torch.empty((T, N), dtype=dtype or x.dtype, device=x.device)
     if T == 0:
         return out
@@ -101,8 +97,8 @@ def matmul(
         bias_N,
         out,
         partial,
-        None if experts is None else experts.ends_E,
-        None if experts is None else experts.rows_P,
+        ends_E,
+        rows_P,
         T,
         x.stride(0),
         triton.cdiv(num_groups, parts),

@@ -67,6 +67,9 @@ def variants(shapes: KernelShapes) -> list[Launch]:
             _collect(found, _experts(shapes))
         for outputs, inputs, bias in shapes.linears:
             _collect(found, _quantised(shapes, outputs, inputs, bias))
+        if shapes.num_experts and shapes.weights != "dense":
+            _collect(found, _quantised(shapes, 2 * shapes.expert_size, shapes.hidden_size, experts="gathered"))
+            _collect(found, _quantised(shapes, shapes.hidden_size, shapes.expert_size, experts="in order"))
     return list(found.values())
 
 
@@ -194,8 +197,10 @@ def _experts(shapes: KernelShapes) -> Iterator[None]:
     yield
 
 
-def _quantised(shapes: KernelShapes, outputs: int, inputs: int, bias: bool) -> Iterator[None]:
-    """Multiply by a quantised layer: few rows of each number of tiles, and its widening for many."""
+def _quantised(
+    shapes: KernelShapes, outputs: int, inputs: int, bias: bool = False, experts: str | None = None
+) -> Iterator[None]:
+    """Multiply by a quantised layer, or one of all experts: few rows of each number of tiles, and its widening."""
     kind, group = shapes.weights, {"int4": shapes.group, "fp8-blocks": 128}.get(shapes.weights, 0)
     bias_N = torch.empty(outputs, dtype=shapes.dtype) if bias else None
     if kind == "int4":
@@ -205,11 +210,20 @@ def _quantised(shapes: KernelShapes, outputs: int, inputs: int, bias: bool) -> I
         stored = torch.int8 if kind.startswith("int8") else torch.float8_e4m3fn
         scales = (-(-outputs // 128), inputs // 128) if group else (outputs,)
         weight = Codes(torch.empty(outputs, inputs, dtype=stored), torch.empty(scales), group=group)
-    for num_rows in (1, 17, 65, 129, 193):
+    if experts is not None:
+        N = shapes.num_experts
+        weight = weight._replace(
+            codes=weight.codes.expand(N, *weight.codes.shape),
+            scale=weight.scale.expand(N, *weight.scale.shape),
+            base=None if weight.base is None else weight.base.expand(N, *weight.base.shape),
+        )
+    for num_rows in (1, 17, 65, 129, 193) if experts is None else (1, 17 * shapes.num_experts):
         x, x_scale = torch.empty(num_rows, inputs, dtype=shapes.dtype), None
         if kind.endswith(("-inputs", "-blocks")):
             x, x_scale = quantise_rows(x, weight.codes.dtype, group)
-        matmul(x, weight, bias_N, x_scale=x_scale, dtype=shapes.dtype)
-    if not kind.endswith("-inputs"):
+        rows = torch.zeros(num_rows, dtype=torch.int64) if experts == "gathered" else None
+        of = None if experts is None else (torch.zeros(shapes.num_experts, dtype=torch.int64), rows)
+        matmul(x, weight, bias_N, x_scale=x_scale, dtype=shapes.dtype, experts=of)
+    if experts is None and not kind.endswith("-inputs"):
         dequantise(weight, shapes.dtype)
     yield

@@ -67,6 +67,16 @@ def graph_sizes(max_rows: int) -> list[int]:
     return [*(size for size in sizes if size < max_rows), max_rows]
 
 
+def _captures_quantised(model: Decoder) -> bool:
+    """Return True if no product of the model's quantised layers reads a value back from its device."""
+    config, products = model.config, quantised_products(model.device)
+    assert config.quantisation is not None
+    if config.experts is None:
+        return products is not None
+    kind = torch.float8_e4m3fn if config.quantisation.scheme.kind == "fp8" else torch.int8
+    return products is not None and products.reads(kind, model.device) and not model.ops.deterministic
+
+
 def row_shapes(max_rows: int, max_tokens: int, segment: int) -> list[GraphShape]:
     """Return the shapes of graphs of any rows, ascending: at most `max_rows` rows of a plan, cut into segments."""
     return [
@@ -118,9 +128,9 @@ class StepGraphs:
         config = model.config
         if not config.is_native:
             return False  # what transformers' code does is not known
-        if config.experts is not None and (config.quantisation is not None or not model.ops.groups_experts):
+        if config.experts is not None and not model.ops.groups_experts:
             return False
-        if config.quantisation is not None and quantised_products(model.device) is None:
+        if config.quantisation is not None and not _captures_quantised(model):
             return False
         empty = torch.zeros((1, 1), dtype=torch.int32, device=model.device)
         args = DecodeAttentionArgs(empty, empty[0], kv[0], PAGE_SIZE, window=None)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ... import kernels
 from ...kernels import Ops
 from .experts_config import ExpertsConfig
-from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
+from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations, total_bytes
 from .mlp import DenseMlp, Mlp
 from .packed_linear import can_pack
 from .quantised.factory import make_linear
@@ -65,13 +65,22 @@ class StackedExperts:
         return self.weight_NOC.nbytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SeparateExperts:
-    """One linear layer for each expert: quantised, or packed for a CPU. The ends are read back from the device."""
+    """One linear layer for each expert: quantised, or packed for a CPU.
+
+    On GPUs `finish` stacks quantised weights, and one kernel multiplies by all. Elsewhere the ends are read back from
+    the device.
+    """
 
     linears: tuple[Linear, ...]
+    stacked: Any = None  # `Codes` of all experts
 
     def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
+        if self.stacked is not None:
+            first: Any = self.linears[0]
+            y: torch.Tensor = first.product(x, self.stacked, (ends_N, rows_P))
+            return y
         x_PC = x if rows_P is None else x[rows_P]
         some = list(kernels.expert_ranges(ends_N)) or [(0, 0, 0)]
         return torch.cat([self.linears[n](x_PC[start:end]) for n, start, end in some])
@@ -85,9 +94,22 @@ class SeparateExperts:
     def finish(self) -> None:
         for linear in self.linears:
             linear.finish()
+        layers: tuple[Any, ...] = self.linears
+        if any(getattr(layer, "codes", None) is None for layer in layers):
+            return
+        first = layers[0].codes
+        self.stacked = first._replace(
+            codes=torch.stack([layer.codes.codes for layer in layers]),
+            scale=torch.stack([layer.codes.scale for layer in layers]),
+            base=None if first.base is None else torch.stack([layer.codes.base for layer in layers]),
+        )
+        for layer in layers:
+            layer.release()
 
     @property
     def nbytes(self) -> int:
+        if self.stacked is not None:
+            return total_bytes(self.stacked.codes, self.stacked.scale, self.stacked.base)
         return sum(linear.nbytes for linear in self.linears)
 
 

@@ -48,8 +48,7 @@ class BlockwiseLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.codes is not None:
             if len(x) < MANY_ROWS:
-                x_codes, scale_TG = self._products.quantise_rows(x, FP8, BLOCK)
-                return self._products.matmul(x_codes, self.codes, self.bias_N, x_scale=scale_TG, dtype=x.dtype)
+                return self.product(x, self.codes)
             return F.linear(x, self._products.dequantise(self.codes, x.dtype), self.bias_N)
         if self.matrix is not None:
             from ....kernels.cpu.matmul import packed_matmul
@@ -57,6 +56,14 @@ class BlockwiseLinear:
             return packed_matmul(x, self.matrix)
         assert self._dense_NC is not None, "not finished"
         return F.linear(x, self._dense_NC, self.bias_N)
+
+    def product(self, x: torch.Tensor, codes: Any, experts: Any = None) -> torch.Tensor:
+        """Multiply by `codes`, this layer's or those of all experts that are like it, in a kernel."""
+        x_codes, scale = self._products.quantise_rows(x, FP8, BLOCK)
+        y: torch.Tensor = self._products.matmul(
+            x_codes, codes, self.bias_N, x_scale=scale, dtype=x.dtype, experts=experts
+        )
+        return y
 
     def finish(self) -> None:
         if self._products is not None and self._products.reads(FP8, self.codes_NC.device):
@@ -72,6 +79,11 @@ class BlockwiseLinear:
         else:
             self._dense_NC = dense_NC
         self.codes_NC = torch.empty_like(self.codes_NC[:0])
+
+    def release(self) -> None:
+        """Drop the codes, which the caller has copied."""
+        self.codes = None
+        self.codes_NC, self.scale_MG = self.codes_NC[:0].clone(), self.scale_MG[:0].clone()
 
     @property
     def nbytes(self) -> int:

@@ -70,15 +70,20 @@ class EightBitLinear:
         y = y * self.scale_N
         return (y if self.bias_N is None else y + self.bias_N).to(x.dtype)
 
+    def product(self, x: torch.Tensor, codes: Any, experts: Any = None) -> torch.Tensor:
+        """Multiply by `codes`, this layer's or those of all experts that are like it, in a kernel."""
+        x_scale, dtype = None, x.dtype
+        if self.scheme.activations:
+            x, x_scale = self._products.quantise_rows(x, self.codes_NC.dtype)
+        y: torch.Tensor = self._products.matmul(x, codes, self.bias_N, x_scale=x_scale, dtype=dtype, experts=experts)
+        return y
+
     def _code_product(self, x: torch.Tensor) -> torch.Tensor:
-        products, many = self._products, len(x) >= MANY_ROWS
+        if len(x) < MANY_ROWS:
+            return self.product(x, self.codes)
         if not self.scheme.activations:
-            if many:
-                return F.linear(x, products.dequantise(self.codes, x.dtype), self.bias_N)
-            return products.matmul(x, self.codes, self.bias_N)
-        x_TC, scale_T = products.quantise_rows(x, self.codes_NC.dtype)
-        if not many:
-            return products.matmul(x_TC, self.codes, self.bias_N, x_scale=scale_T, dtype=x.dtype)
+            return F.linear(x, self._products.dequantise(self.codes, x.dtype), self.bias_N)
+        x_TC, scale_T = self._products.quantise_rows(x, self.codes_NC.dtype)
         if self.scheme.kind == "fp8":
             y = torch._scaled_mm(
                 x_TC,
@@ -151,6 +156,11 @@ class EightBitLinear:
             rows = torch.bfloat16 if self.scheme.activations else self._dtype
             self._packed = PackedMatrix.of_dense(fp8_as_bfloat16(self.codes_NC), rows=rows)
         self.codes_NC = torch.empty_like(self.codes_NC[:0])  # a slice would keep them in memory
+
+    def release(self) -> None:
+        """Drop the codes, which the caller has copied."""
+        self.codes = None
+        self.codes_NC, self.scale_N = self.codes_NC[:0].clone(), self.scale_N[:0].clone()
 
     @property
     def nbytes(self) -> int:

@@ -63,10 +63,15 @@ class Int4Linear:
             return packed_matmul(x, self.matrix)
         if self.codes is not None:
             if len(x) < MANY_ROWS:
-                return self._products.matmul(x, self.codes, self.bias_N)
+                return self.product(x, self.codes)
             return F.linear(x, self._products.dequantise(self.codes, x.dtype), self.bias_N)
         y = F.linear(x, self._dequantised().to(x.dtype))
         return y if self.bias_N is None else y + self.bias_N
+
+    def product(self, x: torch.Tensor, codes: Any, experts: Any = None) -> torch.Tensor:
+        """Multiply by `codes`, this layer's or those of all experts that are like it, in a kernel."""
+        y: torch.Tensor = self._products.matmul(x, codes, self.bias_N, experts=experts)
+        return y
 
     def finish(self) -> None:
         if self.scheme.source != "gguf":  # GGUF stores the weight of code 8 itself; its zero points are no integers
@@ -90,6 +95,10 @@ class Int4Linear:
         scale_NG, base_NG = self.groups_GN2.permute(2, 1, 0)
         groups = codes.view(len(codes), -1, self.group_size)
         return (groups * scale_NG[..., None] + base_NG[..., None]).flatten(1)
+
+    def release(self) -> None:
+        """Drop the codes, which the caller has copied."""
+        self.codes = None
 
     @property
     def nbytes(self) -> int:

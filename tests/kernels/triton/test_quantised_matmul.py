@@ -7,7 +7,9 @@ import torch
 
 from ramiform import kernels
 from ramiform.kernels.triton import launch_configs, quantised_matmul
-from ramiform.kernels.triton.quantised_matmul import Codes, Experts, dequantise, matmul, pack_groups, quantise_rows
+from ramiform.kernels.triton.ops import TritonOps
+from ramiform.kernels.triton.quantised_matmul import Codes, dequantise, matmul, pack_groups, quantise_rows
+from ramiform.runtime.models.mixture import make_experts
 from ramiform.runtime.models.quantised import blockwise, eight_bit, int4
 from ramiform.runtime.models.quantised.factory import make_linear
 from ramiform.runtime.models.quantised.rounding import fp8_rows, int8_rows
@@ -84,7 +86,7 @@ def test_experts_multiply_their_rows_in_one_launch(kind: str, device: torch.devi
     ends = torch.tensor(counts, device=device).cumsum(0)
     rows = torch.randint(0, 7, (sum(counts),))
     x = torch.randn(7, 128, dtype=torch.bfloat16)
-    got = matmul(x.to(device), stacked, dtype=torch.float32, experts=Experts(ends, rows.to(device)))
+    got = matmul(x.to(device), stacked, dtype=torch.float32, experts=(ends, rows.to(device)))
     chosen = [numbers for (_, numbers), count in zip(made, counts, strict=True) for _ in range(count)]
     wanted = torch.stack([x[row].double() @ numbers.t() for row, numbers in zip(rows, chosen, strict=True)])
     near(got, wanted, 1e-5)
@@ -123,3 +125,29 @@ def test_layers_multiply_as_their_format_says(
     layer.finish()
     tolerance = 0.09 if scheme.kind == "int4" else 0.05  # the rounding of weights and inputs
     near(layer(x), x.cpu().double() @ weight.double().t() + bias.double(), tolerance)
+
+
+@pytest.mark.parametrize("scheme", [LAYERS["int4"], LAYERS["fp8 inputs"], LAYERS["fp8 blocks"]], ids=lambda s: s.kind)
+def test_quantised_experts_are_stacked_and_read_nothing_back(
+    scheme: Scheme, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "quantised_products", lambda _: quantised_matmul)
+    torch.manual_seed(4)
+    names = [[f"experts.{index}"] for index in range(3)]
+    layers = make_experts(Quantisation(scheme), names, 128, 128, device=device, dtype=torch.bfloat16, grouped=True)
+    weights = torch.randn(3, 128, 128)
+    for index, weight in enumerate(weights):
+        into = layers.expert(index).row_destinations(0, 128)
+        if scheme.source == "fp8":
+            scale = weight.abs().max() / 448
+            into["weight"].put((weight / scale).to(E4M3))
+            into["weight_scale_inv"].put(scale.view(1, 1))
+        else:
+            into["weight"].put(weight)
+    layers.finish()
+    ends = torch.tensor([2, 2, 5], device=device)
+    x = torch.randn(5, 128).bfloat16()
+    monkeypatch.setattr(kernels, "expert_ranges", None)  # it reads the ends
+    got = layers(x.to(device), ends, None, TritonOps())
+    wanted = torch.cat([x[:2].double() @ weights[0].double().t(), x[2:].double() @ weights[2].double().t()])
+    near(got, wanted, 0.12 if scheme.kind == "int4" else 0.05)  # int4 rounds by a tenth
