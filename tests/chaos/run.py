@@ -223,7 +223,7 @@ def walk(seed: int, seconds: float, first: int = 0) -> tuple[Figures, list[str]]
             f"{time.strftime('%X')} life {index}: {len(life.steps)} steps, {time.monotonic() - began:.0f} s", flush=True
         )
         index += 1
-        if index % 10 == 0:
+        if index % 3 == 0:
             print(f"--- {time.strftime('%X')} life {index}, {len(findings)} findings\n{figures}", flush=True)
     return figures, findings
 
