@@ -18,6 +18,7 @@ from .connection_limits import ConnectionLimiter, ConnectionLimits, ConnectionSl
 logger = logging.getLogger("ramiform.frontend")
 
 RETRY_SECONDS = 1.0  # after a failed accept
+SHARE_SECONDS = 0.001  # after a full batch, if others accept too: some thousand connections a second all the same
 LOG_SECONDS = 60.0  # between two messages of a kind
 HANDSHAKE_SECONDS = 20.0  # for the TLS handshake
 SHUTDOWN_SECONDS = 5.0  # for the TLS shutdown
@@ -46,6 +47,9 @@ class RateLimitedLog:
 class Acceptor:
     """Accept connections on `listener`, with a protocol from `make_protocol(slot, is_spare)` for each. One readiness
     event accepts at most `accept_batch` connections.
+
+    With `shares`, other processes accept at the same socket. After a full batch they have SHARE_SECONDS to accept the
+    next ones, so that a burst does not go to the process that happens to run.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Acceptor:
         *,
         ssl: SSLContext | None,
         accept_batch: int,
+        shares: bool = False,
     ) -> None:
         self._listener = listener
         self._make_protocol = make_protocol
@@ -63,6 +68,7 @@ class Acceptor:
         self._spare_limiter = ConnectionLimiter(limits.spare, max(1, limits.spare // 4))
         self._ssl = ssl
         self._accept_batch = accept_batch
+        self._shares = shares
         self._accept_log, self._limit_log = RateLimitedLog(), RateLimitedLog()
         self._starting: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -92,13 +98,18 @@ class Acceptor:
                 self._retry_later(error)
                 return
             self._admit(connection, address)
+        if self._shares:
+            self._pause(SHARE_SECONDS)
 
     def _retry_later(self, error: OSError) -> None:
         """Retry after RETRY_SECONDS. The listener stays readable, so without the pause the event loop would spin."""
         self._accept_log.warn(f"cannot accept HTTP connections: {error.strerror or error}; new clients wait")
+        self._pause(RETRY_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener)
-        self._retry = loop.call_later(RETRY_SECONDS, self.start)
+        self._retry = loop.call_later(seconds, self.start)
 
     def _admit(self, connection: socket.socket, address: object) -> None:
         client = client_address(connection.family, address)

@@ -18,6 +18,7 @@ from .http_protocol import HttpProtocol, WebSocketProtocol
 STOP_GRACE_SECONDS = 1.0  # for running responses, unless the caller grants more
 KEEP_ALIVE_SECONDS = 75  # longer than load balancers and clients keep idle connections, so that they close first
 ACCEPT_BATCH = 64  # connections accepted in a row by a single frontend
+SHARED_BATCH = 4  # by one of several
 
 
 class HttpServer:
@@ -32,7 +33,7 @@ class HttpServer:
         self._listener = listener
         self._limits = resolve_limits(config, free_descriptors())
         # Several frontends share a burst of connections.
-        self._accept_batch = ACCEPT_BATCH if config.frontends == 1 else 1
+        self._shares = config.frontends > 1
         # None at a Unix socket.
         self.port: int | None = None if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
         self._server = uvicorn.Server(
@@ -64,7 +65,12 @@ class HttpServer:
         self._server.servers = []
         self._server.started = True
         self._acceptor = Acceptor(
-            self._listener, self._protocol, self._limits, ssl=config.ssl, accept_batch=self._accept_batch
+            self._listener,
+            self._protocol,
+            self._limits,
+            ssl=config.ssl,
+            accept_batch=SHARED_BATCH if self._shares else ACCEPT_BATCH,
+            shares=self._shares,
         )
         self._acceptor.start()
         self._task = asyncio.create_task(self._server.main_loop(), name="http server")
