@@ -50,7 +50,7 @@ class CompiledCfg:
 
     @classmethod
     def of(cls, cfg: Cfg) -> CompiledCfg:
-        tables = [memoryview(np.ascontiguousarray(terminal.dfa.table)) for terminal in cfg.terminals]
+        tables = [np.ascontiguousarray(terminal.dfa.table).data for terminal in cfg.terminals]
         leads_on = [(terminal.dfa.table != DEAD).any(axis=1).tolist() for terminal in cfg.terminals]
         return cls(cfg, EarleySets(cfg), tables, leads_on, {})
 
