@@ -247,10 +247,15 @@ class _LarkTranslator:
 
 
 def _pattern(tree: Tree[Any]) -> tuple[str, bool]:
-    """Return the pattern of a terminal, and True if it is a literal."""
+    """Return the pattern of a terminal, and True if it is a literal. Raises GrammarError for a literal that cannot be
+    read."""
+    from lark.exceptions import GrammarError as LarkError
     from lark.load_grammar import PrepareLiterals, TerminalTreeToPattern, nr_deepcopy_tree
 
-    found = (PrepareLiterals() * TerminalTreeToPattern()).transform(nr_deepcopy_tree(tree))  # type: ignore[no-untyped-call]
+    try:
+        found = (PrepareLiterals() * TerminalTreeToPattern()).transform(nr_deepcopy_tree(tree))  # type: ignore[no-untyped-call]
+    except (LarkError, ValueError) as error:
+        raise GrammarError(f"a terminal cannot be read: {error}") from None
     return found.to_regexp().replace(_ESCAPED, _WITHOUT_LOOK_BEHIND), found.type == "str"
 
 

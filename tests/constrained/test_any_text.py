@@ -126,3 +126,9 @@ def test_a_grammar_reads_no_file(path: str, tmp_path: Path, monkeypatch: pytest.
 def test_names_that_a_member_requires_are_texts() -> None:
     with pytest.raises(GrammarError, match=r"'dependentRequired' must be an object of arrays of strings"):
         compile_constraint(JsonSchema({"dependentRequired": {"a": [None]}}), VOCABULARY)
+
+
+@pytest.mark.parametrize("terminal", ['"\x00[a-z]+"', "/\x00[a-z]+/i", "/a\nb/"])
+def test_a_terminal_that_lark_cannot_read_is_refused(terminal: str) -> None:
+    with pytest.raises(GrammarError, match="a terminal cannot be read"):
+        compile_constraint(Grammar(f"start: A\nA: {terminal}\n"), VOCABULARY)

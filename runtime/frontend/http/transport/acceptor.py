@@ -18,6 +18,8 @@ from .connection_limits import ConnectionLimiter, ConnectionLimits, ConnectionSl
 logger = logging.getLogger("ramiform.frontend")
 
 RETRY_SECONDS = 1.0  # after a failed accept
+SHARED_BATCH = 4  # connections in a row, if other processes accept too
+SHARE_SECONDS = 0.001  # after such a batch: some thousand connections a second all the same
 LOG_SECONDS = 60.0  # between two messages of a kind
 HANDSHAKE_SECONDS = 20.0  # for the TLS handshake
 SHUTDOWN_SECONDS = 5.0  # for the TLS shutdown
@@ -46,8 +48,9 @@ class RateLimitedLog:
 class Acceptor:
     """Accept connections on `listener`, with a protocol from `make_protocol(slot, is_spare)` for each.
 
-    One turn of the event loop accepts one connection: each takes up to 0.4 ms, while tokens wait. So a burst is also
-    spread over several frontends.
+    One turn of the event loop accepts one connection: each takes up to 0.4 ms, while tokens wait. With `shares`, other
+    processes accept at the same socket. After SHARED_BATCH connections they have SHARE_SECONDS to accept the next ones,
+    so that a burst does not go to the process that happens to run.
     """
 
     def __init__(
@@ -57,12 +60,15 @@ class Acceptor:
         limits: ConnectionLimits,
         *,
         ssl: SSLContext | None,
+        shares: bool = False,
     ) -> None:
         self._listener = listener
         self._make_protocol = make_protocol
         self._limiter = ConnectionLimiter(limits.total, limits.per_address)
         self._spare_limiter = ConnectionLimiter(limits.spare, max(1, limits.spare // 4))
         self._ssl = ssl
+        self._shares = shares
+        self._num_accepted = 0
         self._accept_log, self._limit_log = RateLimitedLog(), RateLimitedLog()
         self._starting: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -91,13 +97,19 @@ class Acceptor:
             self._retry_later(error)
             return
         self._admit(connection, address)
+        self._num_accepted += 1
+        if self._shares and self._num_accepted % SHARED_BATCH == 0:
+            self._pause(SHARE_SECONDS)
 
     def _retry_later(self, error: OSError) -> None:
         """Retry after RETRY_SECONDS. The listener stays readable, so without the pause the event loop would spin."""
         self._accept_log.warn(f"cannot accept HTTP connections: {error.strerror or error}; new clients wait")
+        self._pause(RETRY_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._listener)
-        self._retry = loop.call_later(RETRY_SECONDS, self.start)
+        self._retry = loop.call_later(seconds, self.start)
 
     def _admit(self, connection: socket.socket, address: object) -> None:
         client = client_address(connection.family, address)

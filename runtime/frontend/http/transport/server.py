@@ -30,6 +30,8 @@ class HttpServer:
             raise RequestError("ssl_keyfile without ssl_certfile", param="ssl_certfile")
         self._listener = listener
         self._limits = resolve_limits(config, free_descriptors())
+        # Several frontends share a burst of connections.
+        self._shares = config.frontends > 1
         # None at a Unix socket.
         self.port: int | None = None if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
         self._server = uvicorn.Server(
@@ -60,7 +62,7 @@ class HttpServer:
         self._server.lifespan = config.lifespan_class(config)
         self._server.servers = []
         self._server.started = True
-        self._acceptor = Acceptor(self._listener, self._protocol, self._limits, ssl=config.ssl)
+        self._acceptor = Acceptor(self._listener, self._protocol, self._limits, ssl=config.ssl, shares=self._shares)
         self._acceptor.start()
         self._task = asyncio.create_task(self._server.main_loop(), name="http server")
 

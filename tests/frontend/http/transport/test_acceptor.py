@@ -241,6 +241,31 @@ def test_an_accept_that_fails_is_not_tried_again_at_once() -> None:
     run(main())
 
 
+def test_one_of_several_frontends_leaves_others_their_part_of_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "SHARE_SECONDS", 3600.0)
+
+    async def main() -> None:
+        bound = listen(ServeConfig(socket_dir="", port=0))
+        assert bound is not None
+        desks = [Desk(bound.dup(), frontends=2) for _ in range(2)]
+        address = bound.getsockname()
+        burst = [socket.create_connection(address) for _ in range(10)]  # all wait before anybody accepts
+        for desk in desks:
+            await desk.server.start()
+        taken = [desk.server._server.server_state.connections for desk in desks]
+        await until(lambda: [len(each) for each in taken] == [4, 4])
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert [len(each) for each in taken] == [4, 4]  # the last two wait for whoever comes first
+        for client in burst:
+            client.close()
+        for desk in desks:
+            await stop(desk)
+        bound.close()
+
+    run(main())
+
+
 def test_a_rare_log_counts_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
     times = [0.0, 1.0, 59.0, 60.0, 61.0, 200.0]
     log = RateLimitedLog(clock=iter(times).__next__)
