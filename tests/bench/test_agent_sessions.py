@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from ramiform.bench.agent_sessions import Hints, Outcome, live_working_set, load, replay, schedule
+from ramiform.bench.agent_sessions import (
+    PARTS,
+    Hints,
+    Outcome,
+    Part,
+    live_working_set,
+    load,
+    play_workloads,
+    replay,
+    schedule,
+)
 
 HINTS: list[Hints] = ["none", "headers", "closed", "program"]
 
@@ -37,8 +47,17 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load(file)
 
 
-def play(recorded: Any, policy: str, pool: float, hints: Hints = "program", host_pool: float = 0.0) -> Outcome:
-    return replay(recorded, policy, pool=pool, host_pool=host_pool, live=8, hints=hints, seed=0, slow=1.0)
+def play(
+    recorded: Any,
+    policy: str,
+    pool: float,
+    hints: Hints = "program",
+    host_pool: float = 0.0,
+    without: Part | None = None,
+) -> Outcome:
+    return replay(
+        recorded, policy, pool=pool, host_pool=host_pool, live=8, hints=hints, seed=0, slow=1.0, without=without
+    )
 
 
 @pytest.mark.parametrize("hints", HINTS)
@@ -64,6 +83,22 @@ def test_sessions_by_headers_recompute_as_much_as_programs(recorded: Any, pool: 
 def test_who_knows_the_trace_recomputes_least_and_who_knows_programs_less_than_who_knows_nothing(recorded: Any) -> None:
     recomputed = {policy: play(recorded, policy, 0.6).num_recomputed for policy in ("lru", "program", "clairvoyant")}
     assert 0 < recomputed["clairvoyant"] < recomputed["program"] < recomputed["lru"]
+
+
+def test_leaving_out_what_programs_tell_recomputes_more_and_other_parts_something_else(recorded: Any) -> None:
+    whole = play(recorded, "program", 0.6)
+    left_out = {name: play(recorded, "program", 0.6, without=part).num_recomputed for name, part in PARTS.items()}
+    assert left_out["ends of programs"] == play(recorded, "program", 0.6, "headers").num_recomputed
+    assert left_out["ends of programs"] > whole.num_recomputed
+    assert left_out["kinds of waits"] != whole.num_recomputed != left_out["a program's own history"]
+    assert play(recorded, "program", 0.6, without=Part()).num_recomputed == whole.num_recomputed
+
+
+def test_no_workload_takes_longer_than_with_lru() -> None:
+    rows = play_workloads(0.1, 0)
+    assert len(rows) == 6
+    for row in rows:
+        assert 0 < row["program: job s"] <= 1.001 * row["lru: job s"], row
 
 
 def test_sessions_are_recognised_without_hints(recorded: Any) -> None:
