@@ -142,6 +142,7 @@ def _go(server: ChaosServer, step: Step, judge: Judge, figures: Figures) -> bool
         figures.conducts["program" if ask.route == "program" else ask.conduct] += 1
         figures.outcomes[outcome.kind] += 1
     may_fail = fault.is_fatal or fault.kind == "memory"
+    may_fail |= fault.kind == "burst" and server.flags.descriptors is not None  # 503: too many connections
     for ask, outcome in outcomes:
         _check(server, ask, outcome, fault, may_fail=may_fail)
         if outcome.kind in ("answer", "part") and server.flags.judge is not None:

@@ -202,6 +202,8 @@ def serving(flags: Flags) -> Iterator[ChaosServer]:
             set_clock(folder, 0)
             environment |= {"LD_PRELOAD": str(folder / "clock.so"), "CHAOS_CLOCK": str(folder / "clock")}
         command = [RAMIFORM, "serve", "--port", "0", "--dtype", "float32", *flags.options(str(folder / "plans"))]
+        if flags.descriptors is not None:
+            command = ["sh", "-c", f'ulimit -n {flags.descriptors}; exec "$@"', "sh", *command]
         with _log_of(flags, folder) as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
@@ -258,8 +260,6 @@ def strike(server: ChaosServer, fault: Fault) -> Callable[[], None]:
             _signal(targets, signal.SIGCONT)
         case "clock":
             set_clock(server.folder, fault.amount)
-        case "descriptors":
-            return _limit(targets, resource.RLIMIT_NOFILE, lambda pid: num_descriptors(pid) + int(fault.amount))
         case "memory":
             return _limit(targets, resource.RLIMIT_AS, lambda pid: _virtual_bytes(pid) + (int(fault.amount) << 20))
         case "disk":  # the limit of a file's size: what is written to files fails, as on a full disk

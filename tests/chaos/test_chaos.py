@@ -21,11 +21,13 @@ def _some(*conducts: str) -> list[Ask]:
 
 
 SHORT = Life(
-    Flags(frontends=2, speculative="suffix", num_pages=256, prefill_budget=64, clock=True, log_plans=True),
+    Flags(
+        frontends=2, speculative="suffix", num_pages=256, prefill_budget=64, clock=True, log_plans=True, descriptors=128
+    ),
     [
         Step(_some("leaves", "reads", "half body", "garbage", "reads"), Fault("stop", "core", 0.1, 0.5)),
         Step(_some("slow", "half head", "reads", "resets"), Fault("clock", "main", 0.1, 86400)),
-        Step(_some("aborts", "streams", "half open", "reads", "streams"), Fault("descriptors", "frontend", 0.0, 2)),
+        Step(_some("aborts", "streams", "half open", "reads", "streams"), Fault("burst", "main", 0.5, 200)),
         Step(_some("streams", "reads", "reads", "reads"), Fault("kill", "template", 0.0)),
         Step(_some("streams", "streams", "reads"), Fault("disk", "core", 0.0)),
         Step(_some("streams", "streams", "streams"), Fault("kill", "core", 0.3)),

@@ -17,7 +17,7 @@ from ramiform.tests.composition.mix import SCHEMA, WORDS, Request, make_mix
 from ramiform.tests.frontend.harness import shipped_tokenizer
 
 ProcessKind = Literal["main", "core", "frontend", "rank", "template"]
-FaultKind = Literal["none", "kill", "stop", "clock", "descriptors", "memory", "disk", "burst"]
+FaultKind = Literal["none", "kill", "stop", "clock", "memory", "disk", "burst"]
 Conduct = Literal[
     "reads", "streams", "slow", "leaves", "aborts", "resets", "half open", "half head", "half body", "garbage"
 ]
@@ -50,6 +50,7 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     log: Literal["file", "full", "closed"] = "file"  # full: a full disk; closed: a pipe whose reader has left
     log_plans: bool = False
     clock: bool = False
+    descriptors: int | None = None  # limit of open files, of which connections get what programs and files do not need
 
     @property
     def judge(self) -> Flags | None:
@@ -100,7 +101,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What strikes. `amount`: seconds (stop, clock), descriptors or MiB left, connections (burst)."""
+    """What strikes. `amount`: seconds (stop, clock), MiB left (memory), connections (burst)."""
 
     kind: FaultKind = "none"
     target: ProcessKind = "core"
@@ -164,19 +165,11 @@ def make_life(seed: int, index: int) -> Life:
     draw = random.Random(f"{seed} {index}")
     flags = _flags(draw)
     num_steps = 30 if index % 10 == 9 else draw.randint(2, 7)
-    steps = [_step(draw, flags) for _ in range(num_steps)]
+    steps = [Step(_asks(draw), _fault(draw, flags)) for _ in range(num_steps)]
     if draw.random() < 0.5:
         target = draw.choice(flags.kinds)
         steps.append(Step(_asks(draw), Fault("kill", target, after=draw.choice([0.0, 0.2, 0.6]))))
     return Life(flags, steps, drains=draw.random() < 0.5)
-
-
-def _step(draw: random.Random, flags: Flags) -> Step:
-    asks, fault = _asks(draw), _fault(draw, flags)
-    if fault.kind == "descriptors":
-        # libzmq 4.3.5 aborts a process that has no descriptor left for a local program (docs/operations.md).
-        asks = [ask for ask in asks if ask.route != "program"] or [bodies()[0]]
-    return Step(asks, fault)
 
 
 def _flags(draw: random.Random) -> Flags:
@@ -201,6 +194,7 @@ def _flags(draw: random.Random) -> Flags:
         log=draw.choice(["file", "file", "full", "closed"]),
         log_plans=draw.random() < 0.3,
         clock=draw.random() < 0.5,
+        descriptors=draw.choice([None, None, 128, 256]),
     )
 
 
@@ -222,15 +216,13 @@ def _is_long(ask: Ask) -> bool:
 
 def _fault(draw: random.Random, flags: Flags) -> Fault:
     after = draw.choice([0.0, 0.1, 0.5])
-    match draw.choice(["none", "kill", "stop", "stop", "clock", "descriptors", "memory", "disk", "burst"]):
+    match draw.choice(["none", "kill", "stop", "stop", "clock", "memory", "disk", "burst"]):
         case "kill":
             return Fault("kill", "template", after)
         case "stop":
             return Fault("stop", draw.choice([*flags.kinds, "template"]), after, draw.choice([0.2, 1.5, 4.0]))
         case "clock" if flags.clock:
             return Fault("clock", "main", after, draw.choice([-86400, -3600, -30, 30, 3600, 86400 * 400]))
-        case "descriptors":
-            return Fault("descriptors", draw.choice(flags.kinds), after, draw.choice([0, 2, 8]))
         case "memory":
             return Fault("memory", draw.choice(flags.kinds), after, draw.choice([0, 4, 32]))
         case "disk":
