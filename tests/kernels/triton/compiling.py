@@ -28,7 +28,7 @@ class Compiled(NamedTuple):
     buffers: int  # tiles of the largest pipelined load that shared memory holds; 0: nothing is pipelined
     waits: int  # groups of loads that may be under way when the loop goes on, at least
     loops: list[int]  # machine instructions of each loop
-    doubles: int  # instructions that compute with float64
+    doubles: int  # sums, products and quotients of float64
 
 
 def compile_launch(launch: Launch, capability: int) -> Compiled:
@@ -45,7 +45,7 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
         buffers,
         waits,
         loop_instructions(kernel.asm["cubin"]),
-        len(re.findall(r"^\s*(?:@\S+\s+)?(?!cvt|ld|st|mov)\w+\S*\.f64\b", ptx, re.MULTILINE)),
+        len(re.findall(r"^\s*(?:@\S+\s+)?(?:add|sub|mul|fma|mad|div|rcp|sqrt)\b\S*\.f64\b", ptx, re.MULTILINE)),
     )
 
 
