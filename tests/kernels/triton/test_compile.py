@@ -19,6 +19,30 @@ MODELS = (
     "llama-8b-fp8-blocks",
     "gemma-2-9b",
 )
+KERNELS = {
+    "_add_parts",
+    "_attend_chunk",
+    "_attend_split",
+    "_best_of_block",
+    "_choose",
+    "_choose_experts",
+    "_combine",
+    "_combine_experts",
+    "_dequantise",
+    "_grouped_matmul",
+    "_logprob",
+    "_mask",
+    "_merge_parts",
+    "_quantise_rows",
+    "_quantised_matmul",
+    "_race_of_block",
+    "_rank_of_block",
+    "_rms_norm",
+    "_rope_and_store",
+    "_silu_and_mul",
+    "_sort_pairs",
+    "_split_kernel",
+}
 SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024}
 
 
@@ -28,7 +52,8 @@ SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024}
 def test_every_kernel_compiles_without_spilling(capability: int, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
-    script, models = Path(__file__).with_name("compile_all.py"), MODELS if capability == 90 else MODELS[:4]
+    models = MODELS if capability == 90 else ("llama-8b", "llama-8b-w8a8")
+    script = Path(__file__).with_name("compile_all.py")
     ran = subprocess.run(
         [sys.executable, "-P", script, str(capability), *models],
         env=environment,
@@ -38,30 +63,8 @@ def test_every_kernel_compiles_without_spilling(capability: int, tmp_path: Path)
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     compiled = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert {one["name"] for one in compiled} == {
-        "_add_parts",
-        "_attend_chunk",
-        "_attend_split",
-        "_best_of_block",
-        "_choose",
-        "_choose_experts",
-        "_combine",
-        "_combine_experts",
-        "_dequantise",
-        "_grouped_matmul",
-        "_logprob",
-        "_mask",
-        "_merge_parts",
-        "_quantise_rows",
-        "_quantised_matmul",
-        "_race_of_block",
-        "_rank_of_block",
-        "_rms_norm",
-        "_rope_and_store",
-        "_silu_and_mul",
-        "_sort_pairs",
-        "_split_kernel",
-    }
+    names = {one["name"] for one in compiled}
+    assert names == KERNELS if capability == 90 else names < KERNELS
     assert [one for one in compiled if one["spilled_bytes"]] == []
     assert [one for one in compiled if one["doubles"]] == [], "float64 has a 64th of the units on consumer GPUs"
     if capability == 90:
