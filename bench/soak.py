@@ -174,7 +174,7 @@ def memory(process: psutil.Process) -> dict[str, float]:
 def counts(url: str) -> dict[str, float]:
     """Read what the server counts of itself."""
     values = {}
-    for line in httpx.get(f"{url}/metrics").text.splitlines():
+    for line in httpx.get(f"{url}/metrics", timeout=120).text.splitlines():
         name = line.split("{")[0].split(" ")[0].removeprefix("ramiform_")
         if line.startswith("ramiform_") and name in COUNTED:
             values[name] = float(line.rsplit(" ", 1)[1])

@@ -236,7 +236,11 @@ def _second_rope(
             interval = fields.count("no_rope_layer_interval", default=4)
             if listed is None:
                 return NO_ROPE, tuple((layer + 1) % interval == 0 for layer in range(len(windows)))
-            if not isinstance(listed, list) or len(listed) != len(windows) or not set(listed) <= {0, 1}:
+            if (
+                not isinstance(listed, list)
+                or len(listed) != len(windows)
+                or not all(used in (0, 1) for used in listed)
+            ):
                 raise fields.invalid("no_rope_layers", f"must give 0 or 1 for each of {len(windows)} layers")
             return NO_ROPE, tuple(not used for used in listed)
     return None, ()
@@ -244,7 +248,7 @@ def _second_rope(
 
 def _architecture(fields: ConfigFields) -> str:
     names = fields.raw.get("architectures")
-    if not isinstance(names, list) or not names:
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise fields.invalid("architectures", "must list the model's class")
     if names[0] not in FAMILIES:
         raise fields.unsupported("architectures", f"supported: {', '.join(FAMILIES)}; {names[0]!r} is")

@@ -95,6 +95,7 @@ def test_a_directory_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
             r"architectures: supported: LlamaForCausalLM.*'BertLMHeadModel' is not",
         ),
         ({"architectures": ...}, r"architectures must list the model's class"),
+        ({"architectures": [["LlamaForCausalLM"]]}, r"architectures must list the model's class"),
         ({"hidden_act": "gelu"}, r"hidden_act: .*'gelu' is not supported"),
         ({"hidden_size": ...}, r"the field hidden_size is missing"),
         ({"hidden_size": "64"}, r"hidden_size must be an integer .*'64'"),
