@@ -123,8 +123,10 @@ class InFlightStep:
     def _notify(self, source: DraftSource, results: list[RowResult]) -> list[RowResult]:
         """Pass the step to the draft source, and return the results with its drafts."""
         rows, runner = self._plan.rows, self._runner
+        if self._plan.is_open:
+            rows = [_with_token(row, runner.last_results) for row in rows]
         if not self._plan.followed:
-            source.skip([_with_token(row, runner.last_results) for row in rows] if self._plan.is_open else rows)
+            source.skip(rows)
             runner.last_results = results
             return results
         drafts = source.follow(_draft_step(rows, results, self._starts_R, self._features_TE))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ramiform.runtime.engine import ForwardEngine, build_engine
+from ramiform.runtime.engine.draft_source import DraftStep
 from ramiform.runtime.models import packed_linear
 from ramiform.runtime.models.quantised import factory
 from ramiform.runtime.models.rope import Rope
@@ -82,13 +84,13 @@ def random_steps(draw: random.Random, vocab_size: int, num: int, *, newcomers: S
     return steps
 
 
-def ahead(engine: ForwardEngine, steps: Sequence[Step]) -> list[list[RowResult]]:
+def ahead(engine: ForwardEngine, steps: Sequence[Step], *, followed: bool = True) -> list[list[RowResult]]:
     """Run the steps, each launched before the last one's result is read."""
     step_results, rows, launched = [], [], None
     for number, step in enumerate(steps):
         following = [_after(rows[index], PENDING, follows=index) for index, _ in step.follows]
         rows = [*following, *step.prompts]
-        now = engine.launch(ForwardPlan(step=number, copies=[], rows=rows))
+        now = engine.launch(ForwardPlan(step=number, copies=[], rows=rows, followed=followed))
         if launched is not None:
             step_results.append(launched.wait().rows)
         if following:
@@ -128,6 +130,39 @@ def test_a_following_row_gets_the_sampled_token_at_any_index(engine: ForwardEngi
         assert [entry.logprob for entry in mine.logprobs] == pytest.approx(
             [entry.logprob for entry in wanted.logprobs], abs=1e-4
         )
+
+
+class TokenRecorder:
+    """A draft source that notes the tokens of each step's rows, and drafts nothing."""
+
+    captures: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        self.steps: list[list[list[int]]] = []
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        pass
+
+    def follow(self, step: DraftStep) -> list[None]:
+        self.steps.append([row.kept for row in step.rows])
+        return [None] * len(step.rows)
+
+    def skip(self, rows: Sequence[Row]) -> None:
+        self.steps.append([row.tokens for row in rows])
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_a_draft_source_sees_the_tokens_that_rows_followed(
+    engine: ForwardEngine, followed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = random_steps(random.Random(3), engine.info.vocab_size, 6)
+    seen = []
+    for run in (partial(ahead, followed=followed), one_by_one):
+        recorder = TokenRecorder()
+        monkeypatch.setattr(engine._runner, "source", recorder)
+        run(engine, steps)
+        seen.append(recorder.steps)
+    assert seen[0] == seen[1]
 
 
 @pytest.fixture
