@@ -44,6 +44,7 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
         num_experts=0 if experts is None else experts.num_experts,
         num_chosen=0 if experts is None else experts.num_per_token,
         expert_size=0 if experts is None else experts.intermediate_size,
+        normalised=experts is None or experts.normalised,
     )
     launches = variants(shapes)
     for (weights, group), layers in _quantised_layers(model).items():
