@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -198,13 +199,13 @@ def choose_max_running(config: CoreConfig, device: torch.device, num_pages: int)
 
 
 def available_memory() -> int:
-    """Return the bytes of the host's memory that programs may still take, within the limit of a container."""
-    available = _available_of_host()
-    limit, used = (_read_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        cached = _cached_of_container()
-        available = min(available, limit - used + cached)
-    return max(0, available)
+    """Return the bytes of the host's memory that programs may still take, within the limits of control groups, as of
+    containers and systemd's units."""
+    left = [
+        limit - used + cached
+        for limit, used, cached in _groups_memory(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    ]
+    return max(0, min([_available_of_host(), *left]))
 
 
 def _available_of_host() -> int:
@@ -216,11 +217,42 @@ def _available_of_host() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _cached_of_container() -> int:
-    """Return the bytes of files that the kernel would drop for a program's memory."""
+def _groups_memory(memberships: Path, mount: Path) -> Iterator[tuple[int, int, int]]:
+    """Yield the limit, the use, and the part of it that are files which the kernel would drop, of this process's
+    control groups that have a limit, of version 2 or 1.
+
+    A container often sees its own group as the root, whatever path `memberships` names.
+    """
+    names = (
+        ("memory.max", "memory.current", "inactive_file"),
+        (
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    )
     try:
-        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        lines = [line.split(":", 2) for line in memberships.read_text().splitlines()]
+    except OSError:
+        lines = [["0", "", "/"], ["0", "memory", "/"]]
+    for _, controllers, path in lines:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = mount / "memory" if controllers else mount
+        limit_name, used_name, cached_name = names[bool(controllers)]
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            limit, used = _read_number(folder / limit_name), _read_number(folder / used_name)
+            if limit is not None and used is not None:
+                yield limit, used, _read_statistic(folder / "memory.stat", cached_name)
+            if folder == root:
+                break
+
+
+def _read_statistic(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name} "))
     except (OSError, StopIteration):
         return 0
 

@@ -79,6 +79,29 @@ def test_available_memory_is_no_more_than_the_host_has() -> None:
     assert 0 < available_memory() <= total
 
 
+@pytest.mark.parametrize("group", ["/", "/system.slice/a.service"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_a_control_group_bounds_the_available_memory(
+    version: int, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a container, which sees its group as the root, and of a systemd unit."""
+    memberships, mount = tmp_path / "cgroup", tmp_path / "mounted"
+    memberships.write_text(f"0::{group}\n" if version == 2 else f"5:cpu,cpuacct:/x\n4:memory:{group}\n0::/\n")
+    folder = (mount if version == 2 else mount / "memory") / group.lstrip("/")
+    folder.mkdir(parents=True)
+    limit, used = (
+        ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
+    (folder / limit).write_text(f"{5 << 20}\n")
+    (folder / used).write_text(f"{3 << 20}\n")
+    cached = "inactive_file" if version == 2 else "inactive_file 5\ntotal_inactive_file"
+    (folder / "memory.stat").write_text(f"anon 7\n{cached} {1 << 20}\n")
+    assert list(kv_size._groups_memory(memberships, mount)) == [(5 << 20, 3 << 20, 1 << 20)]
+    real = kv_size._groups_memory
+    monkeypatch.setattr(kv_size, "_groups_memory", lambda *_: real(memberships, mount))
+    assert available_memory() == 3 << 20
+
+
 def test_the_largest_step_and_the_largest_graphs_are_measured(
     engine: ForwardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
