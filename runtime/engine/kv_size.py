@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import torch
 
 from ..models.decoder import Decoder
@@ -21,7 +22,7 @@ from ..models.kv_scales import KvScales
 from ..models.parallel.group import Group
 from ..protocol.config import DEFAULT_MAX_RUNNING, CoreConfig
 from ..protocol.errors import RequestError
-from ..scheduler.plan import ForwardPlan, Row, Sample
+from ..scheduler.plan import DraftNode, ForwardPlan, Row, Sample
 from .in_flight_step import InFlightStep, ModelRunner
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool
 from .step_graphs import StepGraphs
@@ -65,19 +66,21 @@ def measure_memory(
     *,
     num_tokens: int,
     num_rows: int,
+    num_drafts: int = 0,
     make_graphs: MakeGraphs | None,
 ) -> MemoryUse:
-    """Measure a CUDA device: run a step of `num_tokens` tokens, all of whose `num_rows` rows sample, and capture the
-    largest graphs (None: there are none), on a small pool that is then freed."""
+    """Measure a CUDA device: run a step of `num_tokens` tokens, all of whose `num_rows` rows sample and verify at most
+    `num_drafts` tokens, and capture the largest graphs (None: there are none), on a small pool that is then freed."""
     device = model.device
     pool = KvPool(
         KvMemory(model.config, num_tokens // PAGE_SIZE + num_rows, device=device, dtype=kv_dtype), None, scales
     )
+    plan = largest_plan(num_tokens, num_rows, num_drafts)
     with torch.inference_mode():
-        InFlightStep(ModelRunner(model, pool, group), largest_plan(num_tokens, num_rows)).wait()  # libraries load
+        InFlightStep(ModelRunner(model, pool, group), plan).wait()  # libraries load
         taken = _reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
-        InFlightStep(ModelRunner(model, pool, group), largest_plan(num_tokens, num_rows)).wait()
+        InFlightStep(ModelRunner(model, pool, group), plan).wait()
         transient = torch.cuda.max_memory_reserved(device) - taken
         graphs_bytes = 0
         if make_graphs is not None and StepGraphs.supports(model, pool.layers):
@@ -91,15 +94,19 @@ def measure_memory(
     return MemoryUse(torch.cuda.get_device_properties(device).total_memory, free, transient, graphs_bytes)
 
 
-def largest_plan(num_tokens: int, num_rows: int) -> ForwardPlan:
-    """Return a plan of `num_rows` rows, with `num_tokens` tokens in all and pages of their own, that all draw."""
+def largest_plan(num_tokens: int, num_rows: int, num_drafts: int = 0) -> ForwardPlan:
+    """Return a plan of `num_rows` rows, with `num_tokens` tokens in all and pages of their own, that all draw. Of each
+    row's tokens as many as may be, at most `num_drafts`, are a draft, after each of which one is drawn too."""
     draw = Sample(temperature=1.0, top_k=50, top_p=0.9, draw=5, num_top_logprobs=1)
     rows, first_page = [], 0
     for index in range(num_rows):
         count = num_tokens * (index + 1) // num_rows - num_tokens * index // num_rows
         end_page = first_page + -(-count // PAGE_SIZE)
-        pages = list(range(first_page, end_page))
-        rows.append(Row(rid=str(index), tokens=[0] * count, first_position=0, pages=pages, sample=draw))
+        pages, drafts = list(range(first_page, end_page)), min(num_drafts, count - 1)
+        row = Row(rid=str(index), tokens=[0] * count, first_position=0, pages=pages, sample=draw)
+        if drafts:
+            row = msgspec.structs.replace(row, parents=list(range(-1, drafts - 1)), nodes=[DraftNode(draw=5)] * drafts)
+        rows.append(row)
         first_page = end_page
     return ForwardPlan(step=0, copies=[], rows=rows)
 

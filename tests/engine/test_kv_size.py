@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ramiform.kernels import SamplingTensors
 from ramiform.runtime.engine import ForwardEngine, build_engine, kv_size
 from ramiform.runtime.engine.kv_size import (
     MemoryUse,
@@ -143,6 +144,25 @@ def test_the_largest_step_and_the_largest_graphs_are_measured(
     )
     assert asked == [(8, 3)]
     assert use == MemoryUse(80 * GIB, 58 * GIB, 2 * GIB, GIB + 10 * (4 << 20))
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3, 40])
+def test_the_measured_step_draws_after_each_draft_token_too(engine: ForwardEngine, num_drafts: int) -> None:
+    """Logits of a large vocabulary are most of what a step takes."""
+    sampled: list[int] = []
+    ops = engine._runner.model.ops
+
+    class Counted:
+        def __getattr__(self, name: str) -> object:
+            return getattr(ops, name)
+
+        def sample_tokens(self, logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+            sampled.append(len(logits_RV))
+            return ops.sample_tokens(logits_RV, sampling)
+
+    engine._runner.model.ops = Counted()  # type: ignore[assignment]
+    engine.run(largest_plan(64, 8, num_drafts))
+    assert sampled == [8 * (1 + min(num_drafts, 7))]
 
 
 @pytest.mark.parametrize(("num_tokens", "num_rows"), [(1024, 64), (1000, 7), (16, 16)])
