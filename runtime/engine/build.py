@@ -143,7 +143,7 @@ def build_engine(
             )
 
     if num_pages is None:
-        # Not set, it is on where a draft source takes memory.
+        # Speculation that is not set is on where a draft source takes memory.
         drafts = config.speculative not in (None, "off") or draft.per_page > 0
 
         def measure(*, max_running: int) -> MemoryUse:
