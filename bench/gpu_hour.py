@@ -11,128 +11,27 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ramiform.bench import gpu_hour_kernels
 from ramiform.bench.dummy_models import config_of, decode_plans, dummy_model, pages_of_row
+from ramiform.bench.gpu_measurements import Hour, Measurement, call_again
 from ramiform.bench.harness import cell
-from ramiform.kernels import KvCache, SamplingTensors
 from ramiform.kernels.dispatch import for_device
 from ramiform.runtime.engine.compile_kernels import compile_kernels
 from ramiform.runtime.engine.engine import ForwardEngine
 from ramiform.runtime.engine.kv_pool import PAGE_SIZE, KvMemory, KvPool, bytes_per_page
 from ramiform.runtime.engine.step_graphs import CudaCapture, StepGraphs
-from ramiform.runtime.models.kv_scales import KvScales
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.planner.memory import read_bytes
 from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Row, Sample
-
-Measurement = Iterator[dict[str, Any]]
-KV_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
-
-
-@dataclass
-class Hour:
-    """The device, the shapes, and what was measured so far."""
-
-    device: torch.device
-    dry: bool  # tiny shapes
-    file: Path
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    start: float = field(default_factory=time.monotonic)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of weights; Triton's interpreter computes no bfloat16."""
-        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
-
-    def run(self, name: str, measure: Callable[[], Measurement]) -> None:
-        """Run a measurement, and write its lines as they come."""
-        try:
-            for row in measure():
-                self._note({"what": name, **row})
-        except Exception as error:
-            traceback.print_exc()
-            self._note({"what": name, "failed": f"{type(error).__name__}: {str(error).splitlines()[:1]}"})
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def _note(self, row: dict[str, Any]) -> None:
-        row |= {"at s": round(time.monotonic() - self.start, 1)}
-        self.rows.append(row)
-        with self.file.open("a") as file:
-            file.write(json.dumps(row, default=str) + "\n")
-        print(json.dumps(row, default=str), flush=True)
-
-    def seconds(self, call: Callable[[], object]) -> float:
-        """Return the median time of a call on the device; of one call in a dry run."""
-        if self.device.type == "cuda":
-            from triton.testing import do_bench
-
-            return float(do_bench(call, warmup=5, rep=5 if self.dry else 50, return_mode="median")) / 1e3
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-
-    def engine(
-        self,
-        name: str,
-        *,
-        max_running: int,
-        graphs: bool = True,
-        quantize: str | None = None,
-        kv: str = "bf16",
-        keys: int = 1024,
-        context_length: int = 8192,
-    ) -> ForwardEngine:
-        """Return an engine of a dummy model, with pages for `max_running` rows of `keys` keys and some more."""
-        config = config_of(name, tiny=self.dry)
-        ops = for_device(self.device, "triton", attention_cap=config.attention_cap)
-        context_length = min(context_length, config.context_length)
-        model = dummy_model(config, self.device, self.dtype, ops, quantize=quantize, context_length=context_length)
-        kv_dtype = self.dtype if kv == "bf16" else KV_DTYPES[kv]
-        scales = None
-        if kv_dtype.itemsize == 1:
-            ones_LK = torch.full((config.num_layers, config.num_kv_heads), 0.05, device=self.device)
-            scales = KvScales(ones_LK, ones_LK)
-        num_pages = max_running * pages_of_row(keys)
-        pool = KvPool(KvMemory(config, num_pages, device=self.device, dtype=kv_dtype), None, scales)
-        for memory in pool.memories:
-            memory.view(torch.uint8).zero_()
-        made = None
-        if graphs and StepGraphs.supports(model, pool.layers):
-            capture = CudaCapture() if self.device.type == "cuda" else _call_again
-            made = StepGraphs(
-                model,
-                pool.layers,
-                max_rows=max_running,
-                num_places=context_length,
-                captures=(),
-                capture=capture,
-                max_tokens=16 if self.dry else 256,
-            )
-        engine = ForwardEngine(model, pool, context_length=context_length, max_running=max_running, graphs=made)
-        if self.device.type == "cuda":
-            engine.warm_up()
-        elif made is not None:
-            with torch.inference_mode():
-                made.capture_all()
-        return engine
-
-
-def _call_again(forward: Callable[[], None]) -> Callable[[], None]:
-    return forward
-
 
 # A: facts, compilation, correctness
 
@@ -180,7 +79,7 @@ def correctness(hour: Hour) -> Measurement:
         pool = KvPool(KvMemory(config, 64, device=hour.device, dtype=torch.float32))
         made = None
         if way == "graphs":
-            capture = CudaCapture() if hour.device.type == "cuda" else _call_again
+            capture = CudaCapture() if hour.device.type == "cuda" else call_again
             made = StepGraphs(
                 model, pool.layers, max_rows=4, num_places=256, captures=(), capture=capture, max_tokens=32
             )
@@ -218,113 +117,6 @@ def _mixed_steps(vocab_size: int, num: int) -> list[ForwardPlan]:
             rows.append(row)
         steps.append(ForwardPlan(step=number, copies=[], rows=rows))
     return steps
-
-
-# B: kernels
-
-
-def decode_attention(hour: Hour) -> Measurement:
-    """Sweep stages, keys of a tile, warps and splits of decode attention."""
-    from ramiform.kernels.triton import launch_configs, paged_rows, split_attention, splits
-
-    H, K, D = (2, 1, 16) if hour.dry else (32, 8, 128)
-    shapes = [(1, 64)] if hour.dry else [(1, 1024), (1, 8192), (1, 32768), (32, 1024), (128, 1024), (128, 4096)]
-    tiles = [(3, 64, 4)] if hour.dry else [(s, k, w) for s in (3, 5, 7) for k in (32, 64, 128) for w in (4, 8)]
-    plain_tile = split_attention.split_tile
-    for num_rows, num_keys in shapes:
-        for kv in ("bf16",) if hour.dry else KV_DTYPES:
-            dtype = hour.dtype if kv == "bf16" else KV_DTYPES[kv]
-            pages = -(-num_keys // PAGE_SIZE)
-            memory = torch.zeros(2, num_rows * pages * PAGE_SIZE, K, D, device=hour.device, dtype=dtype)
-            scale_K = torch.ones(K, device=hour.device) if dtype.itemsize == 1 else None
-            cache = KvCache(memory[0], memory[1], scale_K, scale_K)
-            ints = partial(torch.full, (num_rows,), dtype=torch.int32, device=hour.device)
-            rows = paged_rows.PagedRows(
-                torch.randperm(num_rows * pages, device=hour.device).view(num_rows, pages).int(),
-                ints(num_keys),
-                torch.arange(num_rows, dtype=torch.int32, device=hour.device),
-                ints(1),
-                ints(num_keys - 1),
-                None,
-                1,
-                PAGE_SIZE,
-                None,
-            )
-            q_THD = torch.randn(num_rows, H, D, device=hour.device, dtype=hour.dtype)
-            out_THD = torch.empty_like(q_THD)
-            for stages, keys, warps in tiles:
-                for per_sm in (4,) if hour.dry else (2, 4, 8):
-                    changes = {"keys": keys, "num_warps": warps, "num_stages": stages}
-                    split_attention.split_tile = lambda *args, changes=changes: plain_tile(*args)._replace(**changes)
-                    wanted = max(1, launch_configs.num_splits_wanted(hour.device, K) * per_sm // 4)
-                    if hour.dry:
-                        wanted = 1
-                    cut = splits.make_splits(rows.num_keys_R, num_wanted=wanted, tile=keys)
-                    row = {"rows": num_rows, "keys": num_keys, "kv": kv, "stages": stages, "tile": keys, "warps": warps}
-                    try:
-                        taken = hour.seconds(
-                            partial(split_attention.split_attention, q_THD, cache, rows, cut, out_THD, D**-0.5)
-                        )
-                        yield row | {"CTAs an SM": per_sm, "us": 1e6 * taken, "GB/s": memory.nbytes / taken / 1e9}
-                    except Exception as error:  # out of shared memory
-                        yield row | {"failed": type(error).__name__}
-                    finally:
-                        split_attention.split_tile = plain_tile
-
-
-def chunk_attention(hour: Hour) -> Measurement:
-    """Measure attention of a prompt over its keys, and torch's on contiguous keys."""
-    from ramiform.kernels import AttentionArgs, RowSpan
-
-    H, K, D = (2, 1, 16) if hour.dry else (32, 8, 128)
-    ops = for_device(hour.device, "triton")
-    for num_keys in (16,) if hour.dry else (1024, 2048, 8192, 32768):
-        pages = torch.arange(-(-num_keys // PAGE_SIZE)).numpy()
-        memory = torch.randn(2, len(pages) * PAGE_SIZE, K, D, device=hour.device, dtype=hour.dtype)
-        q_THD = torch.randn(num_keys, H, D, device=hour.device, dtype=hour.dtype)
-        cache = KvCache(memory[0], memory[1])
-        span = RowSpan(0, num_keys, pages)
-        attention = ops.attention(AttentionArgs([span], cache, H, PAGE_SIZE, None, hour.dtype))
-        taken = hour.seconds(partial(attention.attend, q_THD, cache, D**-0.5))
-        heads = [x[:num_keys].transpose(0, 1)[None] for x in (q_THD, memory[0], memory[1])]
-        theirs = hour.seconds(
-            partial(torch.nn.functional.scaled_dot_product_attention, *heads, is_causal=True, enable_gqa=True)
-        )
-        operations = 2 * H * D * num_keys * (num_keys + 1)
-        yield {"tokens": num_keys, "TFLOP/s": operations / taken / 1e12, "torch TFLOP/s": operations / theirs / 1e12}
-
-
-def experts(hour: Hour) -> Measurement:
-    """Measure the products of a mixture's experts, and torch's grouped product where there is one."""
-    ops = for_device(hour.device, "triton")
-    N, E, size, chosen = (2, 16, 16, 1) if hour.dry else (128, 2048, 768, 8)
-    weight = torch.randn(N, 2 * size, E, device=hour.device, dtype=hour.dtype)
-    for tokens in (4,) if hour.dry else (1, 32, 128, 1024, 8192):
-        pairs = tokens * chosen
-        expert_P = torch.randint(N, (pairs,), device=hour.device).sort().values
-        ends = torch.bincount(expert_P, minlength=N).cumsum(0)
-        rows_P = torch.randint(tokens, (pairs,), device=hour.device)
-        x = torch.randn(tokens, E, device=hour.device, dtype=hour.dtype)
-        taken = hour.seconds(partial(ops.grouped_matmul, x, weight, ends, rows_P))
-        row = {"tokens": tokens, "us": 1e6 * taken, "TFLOP/s": 4 * pairs * E * size / taken / 1e12}
-        if hour.device.type == "cuda" and hasattr(torch, "_grouped_mm"):
-            theirs = partial(torch._grouped_mm, x[rows_P], weight.transpose(1, 2), offs=ends.int())
-            row["torch us"] = 1e6 * hour.seconds(theirs)
-        yield row
-
-
-def sampling(hour: Hour) -> Measurement:
-    """Measure draws, and a softmax and multinomial of torch without filters."""
-    ops, vocab_size = for_device(hour.device, "triton"), 96 if hour.dry else 128256
-    for num_rows in (2,) if hour.dry else (1, 32, 128, 512):
-        logits_RV = torch.randn(num_rows, vocab_size, device=hour.device)
-        ones_R = torch.ones(num_rows, device=hour.device)
-        theirs = hour.seconds(lambda x=logits_RV: torch.multinomial(x.softmax(-1), 1))
-        for name, top_k, top_p in (("all", vocab_size, 1.0), ("top-p", vocab_size, 0.9), ("top-k", 50, 1.0)):
-            draws = torch.arange(num_rows, device=hour.device)
-            tensors = (ones_R, (ones_R * top_k).long(), ones_R.double() * top_p, ones_R * 0, draws)
-            taken = hour.seconds(partial(ops.sample_tokens, logits_RV, SamplingTensors(*tensors)))
-            yield {"rows": num_rows, "filter": name, "us": 1e6 * taken, "torch us": 1e6 * theirs}
 
 
 # C and D: engines
@@ -453,23 +245,24 @@ def top_kernels(hour: Hour, name: str) -> Measurement:
 
 
 def profiled_kernels(hour: Hour) -> Measurement:
-    """Launch the three kernels that matter most a few times, for ncu: decode attention, prompt attention, sampling."""
-    for measure in (chunk_attention, sampling):
+    """Launch the kernels that matter most, for ncu: prompt attention, sampling, and those of a decode step."""
+    hour.profiled = True
+    for measure in (gpu_hour_kernels.chunk_attention, gpu_hour_kernels.sampling):
         for row in list(measure(hour))[:1]:
             yield {"kernel": measure.__name__, **row}
     engine = hour.engine("Llama-3-8B", max_running=1, graphs=False, keys=16 if hour.dry else 4096)
     plan, _ = next(decode_plans(1, 16 if hour.dry else 4096))
-    engine.run(plan)
+    hour.profile(lambda: engine.run(plan))
     yield {"kernel": "decode step"}
 
 
 SECTIONS: dict[str, list[tuple[str, Callable[[Hour], Measurement]]]] = {
     "A": [("facts", facts), ("compilations", compilations), ("correctness", correctness)],
     "B": [
-        ("decode attention", decode_attention),
-        ("chunk attention", chunk_attention),
-        ("experts", experts),
-        ("sampling", sampling),
+        ("decode attention", gpu_hour_kernels.decode_attention),
+        ("chunk attention", gpu_hour_kernels.chunk_attention),
+        ("experts", gpu_hour_kernels.experts),
+        ("sampling", gpu_hour_kernels.sampling),
     ],
     "C": [
         ("decode", lambda hour: decode_steps(hour, "Llama-3-8B", (1, 8, 32, 64, 128), ways=(True, False))),

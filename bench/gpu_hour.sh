@@ -44,7 +44,8 @@ fi
 for section in "$@"; do
     run=("$PYTHON" -P "$root/bench/gpu_hour.py" "$section" --out "$OUT")
     if [ "$section" = E ] && command -v ncu >/dev/null; then
-        run=(ncu --set basic --kernel-name "regex:_attend|_sample" --launch-count 12 --csv --log-file "$OUT/E.csv" "${run[@]}")
+        run=(ncu --set basic --profile-from-start off --kernel-name "regex:_attend|_of_block|_choose" --launch-count 100
+            --csv --log-file "$OUT/E.csv" "${run[@]}")
     fi
     timeout "$LIMIT" "${run[@]}" || { failed=1; echo "section $section did not end well" >&2; }
     if [ "$section" = A ] && command -v compute-sanitizer >/dev/null; then

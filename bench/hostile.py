@@ -206,13 +206,13 @@ def attacked(url: str, attack: Sequence[int], seconds: float) -> tuple[Measured,
     command = [sys.executable, "-P", __file__, "--attack", ",".join(map(str, attack))]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as attack:
-        assert attack.stdin is not None
-        assert attack.stdout is not None
-        attack.stdout.readline()  # it begins
+    ) as attacker:
+        assert attacker.stdin is not None
+        assert attacker.stdout is not None
+        attacker.stdout.readline()  # it begins
         measured = asyncio.run(measure(url, seconds))
-        attack.stdin.close()
-        counts = attack.stdout.read()
+        attacker.stdin.close()
+        counts = attacker.stdout.read()
     return measured, dict(line.split(": ", 1) for line in counts.splitlines())
 
 

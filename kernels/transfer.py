@@ -27,12 +27,13 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.
 
 
 def to_buffer(arrays: Sequence[np.ndarray], buffer: torch.Tensor) -> None:
-    """Copy the arrays into the uint8 `buffer`, as `pack` lays them out. Nothing waits for the copy, and no memory of
-    the device is allocated."""
+    """Copy the arrays into the uint8 `buffer`, as `pack` lays them out; it may end without the last one's padding.
+    Nothing waits for the copy, and no memory of the device is allocated."""
     size = packed_size(arrays)
     host = torch.empty(size, dtype=torch.uint8, pin_memory=buffer.device.type == "cuda")
     pack(arrays, host.numpy())
-    buffer[:size].copy_(host, non_blocking=True)
+    target = buffer[:size]
+    target.copy_(host[: len(target)], non_blocking=True)
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> Deferred[list[np.ndarray]]:

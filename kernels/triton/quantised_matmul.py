@@ -65,10 +65,12 @@ def matmul(
     x_scale: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
     experts: tuple[torch.Tensor, torch.Tensor | None] | None = None,
+    fixed: bool = False,
 ) -> torch.Tensor:
     """Return `x W^T + bias` [T, N], or [P, N] by expert, in `dtype`, by default that of `x`.
 
-    `experts` are `ends_N` and `rows_P` as `grouped_matmul` takes them.
+    `experts` are `ends_N` and `rows_P` as `grouped_matmul` takes them; with `fixed` a row's bits do not depend on the
+    other rows.
 
     `x` may be codes of the weight's dtype, with float32 scales [T], or [T, G] where the weight's are by block.
     """
@@ -79,7 +81,8 @@ def matmul(
     if T == 0:
         return out
     E = 0 if experts is None else weight.codes.shape[0]
-    block_m = FEW_ROWS if FEW_ROWS * max(1, E) >= T else SOME_ROWS
+    assert not fixed or E, "layers without experts are computed a fixed number of rows at a time"
+    block_m = FEW_ROWS if fixed or FEW_ROWS * max(1, E) >= T else SOME_ROWS
     tiles = triton.cdiv(T, block_m) if E == 0 else min(T, triton.cdiv(T, block_m) + E)
     block_c = weight.group or BLOCK_INPUTS
     num_groups = triton.cdiv(C, block_c)

@@ -65,7 +65,7 @@ def fixed_splits(num_keys_R: torch.Tensor, *, size: int, max_keys: int) -> Split
 
 @triton.jit(do_not_specialize=["num_rows", "num_wanted"])
 def _split_kernel(num_keys_R, first, size, num_rows, num_wanted, TILE: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Block by block, so that the kernel is the same for any number of rows."""
+    """Cut the rows' keys into splits, block by block, so that the kernel is the same for any number of rows."""
     total = 0
     for begin in range(0, num_rows, BLOCK_R):
         r = begin + tl.arange(0, BLOCK_R)

@@ -223,7 +223,15 @@ def _quantised(
             x, x_scale = quantise_rows(x, weight.codes.dtype, group)
         rows = torch.zeros(num_rows, dtype=torch.int64) if experts == "gathered" else None
         of = None if experts is None else (torch.zeros(shapes.num_experts, dtype=torch.int64), rows)
-        matmul(x, weight, bias_N, x_scale=x_scale, dtype=shapes.dtype, experts=of)
+        matmul(
+            x,
+            weight,
+            bias_N,
+            x_scale=x_scale,
+            dtype=shapes.dtype,
+            experts=of,
+            fixed=of is not None and shapes.deterministic,
+        )
     if experts is None and not kind.endswith("-inputs"):
         dequantise(weight, shapes.dtype)
     yield

@@ -143,6 +143,8 @@ def build_engine(
             )
 
     if num_pages is None:
+        # Speculation that is not set is on where a draft source takes memory.
+        drafts = config.speculative not in (None, "off") or draft.per_page > 0
 
         def measure(*, max_running: int) -> MemoryUse:
             use = measure_memory(
@@ -152,6 +154,7 @@ def build_engine(
                 group,
                 num_tokens=config.prefill_budget,
                 num_rows=min(max_running, config.prefill_budget),
+                num_drafts=group.least(config.speculative_num_draft_tokens - 1 if drafts else 0),
                 make_graphs=make_graphs,
             )
             return replace(use, free=use.free - draft.weights)

@@ -44,6 +44,7 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
         num_experts=0 if experts is None else experts.num_experts,
         num_chosen=0 if experts is None else experts.num_per_token,
         expert_size=0 if experts is None else experts.intermediate_size,
+        normalised=experts is None or experts.normalised,
     )
     launches = variants(shapes)
     for (weights, group), layers in _quantised_layers(model).items():
@@ -55,27 +56,32 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
 
 
 def _quantised_layers(model: Decoder) -> dict[tuple[Any, int], set[tuple[int, int, bool]]]:
-    """Return outputs, inputs and bias of the layers that Triton multiplies, by their format and size of group."""
+    """Return outputs, inputs and bias of the layers that Triton multiplies, by their format and size of group; of
+    stacked experts the format alone."""
     found: dict[tuple[Any, int], set[tuple[int, int, bool]]] = defaultdict(set)
     for linear in model.parameters.linears():
         for part in _parts(linear):
-            codes = getattr(part, "codes", None)
-            if codes is None or codes.codes.dim() != 2:
+            stacked = getattr(part, "stacked", None)
+            layer, codes = (part, getattr(part, "codes", None)) if stacked is None else (part.linears[0], stacked)
+            if codes is None:
                 continue
-            outputs, inputs = codes.codes.shape
-            rounds_inputs = getattr(getattr(part, "scheme", None), "activations", False)
+            outputs, inputs = codes.codes.shape[-2:]
+            rounds_inputs = getattr(getattr(layer, "scheme", None), "activations", False)
             if codes.codes.dtype == torch.uint8:
                 kind, inputs = "int4", 2 * inputs
             elif codes.group:
                 kind = "fp8-blocks"
             else:
                 kind = ("int8" if codes.codes.dtype == torch.int8 else "fp8") + ("-inputs" if rounds_inputs else "")
-            found[kind, codes.group].add((outputs, inputs, part.bias_N is not None))
+            layers = found[kind, codes.group]
+            if stacked is None:
+                layers.add((outputs, inputs, layer.bias_N is not None))
     return found
 
 
 def _parts(linear: Any) -> Iterator[Any]:
-    """Iterate over a layer's slices, of a rank that holds several."""
+    """Iterate over a layer's slices, of a rank that holds several, without what computes fixed rows of each."""
+    linear = getattr(linear, "linear", linear)
     slices = getattr(linear, "slices", None)
     if slices is None:
         yield linear

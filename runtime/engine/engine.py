@@ -90,8 +90,8 @@ class ForwardEngine:
         """Queue a step on the device: copy pages, compute every row's tokens, sample, verify drafts, score.
 
         Rows write to distinct slots, and to no slot that another row of the plan reads. On a CUDA device the call waits
-        only for page copies to or from the host, and for values that plain torch reads back in place of a kernel. On a
-        CPU the step is complete on return.
+        only for a draft source's page copies to or from the host, and for values that plain torch reads back in place
+        of a kernel. On a CPU the step is complete on return.
         """
         if self._threads is not None:
             self._threads.choose(plan.num_tokens)

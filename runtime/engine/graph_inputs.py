@@ -224,7 +224,8 @@ class StaticInputs:
         tokens_O = last_tokens.tokens_O
         if len(tokens_O) > len(self._last_O):  # a step of more outputs than any graph has tokens
             tokens_O, sources = tokens_O[to_device([np.array(sources)], tokens_O.device)[0]], list(range(len(sources)))
-        self._last_O[: len(tokens_O)].copy_(tokens_O)
+        # In place of a token there may be NOT_FINITE, as in `LastTokens.fill`.
+        torch.clamp(tokens_O, min=0, out=self._last_O[: len(tokens_O)])
         follows_T[[starts_R[r] for r in following]] = sources
 
     def tensors(self, shape: GraphShape) -> StepTensors:

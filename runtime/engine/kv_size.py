@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import torch
 
 from ..models.decoder import Decoder
@@ -20,7 +22,7 @@ from ..models.kv_scales import KvScales
 from ..models.parallel.group import Group
 from ..protocol.config import DEFAULT_MAX_RUNNING, CoreConfig
 from ..protocol.errors import RequestError
-from ..scheduler.plan import ForwardPlan, Row, Sample
+from ..scheduler.plan import DraftNode, ForwardPlan, Row, Sample
 from .in_flight_step import InFlightStep, ModelRunner
 from .kv_pool import PAGE_SIZE, KvMemory, KvPool
 from .step_graphs import StepGraphs
@@ -64,19 +66,21 @@ def measure_memory(
     *,
     num_tokens: int,
     num_rows: int,
+    num_drafts: int = 0,
     make_graphs: MakeGraphs | None,
 ) -> MemoryUse:
-    """Measure a CUDA device: run a step of `num_tokens` tokens, all of whose `num_rows` rows sample, and capture the
-    largest graphs (None: there are none), on a small pool that is then freed."""
+    """Measure a CUDA device: run a step of `num_tokens` tokens, all of whose `num_rows` rows sample and verify at most
+    `num_drafts` tokens, and capture the largest graphs (None: there are none), on a small pool that is then freed."""
     device = model.device
     pool = KvPool(
         KvMemory(model.config, num_tokens // PAGE_SIZE + num_rows, device=device, dtype=kv_dtype), None, scales
     )
+    plan = largest_plan(num_tokens, num_rows, num_drafts)
     with torch.inference_mode():
-        InFlightStep(ModelRunner(model, pool, group), largest_plan(num_tokens, num_rows)).wait()  # libraries load
+        InFlightStep(ModelRunner(model, pool, group), plan).wait()  # libraries load
         taken = _reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
-        InFlightStep(ModelRunner(model, pool, group), largest_plan(num_tokens, num_rows)).wait()
+        InFlightStep(ModelRunner(model, pool, group), plan).wait()
         transient = torch.cuda.max_memory_reserved(device) - taken
         graphs_bytes = 0
         if make_graphs is not None and StepGraphs.supports(model, pool.layers):
@@ -90,15 +94,19 @@ def measure_memory(
     return MemoryUse(torch.cuda.get_device_properties(device).total_memory, free, transient, graphs_bytes)
 
 
-def largest_plan(num_tokens: int, num_rows: int) -> ForwardPlan:
-    """Return a plan of `num_rows` rows, with `num_tokens` tokens in all and pages of their own, that all draw."""
+def largest_plan(num_tokens: int, num_rows: int, num_drafts: int = 0) -> ForwardPlan:
+    """Return a plan of `num_rows` rows, with `num_tokens` tokens in all and pages of their own, that all draw. Of each
+    row's tokens as many as may be, at most `num_drafts`, are a draft, after each of which one is drawn too."""
     draw = Sample(temperature=1.0, top_k=50, top_p=0.9, draw=5, num_top_logprobs=1)
     rows, first_page = [], 0
     for index in range(num_rows):
         count = num_tokens * (index + 1) // num_rows - num_tokens * index // num_rows
         end_page = first_page + -(-count // PAGE_SIZE)
-        pages = list(range(first_page, end_page))
-        rows.append(Row(rid=str(index), tokens=[0] * count, first_position=0, pages=pages, sample=draw))
+        pages, drafts = list(range(first_page, end_page)), min(num_drafts, count - 1)
+        row = Row(rid=str(index), tokens=[0] * count, first_position=0, pages=pages, sample=draw)
+        if drafts:
+            row = msgspec.structs.replace(row, parents=list(range(-1, drafts - 1)), nodes=[DraftNode(draw=5)] * drafts)
+        rows.append(row)
         first_page = end_page
     return ForwardPlan(step=0, copies=[], rows=rows)
 
@@ -198,13 +206,13 @@ def choose_max_running(config: CoreConfig, device: torch.device, num_pages: int)
 
 
 def available_memory() -> int:
-    """Return the bytes of the host's memory that programs may still take, within the limit of a container."""
-    available = _available_of_host()
-    limit, used = (_read_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        cached = _cached_of_container()
-        available = min(available, limit - used + cached)
-    return max(0, available)
+    """Return the bytes of the host's memory that programs may still take, within the limits of control groups, as of
+    containers and systemd's units."""
+    left = [
+        limit - used + cached
+        for limit, used, cached in _groups_memory(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    ]
+    return max(0, min([_available_of_host(), *left]))
 
 
 def _available_of_host() -> int:
@@ -216,11 +224,42 @@ def _available_of_host() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _cached_of_container() -> int:
-    """Return the bytes of files that the kernel would drop for a program's memory."""
+def _groups_memory(memberships: Path, mount: Path) -> Iterator[tuple[int, int, int]]:
+    """Yield the limit, the use, and the part of it that are files which the kernel would drop, of this process's
+    control groups that have a limit, of version 2 or 1.
+
+    A container often sees its own group as the root, whatever path `memberships` names.
+    """
+    names = (
+        ("memory.max", "memory.current", "inactive_file"),
+        (
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    )
     try:
-        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        lines = [line.split(":", 2) for line in memberships.read_text().splitlines()]
+    except OSError:
+        lines = [["0", "", "/"], ["0", "memory", "/"]]
+    for _, controllers, path in lines:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = mount / "memory" if controllers else mount
+        limit_name, used_name, cached_name = names[bool(controllers)]
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            limit, used = _read_number(folder / limit_name), _read_number(folder / used_name)
+            if limit is not None and used is not None:
+                yield limit, used, _read_statistic(folder / "memory.stat", cached_name)
+            if folder == root:
+                break
+
+
+def _read_statistic(path: Path, name: str) -> int:
+    try:
+        lines = path.read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name} "))
     except (OSError, StopIteration):
         return 0
 

@@ -82,6 +82,7 @@ def load_model(
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
     _fill(path, config, parts, on_progress, stage=group.stage)
+    del parts  # it holds the layers' first memory, which `finish` replaces
     for linear in (*parameters.linears(), *parameters.packed_vocabulary()):
         linear.finish()
     return Decoder(config, parameters, ops, group)

@@ -79,7 +79,7 @@ class SeparateExperts:
     def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
         if self.stacked is not None:
             first: Any = self.linears[0]
-            y: torch.Tensor = first.product(x, self.stacked, (ends_N, rows_P))
+            y: torch.Tensor = first.product(x, self.stacked, (ends_N, rows_P), fixed=ops.deterministic)
             return y
         x_PC = x if rows_P is None else x[rows_P]
         some = list(kernels.expert_ranges(ends_N)) or [(0, 0, 0)]
@@ -89,7 +89,7 @@ class SeparateExperts:
         return self.linears[index]
 
     def each(self, change: Callable[[Linear], Linear]) -> ExpertLinear:
-        return SeparateExperts(tuple(map(change, self.linears)))
+        return self if self.stacked is not None else SeparateExperts(tuple(map(change, self.linears)))
 
     def finish(self) -> None:
         for linear in self.linears:

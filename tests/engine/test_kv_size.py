@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ramiform.kernels import SamplingTensors
 from ramiform.runtime.engine import ForwardEngine, build_engine, kv_size
 from ramiform.runtime.engine.kv_size import (
     MemoryUse,
@@ -79,6 +80,29 @@ def test_available_memory_is_no_more_than_the_host_has() -> None:
     assert 0 < available_memory() <= total
 
 
+@pytest.mark.parametrize("group", ["/", "/system.slice/a.service"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_a_control_group_bounds_the_available_memory(
+    version: int, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a container, which sees its group as the root, and of a systemd unit."""
+    memberships, mount = tmp_path / "cgroup", tmp_path / "mounted"
+    memberships.write_text(f"0::{group}\n" if version == 2 else f"5:cpu,cpuacct:/x\n4:memory:{group}\n0::/\n")
+    folder = (mount if version == 2 else mount / "memory") / group.lstrip("/")
+    folder.mkdir(parents=True)
+    limit, used = (
+        ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
+    (folder / limit).write_text(f"{5 << 20}\n")
+    (folder / used).write_text(f"{3 << 20}\n")
+    cached = "inactive_file" if version == 2 else "inactive_file 5\ntotal_inactive_file"
+    (folder / "memory.stat").write_text(f"anon 7\n{cached} {1 << 20}\n")
+    assert list(kv_size._groups_memory(memberships, mount)) == [(5 << 20, 3 << 20, 1 << 20)]
+    real = kv_size._groups_memory
+    monkeypatch.setattr(kv_size, "_groups_memory", lambda *_: real(memberships, mount))
+    assert available_memory() == 3 << 20
+
+
 def test_the_largest_step_and_the_largest_graphs_are_measured(
     engine: ForwardEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +144,25 @@ def test_the_largest_step_and_the_largest_graphs_are_measured(
     )
     assert asked == [(8, 3)]
     assert use == MemoryUse(80 * GIB, 58 * GIB, 2 * GIB, GIB + 10 * (4 << 20))
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3, 40])
+def test_the_measured_step_draws_after_each_draft_token_too(engine: ForwardEngine, num_drafts: int) -> None:
+    """Logits of a large vocabulary are most of what a step takes."""
+    sampled: list[int] = []
+    ops = engine._runner.model.ops
+
+    class Counted:
+        def __getattr__(self, name: str) -> object:
+            return getattr(ops, name)
+
+        def sample_tokens(self, logits_RV: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+            sampled.append(len(logits_RV))
+            return ops.sample_tokens(logits_RV, sampling)
+
+    engine._runner.model.ops = Counted()  # type: ignore[assignment]
+    engine.run(largest_plan(64, 8, num_drafts))
+    assert sampled == [8 * (1 + min(num_drafts, 7))]
 
 
 @pytest.mark.parametrize(("num_tokens", "num_rows"), [(1024, 64), (1000, 7), (16, 16)])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from ramiform.runtime.models import load as load_module
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.errors import CheckpointError
+from ramiform.runtime.models.linear import Destination
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.packed_linear import PackedLinear
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.errors import RamiformError
 
@@ -65,6 +70,30 @@ def test_progress_grows_to_the_files_size(checkpoint: Callable[[str], Path]) -> 
     assert done == sorted(done)
     assert done[-1] == size
     assert len(set(done)) > 10
+
+
+def test_layers_are_packed_while_nothing_else_holds_their_weights(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the model would be in memory twice."""
+
+    class Destinations(dict[str, Destination]):
+        pass  # which can be referred to weakly
+
+    kept: list[weakref.ref[Destinations]] = []
+    fill, finish = load_module.checkpoint_destinations, PackedLinear.finish
+
+    def destinations(*args: Any) -> Destinations:
+        made = Destinations(fill(*args))
+        kept.append(weakref.ref(made))
+        return made
+
+    alive: list[bool] = []
+    monkeypatch.setattr(load_module, "checkpoint_destinations", destinations)
+    monkeypatch.setattr(PackedLinear, "finish", lambda linear: (alive.append(kept[0]() is not None), finish(linear)))
+    load(checkpoint("llama3"))
+    assert alive
+    assert not any(alive)
 
 
 def test_a_tied_head_stored_all_the_same_is_ignored(broken: Path, checkpoint: Callable[[str], Path]) -> None:

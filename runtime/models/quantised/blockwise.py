@@ -57,11 +57,11 @@ class BlockwiseLinear:
         assert self._dense_NC is not None, "not finished"
         return F.linear(x, self._dense_NC, self.bias_N)
 
-    def product(self, x: torch.Tensor, codes: Any, experts: Any = None) -> torch.Tensor:
+    def product(self, x: torch.Tensor, codes: Any, experts: Any = None, *, fixed: bool = False) -> torch.Tensor:
         """Multiply by `codes`, this layer's or those of all experts that are like it, in a kernel."""
         x_codes, scale = self._products.quantise_rows(x, FP8, BLOCK)
         y: torch.Tensor = self._products.matmul(
-            x_codes, codes, self.bias_N, x_scale=scale, dtype=x.dtype, experts=experts
+            x_codes, codes, self.bias_N, x_scale=scale, dtype=x.dtype, experts=experts, fixed=fixed
         )
         return y
 

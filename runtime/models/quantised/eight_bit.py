@@ -70,12 +70,14 @@ class EightBitLinear:
         y = y * self.scale_N
         return (y if self.bias_N is None else y + self.bias_N).to(x.dtype)
 
-    def product(self, x: torch.Tensor, codes: Any, experts: Any = None) -> torch.Tensor:
+    def product(self, x: torch.Tensor, codes: Any, experts: Any = None, *, fixed: bool = False) -> torch.Tensor:
         """Multiply by `codes`, this layer's or those of all experts that are like it, in a kernel."""
         x_scale, dtype = None, x.dtype
         if self.scheme.activations:
             x, x_scale = self._products.quantise_rows(x, self.codes_NC.dtype)
-        y: torch.Tensor = self._products.matmul(x, codes, self.bias_N, x_scale=x_scale, dtype=dtype, experts=experts)
+        y: torch.Tensor = self._products.matmul(
+            x, codes, self.bias_N, x_scale=x_scale, dtype=dtype, experts=experts, fixed=fixed
+        )
         return y
 
     def _code_product(self, x: torch.Tensor) -> torch.Tensor:

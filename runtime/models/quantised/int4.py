@@ -68,9 +68,9 @@ class Int4Linear:
         y = F.linear(x, self._dequantised().to(x.dtype))
         return y if self.bias_N is None else y + self.bias_N
 
-    def product(self, x: torch.Tensor, codes: Any, experts: Any = None) -> torch.Tensor:
+    def product(self, x: torch.Tensor, codes: Any, experts: Any = None, *, fixed: bool = False) -> torch.Tensor:
         """Multiply by `codes`, this layer's or those of all experts that are like it, in a kernel."""
-        y: torch.Tensor = self._products.matmul(x, codes, self.bias_N, experts=experts)
+        y: torch.Tensor = self._products.matmul(x, codes, self.bias_N, experts=experts, fixed=fixed)
         return y
 
     def finish(self) -> None:

@@ -14,13 +14,13 @@ import pytest
 import torch
 import transformers
 
-from ramiform.kernels import attention_groups
+from ramiform.kernels import NOT_FINITE, attention_groups
 from ramiform.runtime.engine import ForwardEngine, build_engine
-from ramiform.runtime.engine.graph_inputs import segments
-from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS
+from ramiform.runtime.engine.graph_inputs import PageTables, segments
+from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS, LastTokens
 from ramiform.runtime.engine.step_graphs import CudaCapture, Forward, StepGraphs, graph_sizes, row_shapes
 from ramiform.runtime.protocol.config import CoreConfig
-from ramiform.runtime.scheduler.plan import DraftNode, ForwardPlan, Row, RowResult, Sample, Score
+from ramiform.runtime.scheduler.plan import PENDING, DraftNode, ForwardPlan, Row, RowResult, Sample, Score
 from ramiform.tests.engine.test_launch import ahead, one_by_one, random_steps
 
 pytestmark = pytest.mark.exhaustive
@@ -168,6 +168,34 @@ def test_rows_that_follow_take_their_tokens_from_the_last_step(checkpoint: Path)
     assert [[row.tokens for row in step_results] for step_results in ours] == [
         [row.tokens for row in step_results] for step_results in judge
     ]
+
+
+def test_a_row_that_follows_a_missing_token_computes_with_another_token(checkpoint: Path) -> None:
+    """Its request fails when the last step is read. Judge: the same step without graphs."""
+    results = []
+    for engine in (with_graphs(plain_engine(checkpoint), CountedCapture()), plain_engine(checkpoint)):
+        engine.warm_up()
+        runner = engine._runner
+        tokens = torch.tensor([NOT_FINITE, 5], device=runner.model.device)
+        runner.last_tokens = LastTokens(tokens, {0: 0, 1: 1})
+        rows = [
+            Row(rid=str(i), tokens=[PENDING], first_position=0, pages=pages(i), follows=i, sample=SAMPLE)
+            for i in range(2)
+        ]
+        results.append([result.tokens for result in step(engine, rows)])
+    assert results[0] == results[1]
+
+
+def test_a_page_table_that_changes_in_many_places_is_copied_whole() -> None:
+    """Also where its bytes are no multiple of the packed arrays' alignment."""
+    tables = PageTables(3, 65, torch.device("cpu"))
+    own = [random.Random(row).sample(range(1000), k=65) for row in range(3)]
+    for row in range(3):
+        tables.update(row, own[row])
+    places, new = tables.changes([0] * 3)
+    assert len(places) > 64
+    tables.write(*map(torch.from_numpy, tables.padded(places, new, 64)))
+    assert tables.table_RP[:3].tolist() == own
 
 
 def test_capturing_writes_nothing(checkpoint: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +13,8 @@ from ramiform import kernels
 from ramiform.kernels.triton import launch_configs, quantised_matmul
 from ramiform.kernels.triton.ops import TritonOps
 from ramiform.kernels.triton.quantised_matmul import Codes, dequantise, matmul, pack_groups, quantise_rows
+from ramiform.runtime.engine.compile_kernels import _quantised_layers
+from ramiform.runtime.models.fixed_rows import FixedRowsLinear
 from ramiform.runtime.models.mixture import make_experts
 from ramiform.runtime.models.quantised import blockwise, eight_bit, int4
 from ramiform.runtime.models.quantised.factory import make_linear
@@ -101,6 +107,12 @@ LAYERS = {
 }
 
 
+def formats(layer: object) -> dict[tuple[str, int], set[tuple[int, int, bool]]]:
+    """The kernels that are compiled at start for a model of one layer."""
+    model: Any = SimpleNamespace(parameters=SimpleNamespace(linears=lambda: [layer]))
+    return _quantised_layers(model)
+
+
 @pytest.mark.parametrize("scheme", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("many", [False, True], ids=["few rows", "many rows"])
 def test_layers_multiply_as_their_format_says(
@@ -125,14 +137,19 @@ def test_layers_multiply_as_their_format_says(
     layer.finish()
     tolerance = 0.09 if scheme.kind == "int4" else 0.05  # the rounding of weights and inputs
     near(layer(x), x.cpu().double() @ weight.double().t() + bias.double(), tolerance)
+    [sizes] = formats(FixedRowsLinear(layer, 64)).values()
+    assert sizes == {(outputs, inputs, True)}
 
 
-@pytest.mark.parametrize("scheme", [LAYERS["int4"], LAYERS["fp8 inputs"], LAYERS["fp8 blocks"]], ids=lambda s: s.kind)
+@pytest.mark.parametrize(
+    ("layer", "form"), [("int4", ("int4", 64)), ("fp8 inputs", ("fp8-inputs", 0)), ("fp8 blocks", ("fp8-blocks", 128))]
+)
 def test_quantised_experts_are_stacked_and_read_nothing_back(
-    scheme: Scheme, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    layer: str, form: tuple[str, int], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "quantised_products", lambda _: quantised_matmul)
     torch.manual_seed(4)
+    scheme = LAYERS[layer]
     names = [[f"experts.{index}"] for index in range(3)]
     layers = make_experts(Quantisation(scheme), names, 128, 128, device=device, dtype=torch.bfloat16, grouped=True)
     weights = torch.randn(3, 128, 128)
@@ -145,9 +162,12 @@ def test_quantised_experts_are_stacked_and_read_nothing_back(
         else:
             into["weight"].put(weight)
     layers.finish()
+    assert formats(layers) == {form: set()}
     ends = torch.tensor([2, 2, 5], device=device)
     x = torch.randn(5, 128).bfloat16()
     monkeypatch.setattr(kernels, "expert_ranges", None)  # it reads the ends
-    got = layers(x.to(device), ends, None, TritonOps())
-    wanted = torch.cat([x[:2].double() @ weights[0].double().t(), x[2:].double() @ weights[2].double().t()])
-    near(got, wanted, 0.12 if scheme.kind == "int4" else 0.05)  # int4 rounds by a tenth
+    # Deterministic mode computes other layers a fixed number of rows at a time.
+    for some, ops in ((layers, TritonOps()), (layers.each(partial(FixedRowsLinear, num_rows=64)), TritonOps(True))):
+        got = some(x.to(device), ends, None, ops)
+        wanted = torch.cat([x[:2].double() @ weights[0].double().t(), x[2:].double() @ weights[2].double().t()])
+        near(got, wanted, 0.12 if scheme.kind == "int4" else 0.05)  # int4 rounds by a tenth
