@@ -11,11 +11,13 @@ from typing import Any, Literal, NamedTuple
 
 MIN_SEEN = 2  # times that a call must have followed before it is predicted
 MAX_LINKS = 1024  # pairs of tools
+MAX_ARGUMENTS = 64  # of the calls of a pair
 MAX_SOURCES = 64  # of one argument
 MAX_CALLS = 8  # of a turn that are looked at
 MAX_PREDICTED = 4  # calls of a turn
 MAX_LEAVES = 256  # of a result
-MAX_TEXT = 1 << 16  # characters of a result that is looked at, and of a constant
+MAX_TEXT = 1 << 16  # characters of a result that is looked at
+MAX_CONSTANT = 1 << 10  # characters of an argument that is always the same
 
 
 class CallRecord(NamedTuple):
@@ -47,6 +49,8 @@ class _Link:
         self.num_seen += 1
         known = _values(before)
         for name, value in arguments.items():
+            if name not in self.sources and len(self.sources) >= MAX_ARGUMENTS:
+                continue
             counts = self.sources.setdefault(name, Counter())
             for source in _sources(value, known):
                 if source in counts or len(counts) < MAX_SOURCES:
@@ -137,5 +141,5 @@ def _leaves(value: Any) -> Iterator[tuple[str, str]]:
 
 def _sources(value: Any, known: Sequence[tuple[_Source, str]]) -> list[_Source]:
     text = json.dumps(value, sort_keys=True)
-    constant = [_Source("constant", text)] if len(text) <= MAX_TEXT else []
+    constant = [_Source("constant", text)] if len(text) <= MAX_CONSTANT else []
     return [source for source, each in known if each == text] + constant

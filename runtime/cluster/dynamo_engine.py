@@ -93,7 +93,7 @@ class DynamoEngine(LLMEngine):
                 context_length=self._info.max_request_tokens,
                 kv_cache_block_size=self._info.page_size,
                 total_kv_blocks=self._info.num_pages,
-                max_num_seqs=core.max_running,
+                max_num_seqs=self._info.max_running,
                 max_num_batched_tokens=core.prefill_budget,
             ),
         )

@@ -33,7 +33,7 @@ async def _serve(config: RuntimeConfig, reports: BinaryIO, is_urgent: Callable[[
 
     context = zmq.asyncio.Context()
     core = CoreClient(context, config.serve.core_address)
-    core.start()
+    core.start(takes_sessions=False)
     try:
         info = await core.ready()
         engine = DynamoEngine(config, core, info, lambda: reports.write(b"ready\n"), is_urgent)

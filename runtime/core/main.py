@@ -94,7 +94,7 @@ class FrontendSocket:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(wake, zmq.POLLIN)
-        self._first_attached: bytes | None = None
+        self._takes_sessions: bytes | None = None  # the first frontend that can
         self._decoder = msgspec.msgpack.Decoder(ToCore)
         self._owners: dict[str, bytes] = {}
         self._attached: set[bytes] = set()
@@ -114,9 +114,10 @@ class FrontendSocket:
                 logger.warning("dropped a message: %s", error)
                 continue
             match message:
-                case Attach():
+                case Attach(takes_sessions=takes_sessions):
                     self._attached.add(owner)
-                    self._first_attached = self._first_attached or owner
+                    if takes_sessions:
+                        self._takes_sessions = self._takes_sessions or owner
                 case Generate(rid=rid) if rid in self._owners:
                     duplicate = RequestError(f"rid {rid!r} is already running", param="rid")
                     self.reply(owner, RequestFailed(rid, ErrorInfo.of(duplicate)))
@@ -134,8 +135,8 @@ class FrontendSocket:
 
     def hand_over(self, message: TakeSessions) -> None:
         """Send sessions of another runtime to one frontend."""
-        if self._first_attached is not None:
-            self.reply(self._first_attached, message)
+        if self._takes_sessions is not None:
+            self.reply(self._takes_sessions, message)
 
     def reply(self, owner: bytes, message: FromCore) -> None:
         """Send a message to one frontend."""

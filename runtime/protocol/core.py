@@ -54,7 +54,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """First message of a frontend. Answered by `CoreReady` once the model is loaded, or by `CoreFailed`."""
+    """First message of a frontend. Answered by `CoreReady` once the model is loaded, or by `CoreFailed`.
+
+    `takes_sessions`: the frontend can go on with sessions that another runtime hands over (`TakeSessions`).
+    """
+
+    takes_sessions: bool = True
 
 
 class SoftPin(msgspec.Struct, frozen=True):

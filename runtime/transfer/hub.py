@@ -127,7 +127,6 @@ class TransferHub:
         self._pages = pages
         self._clock = clock
         self._context: zmq.Context[Any] = zmq.Context()
-        self._poller = zmq.Poller()
         self._nixl: NixlAgent | None = None
         # UCX listens on every interface, so it is not started for runtimes of one machine unless it is asked for.
         addresses = [*list_prefill_workers(config), *filter(None, [config.transfer_bind])]
@@ -142,7 +141,7 @@ class TransferHub:
         self._numbers = itertools.count()
         self._peers: dict[int, _Peer] = {}
         for address in list_prefill_workers(config):
-            self._connect(address)
+            self._connect(address, "prefill_workers")
         self._fetcher = PrefixFetcher(
             pages,
             lambda peer, message: self._peers[peer].socket.send(message) if peer in self._peers else None,
@@ -203,7 +202,7 @@ class TransferHub:
         """Begin to move cached prefixes to another runtime; the answer comes by `take_replies`."""
         try:
             check_address(message.to, self._config.transfer_keys, "to")
-            peer = self._connect(message.to)
+            peer = self._connect(message.to, "to")
         except RamiformError as error:
             self._replies.append((owner, CoreReply(message.call, error=ErrorInfo.of(error))))
             return
@@ -241,9 +240,12 @@ class TransferHub:
             self._server.close()
         self._context.term()
 
-    def _connect(self, address: str) -> _Peer:
+    def _connect(self, address: str, param: str) -> _Peer:
         size = self._pages.shape.page_bytes
-        socket = PeerSocket(self._context, address, self._config.transfer_keys, max_bytes=size)
+        try:
+            socket = PeerSocket(self._context, address, self._config.transfer_keys, max_bytes=size)
+        except zmq.ZMQError as error:  # a name that cannot be one, or a path that is too long
+            raise RequestError(f"cannot connect to {address!r}: {error.strerror}", param=param) from None
         peer = _Peer(next(self._numbers), socket)
         self._peers[peer.number] = peer
         return peer
@@ -318,6 +320,8 @@ class TransferHub:
     def _serve(self, sender: bytes, message: ToServer, payload: bytes, now: float) -> None:
         if not isinstance(message, Greet) and sender not in self._greeted:
             return  # a connection begins with a greeting
+        if sender in self._greeted:
+            self._greeted.move_to_end(sender)
         match message:
             case Greet():
                 self._greet(sender, message)
@@ -347,7 +351,7 @@ class TransferHub:
         reads = message.wants_nixl and self._nixl is not None
         self._greeted[sender] = reads
         if len(self._greeted) > MAX_PEERS:
-            self._greeted.popitem(last=False)
+            self._greeted.popitem(last=False)  # heard of least recently: most likely it is gone
         self._send(sender, Greeting(self._layout, self._nixl.memory() if reads and self._nixl is not None else None))
 
     def _send(self, receiver: bytes, message: Any, bytes_PB: torch.Tensor | None = None) -> bool:

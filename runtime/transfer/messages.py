@@ -148,7 +148,7 @@ class PagesWanted(msgspec.Struct, frozen=True, tag="wanted"):
     """Pages below index `first` are there already; send the rest."""
 
     call: int
-    first: int
+    first: Annotated[int, Meta(ge=0)]
 
 
 class PrefixStored(msgspec.Struct, frozen=True, tag="stored"):

@@ -63,7 +63,7 @@ class PrefixSender:
     def take(self, message: ToClient, now: float) -> None:
         """Go on after an answer."""
         match message:
-            case PagesWanted(call=call, first=first) if call == self._call:
+            case PagesWanted(call=call, first=first) if call == self._call and self._next:
                 self._sent, self._end = first, len(self._sequences[self._next - 1][1]) // PAGE_SIZE
             case PagesTaken(call=call) if call == self._call:
                 self._num_unconfirmed -= message.count

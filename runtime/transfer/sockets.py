@@ -94,7 +94,10 @@ class ServerSocket:
 
 
 class PeerSocket:
-    """DEALER socket that stays connected to another runtime's server. Raises RequestError for wrong keys."""
+    """DEALER socket that stays connected to another runtime's server.
+
+    Raises RequestError for wrong keys, ZMQError for an address that ZMQ cannot connect to.
+    """
 
     def __init__(self, context: zmq.Context[Any], address: str, keys: str | None, *, max_bytes: int) -> None:
         self.address = address
@@ -107,7 +110,11 @@ class PeerSocket:
             assert keys is not None
             secure_program_socket(self.socket, program_keys(Path(keys)))
         self.monitor = self.socket.get_monitor_socket(_CONNECTED | _LOST)
-        self.socket.connect(address)
+        try:
+            self.socket.connect(address)
+        except zmq.ZMQError:
+            self.close()
+            raise
         self._decoder = msgspec.msgpack.Decoder(ToClient)
 
     def changes(self) -> Iterator[bool]:

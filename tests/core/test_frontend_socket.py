@@ -16,7 +16,17 @@ import zmq.asyncio
 from ramiform.runtime.core.main import FrontendSocket
 from ramiform.runtime.frontend.core.client import CoreClient
 from ramiform.runtime.protocol import wire
-from ramiform.runtime.protocol.core import Abort, Answers, Finish, FromCore, Generate, RequestFailed, Tokens
+from ramiform.runtime.protocol.core import (
+    Abort,
+    Answers,
+    Attach,
+    Finish,
+    FromCore,
+    Generate,
+    RequestFailed,
+    TakeSessions,
+    Tokens,
+)
 from ramiform.runtime.protocol.errors import ErrorInfo, RequestError
 from ramiform.runtime.protocol.sampling import SamplingParams
 
@@ -131,3 +141,14 @@ def test_each_waiter_of_a_frontend_gets_its_own_part_of_a_message(link: Frontend
         context.term()
 
     asyncio.run(main())
+
+
+def test_sessions_of_another_runtime_go_to_a_frontend_that_can_take_them(link: FrontendSocket, address: str) -> None:
+    worker, frontend = Frontend(address), Frontend(address)
+    for each, message in ((worker, Attach(takes_sessions=False)), (frontend, Attach())):
+        each.send(message)
+        assert [message for _, message in link.receive(60_000)] == [message]
+    link.hand_over(TakeSessions(b"saved"))
+    assert frontend.receive() == TakeSessions(b"saved")
+    worker.socket.close()
+    frontend.socket.close()

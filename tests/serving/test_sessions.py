@@ -51,7 +51,7 @@ class NoPeers:
 def test_saved_sessions_go_on_in_another_store_for_the_same_key() -> None:
     async def go() -> None:
         peers: Any = NoPeers()
-        before, after = SessionStore(peers), SessionStore(peers)
+        before, after = (SessionStore(peers, ClientSessions(lambda name: None)) for _ in range(2))
         await before.open("key", "mine")
         first = SessionParams(id="mine")
         await before.record("key", first, "a", [1, 2, 3, 4], 2, 0)
@@ -72,6 +72,17 @@ def test_saved_sessions_go_on_in_another_store_for_the_same_key() -> None:
         assert await after.begin("key", SessionParams(id="mine", rid="a")) == [1, 2, 3, 4]
 
     asyncio.run(go())
+
+
+def test_a_session_whose_request_ids_were_used_again_is_saved_whole() -> None:
+    before, after = Session(0.0), Session(0.0)
+    before.record("a", None, [1, 2], 1, 0)
+    before.record("b", "a", [1, 2, 3, 4], 3, 2)
+    before.record("a", "b", [1, 2, 3, 4, 5, 6], 5, 4)
+    for request in before.save():
+        after.add(request)
+    for rid in "ab":
+        assert after.nodes[rid].tokens() == before.nodes[rid].tokens()
 
 
 def test_turns_give_the_tokens_of_the_whole_prompt(http: httpx.Client) -> None:

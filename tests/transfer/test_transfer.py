@@ -17,8 +17,9 @@ from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Abort, MovePrefixes
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.keys import make_keys
-from ramiform.runtime.transfer.hub import uses_transfers
-from ramiform.runtime.transfer.messages import FetchPrefix, Greet, Greeting, PagesSent
+from ramiform.runtime.transfer.hub import MAX_PEERS, uses_transfers
+from ramiform.runtime.transfer.messages import CancelFetch, FetchPrefix, Greet, Greeting, PagesSent, PagesWanted
+from ramiform.runtime.transfer.replication import PrefixSender
 from ramiform.runtime.transfer.sockets import PeerSocket
 
 from .cores import Core, alone, run
@@ -222,6 +223,38 @@ def test_moving_to_nobody_fails_clearly(address: str) -> None:
     [(_, reply)] = source.hub.take_replies()
     assert reply.error is not None
     assert "was not reached within 10 s" in reply.error.message
+
+
+@pytest.mark.parametrize("to", [f"ipc:///tmp/{'x' * 200}", "tcp://no host:7100", "tcp://*:7100"])
+def test_moving_to_an_address_that_cannot_be_one_fails_and_the_core_goes_on(to: str, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    source = Core(transfer_keys=str(tmp_path / "keys"))
+    source.hub.move(b"", MovePrefixes(1, to))
+    [(_, reply)] = source.hub.take_replies()
+    assert reply.error is not None
+    assert (reply.error.param, "cannot connect to" in reply.error.message) == ("to", True)
+    assert not source.hub._peers
+
+
+def test_a_peer_that_asks_is_remembered_however_many_others_come_and_go(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that is forgotten would get no answer, since it greets only once."""
+    core = Core(transfer_bind=address)
+    monkeypatch.setattr(core.hub, "_send", lambda receiver, message, pages=None: True)
+    for number in range(MAX_PEERS + 1):
+        core.hub._serve(b"%d" % number, Greet(core.layout), b"", 0.0)
+        core.hub._serve(b"0", CancelFetch(1), b"", 0.0)
+    assert (b"0" in core.hub._greeted, b"1" in core.hub._greeted) == (True, False)
+    assert len(core.hub._greeted) == MAX_PEERS
+
+
+def test_an_answer_to_what_was_not_offered_is_passed_over() -> None:
+    core = Core()
+    sender = PrefixSender(core.pages, lambda message, pages: None, b"sessions", 0.0)
+    sender.take(PagesWanted(0, 0), 0.0)
+    sender.work(0.0)
+    assert sender.result is None
 
 
 def test_over_tcp_only_the_holders_of_the_keys_exchange_pages(tmp_path: Path) -> None:

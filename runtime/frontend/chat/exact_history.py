@@ -68,6 +68,7 @@ class ExactHistory:
             tokens = await self._encoder.encode_async(segments, at_start=True, bound=bound)
             return EncodedPrompt(namespace, text, tokens)
         pieces = [*anchor.chain()]
+        self._forget_excess()  # the anchor may be new, and nothing may be remembered of this request
         tokens = []
         for piece in reversed(pieces):
             tokens.extend(piece.ids)
@@ -88,9 +89,7 @@ class ExactHistory:
         if num:
             ids = self._tokens.shared(said[:num])
             tree.add(conversation.namespace, conversation.text + text, anchor, ids, is_said=True, is_aligned=True)
-        while self.num_bytes > self._max_bytes:
-            if not max(self._trees.values(), key=lambda each: each.num_bytes).forget_oldest():
-                break
+        self._forget_excess()
 
     def remember_without(self, conversation: EncodedPrompt, before: str, said: Sequence[int]) -> None:
         """Remember the last ids of an answer as they follow `before`, a beginning of the prompt.
@@ -102,6 +101,7 @@ class ExactHistory:
         if num and anchor is not None and anchor.end == len(before):
             ids = self._tokens.shared(said[:num])
             self._tree.add(conversation.namespace, before + text, anchor, ids, is_said=True, is_aligned=True)
+            self._forget_excess()
 
     def after(self, said: Sequence[int], marker: str) -> Sequence[int]:
         """Return the ids after the last `marker` and the blanks that follow it; none if it ends within a token."""
@@ -114,6 +114,11 @@ class ExactHistory:
         ends, is_whole = self._tokens.ends(said[:num])
         index = int(np.searchsorted(ends, begin, side="right")) - 1
         return said[index + 1 :] if index >= 0 and ends[index] == begin and is_whole[index] else ()
+
+    def _forget_excess(self) -> None:
+        while self.num_bytes > self._max_bytes:
+            if not max(self._trees.values(), key=lambda each: each.num_bytes).forget_oldest():
+                break
 
     @property
     def _tree(self) -> HistoryTree:

@@ -167,7 +167,11 @@ class HistoryTree:
     def _prune(self, node: HistoryNode, namespace: str) -> None:
         """Remove a node that nothing needs, or join it with its only child."""
         parent = node.parent
-        if parent is None or node.anchor is not None or len(node.children) > 1:
+        if node.anchor is not None or len(node.children) > 1:
+            return
+        if parent is None:
+            if not node.children:
+                self._roots.pop(namespace, None)
             return
         self.num_bytes -= sys.getsizeof(node.text) + _OVERHEAD_BYTES
         if node.children:
@@ -178,10 +182,7 @@ class HistoryTree:
             parent.children[child.text[0]] = child
             return
         del parent.children[node.text[0]]
-        if parent.parent is not None:
-            self._prune(parent, namespace)
-        elif not parent.children:
-            del self._roots[namespace]
+        self._prune(parent, namespace)
 
 
 def _num_bytes(anchor: HistoryAnchor) -> int:

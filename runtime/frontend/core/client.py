@@ -131,12 +131,13 @@ class CoreClient:
         self.on_move_programs: Callable[[str | None], None] = lambda address: None  # sends programs elsewhere
         self.on_sessions: Callable[[bytes], None] = lambda data: None  # takes sessions of another replica
 
-    def start(self) -> None:
+    def start(self, *, takes_sessions: bool = True) -> None:
+        """Attach to the core. `takes_sessions`: `on_sessions` does something with sessions of another replica."""
         self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._socket.connect(self._address)
         self._loop.add_reader(self._socket.fileno(), self._read)
-        self._send(Attach())
+        self._send(Attach(takes_sessions))
 
     async def ready(self) -> ModelInfo:
         """Wait until the model is loaded and return its facts. Raises RamiformError when the core could not start."""

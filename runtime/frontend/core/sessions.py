@@ -91,7 +91,8 @@ def core_retention(hints: Sequence[RetentionHint], text: str, num_tokens: int) -
     seconds: dict[int, float] = {}
     for hint in hints[:MAX_RETENTION_HINTS]:
         num = num_tokens
-        if hint.text and (at := text.find(sought := hint.text.strip()[-_NUM_SOUGHT:])) >= 0:
+        sought = (hint.text or "").strip()[-_NUM_SOUGHT:]
+        if sought and (at := text.find(sought)) >= 0:
             num = -(-num_tokens * (at + len(sought)) // len(text))
         seconds[num] = max(seconds.get(num, 0.0), hint.seconds)
     return [Retention(num, each, account) for num, each in seconds.items()]

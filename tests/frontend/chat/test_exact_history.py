@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform.runtime.frontend.chat.exact_history import EncodedPrompt, ExactHistory, TokenTextIndex
+from ramiform.runtime.frontend.chat.history_tree import HistoryTree
 from ramiform.runtime.frontend.chat.renderer import MessageRenderer
 from ramiform.runtime.frontend.core.tenant import Tenant, current_tenant
 from ramiform.runtime.frontend.text.encoding import Encoder
@@ -234,6 +235,22 @@ def test_the_memory_is_bounded_and_the_least_used_conversation_goes_first() -> N
         assert ask(history, later).num_remembered == len(said)
     assert ask(history, [user("3 cats"), assistant("They sleep."), user("?")]).num_remembered == 0
     assert_counts(history)
+
+
+def test_prompts_that_are_never_answered_are_bounded_too() -> None:
+    history, text = make(max_bytes=100_000), " ".join(f"word{number}" for number in range(2000))
+    history.remember(ask(history, [user(text)]), letters("Yes."))
+    for number in range(100):
+        ask(history, [user(text[: 50 * number + 100] + "\n?")])
+        assert history.num_bytes <= 100_000
+    assert_counts(history)
+
+
+def test_an_empty_text_can_be_forgotten() -> None:
+    tree = HistoryTree()
+    tree.add("salt", "", None, (1,), is_said=False, is_aligned=False)
+    assert tree.forget_oldest()
+    assert tree.longest("salt", "text") is None
 
 
 def test_an_answer_whose_reasoning_is_left_out_keeps_the_ids_of_its_content() -> None:

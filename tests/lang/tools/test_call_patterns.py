@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
-from ramiform.lang.tools.call_patterns import MAX_LINKS, MAX_SOURCES, PROMPT, CallPatterns, CallRecord
+from ramiform.lang.tools.call_patterns import (
+    MAX_ARGUMENTS,
+    MAX_CONSTANT,
+    MAX_LINKS,
+    MAX_SOURCES,
+    PROMPT,
+    CallPatterns,
+    CallRecord,
+)
 
 
 def searched(what: str, *ids: int) -> CallRecord:
@@ -63,3 +71,8 @@ def test_what_is_kept_is_bounded() -> None:
     for num in range(2 * MAX_SOURCES):
         patterns.learn([PROMPT], [("a", {"x": num})])
     assert len(patterns._links["", "a"].sources["x"]) == MAX_SOURCES
+    for num in range(2 * MAX_ARGUMENTS):
+        patterns.learn([PROMPT], [("b", {f"x{num}": 1, "text": "a" * MAX_CONSTANT})])
+    sources = patterns._links["", "b"].sources
+    assert len(sources) == MAX_ARGUMENTS
+    assert not sources["text"]

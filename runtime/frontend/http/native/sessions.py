@@ -107,6 +107,7 @@ class Session:
         """Add a finished request, whose first `num_kept` tokens are its parent's."""
         node = None if parent is None else self.nodes.get(parent)
         kept = num_kept if node is not None else 0
+        self.nodes.pop(rid, None)  # of an earlier request: the order of nodes is parents first
         self.nodes[rid] = SessionNode(node, kept, [*tokens[kept:]], num_prompt)
         if node is not None:
             node.children.append(rid)
