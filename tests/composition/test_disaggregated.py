@@ -289,6 +289,8 @@ def test_a_program_goes_on_at_another_replica_with_the_same_tokens(
 @pytest.mark.slow
 def test_programs_that_cannot_follow_fail_clearly(folder: Path, prefill: Target, decode: Target) -> None:
     nowhere, here = f"ipc://{folder}/nowhere", {"to": f"ipc://{folder}/prefill"}
+    refused = decode.http.post("/drain", params=here | {"programs_to": "localhost"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "programs_to")
     assert decode.http.post("/drain", params=here).status_code == 200, "it sends programs nowhere"
 
     @ramiform.function

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import time
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from ....protocol import saved_state
+from ....protocol.errors import RequestError
 from ...core.client import CoreClient
 from ...core.frontend_peers import FrontendPeers
 from ..middleware.auth import require_admin
@@ -19,14 +21,15 @@ from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
 from .sessions import SessionStore
 
-POLL_INTERVAL = 0.05  # seconds between two looks at the requests that still run
+POLL_INTERVAL = 0.05  # seconds between two looks at the requests that still run or wait
+_ADDRESS = re.compile(r"ipc://\S+|tcp://([^\s:*]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}")
 
 
 class DrainApi:
     """Drains all frontends. Until it is stopped, a drained replica answers whoever still asks; `/health` says 503."""
 
     def __init__(self, core: CoreClient, siblings: FrontendPeers, sessions: SessionStore, seconds: float) -> None:
-        """`seconds` is how long running requests may take."""
+        """`seconds` is how long running and waiting requests may take."""
         self._core = core
         self._siblings = siblings
         self._sessions = sessions
@@ -48,8 +51,8 @@ class DrainApi:
         to: Annotated[str, Query(max_length=1024)],
         programs_to: Annotated[str | None, Query(max_length=1024)] = None,
     ) -> Response:
-        """Wait for running requests, then copy cached prefixes, those used last first, and sessions to the runtime
-        whose `--transfer-bind` is `to`.
+        """Wait for running and waiting requests, then copy cached prefixes, those used last first, and sessions to the
+        runtime whose `--transfer-bind` is `to`.
 
         Then programs connected by ZMQ are sent to `programs_to`, the other runtime's `--bind` or local address, each
         client when all its states wait.
@@ -58,6 +61,10 @@ class DrainApi:
         200 again. Needs an admin key.
         """
         require_admin(request, "draining")
+        if programs_to is not None and not _ADDRESS.fullmatch(programs_to):
+            raise RequestError(
+                f"programs_to must be tcp://HOST:PORT or ipc://PATH, got {programs_to!r}", param="programs_to"
+            )
         self._core.require_info()
         await self._set_draining(True)
         try:
@@ -71,8 +78,10 @@ class DrainApi:
 
     async def _move(self, to: str) -> dict[str, int]:
         deadline = time.monotonic() + self._seconds
-        while (await self._core.stats()).num_running and time.monotonic() < deadline:
+        stats = await self._core.stats()
+        while stats.num_running + stats.num_waiting and time.monotonic() < deadline:
             await asyncio.sleep(POLL_INTERVAL)
+            stats = await self._core.stats()
         sessions = self._sessions.save()
         for saved in await self._siblings.ask("save_sessions", None, str):
             sessions += saved_state.restore(base64.b64decode(saved))
