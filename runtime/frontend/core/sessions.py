@@ -27,11 +27,11 @@ SESSION_HEADERS = (
     "session_id",
 )
 MAX_RETENTION_SECONDS = 86400.0
-MAX_RETENTION_HINTS = 8  # of a request
+MAX_RETENTION_HINTS = 8  # of a request, the last ones
 _NUM_SOUGHT = 256  # characters of a text that are looked for in the prompt
 _TTL = re.compile(r"([0-9]{1,6})([smh])")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-MAX_SESSIONS_PER_KEY = 1024  # of one frontend; the one used last is ended first
+MAX_SESSIONS_PER_KEY = 1024  # of one frontend; the one used least recently is ended first
 
 
 class RetentionHint(NamedTuple):
@@ -89,7 +89,7 @@ def core_retention(hints: Sequence[RetentionHint], text: str, num_tokens: int) -
         return []
     account = _core_name(current_tenant.get().key, "")
     seconds: dict[int, float] = {}
-    for hint in hints[:MAX_RETENTION_HINTS]:
+    for hint in hints[-MAX_RETENTION_HINTS:]:  # later ones cover the parts of those before
         num = num_tokens
         sought = (hint.text or "").strip()[-_NUM_SOUGHT:]
         if sought and (at := text.find(sought)) >= 0:
