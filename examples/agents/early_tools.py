@@ -7,12 +7,13 @@ that earlier runs let the agent expect. Answers are the same; only the time diff
 """
 
 import asyncio
+from typing import Any
 
 import ramiform
 from ramiform import AgentResult, ProgramState, system
 
 CITIES = ["Oslo", "Paris", "Cairo", "Oslo"]
-calls = []
+calls: list[str] = []
 
 
 async def get_weather(city: str) -> dict[str, object]:
@@ -23,7 +24,7 @@ async def get_weather(city: str) -> dict[str, object]:
 
 
 @ramiform.function
-async def ask(s: ProgramState, city: str, tools: list[object]) -> AgentResult:
+async def ask(s: ProgramState, city: str, tools: list[Any]) -> AgentResult:
     s += system("You are a helpful assistant.", tools=tools)
     return await s.agent_async(tools, f"What is the weather in {city}?", temperature=0)
 
