@@ -147,6 +147,11 @@ def test_agents(backend: ramiform.Runtime) -> None:
     assert result.finished
 
 
+def test_early_tools() -> None:
+    tool = BLOCKS["Early tools"].run()["read_file"]
+    assert (tool.name, tool.pure, tool.speculate) == ("read_file", True, True)
+
+
 @pytest.mark.slow
 def test_mcp(backend: ramiform.Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mcp", reason="the extra mcp")

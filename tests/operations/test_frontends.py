@@ -59,7 +59,7 @@ def test_requests_over_many_connections_are_all_answered_and_counted_once(server
 def test_programs_are_sent_on_in_turn_and_give_what_one_frontend_gives(server: Server) -> None:
     backends = [ramiform.RuntimeEndpoint(server.address) for _ in range(5)]
     try:
-        addresses = [backend.connection()._link._address for backend in backends]
+        addresses = [backend.connection()._connection._link._address for backend in backends]
         assert len(set(addresses)) == 3
         results = [
             (state["rest"], state["next"]) for backend in backends for state in [count.run("One two", backend=backend)]

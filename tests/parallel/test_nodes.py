@@ -126,7 +126,7 @@ def test_nodes_are_told_of_the_end(house: House, come: Come, error: RamiformErro
     [
         ({"tp": 6}, "tp", "node 1 was started with tp 6, node 0 with 3"),
         ({"deterministic": True}, "deterministic", "deterministic True"),
-        ({"kv_memory": 2.0}, "kv_memory", "kv_memory 2.0, node 0 with 1.0"),
+        ({"kv_memory": 2.0}, "kv_memory", "kv_memory 2.0, node 0 with None"),
         ({"num_pages": 77}, "num_pages", "num_pages 77, node 0 with None"),
     ],
     ids=["tp", "deterministic", "kv_memory", "num_pages"],
