@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 import random
 import statistics
 import time
@@ -342,7 +343,8 @@ def overhead(
                     (getattr(mine, name + part), getattr(first, name + part))
                     for mine, first in zip(costs, runs[urls[0]], strict=True)
                 ]
-                row[f"{unit}, ratio"] = statistics.median(mine / first for mine, first in pairs)
+                ratios = [mine / first for mine, first in pairs if first]  # a clock of ticks may count none
+                row[f"{unit}, ratio"] = statistics.median(ratios) if ratios else math.nan
                 row[f"{unit}, ms more"] = 1e3 * statistics.median(mine - first for mine, first in pairs)
             rows.append(row)
     print(table(rows))
