@@ -16,7 +16,6 @@ MODELS = (
     "llama-8b-int4",
     "llama-8b-w8a8",
     "llama-8b-fp8-kv",
-    "llama-8b-fp8-blocks",
     "gemma-2-9b",
 )
 KERNELS = {
@@ -52,7 +51,7 @@ SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024}
 def test_every_kernel_compiles_without_spilling(capability: int, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
-    models = MODELS if capability == 90 else ("llama-8b", "llama-8b-w8a8")
+    models = MODELS if capability == 90 else MODELS[:1]
     script = Path(__file__).with_name("compile_all.py")
     ran = subprocess.run(
         [sys.executable, "-P", script, str(capability), *models],
