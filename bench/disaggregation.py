@@ -1,4 +1,4 @@
-"""What prefill and decode apart is worth for the time between tokens, by simulated step costs.
+"""Compares prefill and decode apart with equal replicas: the time between tokens, by simulated step costs.
 
     python -P bench/disaggregation.py [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What a router's knowledge of caches is worth, by simulation, and what an engine between client and runtime costs.
+"""Simulates routers with and without knowledge of caches; measures what an engine before a runtime adds to requests.
 
 `python -P bench/scale.py route`: schedulers and caches of 1, 2 and 4 replicas in virtual time (`simulation.py` has the
 costs of a step), behind a router that knows their KV events, or what it sent where, or nothing.
@@ -273,7 +273,7 @@ def route(
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a request for one token, and of a streamed token after the first: seconds, and seconds of processors."""
+    """Seconds, and seconds of processors, of a request for one token and of each streamed token after the first."""
 
     request: float
     request_cpu: float

@@ -18,7 +18,7 @@ class Launch(NamedTuple):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What Triton compiles a kernel anew for: constants, dtypes, arguments that are None, options.
+        """Return what Triton compiles a kernel anew for: constants, dtypes, arguments that are None, options.
 
         Integers that are not specialised count by their type only, others by their value.
         """

@@ -40,7 +40,7 @@ class _Source(NamedTuple):
 
 @dataclass
 class _Link:
-    """What is known of calls of one tool after calls of another."""
+    """Counts the calls of one tool that came after calls of another, and where their arguments stood."""
 
     num_seen: int = 0
     sources: dict[str, Counter[_Source]] = field(default_factory=dict)  # by argument

@@ -24,7 +24,7 @@ Namespace = Annotated[str, Meta(max_length=4096)]
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """What two runtimes must share for one's pages to be the other's. Tensor parallelism may differ: pages travel
+    """Layout of KV pages, which two runtimes must share to exchange them. Tensor parallelism may differ: pages travel
     whole."""
 
     protocol: int

@@ -19,7 +19,7 @@ _SAMPLES, _SAMPLE_BYTES = 2048, 512  # of each file of weights: copies that diff
 
 
 class PagedEngine(Protocol):
-    """What is needed of an engine, on one rank or several."""
+    """Interface of an engine that reads and writes whole pages, on one rank or several."""
 
     kv_shape: KvShape
 

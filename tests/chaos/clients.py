@@ -29,7 +29,7 @@ GARBAGE = [b"\x16\x03\x01\x02\x00" + bytes(200), b"GET /\x00 HTTP/9\r\n\r\n", b"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client was told. `answer`: the whole answer; `part`: its beginning, since the client ended it;
+    """Answer that a client was given. `answer`: the whole answer; `part`: its beginning, since the client ended it;
     `error`: a status or an event that says why; `cut`: its stream ended without a word; `unanswered`: the connection
     failed before an answer began; `hostile`: a client that asked nothing.
     """

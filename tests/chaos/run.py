@@ -27,7 +27,7 @@ from ramiform.tests.chaos.walk import Ask, Fault, Flags, Life, Step, bodies, key
 
 @dataclass
 class Figures:
-    """What a walk went through."""
+    """Counts of a walk's steps, requests and faults."""
 
     lives: int = 0
     steps: int = 0

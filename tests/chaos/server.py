@@ -44,7 +44,7 @@ class Finding(AssertionError):
 
 @dataclass
 class Baseline:
-    """What a server at rest has, after its first requests."""
+    """Resources that a server at rest holds after its first requests."""
 
     descriptors: dict[int, int]  # by process
     files: set[str]

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.chaos
 
 
 def _some(*conducts: str) -> list[Ask]:
-    """The same requests, which end soon and late, conducted in these ways."""
+    """Make short and long requests, conducted in these ways."""
     some = [bodies()[-1], *bodies()[24:30], bodies()[0]]
     return [
         msgspec.structs.replace(ask, conduct="reads" if ask.route == "program" else conduct)

@@ -101,7 +101,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What strikes. `amount`: seconds (stop, clock), MiB left (memory), connections (burst)."""
+    """A fault and its target. `amount`: seconds (stop, clock), MiB left (memory), connections (burst)."""
 
     kind: FaultKind = "none"
     target: ProcessKind = "core"

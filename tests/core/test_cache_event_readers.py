@@ -90,7 +90,7 @@ class MapBatch(msgspec.Struct, array_like=True, omit_defaults=True):
 
 @dataclass
 class Index:
-    """What a router knows of one worker: the key of each held block, by the worker's hash."""
+    """Index that a router keeps of one worker: the key of each held block, by the worker's hash."""
 
     blocks: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 

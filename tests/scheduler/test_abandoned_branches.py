@@ -1,4 +1,4 @@
-"""What branches hold that a program abandons is free within one step."""
+"""Pages of branches that a program abandons are free within one step."""
 
 from __future__ import annotations
 

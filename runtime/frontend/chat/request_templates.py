@@ -136,7 +136,7 @@ class _TemplateProcess:
         return bytes(data)
 
     def was_killed(self) -> bool:
-        """Whether the child, whose pipes have broken, was killed. Its own limits end it in other ways."""
+        """Return True if the child, whose pipes have broken, was killed. Its own limits end it in other ways."""
         with suppress(subprocess.TimeoutExpired):
             return self._child.wait(1.0) == -signal.SIGKILL
         return False

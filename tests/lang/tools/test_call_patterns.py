@@ -1,4 +1,4 @@
-"""What calls are predicted from earlier ones."""
+"""Predictions of calls from earlier ones."""
 
 from __future__ import annotations
 
