@@ -57,7 +57,7 @@ test: $(TEST_ENVIRONMENTS)  ## all that shows an installation works: six minutes
 	$(PYTEST) --dist worksteal -m "not exhaustive and not install" $(PYTEST_ARGS)
 
 test-all: $(TEST_ENVIRONMENTS)  ## every test but those of check-install: client libraries, Triton's interpreter, long matrices; those of GPUs skip without one
-	$(PYTEST) -n 3 --dist loadscope $(PYTEST_ARGS)  # more than cores: tests wait for processes
+	$(PYTEST) --dist loadscope $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.test $(VENV)/.dynamo  ## two replicas behind NVIDIA Dynamo, on loopback: a minute
 	$(BIN)/pytest --rootdir=tests -n 0 $(PYTEST_ARGS) tests/cluster

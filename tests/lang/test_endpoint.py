@@ -14,7 +14,7 @@ import pytest
 import ramiform
 from ramiform import ProgramState, RequestError, RuntimeEndpoint, RuntimeFailed, assistant, gen, user
 from ramiform.lang.backends.http_channel import HttpChannel
-from ramiform.runtime.protocol.client import Connection
+from ramiform.lang.backends.movable import MovableChannel
 from ramiform.runtime.protocol.version import __version__
 
 Answer = Callable[[int, dict[str, Any]], str]
@@ -59,7 +59,9 @@ def test_an_http_address_of_this_machine_gives_the_runtime_s_own_connection(
     runtime: ramiform.Runtime, url: str
 ) -> None:
     with RuntimeEndpoint(url) as endpoint:
-        assert isinstance(endpoint.connection(), Connection)
+        channel = endpoint.connection()
+        assert isinstance(channel, MovableChannel)  # over the runtime's own socket
+        assert channel.address == runtime.address
         there = greet.run(backend=endpoint)
         assert ramiform.get_server_info(endpoint)["path"] == runtime.info.path
     here = greet.run(backend=runtime)
