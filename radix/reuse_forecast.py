@@ -163,6 +163,10 @@ class ReuseForecast:
         self._waits.pop(owner, None)
         self._histories.pop(owner, None)
 
+    def is_waiting(self, owner: Hashable) -> bool:
+        """Return True if the owner waits for something."""
+        return owner in self._waits
+
     def wait(self, owner: Hashable) -> Wait:
         """The owner's wait, or one that began at time 0."""
         return self._waits.get(owner, UNKNOWN)

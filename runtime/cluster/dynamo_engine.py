@@ -20,7 +20,7 @@ from ..frontend.core.client import CoreClient, TokenStream
 from ..frontend.http.native.metrics import exposition
 from ..processes.bounded_sleep import poll_until
 from ..protocol.config import RuntimeConfig, ServeConfig
-from ..protocol.core import ModelInfo
+from ..protocol.core import Generate, ModelInfo
 from ..protocol.errors import RamiformError, RequestError
 from .dynamo_request import chunk_of, generate_of, session_of
 
@@ -123,6 +123,7 @@ class DynamoEngine(LLMEngine):
     async def generate(self, request: Any, context: Any) -> AsyncGenerator[dict[str, Any], None]:
         normalize_request_token_ids(request)
         name = context.id()
+        message: Generate | None = None
         try:
             message = generate_of(request, self._info)
             with self._core.submit(message) as stream:
@@ -131,14 +132,14 @@ class DynamoEngine(LLMEngine):
                 async for tokens in stream:
                     num_output += len(tokens.ids)
                     yield chunk_of(tokens, len(message.tokens), num_output)
-            if message.program is not None and session_of(request)[1]:
-                self._core.end_states(message.program, None)
         except RequestError as error:
             raise InvalidArgument(str(error)) from None
         except RamiformError as error:
             raise EngineShutdown(str(error)) from None
         finally:
             self._streams.pop(name, None)
+            if message is not None and message.program is not None and session_of(request)[1]:
+                self._core.end_states(message.program, None)
 
     async def abort(self, context: Any) -> None:
         if (stream := self._streams.get(context.id())) is not None:

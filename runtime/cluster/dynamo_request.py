@@ -64,7 +64,7 @@ def generate_of(request: Mapping[str, Any], info: ModelInfo) -> Generate:
             sampling, seed=secrets.randbits(63) if sampling.seed is None else sampling.seed
         ),
         logprobs=_logprobs(request.get("output_options") or {}),
-        priority=int((request.get("routing") or {}).get("priority") or 0),
+        priority=_priority(request),
         namespace=_namespace(request),
         program=None if session is None else f"session {session}",
         claims=[] if session is None else [SoftPin(0)],
@@ -98,6 +98,15 @@ def _refuse_unsupported(request: Mapping[str, Any]) -> None:
             if value is not None and value not in neutral:
                 field = f"{group}.{name}" if group else name
                 raise RequestError(f"{field} is not supported, got {str(value)[:80]}", param=field)
+
+
+def _priority(request: Mapping[str, Any]) -> int:
+    value = (request.get("routing") or {}).get("priority")
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1 << 31:
+        raise RequestError(f"routing.priority must be a number, got {str(value)[:80]!r}", param="routing.priority")
+    return int(value)
 
 
 def _sampling(request: Mapping[str, Any], info: ModelInfo, num_prompt: int) -> SamplingParams:

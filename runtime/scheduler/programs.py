@@ -123,6 +123,8 @@ class LivePrograms:
         States that wait for a tool that is known to start sub-agents stay.
         """
         for state in program.states - {going_on}:
+            if not self._cache.forecast.is_waiting((name, state)):
+                continue  # a request of it runs
             kind = self._cache.forecast.wait((name, state)).group.kind
             if kind not in self._delegating:
                 program.given_up[program.num_tokens.pop(state, 0)] = kind

@@ -43,7 +43,7 @@ class Export:
     tokens: list[int]  # of whole pages
     namespace: str
     sent: int
-    heard: float  # when the receiver last sent something
+    last_message: float  # when the receiver last sent something
     is_computed: bool = False
     num_unconfirmed: int = 0  # pages
     slots: set[int] = field(default_factory=set)  # that the receiver may still read
@@ -123,7 +123,7 @@ class PrefixExporter:
         export = self._exports.get((peer, message.call))
         if export is None:
             return
-        export.heard = now
+        export.last_message = now
         count = min(message.count, export.num_unconfirmed)
         export.num_unconfirmed -= count
         self._num_left += count
@@ -139,7 +139,7 @@ class PrefixExporter:
     def work(self, now: float, slots: SendSlots | None, readers: set[bytes]) -> None:
         """Send what has become ready, as far as receivers keep up. `readers` are receivers that read `slots`."""
         for export in list(self._exports.values()):
-            if now - export.heard > SILENCE_SECONDS and export.num_unconfirmed:
+            if now - export.last_message > SILENCE_SECONDS and export.num_unconfirmed:
                 self._drop(export, slots)
                 continue
             while self._send_ready(export, slots if export.peer in readers else None, now):
@@ -159,7 +159,9 @@ class PrefixExporter:
         if not export.is_computed and self._num_computed(export.rid) < (export.sent + 1) * PAGE_SIZE:
             return False  # not a page more: the tree need not be looked at
         ready = self._pages.num_cached(export.tokens, export.namespace)
-        end = min(ready, export.sent + min(self._pages_per_message, self._num_left))
+        # One that does not confirm leaves as much to the others as it holds.
+        most = max(1, (self._num_left + export.num_unconfirmed) // 2) - export.num_unconfirmed
+        end = min(ready, export.sent + min(self._pages_per_message, most, self._num_left))
         if slots is not None:
             end = min(end, export.sent + slots.num_free)
         if end <= export.sent:
@@ -171,7 +173,7 @@ class PrefixExporter:
         count = end - export.sent
         message = PagesSent(export.call, export.sent, count, not export.is_computed, taken)
         if not export.num_unconfirmed:
-            export.heard = now  # the receiver's time begins
+            export.last_message = now  # the receiver's time begins
         export.slots.update(taken or ())
         export.num_unconfirmed += count
         self._num_left -= count

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from ...radix.cache import PrefixCache
+from ...radix.tree import TreeNode
 from ..engine.kv_pool import PAGE_SIZE, KvShape
 from ..protocol.core import ModelInfo
 from ..scheduler.plan import PageCopy, Row
@@ -84,14 +85,20 @@ class CachePages:
         self._cache.release(lease, tokens if is_whole else tokens[: lease.matched])
         return is_whole
 
-    def sequences(self) -> list[tuple[str, list[int]]]:
-        """List the namespace and tokens of every cached sequence, as far as they fill pages, last used first."""
-        found = []
-        for node in sorted(self._cache.tree.nodes(), key=lambda node: -node.last_used):
-            if not node.children:
-                namespace, tokens = self._cache.tree.path_tokens(node)
-                found.append((namespace, tokens[: len(tokens) // PAGE_SIZE * PAGE_SIZE]))
-        return found
+    def sequences(self) -> list[TreeNode]:
+        """List the last node of every cached sequence, the one used last first."""
+        leaves = [node for node in self._cache.tree.nodes() if not node.children]
+        return sorted(leaves, key=lambda node: -node.last_used)
+
+    def tokens(self, sequence: TreeNode) -> tuple[str, list[int]]:
+        """Return the namespace and tokens of a sequence that `sequences` has listed, as far as they fill pages.
+
+        One that was evicted since has no tokens.
+        """
+        if not sequence.attached:
+            return "", []
+        namespace, tokens = self._cache.tree.path_tokens(sequence)
+        return namespace, tokens[: len(tokens) // PAGE_SIZE * PAGE_SIZE]
 
     def _settle(self) -> None:
         """Make the copies that the cache has decided on."""

@@ -50,9 +50,10 @@ class PrefixSender:
         self._pages_per_message = max(1, MAX_PAYLOAD_BYTES // pages.shape.page_bytes)
         self._call = 0
         self._next = 0  # of the sequence that is offered next
+        self._namespace, self._tokens = "", list[int]()  # of the current one
         self._sent = self._end = 0  # pages of the current one
         self._num_unconfirmed = 0  # pages
-        self._heard = now
+        self._last_answer = now
         self._num_sequences = self._num_sent_tokens = 0
         self.result: MovedPrefixes | ErrorInfo | None = None
         if sessions is not None:
@@ -64,7 +65,7 @@ class PrefixSender:
         """Go on after an answer."""
         match message:
             case PagesWanted(call=call, first=first) if call == self._call and self._next:
-                self._sent, self._end = first, len(self._sequences[self._next - 1][1]) // PAGE_SIZE
+                self._sent, self._end = first, len(self._tokens) // PAGE_SIZE
             case PagesTaken(call=call) if call == self._call:
                 self._num_unconfirmed -= message.count
             case PrefixStored(call=call) if call == self._call:
@@ -77,18 +78,17 @@ class PrefixSender:
                     self._offer()
             case _:
                 return
-        self._heard = now
+        self._last_answer = now
 
     def work(self, now: float) -> None:
         """Send pages, one message in a turn."""
         if self.result is not None:
             return
-        if now - self._heard > SILENCE_SECONDS:
+        if now - self._last_answer > SILENCE_SECONDS:
             self.fail(ErrorInfo.of(RuntimeFailed(f"the other runtime was silent for {SILENCE_SECONDS:g} s")))
         elif self._sent < self._end and self._num_unconfirmed * self._pages.shape.page_bytes < MAX_UNCONFIRMED_BYTES:
-            namespace, tokens = self._sequences[self._next - 1]
             end = min(self._end, self._sent + self._pages_per_message)
-            bytes_PB = self._pages.read(tokens[: end * PAGE_SIZE], namespace, self._sent)
+            bytes_PB = self._pages.read(self._tokens[: end * PAGE_SIZE], self._namespace, self._sent)
             if bytes_PB is None:
                 self._end = 0  # evicted since: the rest of this one stays
                 self._offer()
@@ -106,10 +106,10 @@ class PrefixSender:
         self._sent = self._end = self._num_unconfirmed = 0
         self._call += 1
         while self._next < len(self._sequences):
-            namespace, tokens = self._sequences[self._next]
+            self._namespace, self._tokens = self._pages.tokens(self._sequences[self._next])
             self._next += 1
-            if tokens:
-                self._send(StorePrefix(self._call, tokens, namespace), None)
+            if self._tokens:
+                self._send(StorePrefix(self._call, self._tokens, self._namespace), None)
                 return
         self._finish()
 

@@ -109,6 +109,7 @@ def test_guided_decoding_is_a_constraint(name: str, value: Any, constraint: Cons
         ({"stop_conditions": {"max_thinking_tokens": 4}}, "stop_conditions.max_thinking_tokens"),
         ({"multi_modal_data": {"image_url": ["x"]}}, "multi_modal_data"),
         ({"routing": {"lora_name": "style"}}, "routing.lora_name"),
+        ({"routing": {"priority": "high"}}, "routing.priority"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_its_name(groups: dict[str, Any], field: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramiform.runtime.protocol.core import EndStates, SoftPin
+from ramiform.runtime.protocol.core import ClientSession, EndStates, SoftPin
 
 from .harness import Runtime, generate
 
@@ -60,3 +60,23 @@ def test_what_ended_branches_have_left_is_evicted_before_what_the_program_goes_o
     ended = [[*SHARED, 6 + number, *runtime.answers[f"branch {number}"].ids] for number in range(3)]
     assert runtime.cache.stats.num_evicted_pages > 0
     assert sum(map(runtime.cache.match, ended)) < sum(len(prompt) - 1 for prompt in ended)
+
+
+def test_a_state_of_a_session_that_runs_is_not_replaced_by_another() -> None:
+    def turn(rid: str, tokens: list[int], num_tokens: int) -> object:
+        return generate(rid, tokens, max_new_tokens=num_tokens, ignore_eos=True, session=ClientSession("s"))
+
+    runtime = Runtime(num_pages=64)
+    runtime.add(turn("first", [*SHARED, 6], 4))
+    runtime.finish()
+    first = [*SHARED, 6, *runtime.answers["first"].ids]
+    runtime.add(turn("second", [*first, 7], 30))
+    runtime.step()
+    runtime.add(turn("sub-agent", [*SHARED, 8], 8))
+    runtime.finish()
+    second = [*first, 7, *runtime.answers["second"].ids]
+    runtime.add(turn("third", [*second, 9], 4))
+    runtime.finish()
+    [program] = runtime.scheduler._programs._programs.values()
+    assert program.num_states == 2
+    assert program.given_up == {24: ""}  # the sub-agent's, when the third turn began

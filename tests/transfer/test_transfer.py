@@ -5,20 +5,33 @@ from __future__ import annotations
 import importlib.util
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import zmq
 
+from ramiform.runtime.engine.kv_pool import PAGE_SIZE
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Abort, MovePrefixes
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.keys import make_keys
+from ramiform.runtime.transfer.exporter import PrefixExporter
 from ramiform.runtime.transfer.hub import MAX_PEERS, uses_transfers
-from ramiform.runtime.transfer.messages import CancelFetch, FetchPrefix, Greet, Greeting, PagesSent, PagesWanted
+from ramiform.runtime.transfer.messages import (
+    MAX_UNCONFIRMED_BYTES,
+    CancelFetch,
+    FetchPrefix,
+    Greet,
+    Greeting,
+    PagesSent,
+    PagesTaken,
+    PagesWanted,
+)
 from ramiform.runtime.transfer.replication import PrefixSender
 from ramiform.runtime.transfer.sockets import PeerSocket
 
@@ -160,6 +173,28 @@ def test_a_receiver_that_vanishes_costs_the_sender_nothing(address: str) -> None
     prefill.assert_no_page_is_lost()
 
 
+def test_a_receiver_that_confirms_nothing_leaves_room_for_others() -> None:
+    pages = Mock()
+    pages.shape.page_bytes = MAX_UNCONFIRMED_BYTES // 64
+    pages.num_cached.side_effect = lambda tokens, namespace: len(tokens) // PAGE_SIZE
+    pages.read.side_effect = lambda tokens, namespace, first: torch.zeros(len(tokens) // PAGE_SIZE - first, 1)
+    sent: Counter[bytes] = Counter()
+
+    def send(peer: bytes, message: Any, payload: object) -> bool:
+        sent[peer] += message.count if isinstance(message, PagesSent) else 0
+        return True
+
+    exporter = PrefixExporter(pages, lambda message, owner: [], lambda rid: 0, send)
+    for peer in (b"silent", b"slow", b"other"):
+        exporter.begin(peer, FetchPrefix(call=1, tokens=[7] * (100 * PAGE_SIZE), namespace="", first=0), 0.0)
+        exporter.work(0.0, None, set())
+    assert sent == {b"silent": 32, b"slow": 16, b"other": 8}
+    for _ in range(200):
+        exporter.confirm(b"other", PagesTaken(1, 1), None, 1.0)
+        exporter.work(1.0, None, set())
+    assert sent[b"other"] == 100
+
+
 DIFFERENT: dict[str, dict[str, Any]] = {
     "kv_dtype": {"kv_dtype": "bf16"},
     "dtype": {"dtype": "bfloat16", "kv_dtype": "fp32"},
@@ -192,7 +227,8 @@ def test_prefixes_move_to_a_replica_with_the_same_pages(address: str) -> None:
     assert (owner, reply.call, reply.error) == (b"frontend", 7, None)
     assert (reply.moved.num_sequences, reply.moved.num_left) == (3, 0)
     assert target.hub.take_sessions() == [b"sessions"]
-    for namespace, tokens in source.pages.sequences():
+    for sequence in source.pages.sequences():
+        namespace, tokens = source.pages.tokens(sequence)
         ours, theirs = source.pages.read(tokens, namespace, 0), target.pages.read(tokens, namespace, 0)
         assert ours is not None
         assert theirs is not None

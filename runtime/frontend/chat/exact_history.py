@@ -27,6 +27,7 @@ from .renderer import CONTENT_MARKS, SPLIT
 
 MAX_HISTORY_BYTES = 64 << 20  # of one frontend
 MIN_PIECE = 64  # tokens of a prompt after which the next special token divides it
+MAX_PIECES = 256  # of a prompt: each is looked up from the beginning of the text
 MAX_CUTS = 256  # places that are tried for the end of a common part
 
 
@@ -34,6 +35,7 @@ MAX_CUTS = 256  # places that are tried for the end of a common part
 class EncodedPrompt:
     """A rendered prompt with its ids, to which an answer will be added. `anchor` is the end of what was known."""
 
+    tenant: str | None  # its API key
     namespace: str
     text: str
     tokens: list[int]
@@ -63,10 +65,11 @@ class ExactHistory:
         Raises RequestError for more tokens than `bound`.
         """
         text = "".join(part if trusted else _marked(part) for part, trusted in segments)
-        anchor = self._known_part(self._tree, namespace, text)
+        tenant = current_tenant.get().key
+        anchor = self._known_part(self._tree(tenant), namespace, text)
         if anchor is None:
             tokens = await self._encoder.encode_async(segments, at_start=True, bound=bound)
-            return EncodedPrompt(namespace, text, tokens)
+            return EncodedPrompt(tenant, namespace, text, tokens)
         pieces = [*anchor.chain()]
         self._forget_excess()  # the anchor may be new, and nothing may be remembered of this request
         tokens = []
@@ -78,51 +81,51 @@ class ExactHistory:
             tokens += await self._encoder.encode_async(rest, at_start=False, bound=bound)
         if bound is not None and len(tokens) > bound.most:
             raise bound.error(len(tokens))
-        num_remembered = sum(len(piece.ids) for piece in pieces if piece.is_said)
-        return EncodedPrompt(namespace, text, tokens, anchor, num_known, num_remembered)
+        num_remembered = sum(len(piece.ids) for piece in pieces if piece.is_generated)
+        return EncodedPrompt(tenant, namespace, text, tokens, anchor, num_known, num_remembered)
 
-    def remember(self, conversation: EncodedPrompt, said: Sequence[int]) -> None:
+    def remember(self, conversation: EncodedPrompt, generated: Sequence[int]) -> None:
         """Remember the ids of a prompt and of an answer to it, as far as a later prompt can repeat its text."""
-        tree = self._tree
+        tree = self._tree(conversation.tenant)
         anchor = self._add_prompt(tree, conversation)
-        text, num = self._tokens.text(said)
+        text, num = self._tokens.text(generated)
         if num:
-            ids = self._tokens.shared(said[:num])
-            tree.add(conversation.namespace, conversation.text + text, anchor, ids, is_said=True, is_aligned=True)
+            ids = self._tokens.shared(generated[:num])
+            tree.add(conversation.namespace, conversation.text + text, anchor, ids, is_generated=True, is_aligned=True)
         self._forget_excess()
 
-    def remember_without(self, conversation: EncodedPrompt, before: str, said: Sequence[int]) -> None:
+    def remember_without(self, conversation: EncodedPrompt, before: str, generated: Sequence[int]) -> None:
         """Remember the last ids of an answer as they follow `before`, a beginning of the prompt.
 
         That is how a later prompt repeats them when what was between is left out: an answer's reasoning.
         """
-        text, num = self._tokens.text(said)
-        anchor = self._known_part(self._tree, conversation.namespace, before)
+        text, num = self._tokens.text(generated)
+        tree = self._tree(conversation.tenant)
+        anchor = self._known_part(tree, conversation.namespace, before)
         if num and anchor is not None and anchor.end == len(before):
-            ids = self._tokens.shared(said[:num])
-            self._tree.add(conversation.namespace, before + text, anchor, ids, is_said=True, is_aligned=True)
+            ids = self._tokens.shared(generated[:num])
+            tree.add(conversation.namespace, before + text, anchor, ids, is_generated=True, is_aligned=True)
             self._forget_excess()
 
-    def after(self, said: Sequence[int], marker: str) -> Sequence[int]:
+    def after(self, generated: Sequence[int], marker: str) -> Sequence[int]:
         """Return the ids after the last `marker` and the blanks that follow it; none if it ends within a token."""
-        text, num = self._tokens.text(said)
+        text, num = self._tokens.text(generated)
         at = text.rfind(marker)
         if at < 0:
             return ()
         begin = at + len(marker)
         begin += len(text[begin:]) - len(text[begin:].lstrip())
-        ends, is_whole = self._tokens.ends(said[:num])
+        ends, is_whole = self._tokens.ends(generated[:num])
         index = int(np.searchsorted(ends, begin, side="right")) - 1
-        return said[index + 1 :] if index >= 0 and ends[index] == begin and is_whole[index] else ()
+        return generated[index + 1 :] if index >= 0 and ends[index] == begin and is_whole[index] else ()
 
     def _forget_excess(self) -> None:
         while self.num_bytes > self._max_bytes:
             if not max(self._trees.values(), key=lambda each: each.num_bytes).forget_oldest():
                 break
 
-    @property
-    def _tree(self) -> HistoryTree:
-        return self._trees.setdefault(current_tenant.get().key, HistoryTree())
+    def _tree(self, tenant: str | None) -> HistoryTree:
+        return self._trees.setdefault(tenant, HistoryTree())
 
     def _known_part(self, tree: HistoryTree, namespace: str, text: str) -> HistoryAnchor | None:
         """Return the anchor at the end of the longest remembered beginning of `text` that the ids can be cut after."""
@@ -137,7 +140,9 @@ class ExactHistory:
             if anchor.start < num and anchor.is_aligned and (cut := self._last_cut(anchor, text, num)) is not None:
                 num_ids, end = cut
                 ids = anchor.ids[:num_ids]
-                return tree.add(namespace, text[:end], anchor.base, ids, is_said=anchor.is_said, is_aligned=True)
+                return tree.add(
+                    namespace, text[:end], anchor.base, ids, is_generated=anchor.is_generated, is_aligned=True
+                )
         return None
 
     def _last_cut(self, anchor: HistoryAnchor, text: str, num: int) -> tuple[int, int] | None:
@@ -163,8 +168,9 @@ class ExactHistory:
         ends = self._tokens.prompt_ends(conversation.text[start:], tokens[has_bos:])
         first = 0
         if ends is not None:
+            least = max(MIN_PIECE, len(tokens) // MAX_PIECES)
             for index in self._tokens.special_places(tokens):
-                if index - first >= MIN_PIECE:
+                if index - first >= least:
                     end = start + int(ends[index - 1 - has_bos])
                     ids = self._tokens.shared(tokens[first:index])
                     is_aligned = bool(first) or not has_bos
@@ -173,13 +179,15 @@ class ExactHistory:
                         conversation.text[:end],
                         anchor,
                         ids,
-                        is_said=False,
+                        is_generated=False,
                         is_aligned=is_aligned,
                     )
                     first = index
         is_aligned = ends is not None and (bool(first) or not has_bos)
         ids = self._tokens.shared(tokens[first:])
-        return tree.add(conversation.namespace, conversation.text, anchor, ids, is_said=False, is_aligned=is_aligned)
+        return tree.add(
+            conversation.namespace, conversation.text, anchor, ids, is_generated=False, is_aligned=is_aligned
+        )
 
 
 class TokenTextIndex:

@@ -16,18 +16,19 @@ _OVERHEAD_BYTES = 600  # of a node and its anchor
 class HistoryAnchor:
     """Ids of a text from the end of the anchor `base`, or from the beginning, to the character `end`.
 
-    `is_said`: the model generated them. `is_aligned`: the ids' own text is that text, so it can be cut between them.
+    `is_generated`: the model generated them. `is_aligned`: the ids' own text is that text, so it can be cut between
+    them.
     """
 
-    __slots__ = ("base", "end", "ids", "is_aligned", "is_live", "is_said", "node", "num_dependents")
+    __slots__ = ("base", "end", "ids", "is_aligned", "is_generated", "is_live", "node", "num_dependents")
 
     def __init__(
-        self, base: HistoryAnchor | None, end: int, ids: tuple[int, ...], *, is_said: bool, is_aligned: bool
+        self, base: HistoryAnchor | None, end: int, ids: tuple[int, ...], *, is_generated: bool, is_aligned: bool
     ) -> None:
         self.base = base
         self.end = end
         self.ids = ids
-        self.is_said = is_said
+        self.is_generated = is_generated
         self.is_aligned = is_aligned
         self.num_dependents = 0
         self.node: HistoryNode | None = None  # None once another anchor has its place
@@ -88,18 +89,18 @@ class HistoryTree:
         base: HistoryAnchor | None,
         ids: tuple[int, ...],
         *,
-        is_said: bool,
+        is_generated: bool,
         is_aligned: bool,
     ) -> HistoryAnchor:
         """Remember that `ids` lead from the end of `base` to the end of `text`. Generated ids replace others."""
         node = self._node_at(namespace, text)
         if (known := node.anchor) is not None:
-            if known.base is base and (known.ids == ids or not is_said):
+            if known.base is base and (known.ids == ids or not is_generated):
                 self.touch(known)
                 return known
             # Texts that go on from it keep its ids.
             self._detach(known)
-        anchor = HistoryAnchor(base, len(text), ids, is_said=is_said, is_aligned=is_aligned)
+        anchor = HistoryAnchor(base, len(text), ids, is_generated=is_generated, is_aligned=is_aligned)
         anchor.node, node.anchor = node, anchor
         if base is not None:
             base.num_dependents += 1
