@@ -23,8 +23,8 @@ PANELS = {
     "Prefill and decode apart": "role transfer_bind prefill_workers transfer_keys transfer remote_prefill_tokens",
     "Scheduling": "overlap prefill_budget max_running max_waiting order log_plans",
     "Constraints": "grammar_backend grammar_memory additional_properties jump_forward",
-    "Speculation": "speculative speculative_draft_model speculative_num_steps speculative_eagle_topk "
-    "speculative_num_draft_tokens speculative_adaptive",
+    "Speculation": "speculative speculative_draft_model speculative_exit_layer speculative_num_steps "
+    "speculative_eagle_topk speculative_num_draft_tokens speculative_adaptive",
     "HTTP": "host port uds ssl_certfile ssl_keyfile cors_origins max_body_mib request_timeout",
     "Page for browsers": "page page_texts",
     "Access and limits": "api_key admin_key cache_scope max_requests_per_key requests_per_minute_per_key "

@@ -31,7 +31,7 @@ from ..parallel.rank_processes import RankProcesses
 from ..parallel.rank_zero import MakeRankZeroEngine, RankZeroEngine, build_rank_zero_engine
 from ..processes import logs, parent_watchdog
 from ..protocol import wire
-from ..protocol.config import CoreConfig
+from ..protocol.config import SOURCES_ON_DEVICE, CoreConfig
 from ..protocol.core import (
     Abort,
     Answers,
@@ -295,7 +295,7 @@ def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
         return False
     if config.quantize is not None or is_gguf(path) or read_config(path, config.model_impl).quantisation is not None:
         return False
-    return choose_source(config, path) not in ("eagle", "draft")
+    return choose_source(config, path) not in SOURCES_ON_DEVICE
 
 
 def _open_plan_log(path: str, header: LogHeader) -> PlanLog:

@@ -6,8 +6,9 @@ D head size.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,7 @@ from .linear import DenseLinear, Linear
 from .norm import Norm
 from .packed_linear import PackedLinear, pack_linear
 from .parallel.group import SINGLE_RANK, Group
+from .parallel.stage import with_layers
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .rope import Rope
 
@@ -102,6 +104,22 @@ class Decoder:
         self._is_parallel = config.norm_placement.startswith("parallel")
         self._compiled: CompiledLayers | None = None
         self._compile_layers()
+
+    def first_layers(self, count: int) -> Decoder:
+        """Return a decoder of the first `count` layers, with this one's weights, final norm and head.
+
+        Only for a model on one rank.
+        """
+        assert count <= len(self.layers) == self.whole_config.num_layers
+        decoder = copy.copy(self)
+        decoder.layers = range(count)
+        decoder.config = with_layers(self.config, decoder.layers)
+        decoder.whole_config = with_layers(self.whole_config, decoder.layers)
+        decoder.num_parameters = num_parameters(decoder.whole_config)
+        decoder.parameters = replace(self.parameters, layers=self.parameters.layers[:count])
+        decoder._compiled = None
+        decoder._compile_layers()
+        return decoder
 
     def use_loops(self) -> None:
         """Compute with compiled loops from the next step on; they were not loaded when the model was made.

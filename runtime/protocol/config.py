@@ -10,7 +10,9 @@ from msgspec import Meta
 from .sampling import AdditionalProperties
 
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
-SpeculativeName = Literal["eagle", "suffix", "ngram", "draft", "off"]
+SpeculativeName = Literal["eagle", "medusa", "draft", "early-exit", "suffix", "ngram", "off"]
+# Draft sources that run beside the model, on its device. The scheduler makes the other drafts, from texts.
+SOURCES_ON_DEVICE: frozenset[SpeculativeName] = frozenset({"eagle", "medusa", "draft", "early-exit"})
 KernelsName = Literal["auto", "triton", "reference"]
 GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 ModelImplName = Literal["auto", "native", "transformers"]
@@ -222,12 +224,19 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         SpeculativeName | None,
         Meta(
             description="draft source; default: eagle when the model has a head beside it, else off, "
-            "as for models under 50M parameters on a CPU; suffix and ngram draft from texts, without a model"
+            "as for models under 50M parameters on a CPU; early-exit drafts by the model's first layers, suffix and "
+            "ngram from texts"
         ),
     ] = None
     speculative_draft_model: Annotated[
         str | None,
-        Meta(description="the head (eagle) or the smaller model (draft): path or hub id; default: MODEL/draft"),
+        Meta(
+            description="the heads (eagle, medusa) or the smaller model (draft): path or hub id; default: MODEL/draft"
+        ),
+    ] = None
+    speculative_exit_layer: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="layers that draft with --speculative early-exit; default: a quarter of the model's"),
     ] = None
     speculative_num_steps: Annotated[int, Meta(ge=1, le=32, description="maximum depth of a draft")] = 7
     speculative_eagle_topk: Annotated[

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..protocol.config import CoreConfig
+from ..protocol.config import SOURCES_ON_DEVICE, CoreConfig
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
 from .batch import Batch, ScheduledRequest
@@ -33,7 +33,7 @@ class Drafting:
     def __init__(self, config: CoreConfig, vocab_size: int, *, at_once: bool) -> None:
         """With `at_once`, tokens are dropped from drafts for which a grammar would have to compute new states."""
         self._source = config.speculative or "off"
-        self._in_engine = self._source in ("eagle", "draft")  # which then drafts for the next step
+        self._in_engine = self._source in SOURCES_ON_DEVICE  # which draft for the next step
         self._steps = config.speculative_num_steps
         self._top_k = config.speculative_eagle_topk or DEFAULT_TOP_K
         self._max_draft_tokens = config.speculative_num_draft_tokens - 1  # one of them is the last known token

@@ -17,6 +17,7 @@ from ..models.checkpoint import find_checkpoint
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.load import load_model
+from ..models.parallel.stage import with_layers
 from ..models.parameters import num_parameters
 from ..models.read_config import read_config
 from ..protocol.config import CoreConfig, SpeculativeName
@@ -24,6 +25,7 @@ from ..protocol.errors import RequestError
 from ..tokenizer import load_tokenizer
 from .draft_model import DraftModelSource
 from .eagle import EagleSource, draft_memory, load_head, read_fitting_config
+from .medusa import MedusaSource, is_medusa, load_medusa, medusa_bytes
 
 HEAD_FOLDER = "draft"  # folder of the head, beside the model's config.json
 _CHEAP_PARAMETERS = 50_000_000  # measured: docs/log.md
@@ -38,19 +40,26 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
     Raises RequestError naming the setting when the draft model is missing.
     """
     requested, draft_model = config.speculative, config.speculative_draft_model
+    if config.speculative_exit_layer is not None and requested != "early-exit":
+        raise RequestError("only --speculative early-exit exits from a layer", param="speculative_exit_layer")
+    if requested == "early-exit" and config.num_ranks > 1:
+        raise RequestError(
+            f"--speculative early-exit drafts on one rank, and the model is on {config.num_ranks}", param="speculative"
+        )
     has_head = (path / HEAD_FOLDER / "config.json").is_file()
     if requested is None and draft_model is None:
         if has_head and not _is_cheap(config, path):
-            return "eagle"
+            return "medusa" if is_medusa(path / HEAD_FOLDER) else "eagle"
         verifies = DEFAULT_SOURCE == "off" or not _rope_depends_on_length(config, path)
         return DEFAULT_SOURCE if verifies else "off"
-    if requested is None or (draft_model is not None and requested not in ("eagle", "draft")):
+    if requested is None or (draft_model is not None and requested not in ("eagle", "medusa", "draft")):
         raise RequestError(
-            "a draft model needs --speculative eagle (a head) or draft (a smaller model)", param="speculative"
+            "a draft model needs --speculative eagle (a head), medusa (heads) or draft (a smaller model)",
+            param="speculative",
         )
     if requested == "draft" and draft_model is None:
         raise RequestError("--speculative draft needs --speculative-draft-model", param="speculative_draft_model")
-    if requested == "eagle" and draft_model is None and not has_head:
+    if requested in ("eagle", "medusa") and draft_model is None and not has_head:
         raise RequestError(
             f"no draft head in {path / HEAD_FOLDER}: give its folder with --speculative-draft-model",
             param="speculative_draft_model",
@@ -87,17 +96,22 @@ def build_source(
             "start it without --speculative",
             param="speculative",
         )
-    if name == "eagle" and not target.config.is_native:
+    if name in ("eagle", "medusa", "early-exit") and not target.config.is_native:
         if config.speculative is None:
             return None
         raise RequestError(
-            "a draft head reads hidden states of native families; transformers computes this model: "
+            f"{name} reads hidden states of native families; transformers computes this model: "
             "use --speculative suffix, ngram or draft",
             param="speculative",
         )
     if name == "eagle":
         head = load_head(_head_folder(config, path), target)
         return EagleSource(head, num_pages, num_host_pages)
+    if name == "medusa":
+        return MedusaSource(load_medusa(_head_folder(config, path), target), target.whole_config)
+    if name == "early-exit":
+        first = target.first_layers(_exit_layer(config, target.config))
+        return DraftModelSource(first, num_pages, num_host_pages)
     if name == "draft":
         folder = find_checkpoint(config.speculative_draft_model)
         model = load_model(folder, device=target.device, dtype=target.dtype, impl=config.model_impl)
@@ -146,11 +160,28 @@ def draft_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torc
         folder = _head_folder(config, path)
         page = draft_memory.bytes_per_page(read_fitting_config(folder, target), dtype)
         return DraftBytes(page, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
+    if name == "medusa":
+        return DraftBytes(0, medusa_bytes(_head_folder(config, path)))
+    if name == "early-exit":
+        page = kv_pool.bytes_per_page(with_layers(target, range(_exit_layer(config, target))), dtype)
+        return DraftBytes(page, _scratch_pages(config) * page)
     if name == "draft":
         draft = read_config(find_checkpoint(config.speculative_draft_model), config.model_impl)
         page = kv_pool.bytes_per_page(draft, dtype)
         return DraftBytes(page, num_parameters(draft) * dtype.itemsize + _scratch_pages(config) * page)
     return DraftBytes(0, 0)
+
+
+def _exit_layer(config: CoreConfig, target: ModelConfig) -> int:
+    """Return the number of layers that draft. Raises RequestError if these are not fewer than the model's."""
+    chosen, total = config.speculative_exit_layer, target.num_layers
+    if chosen is None:
+        chosen = max(1, total // 4)
+    if chosen >= total:
+        raise RequestError(
+            f"a draft of {chosen} layers, of a model of {total}, skips none", param="speculative_exit_layer"
+        )
+    return chosen
 
 
 def _most_drafting(config: CoreConfig) -> int:

@@ -25,6 +25,7 @@ def train_draft(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory of the head; default: MODEL/draft.")] = None,
     eagle: Annotated[int, typer.Option(min=1, max=3, help="1: an EAGLE-1 and -2 head; 3: an EAGLE-3 head.")] = 1,
+    medusa: Annotated[int, typer.Option(min=0, max=8, help="Train so many Medusa heads instead of an EAGLE head.")] = 0,
     init: Annotated[Path | None, typer.Option(help="Start from this head, not a random one.")] = None,
     generate: Annotated[
         int, typer.Option(min=0, help="Learn continuations that the model generates, of at most so many tokens.")
@@ -55,6 +56,10 @@ def train_draft(
     from .run import TrainingOptions
     from .run import train_draft as train
 
+    if medusa and (eagle != 1 or init is not None or ahead is not None or token_loss is not None or draft_vocab):
+        raise typer.BadParameter(
+            "is not for --eagle, --init, --ahead, --token-loss or --draft-vocab", param_hint="--medusa"
+        )
     if eagle == 2:
         eagle = 1  # EAGLE-2 grows other trees with the same head
     if threads is not None:
@@ -65,6 +70,7 @@ def train_draft(
         held_out=held_out,
         out=out,
         eagle=eagle,
+        medusa=medusa,
         init=init,
         generate=generate,
         temperature=temperature,

@@ -14,7 +14,7 @@ from ..speculation.eagle.config import HeadConfig, HeadKind, default_layers
 class TrainConfig:
     """Hyperparameters of a run."""
 
-    kind: HeadKind = "eagle"
+    kind: HeadKind | Literal["medusa"] = "eagle"
     num_steps: int = 2000
     tokens_per_step: int = 4096
     num_ahead: int = 1  # head passes per token, each fed the one before (EAGLE-3's training-time test)
@@ -29,17 +29,19 @@ class TrainConfig:
     seed: int = 0
 
     @classmethod
-    def for_kind(cls, kind: HeadKind, hidden_size: int, **changes: Any) -> TrainConfig:
+    def for_kind(cls, kind: HeadKind | Literal["medusa"], hidden_size: int, **changes: Any) -> TrainConfig:
         """Return the published recipe with `changes`: EAGLE-1 learns features in one pass, EAGLE-3 tokens in seven
-        passes.
+        passes, Medusa the texts' tokens.
 
         The published learning rate is that of a width of 4096; Adam's scales as one over the width (Yang et al.
         2022, Tensor Programs V, table 3).
         """
         rate = 3e-5 * 4096 / hidden_size
-        own: dict[str, Any] = (
-            {"num_ahead": 7, "feature_loss": 0.0, "token_loss": 1.0, "noise": 0.0} if kind == "eagle3" else {}
-        )
+        own: dict[str, Any] = {
+            "eagle": {},
+            "eagle3": {"num_ahead": 7, "feature_loss": 0.0, "token_loss": 1.0, "noise": 0.0},
+            "medusa": {"learning_rate": 1e-3, "feature_loss": 0.0, "token_loss": 1.0, "noise": 0.0},
+        }[kind]
         return cls(kind=kind, **({"learning_rate": rate} | own | changes))
 
 

@@ -1,21 +1,19 @@
-"""Accepted length of a head: tokens per pass of the target in greedy decoding.
+"""Accepted length of a draft source: tokens per pass of the target in greedy decoding.
 
-The target's answers are known beforehand, so its passes need not be run. The head follows along with the target's
+The target's answers are known beforehand, so its passes need not be run. The source follows along with the target's
 states, and verification would accept the longest path of a draft tree that agrees with the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ..engine.draft_source import DraftRow, DraftStep
+from ..engine.draft_source import DraftRow, DraftSource, DraftStep
 from ..engine.kv_pool import PAGE_SIZE
 from ..scheduler.plan import DraftSpec
-from ..speculation.eagle.head import EagleHead
-from ..speculation.eagle.source import EagleSource
 from ..speculation.tree import DraftTree
 from .data import TrainingText
 from .target import Target
@@ -55,12 +53,15 @@ class _Sequence:
 
 @torch.inference_mode()
 def measure_accepted_length(
-    head: EagleHead, target: Target, texts: Sequence[TrainingText], want: DraftSpec
+    make_source: Callable[[int], DraftSource], target: Target, texts: Sequence[TrainingText], want: DraftSpec
 ) -> dict[str, AcceptedLength]:
-    """Measure each group of `texts`, whose learnt part must be the target's greedy answer."""
+    """Measure a draft source, which is made for a number of pages, on each group of `texts`.
+
+    Their learnt part must be the target's greedy answer, and the target must capture what the source reads.
+    """
     found: dict[str, AcceptedLength] = {}
     for start in range(0, len(texts), _BATCH_SIZE):
-        for sequence in _run(head, target, texts[start : start + _BATCH_SIZE], want):
+        for sequence in _run(make_source, target, texts[start : start + _BATCH_SIZE], want):
             before = found.get(sequence.text.group, AcceptedLength(0, 0))
             found[sequence.text.group] = AcceptedLength(
                 before.num_tokens + sequence.accepted, before.num_passes + sequence.passes
@@ -74,7 +75,9 @@ def overall_accepted_length(by_group: dict[str, AcceptedLength]) -> AcceptedLeng
     return AcceptedLength(sum(group.num_tokens for group in groups), sum(group.num_passes for group in groups))
 
 
-def _run(head: EagleHead, target: Target, texts: Sequence[TrainingText], want: DraftSpec) -> list[_Sequence]:
+def _run(
+    make_source: Callable[[int], DraftSource], target: Target, texts: Sequence[TrainingText], want: DraftSpec
+) -> list[_Sequence]:
     texts = [text for text in texts if len(text.ids) - text.num_prompt > 1 and text.num_prompt]
     if not texts:
         return []
@@ -82,9 +85,9 @@ def _run(head: EagleHead, target: Target, texts: Sequence[TrainingText], want: D
     sequences, num_pages = [], 0
     for text, states in zip(texts, captured_BTC, strict=True):
         end = num_pages + -(-len(text.ids) // PAGE_SIZE)
-        sequences.append(_Sequence(text, states.to(head.dtype), list(range(num_pages, end)), 0))
+        sequences.append(_Sequence(text, states.to(target.model.dtype), list(range(num_pages, end)), 0))
         num_pages = end
-    source = EagleSource(head, num_pages)
+    source = make_source(num_pages)
     ahead = {id(sequence): sequence.text.num_prompt for sequence in sequences}  # tokens to follow in the next step
     while running := [sequence for sequence in sequences if not sequence.finished]:
         rows, states = [], []

@@ -32,8 +32,8 @@ def losses(
     weights_BT: torch.Tensor,
     captured_BTC: torch.Tensor,
     final_BTE: torch.Tensor,
-    config: TrainConfig,
     noise: torch.Generator,
+    config: TrainConfig,
 ) -> Losses:
     """Compute the losses of a batch.
 

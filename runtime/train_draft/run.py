@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -24,14 +25,18 @@ from ..scheduler.plan import DraftSpec
 from ..speculation.eagle.config import HeadKind
 from ..speculation.eagle.load import load_head
 from ..speculation.eagle.save import save_head
+from ..speculation.eagle.source import EagleSource
 from ..speculation.eagle.target_probe import probe
+from ..speculation.medusa import MedusaSource, load_medusa
 from ..tokenizer import Tokenizer, load_tokenizer
 from .batches import TrainingBatches
 from .config import TrainConfig, head_config
 from .continuations import continuations
 from .data import TrainingText, read_texts
 from .evaluate import AcceptedLength, measure_accepted_length, overall_accepted_length
-from .initial_head import copy_trained_tensors, initial_head
+from .initial_head import copy_trained_tensors, initial_head, trainable_tensors
+from .losses import Losses, losses
+from .medusa import initial_medusa, medusa_losses, save_medusa
 from .target import Target
 from .trainer import Trainer
 
@@ -59,6 +64,7 @@ class TrainingOptions:
     held_out: Path | None
     out: Path | None  # None: `draft` in the model's directory
     eagle: int  # 1 or 3
+    medusa: int = 0  # Medusa heads to train instead
     generate: int  # tokens that the target generates after each prompt; 0: learn the answers in the data
     temperature: float  # of the generated tokens
     draft_vocab: int | None  # EAGLE-3: the head's likeliest tokens; None: 32000, or all if there are fewer
@@ -85,7 +91,9 @@ def train_draft(options: TrainingOptions, console: Console) -> dict[str, Accepte
     out.mkdir(parents=True, exist_ok=True)
     texts, held_out = _texts(options, model, tokenizer, out, console)
 
-    changes = {name: value for name in _RECIPE if (value := getattr(options, name)) is not None}
+    changes: dict[str, Any] = {name: value for name in _RECIPE if (value := getattr(options, name)) is not None}
+    if options.medusa:
+        return _train_medusa(options, model, path, out, texts, held_out, changes, console)
     config = TrainConfig.for_kind(kind, model.config.hidden_size, **changes)
     draft_ids = _draft_ids(kind, texts, options.draft_vocab, model.config.vocab_size)
     num_draft = model.config.vocab_size if draft_ids is None else len(draft_ids)
@@ -96,7 +104,47 @@ def train_draft(options: TrainingOptions, console: Console) -> dict[str, Accepte
     batches = TrainingBatches(
         texts, tokens_per_step=config.tokens_per_step, max_length=config.max_length, seed=config.seed
     )
-    trainer = Trainer(head, target, batches, config)
+    loss = partial(losses, head, config=config)
+    trainer = Trainer(trainable_tensors(head.parameters), loss, target, batches, config)
+    _train(trainer, config, out, console, lambda: save_head(head, model.config, out))
+    make_source = partial(EagleSource, load_head(out, model))
+    measured = measure_accepted_length(make_source, target, held_out, MEASURED_TREE)
+    console.print(table(measured))
+    return measured
+
+
+def _train_medusa(
+    options: TrainingOptions,
+    model: Decoder,
+    path: Path,
+    out: Path,
+    texts: Sequence[TrainingText],
+    held_out: Sequence[TrainingText],
+    changes: dict[str, Any],
+    console: Console,
+) -> dict[str, AcceptedLength]:
+    config = TrainConfig.for_kind("medusa", model.config.hidden_size, **changes)
+    heads = initial_medusa(options.medusa, model)
+
+    def loss(
+        ids_BT: torch.Tensor, weights_BT: torch.Tensor, _: torch.Tensor, final_BTE: torch.Tensor, noise: object
+    ) -> Losses:
+        return medusa_losses(heads, ids_BT, weights_BT, final_BTE, config.decay)
+
+    target = Target(model, (model.config.num_layers,))
+    batches = TrainingBatches(
+        texts, tokens_per_step=config.tokens_per_step, max_length=config.max_length, seed=config.seed
+    )
+    base = options.model or path.name
+    _train(Trainer(heads, loss, target, batches, config), config, out, console, lambda: save_medusa(heads, base, out))
+    source = MedusaSource(load_medusa(out, model), model.config)
+    measured = measure_accepted_length(lambda num_pages: source, target, held_out, MEASURED_TREE)
+    console.print(table(measured))
+    return measured
+
+
+def _train(trainer: Trainer, config: TrainConfig, out: Path, console: Console, save: Callable[[], None]) -> None:
+    """Train to the last step, with a progress bar, and save; a stopped run goes on from its last state."""
     unfinished = out / "training.pt"
     if unfinished.exists():
         trainer.resume(unfinished)
@@ -118,12 +166,9 @@ def train_draft(options: TrainingOptions, console: Console) -> dict[str, Accepte
                 console.print(f"step {trainer.step}  loss {found.total.item():.3f}  agreement {agreement}")
             if trainer.step % SAVE_EVERY == 0:
                 trainer.save(unfinished)
-                save_head(head, model.config, out)
-    save_head(head, model.config, out)
+                save()
+    save()
     unfinished.unlink(missing_ok=True)
-    measured = measure_accepted_length(load_head(out, model), target, held_out, MEASURED_TREE)
-    console.print(table(measured))
-    return measured
 
 
 # With the known token, eight tokens are verified at once.

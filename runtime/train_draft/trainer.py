@@ -1,8 +1,9 @@
-"""Training loop of a head, and its checkpoints."""
+"""Training loop of a draft head or Medusa heads, and its checkpoints."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,41 +11,47 @@ import torch
 
 from ..models.errors import CheckpointError
 from ..protocol.errors import RequestError
-from ..speculation.eagle.head import EagleHead
 from .batches import TrainingBatches
 from .config import TrainConfig
-from .initial_head import trainable_tensors
-from .losses import Losses, losses
+from .losses import Losses
 from .target import Target
 
+# Ids, weights, captured states and final states of a batch, and a source of noise -> its loss.
+LossOfBatch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Generator], Losses]
 _CLIP = 0.5  # norm of the gradient, as published
 
 
 class Trainer:
     """Trains a head with linear warmup and a cosine decay to a twentieth of the learning rate."""
 
-    def __init__(self, head: EagleHead, target: Target, batches: TrainingBatches, config: TrainConfig) -> None:
-        self.head, self.step = head, 0
-        self._target, self._batches, self._config = target, batches, config
-        self._trained = trainable_tensors(head.parameters)
+    def __init__(
+        self,
+        trained: dict[str, torch.Tensor],
+        loss: LossOfBatch,
+        target: Target,
+        batches: TrainingBatches,
+        config: TrainConfig,
+    ) -> None:
+        """`trained` are the tensors to change, which `loss` reads."""
+        self.step = 0
+        self._loss, self._target, self._batches, self._config = loss, target, batches, config
+        self._trained = trained
         for tensor in self._trained.values():
             tensor.requires_grad_(True)
         self._optimizers = _optimizers(self._trained, config)
 
     def train_step(self) -> Losses:
         """Train on one batch. Texts and noise are a function of the run's seed and the step."""
-        config, device = self._config, self.head.device
+        config, device = self._config, self._target.model.device
         batch = self._batches[self.step]
         captured_BTC, final_BTE = self._target.states(batch.texts)
         noise = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
         with torch.autocast(device.type, torch.bfloat16, enabled=self._target.model.dtype == torch.bfloat16):
-            found = losses(
-                self.head,
+            found = self._loss(
                 batch.ids_BT.to(device),
                 batch.weights_BT.to(device),
                 captured_BTC.float(),
                 final_BTE.float(),
-                config,
                 noise,
             )
         found.total.backward()  # type: ignore[no-untyped-call]
@@ -78,7 +85,7 @@ class Trainer:
     def resume(self, file: Path) -> None:
         """Continue from a saved state. Raises CheckpointError when its settings differ in more than the number of
         steps."""
-        state = torch.load(file, map_location=self.head.device, weights_only=True)
+        state = torch.load(file, map_location=self._target.model.device, weights_only=True)
         ours = asdict(self._config)
         for name, value in state["config"].items():
             if name != "num_steps" and ours.get(name) != value:

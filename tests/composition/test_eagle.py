@@ -151,7 +151,12 @@ def test_passes_are_as_few_as_measured_beside_training() -> None:
         num_passes += sum(row.sample is not None for plan in plans for row in plan.rows) - 1
     target = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
     head = load_head(SHIPPED_MODEL / "draft", target)
-    measured = measure_accepted_length(head, Target(target, head.config.captures), texts, DraftSpec(5, 4, 7, 0.0))
+    measured = measure_accepted_length(
+        lambda num_pages: EagleSource(head, num_pages),
+        Target(target, head.config.captures),
+        texts,
+        DraftSpec(5, 4, 7, 0.0),
+    )
     assert overall_accepted_length(measured).num_tokens == 4 * 39
     # An output's last tree is cut to the tokens that it may still have.
     assert abs(overall_accepted_length(measured).num_passes - num_passes) <= len(PROMPTS)

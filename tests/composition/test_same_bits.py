@@ -27,7 +27,12 @@ from .test_speculation import Siblings, check
 from .threads import RanksEngine
 
 KV_DTYPES = ["auto", "bf16", "int8", "fp8"]
-SOURCES = [("ngram", 1), ("draft", 1), *itertools.product(["eagle", "suffix", "siblings"], [1, 2, 4])]
+SOURCES = [
+    ("ngram", 1),
+    ("draft", 1),
+    ("early-exit", 2),
+    *itertools.product(["eagle", "suffix", "siblings"], [1, 2, 4]),
+]
 PREFIX = " ".join(["Ada lives in Oslo. Bo lives in Rome.", *WORDS * 12])
 ENDINGS = ["", " Ada lives in", " Bo lives in", " Ada lives in Oslo. Bo lives in"]
 

@@ -17,12 +17,14 @@ import msgspec
 import pytest
 import torch
 
-from ramiform.runtime.engine.draft_source import DraftRow
+from ramiform.runtime.engine.draft_source import DraftRow, DraftStep
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
+from ramiform.runtime.models.linear import DenseLinear
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams, SamplingParams, TokenDetails
 from ramiform.runtime.speculation.draft_model import DraftModelSource
+from ramiform.runtime.speculation.medusa import MedusaHead, MedusaSource
 from ramiform.runtime.speculation.tree import DraftTree
 
 from .alone import TOKENIZER, AnyTree, Got, run
@@ -275,6 +277,60 @@ def test_a_model_that_drafts_for_itself_is_nearly_always_right(expected: dict[st
     assert len(rows) > 5
     num_tokens = sum(len(expected[rid].ids) for rid in greedy)
     assert num_tokens / sum(row.sample is not None for plan in plans for row in plan.rows if row.rid in greedy) > 3
+
+
+class FeatureRecorder:
+    """Draft source that drafts nothing, and keeps the final hidden state of each position."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.captures = (num_layers,)
+        self.states: dict[int, torch.Tensor] = {}
+
+    def follow(self, step: DraftStep) -> list[DraftTree | None]:
+        assert step.features_TE is not None
+        positions = [position for row in step.rows for position in range(row.first_position, row.end)]
+        self.states |= dict(zip(positions, step.features_TE.clone(), strict=True))
+        return [None] * len(step.rows)
+
+    def skip(self, rows: object) -> None:
+        """Record nothing."""
+
+    def copy(self, copies: object) -> None:
+        """Copy nothing."""
+
+
+@pytest.mark.slow
+def test_medusa_heads_that_know_a_text_are_right_about_it_and_harm_no_other(expected: dict[str, Got]) -> None:
+    model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+    sampling = SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True)
+    request = Generate(rid="known", tokens=TOKENIZER.encode(TEXTS[1], add_bos=True), sampling=sampling)
+    recorder = FeatureRecorder(model.config.num_layers)
+    settings = {"speculative": "medusa", "speculative_adaptive": False, "speculative_eagle_topk": 2}
+    plain, _, _ = run([request], source=recorder, **settings)
+    tokens = [*request.tokens, *plain["known"].ids]
+    heads = []
+    for ahead in range(3):  # fewer states than their size: one matrix maps each to the token that came
+        known = [place for place in recorder.states if place + 2 + ahead < len(tokens)]
+        states_TE = torch.stack([recorder.states[place] for place in known])
+        wanted_TV = torch.zeros(len(known), model.config.vocab_size)
+        wanted_TV[range(len(known)), [tokens[place + 2 + ahead] for place in known]] = 30.0
+        heads.append(MedusaHead([], DenseLinear((torch.linalg.pinv(states_TE) @ wanted_TV).T.contiguous())))
+    source = MedusaSource(heads, model.config)
+    got, stats, plans = run([request], source=source, **settings)
+    assert got["known"].ids == plain["known"].ids
+    assert stats.num_accepted_tokens >= 3 * (len(plans) - 4)
+    mixed, _, _ = run(REQUESTS, source=source, num_pages=64, host_kv_memory=0.01, **settings)
+    check(mixed, expected)
+
+
+@pytest.mark.slow
+def test_the_model_s_first_layers_draft_for_it(expected: dict[str, Got]) -> None:
+    model = load_model(SHIPPED_MODEL, device=torch.device("cpu"), dtype=torch.float32)
+    source = DraftModelSource(model.first_layers(model.config.num_layers - 1), 64, 4096)
+    settings = {"num_pages": 64, "host_kv_memory": 0.01, "speculative": "early-exit", "speculative_adaptive": False}
+    got, stats, _ = run(REQUESTS, source=source, **settings)
+    check(got, expected)
+    assert stats.num_accepted_tokens > 20
 
 
 @pytest.mark.slow

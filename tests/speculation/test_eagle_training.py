@@ -20,6 +20,7 @@ from ramiform.runtime.models.load import load_model
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.scheduler.plan import DraftSpec
 from ramiform.runtime.speculation.eagle import EagleSource, load_head
+from ramiform.runtime.speculation.medusa import is_medusa
 from ramiform.runtime.tokenizer import load_tokenizer
 from ramiform.runtime.train_draft import run
 from ramiform.runtime.train_draft.attention import TrainingTimeTestAttention
@@ -117,6 +118,16 @@ def test_a_head_learns_to_draft(
 
 
 @pytest.mark.slow
+def test_medusa_heads_learn_to_draft(model: Path, data: Path, tmp_path: Path) -> None:
+    untrained = train_draft(options(model, data, tmp_path / "a", medusa=2, num_steps=1), QUIET)
+    trained = train_draft(options(model, data, tmp_path / "b", medusa=2), QUIET)
+    assert trained["data"].tau > untrained["data"].tau + 0.2
+    assert is_medusa(tmp_path / "b")
+    files = {file.name for file in (tmp_path / "b").iterdir()}
+    assert files == {"config.json", "medusa_lm_head.safetensors", "generated.jsonl"}
+
+
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +171,7 @@ def test_accepted_length_is_that_of_verifying_pass_by_pass(model: Path, data: Pa
     answers = continuations(target, prompts, 30, ends=[0])
     texts = [TrainingText(p + a, len(p), str(n)) for n, (p, a) in enumerate(zip(prompts, answers, strict=True))]
     states = Target(target, head.config.captures)
-    found = measure_accepted_length(head, states, texts, want)
+    found = measure_accepted_length(lambda num_pages: EagleSource(head, num_pages), states, texts, want)
     with torch.inference_mode():
         for text in texts:
             captured, _ = states.states([text.ids])

@@ -21,6 +21,21 @@ MIN_MICRO_BATCH_TOKENS = {"cpu": 16, "cuda": 256}
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")  # in names of safetensors and of GGUF
 
 
+def with_layers(config: ModelConfig, layers: range) -> ModelConfig:
+    """Return a model's config with some neighbouring layers only."""
+    own = slice(layers.start, layers.stop)
+    experts = config.experts
+    if experts is not None:
+        experts = replace(experts, layers=experts.layers[own])
+    return replace(
+        config,
+        num_layers=len(layers),
+        windows=config.windows[own],
+        second_rope_layers=config.second_rope_layers[own],
+        experts=experts,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One stage of `size`."""
@@ -41,18 +56,7 @@ class Stage:
 
     def local(self, config: ModelConfig) -> ModelConfig:
         """Return the model's config with this stage's layers only."""
-        layers = self.layers(config)
-        own = slice(layers.start, layers.stop)
-        experts = config.experts
-        if experts is not None:
-            experts = replace(experts, layers=experts.layers[own])
-        return replace(
-            config,
-            num_layers=len(layers),
-            windows=config.windows[own],
-            second_rope_layers=config.second_rope_layers[own],
-            experts=experts,
-        )
+        return with_layers(config, self.layers(config))
 
     def size_of(self, config: ModelConfig) -> ModelSize:
         """Count the parameters of this stage."""
