@@ -26,6 +26,11 @@ $(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -e ".[$*]"
 	@touch $@
 
+$(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -e ".[test]"
+	$(BIN)/python -P -m ramiform.runtime.compile_ahead  # else every process of the tests would, until the first has
+	@touch $@
+
 # Client libraries are tested from where their users have them: an environment that is not the server's.
 $(VENV)/.clients: tests/serving/clients/requirements.txt
 	$(PYTHON) -m venv $(VENV)/clients

@@ -94,8 +94,6 @@ def test_few_bits_are_seen_in_what_is_said(alone: Alone) -> None:
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "together": {},
-    "few pages": {"num_pages": 16},
     "small chunks": {"prefill_budget": 24, "max_running": 8, "num_pages": 32},
     "host memory": {"num_pages": 16, "host_kv_memory": 0.001},
     "no cache, no jumps": {"jump_forward": False, "prefix_cache": False},
@@ -111,10 +109,9 @@ def test_together_as_alone(alone: Alone, settings: dict[str, Any]) -> None:
     got, stats, _ = run(EVERYONE, engine=engine, **settings)
     check(got, alone.got, TOLERANCE)
     assert (stats.num_cached_tokens > 0) == settings.get("prefix_cache", True)
-    if settings.get("num_pages") == 16:
+    if "host_kv_memory" in settings:
         assert stats.num_evicted_pages > 10
         assert stats.num_retractions > 0
-    if "host_kv_memory" in settings:
         assert stats.num_demoted_pages > stats.num_promoted_pages > 0
     if settings["speculative"] != "off":
         assert stats.num_accepted_tokens > 0
@@ -135,7 +132,9 @@ def head(_: Alone) -> DraftSource:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("make", [any_tree, itself, head])
+@pytest.mark.parametrize(
+    ("alone", "make"), [("fp8", any_tree), ("fp8", head), ("int8", any_tree), ("int8", itself)], indirect=["alone"]
+)
 def test_guesses_leave_outputs_as_they_are(make: Callable[[Alone], DraftSource], alone: Alone) -> None:
     """The keys and values of guesses that prove right are moved as codes."""
     source = make(alone)
@@ -155,7 +154,7 @@ def test_programs_forks_and_samples_on_a_crowded_runtime() -> None:
     """The mix of everything that clients do, in float32: codes may move, but seldom so many that a token changes."""
     kv_dtype = "int8"
     with start(kv_dtype=kv_dtype, prefix_cache=False, num_pages=2048, speculative="off") as one, Target(one) as judge:
-        cases = make_mix(30, judge.encode) + make_writers(12, judge.encode)
+        cases = make_mix(20, judge.encode) + make_writers(8, judge.encode)
         expected = run_alone(cases, [judge])
     settings: dict[str, Any] = {"prefill_budget": 40, "speculative": "ngram", "num_pages": 32}
     with start(kv_dtype=kv_dtype, **settings) as runtime, Target(runtime) as target:

@@ -31,6 +31,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "off, no cache": {"speculative": "off", "prefix_cache": False},
 }
 
+# Each shape with two divisions, each division with two shapes.
+_DIVISIONS = [(2, 1), (4, 1), (1, 2), (2, 3)]
+CELLS = [
+    pytest.param(SHAPES[name], *_DIVISIONS[(number + shift) % 4], id=f"{name}-{_DIVISIONS[(number + shift) % 4]}")
+    for number, name in enumerate(SHAPES)
+    for shift in (1, 3)
+]
+
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Got]:
@@ -48,8 +56,7 @@ def engine(config: CoreConfig, size: int, source: DraftSource | None = None, *, 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("size", "stages"), [(2, 1), (4, 1), (1, 2), (2, 3)])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("shape", "size", "stages"), CELLS)
 def test_ranks_leave_outputs_as_they_are(
     expected: dict[str, Got], shape: dict[str, Any], size: int, stages: int
 ) -> None:

@@ -27,11 +27,12 @@ from .test_speculation import Siblings, check
 from .threads import RanksEngine
 
 KV_DTYPES = ["auto", "bf16", "int8", "fp8"]
-SOURCES = [
-    ("ngram", 1),
-    ("draft", 1),
-    ("early-exit", 2),
-    *itertools.product(["eagle", "suffix", "siblings"], [1, 2, 4]),
+CHAINS = [*itertools.product(["ngram", "draft"], [1], KV_DTYPES), ("early-exit", 2, "int8")]
+# Each source with each dtype, and each branching with each dtype.
+TREES = [
+    (source, [1, 2, 4][(row + column) % 3], kv_dtype)
+    for row, source in enumerate(["eagle", "suffix", "siblings"])
+    for column, kv_dtype in enumerate(KV_DTYPES)
 ]
 PREFIX = " ".join(["Ada lives in Oslo. Bo lives in Rome.", *WORDS * 12])
 ENDINGS = ["", " Ada lives in", " Bo lives in", " Ada lives in Oslo. Bo lives in"]
@@ -95,16 +96,21 @@ def check_cell(source: str, topk: int, kv_dtype: str, *, tp: int = 1, pp: int = 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize(("source", "topk"), SOURCES)
+@pytest.mark.parametrize(("source", "topk", "kv_dtype"), [*CHAINS, *TREES])
 def test_guesses_keep_the_bits(source: str, topk: int, kv_dtype: str) -> None:
     check_cell(source, topk, kv_dtype)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize(
-    ("source", "topk", "kv_dtype"), [("eagle", 2, "int8"), ("siblings", 4, "auto"), ("ngram", 1, "fp8")]
+    ("source", "topk", "kv_dtype", "tp", "pp"),
+    [
+        ("eagle", 2, "int8", 2, 2),
+        ("siblings", 4, "auto", 2, 2),
+        ("ngram", 1, "fp8", 2, 2),
+        ("siblings", 4, "auto", 2, 1),
+        ("eagle", 2, "int8", 1, 2),
+    ],
 )
 def test_ranks_keep_the_bits(source: str, topk: int, kv_dtype: str, tp: int, pp: int) -> None:
     check_cell(source, topk, kv_dtype, tp=tp, pp=pp)

@@ -19,6 +19,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+MAX_CLICKS = 3  # until an element counts as one that hears none, as a disabled button
 MAX_MOVES = 30  # of an element that is to be clicked, in pairs of frames
 SECONDS = 60.0  # until something that was expected counts as missing
 _FLAGS = (
@@ -120,7 +121,7 @@ class Page:
         return found
 
     def click(self, selector: str, containing: str = "", *, index: int = 0) -> None:
-        """Click in the middle of an element, once it is there."""
+        """Click in the middle of an element, once it is there; again if something moved it away under the mouse."""
         found = (
             f"[...document.querySelectorAll({json.dumps(selector)})]"
             f".filter((each) => each.textContent.includes({json.dumps(containing)}))[{index}]"
@@ -131,16 +132,25 @@ class Page:
             "it.scrollIntoView({block: 'nearest', behavior: 'instant'});"
             "const box = it.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
-        place, before = self.eval(middle), None
-        for _ in range(MAX_MOVES):  # what was done before may still move it
-            if place is not None and place == before:
-                break
-            self.eval("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
-            place, before = self.eval(middle), place
-        assert place is not None, f"gone before it was clicked: {selector}"
-        x, y = place
-        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        hear = (
+            "(() => { if (!window.awaited) addEventListener('click', (event) => { const [selector, text] = awaited;"
+            "awaited.heard = event.target.closest(selector)?.textContent.includes(text); }, true);"
+            f"window.awaited = {json.dumps([selector, containing])}; }})()"
+        )
+        for _ in range(MAX_CLICKS):
+            place, before = self.eval(middle), None
+            for _ in range(MAX_MOVES):  # what was done before may still move it
+                if place is not None and place == before:
+                    break
+                self.eval("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+                place, before = self.eval(middle), place
+            assert place is not None, f"gone before it was clicked: {selector}"
+            self.eval(hear)
+            x, y = place
+            for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+                self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+            if self.eval("!window.awaited || !!awaited.heard"):  # or another document is there
+                return
 
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field, as by selecting all of it and typing."""

@@ -20,8 +20,6 @@ from .processes import SOON, all_children, children, wait_until_dead
 from .questions import CHECKED, QUESTIONS, ask
 
 DIVIDED: list[dict[str, Any]] = [
-    {"tp": 2},
-    {"tp": 2, "overlap": "on"},
     {"pp": 2, "speculative": "ngram"},
     {"tp": 2, "pp": 2, "overlap": "on"},
 ]
@@ -67,8 +65,7 @@ def test_ranks_end_with_their_runtime(own_tmp: Path, capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("busy", [True, False])
-@pytest.mark.parametrize("way", ["tp", "pp"])
+@pytest.mark.parametrize(("way", "busy"), [("tp", True), ("pp", True), ("tp", False)])
 def test_a_killed_rank_ends_the_runtime_and_fails_the_program(
     way: str, busy: bool, own_tmp: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,17 +97,11 @@ def test_a_killed_core_takes_the_ranks_along(own_tmp: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("way", "number", "reason"),
-    [
-        ("tp", 3, "tp 3 does not fit the model: num_attention_heads 4"),
-        ("pp", 7, "pp 7 does not fit the model: it has 6"),
-    ],
-)
-def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused(way: str, number: int, reason: str) -> None:
-    with pytest.raises(ramiform.RequestError, match=reason) as caught:
-        ramiform.Runtime(**{way: number}, **CHECKED)
-    assert caught.value.param == way
+def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused() -> None:
+    """So is that of stages: composition.test_stages."""
+    with pytest.raises(ramiform.RequestError, match="tp 3 does not fit the model: num_attention_heads 4") as caught:
+        ramiform.Runtime(tp=3, **CHECKED)
+    assert caught.value.param == "tp"
 
 
 @pytest.mark.exhaustive

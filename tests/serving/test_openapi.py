@@ -123,7 +123,7 @@ def test_the_document_says_which_bodies_are_answered(
     document.write_text(json.dumps(with_test_data(http.get("/openapi.json").json(), http, model)))
     checks = CHECKS + ["negative_data_rejection"] * (phase == "coverage")
     command = [Path(sys.executable).parent / "schemathesis", "run", document, "--url", url, *PHASES[phase]]
-    command += ["--checks", ",".join(checks), "--max-examples", "12", "--phases", phase, "--seed", "1"]
+    command += ["--checks", ",".join(checks), "--max-examples", "8", "--phases", phase, "--seed", "1"]
     command += ["--request-timeout", "120", "--suppress-health-check", "too_slow"]  # how fast it is is not the question
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]

@@ -94,8 +94,10 @@ def flags(count: int, kind: str) -> Any:
             return {"properties": listed, "additionalProperties": False, "dependentSchemas": dependent}
 
 
-@pytest.mark.parametrize("mode", ["schema", "closed"])
-@pytest.mark.parametrize("kind", ["closed", "unevaluated", "anyOf", "dependent"])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("closed", "schema"), ("unevaluated", "closed"), ("anyOf", "schema"), ("anyOf", "closed"), ("dependent", "schema")],
+)
 def test_hundreds_of_conditions_on_different_members(kind: str, mode: Literal["schema", "closed"]) -> None:
     schema, rng = {"type": "object", **flags(300, kind)}, random.Random(3)
     options = SchemaOptions(mode)
@@ -162,9 +164,17 @@ def chain(count: int, keyword: str = "dependentRequired") -> Any:
     return {"type": "object", "allOf": clauses}
 
 
-@pytest.mark.parametrize("order", ["any", "schema"])
-@pytest.mark.parametrize("keyword", ["dependentRequired", "if"])
-@pytest.mark.parametrize("more", [{}, {"maxProperties": 4}, {"additionalProperties": {"type": "integer"}}])
+@pytest.mark.parametrize(
+    ("more", "keyword", "order"),
+    [
+        ({}, "if", "any"),
+        ({}, "dependentRequired", "schema"),
+        ({"maxProperties": 4}, "dependentRequired", "any"),
+        ({"maxProperties": 4}, "if", "schema"),
+        ({"additionalProperties": {"type": "integer"}}, "if", "any"),
+        ({"additionalProperties": {"type": "integer"}}, "dependentRequired", "schema"),
+    ],
+)
 def test_names_that_require_others_in_a_long_chain(more: Any, keyword: str, order: PropertyOrder) -> None:
     schema = chain(300, keyword) | more
     grammar = compiled(schema, order)
