@@ -156,7 +156,8 @@ def gather_slots(cache_SKD: torch.Tensor, slots: torch.Tensor, dtype: torch.dtyp
 
 
 def attend_chunk(q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return causal `softmax(scale * q k^T) v`, [T, H, D] with the values' D, of one row's chunk: the last T of L positions.
+    """Return causal `softmax(scale * q k^T) v`, [T, H, D] with the values' D, of one row's chunk: the last T of L
+    positions.
 
     torch's fused attention on a CPU multiplies each query head by itself, and with a mask reads every key for every
     query. Here the heads that share a key head are rows of one product. A block of queries meets the keys up to its own

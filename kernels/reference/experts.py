@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from ..arguments import GroupRouting
 from .fixed_rows import FIXED_ROWS, in_fixed_rows
@@ -46,6 +47,14 @@ def route(scores_TN: torch.Tensor, num_chosen: int, normalised: bool) -> Routing
 def route_by_groups(scores_TN: torch.Tensor, bias_N: torch.Tensor | None, args: GroupRouting) -> Routing:
     """Choose each token's experts by `choose_in_groups`, and sort the pairs by `group_by_expert`."""
     return _sorted_by_expert(*choose_in_groups(scores_TN, bias_N, args), scores_TN.shape[1])
+
+
+def deterministic_route_by_groups(scores_TN: torch.Tensor, bias_N: torch.Tensor | None, args: GroupRouting) -> Routing:
+    """Compute `route_by_groups` so that a row's bits do not depend on the number of rows."""
+    T, N = scores_TN.shape
+    blocks = F.pad(scores_TN, (0, 0, 0, -T % FIXED_ROWS)).split(FIXED_ROWS)
+    weights, experts = zip(*(choose_in_groups(block, bias_N, args) for block in blocks), strict=True)
+    return _sorted_by_expert(torch.cat(weights)[:T], torch.cat(experts)[:T], N)
 
 
 def choose_in_groups(

@@ -103,6 +103,7 @@ class DeterministicOps(ReferenceOps):
     deterministic = True
 
     grouped_matmul = staticmethod(experts.deterministic_grouped_matmul)
+    route_by_groups = staticmethod(experts.deterministic_route_by_groups)
     silu_and_mul = staticmethod(layers.deterministic_silu_and_mul)
 
     def attention(self, args: AttentionArgs) -> Attention:

@@ -35,7 +35,6 @@ from .quantised.block_linear import BlockLinear
 from .quantised.factory import make_linear, make_vocabulary
 from .stored_layout import as_stored
 
-
 _EXPANSION = "self_attn.kv_b_proj"  # of latents
 
 
