@@ -96,6 +96,18 @@ class RopeAndStoreArgs(NamedTuple):
     rotate_keys: bool = True  # False: keys are stored unrotated
 
 
+class GroupRouting(NamedTuple):
+    """Choice of experts that are in groups (DeepSeek-AI 2024: DeepSeek-V2, section 2.2, and DeepSeek-V3, section
+    2.1.2)."""
+
+    num_chosen: int  # experts of a token
+    num_groups: int
+    kept_groups: int  # of a token: it chooses among their experts
+    sigmoid: bool  # affinities are sigmoids and a group's score is its best two's sum; else a softmax, and its best one
+    normalised: bool  # a token's weights are divided by their sum
+    scale: float  # of the weights
+
+
 NOT_FINITE = -1  # in place of a sampled token: the row's largest logit is NaN or infinite, so there is none
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from .arguments import AttentionArgs, DecodeAttentionArgs, RopeAndStoreArgs, SamplingTensors
+from .arguments import AttentionArgs, DecodeAttentionArgs, GroupRouting, RopeAndStoreArgs, SamplingTensors
 from .kv_cache import KvCache
 from .reference.experts import Routing
 
@@ -22,8 +22,8 @@ class Attention(Protocol):
     """Attention of one step and window: built once, called by every layer of that window."""
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
-        """Compute `softmax(scale * q k^T) v` of each query over the keys it sees, as [T, H, D]. Query head h reads
-        key/value head `h // (H // K)` (Ainslie et al. 2023, grouped-query attention)."""
+        """Compute `softmax(scale * q k^T) v` of each query over the keys it sees, as [T, H, D] with the values' D.
+        Query head h reads key/value head `h // (H // K)` (Ainslie et al. 2023, grouped-query attention)."""
         ...
 
 
@@ -69,6 +69,16 @@ class Ops(Protocol):
         """
         ...
 
+    def store_latent(
+        self, latent_TC: torch.Tensor, rope_TNR: torch.Tensor, kv: KvCache, args: RopeAndStoreArgs, interleaved: bool
+    ) -> torch.Tensor:
+        """Rotate the heads of `rope_TNR`, those of queries and at last the key's, and return the queries' [T, N - 1,
+        R]; write latents, with the rotated key behind, to the cache.
+
+        `interleaved` heads pair the dimensions (2i, 2i + 1); rotated ones are in the order of their pairs' halves.
+        """
+        ...
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
 
     def add_rms_norm(
@@ -85,6 +95,11 @@ class Ops(Protocol):
 
     def route(self, scores_TN: torch.Tensor, num_chosen: int, normalised: bool) -> Routing:
         """Choose each token's experts by the router's scores, and sort the pairs of both by expert."""
+        ...
+
+    def route_by_groups(self, scores_TN: torch.Tensor, bias_N: torch.Tensor | None, args: GroupRouting) -> Routing:
+        """Choose each token's experts in its best groups, and sort the pairs of both by expert. `bias_N` is added to
+        the affinities to choose by, not to the weights."""
         ...
 
     def combine_experts(self, y_PE: torch.Tensor, place_P: torch.Tensor, weights_TC: torch.Tensor) -> torch.Tensor: ...

@@ -446,7 +446,8 @@ class CompiledAttention:
         else:
             # Tasks come in the order of their costs, so every second one is half of the work.
             run_tasks([partial(attend_tasks, first, count, threads, *arguments) for first in range(threads)])
-        return out_THD
+        # Of latents the loops weigh whole keys; the values are their first dimensions.
+        return out_THD[..., : kv.v_SKD.shape[2]]
 
 
 def compiled_attention(args: AttentionArgs, cap: float | None = None) -> CompiledAttention | None:

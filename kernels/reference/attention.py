@@ -12,8 +12,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ..arguments import RopeAndStoreArgs
 from ..kv_cache import KvCache
 from .attention_layout import AttentionLayout, PaddedRows
+from .layers import apply_rope
 from .quantise import E4M3, expand_e4m3, quantise
 
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -26,6 +28,20 @@ def store_kv(k_TKD: torch.Tensor, v_TKD: torch.Tensor, kv: KvCache, slots_T: tor
     distinct."""
     _store(k_TKD, kv.k_SKD, kv.k_scale_K, slots_T)
     _store(v_TKD, kv.v_SKD, kv.v_scale_K, slots_T)
+
+
+def store_latent(
+    latent_TC: torch.Tensor, rope_TNR: torch.Tensor, kv: KvCache, args: RopeAndStoreArgs, interleaved: bool
+) -> torch.Tensor:
+    """Rotate the heads of `rope_TNR`, those of queries and at last the key's, and return the queries' [T, N - 1, R];
+    write latents, with the rotated key behind, to the cache. `interleaved` heads pair the dimensions (2i, 2i + 1);
+    rotated ones are in the order of their pairs' halves."""
+    if interleaved:
+        rope_TNR = rope_TNR.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    rope_TNR = apply_rope(rope_TNR, args.cos_T1D, args.sin_T1D)
+    key_TD = torch.cat((latent_TC, rope_TNR[:, -1]), dim=-1)
+    _store(key_TD[:, None], kv.k_SKD, kv.k_scale_K, args.slots_T)
+    return rope_TNR[:, :-1]
 
 
 def _store(x_TKD: torch.Tensor, cache_SKD: torch.Tensor, scale_K: torch.Tensor | None, slots_T: torch.Tensor) -> None:
@@ -48,7 +64,8 @@ def paged_attention(
     cap: float | None = None,
     sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return `softmax(scale * q k^T) v` of each query over the keys that `layout` shows it, as [T, H, D].
+    """Return `softmax(scale * q k^T) v` of each query over the keys that `layout` shows it, as [T, H, D] with the
+    values' D.
 
     With `cap`, each score s becomes cap * tanh(s / cap) before the softmax (Gemma Team 2024, Gemma 2, section 2).
     `sinks_H` are further logits, one a head, that take part in the softmax and have no value (Xiao et al. 2023).
@@ -82,8 +99,13 @@ def _attend(
     H, D, K = q_THD.shape[1], q_THD.shape[2], kv.k_SKD.shape[1]
     q = q_THD if group.queries is None else q_THD.index_select(0, group.queries)
     k_BKLD = group.rotate(gather_slots(kv.k_SKD, group.slots, q.dtype).view(B, L, K, D)).transpose(1, 2)
-    v_BKLD = gather_slots(kv.v_SKD, group.slots, q.dtype).view(B, L, K, D).transpose(1, 2)
-    if cap is not None or sinks_H is not None:
+    V = kv.v_SKD.shape[2]
+    if kv.is_latent:
+        v_BKLD = k_BKLD[..., :V]
+    else:
+        v_BKLD = gather_slots(kv.v_SKD, group.slots, q.dtype).view(B, L, K, V).transpose(1, 2)
+    # torch's fused attention would repeat the one latent for every head.
+    if cap is not None or sinks_H is not None or (kv.is_latent and not group.causal):
         return _attend_by_scores(q.reshape(B, T, H, D), k_BKLD, v_BKLD, group, scale, cap, sinks_H)
     if group.causal:
         return attend_chunk(q, k_BKLD[0].transpose(0, 1), v_BKLD[0].transpose(0, 1), scale)
@@ -110,6 +132,7 @@ def _attend_by_scores(
     B, T, H, D = q_BTHD.shape
     K, L = k_BKLD.shape[1:3]
     q_BKRD = q_BTHD.view(B, T, K, H // K, D).permute(0, 2, 3, 1, 4).reshape(B, K, -1, D)
+    V = v_BKLD.shape[3]
     scores = (q_BKRD @ k_BKLD.transpose(2, 3)).float().view(B, K, H // K, T, L) * scale
     if cap is not None:
         scores = cap * torch.tanh(scores / cap)
@@ -122,8 +145,8 @@ def _attend_by_scores(
         sinks = sinks_H.float().view(1, K, H // K, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat((scores, sinks), dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., :L].to(v_BKLD.dtype).reshape(B, K, -1, L)
-    out_BKGTD = (weights @ v_BKLD).view(B, K, H // K, T, D)
-    return out_BKGTD.permute(0, 3, 1, 2, 4).contiguous().view(B * T, H, D)
+    out_BKGTV = (weights @ v_BKLD).view(B, K, H // K, T, V)
+    return out_BKGTV.permute(0, 3, 1, 2, 4).contiguous().view(B * T, H, V)
 
 
 def gather_slots(cache_SKD: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -133,7 +156,8 @@ def gather_slots(cache_SKD: torch.Tensor, slots: torch.Tensor, dtype: torch.dtyp
 
 
 def attend_chunk(q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return causal `softmax(scale * q k^T) v`, [T, H, D], of one row's chunk: the last T of L positions.
+    """Return causal `softmax(scale * q k^T) v`, [T, H, D] with the values' D, of one row's chunk: the last T of L
+    positions.
 
     torch's fused attention on a CPU multiplies each query head by itself, and with a mask reads every key for every
     query. Here the heads that share a key head are rows of one product. A block of queries meets the keys up to its own
@@ -146,7 +170,7 @@ def attend_chunk(q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, 
     by_onednn = q_THD.dtype == torch.float32 and q_THD.device.type == "cpu" and _HAS_ONEDNN
     # Key heads in one call. One for each thread makes the fewest calls in which a thread reads what it wrote itself.
     at_once = 1 if by_onednn or q_THD.device.type != "cpu" else torch.get_num_threads()
-    out_TKGD = q_THD.new_empty((T, K, G, D))
+    out_TKGD = q_THD.new_empty((T, K, G, v_LKD.shape[2]))
     q_KTGD = (q_THD * scale).view(T, K, G, D).transpose(0, 1)
     k_KLD, v_KLD = (x_LKD.transpose(0, 1).contiguous() for x_LKD in (k_LKD, v_LKD))
     v_KDL = v_KLD.transpose(1, 2).contiguous() if by_onednn else v_KLD.transpose(1, 2)
@@ -163,7 +187,7 @@ def attend_chunk(q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor, 
             weights = torch.softmax(scores, dim=-1)
             out_NRD = _products(weights, v_KDL[heads, :, :num_keys], by_onednn)
             out_TKGD[start:end, heads] = out_NRD.unflatten(1, (end - start, G)).transpose(0, 1)
-    return out_TKGD.view(T, H, D)
+    return out_TKGD.view(T, H, -1)
 
 
 def _products(x: torch.Tensor, y: torch.Tensor, by_onednn: bool) -> torch.Tensor:

@@ -42,15 +42,16 @@ class DeterministicAttention:
             q_THD = scale_heads(q_THD, kv.k_scale_K)
         B = len(self.queries_BQ)
         q_BKMD = q_THD[self.queries_BQ].float().view(B, Q, K, G, D).transpose(1, 2).reshape(B * K, Q * G, D) * scale
-        acc = torch.zeros_like(q_BKMD)
+        V = kv.v_SKD.shape[2]
+        acc = q_BKMD.new_zeros((B * K, Q * G, V))
         largest = q_BKMD.new_full((B * K, Q * G, 1), float("-inf"))
         total = torch.zeros_like(largest)
         for slots_BN, hidden_BQN in self.blocks_BN:
             k, v = (
                 gather_slots(cache_SKD, slots_BN.flatten(), torch.float32)
-                .view(B, _KEYS, K, D)
+                .view(B, _KEYS, K, -1)
                 .transpose(1, 2)
-                .reshape(B * K, _KEYS, D)
+                .reshape(B * K, _KEYS, cache_SKD.shape[2])
                 for cache_SKD in (kv.k_SKD, kv.v_SKD)
             )
             scores = torch.bmm(q_BKMD, k.transpose(1, 2)).view(B, K, Q, G, _KEYS)
@@ -63,8 +64,8 @@ class DeterministicAttention:
             total = total * shrink + weights.sum(-1, keepdim=True)
             acc = acc * shrink + torch.bmm(weights, v)
             largest = new
-        out_BQHD = (acc / total).view(B, K, Q, G, D).transpose(1, 2).reshape(B * Q, H, D).to(q_THD.dtype)
-        out_THD = torch.empty_like(q_THD)
+        out_BQHD = (acc / total).view(B, K, Q, G, V).transpose(1, 2).reshape(B * Q, H, V).to(q_THD.dtype)
+        out_THD = q_THD.new_empty((len(q_THD), H, V))
         out_THD[self.queries_BQ.flatten()] = out_BQHD  # a repeated query has the same output
         return out_THD if kv.v_scale_K is None else scale_heads(out_THD, kv.v_scale_K)
 

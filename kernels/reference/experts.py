@@ -11,7 +11,9 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
+from ..arguments import GroupRouting
 from .fixed_rows import FIXED_ROWS, in_fixed_rows
 
 
@@ -39,10 +41,46 @@ class Routing(NamedTuple):
 
 def route(scores_TN: torch.Tensor, num_chosen: int, normalised: bool) -> Routing:
     """Choose each token's experts by `choose_experts`, and sort the pairs by `group_by_expert`."""
-    weights_TK, experts_TK = choose_experts(scores_TN, num_chosen, normalised)
-    order_P, ends_N = group_by_expert(experts_TK, scores_TN.shape[1])
+    return _sorted_by_expert(*choose_experts(scores_TN, num_chosen, normalised), scores_TN.shape[1])
+
+
+def route_by_groups(scores_TN: torch.Tensor, bias_N: torch.Tensor | None, args: GroupRouting) -> Routing:
+    """Choose each token's experts by `choose_in_groups`, and sort the pairs by `group_by_expert`."""
+    return _sorted_by_expert(*choose_in_groups(scores_TN, bias_N, args), scores_TN.shape[1])
+
+
+def deterministic_route_by_groups(scores_TN: torch.Tensor, bias_N: torch.Tensor | None, args: GroupRouting) -> Routing:
+    """Compute `route_by_groups` so that a row's bits do not depend on the number of rows."""
+    T, N = scores_TN.shape
+    blocks = F.pad(scores_TN, (0, 0, 0, -T % FIXED_ROWS)).split(FIXED_ROWS)
+    weights, experts = zip(*(choose_in_groups(block, bias_N, args) for block in blocks), strict=True)
+    return _sorted_by_expert(torch.cat(weights)[:T], torch.cat(experts)[:T], N)
+
+
+def choose_in_groups(
+    scores_TN: torch.Tensor, bias_N: torch.Tensor | None, args: GroupRouting
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each token's weights, float32 [T, K], and experts, int64 [T, K]: the best of its best groups."""
+    scores_TN = scores_TN.float()
+    affinity_TN = scores_TN.sigmoid() if args.sigmoid else scores_TN.softmax(-1)
+    choice_TN = affinity_TN if bias_N is None else affinity_TN + bias_N
+    if args.num_groups > 1:
+        groups_TGN = choice_TN.unflatten(1, (args.num_groups, -1))
+        best_TG = groups_TGN.topk(2, dim=-1)[0].sum(-1) if args.sigmoid else groups_TGN.amax(-1)
+        kept_TG = torch.zeros_like(best_TG, dtype=torch.bool)
+        kept_TG.scatter_(1, best_TG.topk(args.kept_groups, dim=-1)[1], True)
+        choice_TN = groups_TGN.masked_fill(~kept_TG[:, :, None], float("-inf")).flatten(1)
+    experts_TK = choice_TN.topk(args.num_chosen, dim=-1)[1]
+    weights_TK = affinity_TN.gather(1, experts_TK)
+    if args.normalised:
+        weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + 1e-20)
+    return weights_TK * args.scale, experts_TK
+
+
+def _sorted_by_expert(weights_TK: torch.Tensor, experts_TK: torch.Tensor, num_experts: int) -> Routing:
+    order_P, ends_N = group_by_expert(experts_TK, num_experts)
     place_P = torch.empty_like(order_P).index_copy_(0, order_P, torch.arange(len(order_P), device=order_P.device))
-    return Routing(weights_TK, order_P // num_chosen, place_P, ends_N)
+    return Routing(weights_TK, order_P // experts_TK.shape[1], place_P, ends_N)
 
 
 def group_by_expert(experts_TK: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:

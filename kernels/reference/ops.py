@@ -10,7 +10,7 @@ from ..arguments import AttentionArgs, DecodeAttentionArgs, RopeAndStoreArgs, Sa
 from ..kv_cache import KvCache
 from ..ops import Attention
 from . import experts, layers, logits, sampling, trees
-from .attention import paged_attention, store_kv
+from .attention import paged_attention, store_kv, store_latent
 from .attention_layout import AttentionLayout, attention_layout
 from .deterministic_attention import deterministic_attention
 
@@ -45,6 +45,8 @@ class ReferenceOps:
     silu_and_mul = staticmethod(layers.silu_and_mul)
     grouped_matmul = staticmethod(experts.grouped_matmul)
     route = staticmethod(experts.route)
+    route_by_groups = staticmethod(experts.route_by_groups)
+    store_latent = staticmethod(store_latent)
     combine_experts = staticmethod(experts.combine_experts)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     likeliest_tokens = staticmethod(sampling.likeliest_tokens)
@@ -101,6 +103,7 @@ class DeterministicOps(ReferenceOps):
     deterministic = True
 
     grouped_matmul = staticmethod(experts.deterministic_grouped_matmul)
+    route_by_groups = staticmethod(experts.deterministic_route_by_groups)
     silu_and_mul = staticmethod(layers.deterministic_silu_and_mul)
 
     def attention(self, args: AttentionArgs) -> Attention:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..arguments import AttentionArgs, DecodeAttentionArgs
+from ..reference import experts as reference_experts
 from ..reference import sampling as reference_sampling
 from ..reference import trees
 from . import experts, layers, logits, paged_attention, sampling, store
@@ -27,6 +28,7 @@ class TritonOps:
     silu_and_mul = staticmethod(layers.silu_and_mul)
     rope_and_store = staticmethod(store.rope_and_store)
     route = staticmethod(experts.route)
+    route_by_groups = staticmethod(reference_experts.route_by_groups)
     combine_experts = staticmethod(experts.combine_experts)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     likeliest_tokens = staticmethod(reference_sampling.likeliest_tokens)

@@ -82,7 +82,11 @@ class ForwardEngine:
 
         whole = model.whole_config
         self.kv_shape = KvShape(
-            whole.num_layers, whole.num_kv_heads, whole.head_dim * pool.dtype.itemsize, kv_scales.digest
+            whole.num_layers,
+            whole.num_kv_heads,
+            whole.head_dim * pool.dtype.itemsize,
+            kv_scales.digest,
+            whole.num_kv_parts,
         )
 
     @torch.inference_mode()

@@ -21,7 +21,7 @@ PAGE_SIZE = 16  # slots
 
 def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes of a page's keys and values in all layers."""
-    return 2 * config.num_layers * PAGE_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return config.num_kv_parts * config.num_layers * PAGE_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,25 @@ class KvShape:
     num_kv_heads: int
     head_bytes: int  # of one head's keys, or values, in a slot
     scales: str
+    num_parts: int = 2  # keys and values; 1: keys alone, of which values are a part
 
     @property
     def page_shape(self) -> tuple[int, int, int, int, int]:
         """Shape of a page as bytes: keys before values, layers, slots, heads, bytes."""
-        return 2, self.num_layers, PAGE_SIZE, self.num_kv_heads, self.head_bytes
+        return self.num_parts, self.num_layers, PAGE_SIZE, self.num_kv_heads, self.head_bytes
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page's keys and values in all layers and heads."""
-        return 2 * self.num_layers * PAGE_SIZE * self.num_kv_heads * self.head_bytes
+        return self.num_parts * self.num_layers * PAGE_SIZE * self.num_kv_heads * self.head_bytes
 
 
 class KvMemory:
     """Pages of keys and values on one device. Slot s of page p is `p * PAGE_SIZE + s`. Contents are undefined until
-    written. `dtype` may differ from the model's; int8 and e4m3 need scales."""
+    written. `dtype` may differ from the model's; int8 and e4m3 need scales.
+
+    With latent attention values are the first dimensions of keys: `v_LSKD` is a view, and `parts` are the keys alone.
+    """
 
     def __init__(
         self, config: ModelConfig, num_pages: int, *, device: torch.device, dtype: torch.dtype, pinned: bool = False
@@ -56,7 +60,12 @@ class KvMemory:
         shape = (config.num_layers, num_pages * PAGE_SIZE, config.num_kv_heads, config.head_dim)
         self.num_pages = num_pages
         self.k_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
-        self.v_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
+        self.parts: tuple[torch.Tensor, ...] = (self.k_LSKD,)  # [L, S, ...] each
+        if config.latent is not None:
+            self.v_LSKD = self.k_LSKD[..., : config.latent.rank]
+        else:
+            self.v_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
+            self.parts += (self.v_LSKD,)
 
     def layers(self, scales: KvScales | None = None) -> tuple[KvCache, ...]:
         """Return the KV cache of each layer."""
@@ -64,7 +73,8 @@ class KvMemory:
         if scales is None:
             return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind()))
         scales = scales.to(self.k_LSKD.device)
-        return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind(), scales.k_LK, scales.v_LK))
+        v_LK = scales.v_LK if len(self.parts) == 2 else scales.k_LK
+        return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind(), scales.k_LK, v_LK))
 
     def page(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of a page's keys and values, [L, PAGE_SIZE, K, D] each."""
@@ -72,7 +82,7 @@ class KvMemory:
         return self.k_LSKD[:, slots], self.v_LSKD[:, slots]
 
     def read(self, pages: Sequence[int]) -> torch.Tensor:
-        """Return a copy of pages as bytes: uint8 [P, 2, L, PAGE_SIZE, K, B], keys before values."""
+        """Return a copy of pages as bytes: uint8 [P, parts, L, PAGE_SIZE, K, B], keys before values."""
         index = torch.tensor(pages, dtype=torch.int64, device=self.k_LSKD.device)
         parts = [paged.index_select(1, index).transpose(0, 1) for paged in self._paged()]
         return torch.stack(parts, dim=1)
@@ -85,10 +95,7 @@ class KvMemory:
 
     def _paged(self) -> list[torch.Tensor]:
         """Return keys and values as bytes, uint8 [L, P, PAGE_SIZE, K, B]."""
-        return [
-            memory_LSKD.view(torch.uint8).unflatten(1, (self.num_pages, PAGE_SIZE))
-            for memory_LSKD in (self.k_LSKD, self.v_LSKD)
-        ]
+        return [memory_LSKD.view(torch.uint8).unflatten(1, (self.num_pages, PAGE_SIZE)) for memory_LSKD in self.parts]
 
 
 class PageRun(NamedTuple):
@@ -192,7 +199,7 @@ class KvPool:
         self.num_pages = memory.num_pages
         self.num_host_pages = 0 if host is None else host.num_pages
         self.layers = memory.layers(scales)
-        self.memories = (memory.k_LSKD, memory.v_LSKD)  # [L, S, ...] each
+        self.memories = memory.parts  # [L, S, ...] each
         self.dtype = memory.k_LSKD.dtype
         self._memory = memory
         self._host = host
@@ -252,8 +259,8 @@ class KvPool:
         """Yield views of what is copied and of where to, of the keys and of the values."""
         (source, first), (target, first_target) = self._place(run.source), self._place(run.target)
         slots, target_slots = run.slots(first), run.slots(first_target)
-        yield source.k_LSKD[:, slots], target.k_LSKD[:, target_slots]
-        yield source.v_LSKD[:, slots], target.v_LSKD[:, target_slots]
+        for source_LSKD, target_LSKD in zip(source.parts, target.parts, strict=True):
+            yield source_LSKD[:, slots], target_LSKD[:, target_slots]
 
     def _place(self, page: int) -> tuple[KvMemory, int]:
         if page < self.num_pages:

@@ -95,6 +95,8 @@ class CompiledLayers:
     def of(cls, parameters: DecoderParameters, config: ModelConfig) -> CompiledLayers | None:
         """Return the layers of a model or stage, or None when it has none, or one that the loop does not compute.
         `config` is that of the layers."""
+        if config.latent is not None:
+            return None
         matrices: list[PackedMatrix] = []
         for layer in parameters.layers:
             mlp = layer.mlp

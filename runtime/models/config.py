@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from .config_fields import ConfigFields
 from .experts_config import ExpertsConfig, parse_experts
 from .families import FAMILIES, Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
+from .latent.config import LatentConfig, latent_scale, parse_latent
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
 from .rope_config import NO_ROPE, RopeConfig, parse_rope
@@ -79,6 +80,7 @@ class ModelConfig:
     head_bias: bool = False
     stored: StoredLayout = LLAMA_LAYOUT
     experts: ExpertsConfig | None = None  # of the layers with a mixture of experts
+    latent: LatentConfig | None = None  # keys and values are one head of latents; its size is `head_dim`
     quantisation: Quantisation | None = None  # of the checkpoint's tensors
     counted_parameters: int | None = None  # of a model that transformers computes; None: it is a native one
 
@@ -92,6 +94,21 @@ class ModelConfig:
         """True when the MLP multiplies the activated gate by an up projection."""
         return len(self.mlp_names) == 3
 
+    @property
+    def rope_dim(self) -> int:
+        """Dimensions of a head that the rotary embedding is made for."""
+        return self.head_dim if self.latent is None else self.latent.rope_size
+
+    @property
+    def output_dim(self) -> int:
+        """Numbers of a head's output of attention."""
+        return self.head_dim if self.latent is None else self.latent.value_size
+
+    @property
+    def num_kv_parts(self) -> int:
+        """Tensors of the KV cache: 2, keys and values, or 1 where values are a part of the keys."""
+        return 2 if self.latent is None else 1
+
     def uses_second_rope(self, layer: int) -> bool:
         """Return True when the layer rotates by `second_rope`."""
         return bool(self.second_rope_layers) and self.second_rope_layers[layer]
@@ -100,7 +117,9 @@ class ModelConfig:
     def linear_inputs(self) -> tuple[int, ...]:
         """Input sizes of the linear layers of attention and MLP."""
         experts = self.experts
-        sizes = [self.hidden_size, self.num_heads * self.head_dim]
+        sizes = [self.hidden_size, self.num_heads * self.output_dim]
+        if self.latent is not None:
+            sizes += [self.latent.rank, *([self.latent.query_rank] if self.latent.query_rank is not None else [])]
         if experts is None or not all(experts.layers):
             sizes.append(self.intermediate_size)
         if experts is not None:
@@ -126,8 +145,13 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
-    num_kv_heads = fields.count("num_key_value_heads", default=num_heads)
-    head_dim = fields.count("head_dim", default=family.default_head_dim or max(1, hidden_size // num_heads))
+    latent = parse_latent(fields) if family.latent else None
+    num_kv_heads = fields.count("num_key_value_heads", default=num_heads) if latent is None else 1
+    head_dim = (
+        latent.key_size
+        if latent is not None
+        else fields.count("head_dim", default=family.default_head_dim or max(1, hidden_size // num_heads))
+    )
     if num_heads % num_kv_heads:
         raise fields.invalid("num_key_value_heads", f"does not divide num_attention_heads {num_heads}")
     if head_dim % 2:
@@ -138,11 +162,13 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         )
     max_positions = fields.count("max_position_embeddings")
     windows = _windows(fields, family, architecture, num_layers)
-    rope = _main_rope(fields, family, max_positions, head_dim)
+    rope = _main_rope(fields, family, max_positions, head_dim if latent is None else latent.rope_size)
     second_rope, second_rope_layers = _second_rope(fields, family, max_positions, head_dim, windows)
     if rope.depends_on_length and second_rope is not None:
         raise fields.unsupported("rope_scaling", f"{rope.type} in some layers only is")
     scaled_by, factor = optional(family.attention_scale_field), optional(family.attention_factor_field)
+    if latent is not None:
+        factor = latent_scale(fields, latent, rope)
     divisor = optional(family.logit_divisor_field)
     return ModelConfig(
         architecture=architecture,
@@ -184,8 +210,9 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
             family.transposed,
             family.interleaved_rope,
             family.renames,
-            family.skipped,
+            _skipped(fields, family, num_layers),
         ),
+        latent=latent,
         experts=None if family.experts is None else parse_experts(fields, family.experts, num_layers),
         quantisation=parse_quantisation(fields.nested("quantization_config")),
     )
@@ -207,6 +234,15 @@ def _family_fields(family: Family, raw: dict[str, Any], file: Path) -> tuple[Fam
             family = family._replace(**changes)
     named = {name: present[own] for name, own in family.aliases.items() if own in present}
     return family, ConfigFields(present | named, file)
+
+
+def _skipped(fields: ConfigFields, family: Family, num_layers: int) -> str | None:
+    """Return the pattern of tensors that are not read; some families store further layers after the last one."""
+    count = max((fields.count(name, default=0, least=0, most=MAX_LAYERS) for name in family.further_layers), default=0)
+    if count == 0:
+        return family.skipped
+    layers = "|".join(str(num_layers + index) for index in range(count))
+    return rf"model\.layers\.({layers})\." + ("" if family.skipped is None else f"|{family.skipped}")
 
 
 def _main_rope(fields: ConfigFields, family: Family, max_positions: int, head_dim: int) -> RopeConfig:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, for_device
 from .config import ModelConfig
 from .fixed_rows import with_fixed_product, with_fixed_rows
+from .latent.attention import LatentStep
 from .linear import DenseLinear, Linear
 from .norm import Norm
 from .packed_linear import PackedLinear, pack_linear
@@ -68,7 +69,7 @@ class Decoder:
         self.dtype = parameters.norm.weight_E.dtype
         self.device = parameters.norm.weight_E.device
         ropes = [config.rope] if config.second_rope is None else [config.rope, config.second_rope]
-        self._ropes = [Rope(rope, config.head_dim, device=self.device, dtype=self.dtype) for rope in ropes]
+        self._ropes = [Rope(rope, config.rope_dim, device=self.device, dtype=self.dtype) for rope in ropes]
         self.rope = self._ropes[0]
         self.num_parameters = num_parameters(config)
         if ops is None:
@@ -276,6 +277,8 @@ class Decoder:
         self, x_TE: torch.Tensor, layer: LayerParameters, args: RopeAndStoreArgs, kv: KvCache, attention: Attention
     ) -> torch.Tensor:
         """Compute attention up to its output projection: [T, H * D]."""
+        if layer.latent is not None:
+            return layer.latent.attend(layer.qkv(x_TE), args, kv, self._latent_step(attention))
         T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
         qkv = layer.qkv(x_TE).view(T, H + 2 * K, self.config.head_dim)
         qk_norm_HD, scale = layer.qk_norm_HD, self.config.attention_scale
@@ -291,6 +294,10 @@ class Decoder:
             attention.attend(q_THD[:, own].contiguous(), kv.heads(own_kv), scale) for own, own_kv in self._head_slices
         ]
         return torch.cat(parts, dim=1).view(T, -1)
+
+    def _latent_step(self, attention: Attention) -> LatentStep:
+        slices = None if self._head_slices is None else [heads for heads, _ in self._head_slices]
+        return LatentStep(attention, self.config.attention_scale, self.ops, slices)
 
     def _norm_all_heads(self, qkv_TND: torch.Tensor, weight_HD: torch.Tensor | None) -> torch.Tensor:
         """Normalise the queries of all heads together, and so the keys."""

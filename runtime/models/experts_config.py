@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from ...kernels import GroupRouting
 from .config_fields import ConfigFields
 
 
@@ -24,12 +25,15 @@ class ExpertFamily(NamedTuple):
     size_field: str
     everywhere: bool  # no layer has a dense MLP, and weights are always normalised
     shared: bool  # a shared expert with a gate of its own
+    routing: Literal["softmax", "groups by softmax", "groups by sigmoid"] = "softmax"
 
 
 MIXTRAL = ExpertFamily(ExpertNames("block_sparse_moe", "w1", "w3", "w2"), "intermediate_size", True, False)
 _PROJECTIONS = ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
 QWEN3_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, False)
 QWEN2_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, True)
+DEEPSEEK_V2 = QWEN3_MOE._replace(routing="groups by softmax")
+DEEPSEEK_V3 = QWEN3_MOE._replace(routing="groups by sigmoid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +46,14 @@ class ExpertsConfig:
     intermediate_size: int  # of one expert
     normalised: bool  # a token's weights sum to 1: the softmax is taken over its own experts
     shared_size: int | None  # of the shared expert
+    groups: GroupRouting | None = None  # experts are chosen in groups, and a shared expert has no gate
     layers: tuple[bool, ...]  # True for layers with a mixture; the others have a dense MLP
 
 
 def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
     """Read the fields of a mixture. Raises CheckpointError, naming the field."""
+    if family.routing != "softmax":
+        return _parse_groups(fields, family, num_layers)
     # Qwen writes `num_experts`, transformers 5 `num_local_experts`.
     spelling = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
     num_experts = fields.count(spelling)
@@ -62,6 +69,51 @@ def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -
         shared_size=fields.count("shared_expert_intermediate_size") if family.shared else None,
         layers=(True,) * num_layers if family.everywhere else _sparse_layers(fields, num_layers),
     )
+
+
+def _parse_groups(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
+    """Read the fields of a mixture whose experts are in groups (DeepSeek)."""
+    sigmoid = family.routing == "groups by sigmoid"
+    num_experts, num_per_token = fields.count("n_routed_experts"), fields.count("num_experts_per_tok")
+    fields.one_of(
+        "scoring_func", ("sigmoid",) if sigmoid else ("softmax",), default="sigmoid" if sigmoid else "softmax"
+    )
+    methods = ("noaux_tc",) if sigmoid else ("greedy", "group_limited_greedy")
+    num_groups = fields.count("n_group", default=1)
+    if fields.one_of("topk_method", methods, default=methods[0]) == "greedy":
+        num_groups = 1
+    kept = fields.count("topk_group", default=1, most=num_groups) if num_groups > 1 else 1
+    if num_experts % num_groups or (sigmoid and num_experts // num_groups < 2):
+        raise fields.invalid("n_group", f"must divide n_routed_experts {num_experts} into groups of two or more")
+    if num_per_token > num_experts // num_groups * kept:
+        raise fields.invalid("num_experts_per_tok", f"must be at most the experts of {kept} groups")
+    normalised = fields.boolean("norm_topk_prob", default=sigmoid)
+    if normalised and not sigmoid:
+        raise fields.unsupported("norm_topk_prob", "true for this architecture is")
+    size, num_shared = fields.count(family.size_field), fields.count("n_shared_experts", default=0, least=0)
+    scale = fields.number("routed_scaling_factor", default=1.0)
+    return ExpertsConfig(
+        names=family.names,
+        num_experts=num_experts,
+        num_per_token=num_per_token,
+        intermediate_size=size,
+        normalised=normalised,
+        shared_size=num_shared * size or None,
+        groups=GroupRouting(num_per_token, num_groups, kept, sigmoid, normalised, scale),
+        layers=_routed_layers(fields, num_layers),
+    )
+
+
+def _routed_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    types = fields.raw.get("mlp_layer_types")
+    if types is not None:
+        kinds = {"dense": False, "sparse": True}
+        if not isinstance(types, list) or len(types) != num_layers or not all(kind in kinds for kind in types):
+            raise fields.invalid("mlp_layer_types", f"must name dense or sparse for each of {num_layers} layers")
+        return tuple(kinds[kind] for kind in types)
+    first = fields.count("first_k_dense_replace", default=0, least=0)
+    step = fields.count("moe_layer_freq", default=1)
+    return tuple(layer >= first and layer % step == 0 for layer in range(num_layers))
 
 
 def _sparse_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:

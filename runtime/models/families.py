@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from .experts_config import MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
+from .experts_config import DEEPSEEK_V2, DEEPSEEK_V3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 NormKind = Literal["rms", "rms_plus_one", "layer_norm", "layer_norm_plus_one", "layer_norm_no_bias", "layer_norm_plain"]
@@ -40,6 +40,8 @@ class Family(NamedTuple):
     windows: WindowRule = "none"
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     experts: ExpertFamily | None = None
+    latent: bool = False  # keys and values are a latent (`latent/`)
+    further_layers: tuple[str, ...] = ()  # fields that count stored layers after the last one, which are not read
     activations: tuple[Activation, ...] = ("silu",)  # accepted values of the activation field
     activation_field: str | None = "hidden_act"  # None: the first of `activations`, whatever the file says
     mlp_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two names: an MLP without a gate
@@ -147,6 +149,11 @@ _GLM = Family(
     interleaved_rope=True,
     defaults={"partial_rotary_factor": 0.5},
 )
+_DEEPSEEK = Family(
+    latent=True,
+    further_layers=("num_nextn_predict_layers", "num_mtp_layers"),  # they predict tokens further ahead
+    required={"attention_bias": False, "mlp_bias": False},
+)
 _GPT_NEOX_NAMES = (
     (r"^gpt_neox\.", "model."),
     (r"^model\.embed_in\.", "model.embed_tokens."),
@@ -191,6 +198,13 @@ FAMILIES = {
     "MixtralForCausalLM": Family(windows="every layer", experts=MIXTRAL),
     "Qwen2MoeForCausalLM": Family(Flag("qkv_bias", default=True), experts=QWEN2_MOE),
     "Qwen3MoeForCausalLM": Family(_BIAS, _BIAS, qk_norm="per head", windows="every layer if used", experts=QWEN3_MOE),
+    "DeepseekV2ForCausalLM": _DEEPSEEK._replace(experts=DEEPSEEK_V2),
+    "DeepseekV3ForCausalLM": _DEEPSEEK._replace(
+        experts=DEEPSEEK_V3, defaults={"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
+    ),
+    "Glm4MoeLiteForCausalLM": _DEEPSEEK._replace(
+        experts=DEEPSEEK_V3, defaults={"routed_scaling_factor": 1.8, "first_k_dense_replace": 1}
+    ),
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": _GEMMA3,

@@ -95,6 +95,7 @@ def with_fixed_rows(parameters: DecoderParameters, num_rows: int) -> DecoderPara
         )
 
     def fixed(layer: LayerParameters) -> LayerParameters:
-        return replace(layer, qkv=rows(layer.qkv), o=rows(layer.o), mlp=mlp(layer.mlp))
+        latent = None if layer.latent is None else layer.latent.each(rows)
+        return replace(layer, qkv=rows(layer.qkv), o=rows(layer.o), mlp=mlp(layer.mlp), latent=latent)
 
     return replace(parameters, layers=tuple(map(fixed, parameters.layers)))

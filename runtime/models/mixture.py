@@ -187,12 +187,17 @@ class MixtureMlp:
     router: Linear  # E -> N, never quantised
     slices: tuple[ExpertSlice, ...]  # of this rank
     shared: Mlp | None = None
+    bias_N: torch.Tensor | None = None  # float32, of the choice of experts in groups
 
     def __call__(self, x_TE: torch.Tensor, ops: Ops) -> torch.Tensor:
         return self.total(self.parts(x_TE, ops))
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
-        routing = ops.route(self.router(x_TE), self.config.num_per_token, self.config.normalised)
+        groups = self.config.groups
+        if groups is None:
+            routing = ops.route(self.router(x_TE), self.config.num_per_token, self.config.normalised)
+        else:  # its router is float32
+            routing = ops.route_by_groups(self.router(x_TE.float()), self.bias_N, groups)
         parts_TE = []
         for experts in self.slices:
             gate_up_PJ = experts.gate_up(x_TE, routing.ends_N, routing.tokens_P, ops)
@@ -226,4 +231,7 @@ class MixtureMlp:
             gate_up, down = self.expert(index)
             parts |= stacked_destinations(expert, [(names.gate, size), (names.up, size)], gate_up)
             parts |= stacked_destinations(expert, [(names.down, self.hidden_size)], down)
+        if self.bias_N is not None:
+            name = f"{prefix}.{names.block}.gate.e_score_correction_bias"
+            parts[name] = Destination(tuple(self.bias_N.shape), self.bias_N.copy_)
         return parts if self.shared is None else {**parts, **self.shared.destinations(prefix)}

@@ -17,6 +17,7 @@ import torch
 
 from .config import ModelConfig
 from .families import NormPlacement
+from .latent.attention import LatentParameters
 from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
 from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
 from .mlp import DenseMlp, Mlp
@@ -33,6 +34,8 @@ from .parallel.layers import (
 from .quantised.block_linear import BlockLinear
 from .quantised.factory import make_linear, make_vocabulary
 from .stored_layout import as_stored
+
+_EXPANSION = "self_attn.kv_b_proj"  # of latents
 
 
 class BlockNorms(NamedTuple):
@@ -68,6 +71,7 @@ class LayerParameters:
     qk_norm_HD: torch.Tensor | None  # [H + K, D]: weights of the norm of queries, then of keys
     o: Linear  # H * D -> E
     mlp: Mlp
+    latent: LatentParameters | None = None  # of latent attention, whose `qkv` is its first products
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ class DecoderParameters:
         """Iterate over the layers' linear layers, which may be quantised."""
         for layer in self.layers:
             yield from (layer.qkv, layer.o)
+            if layer.latent is not None:
+                yield from layer.latent.linears()
             yield from layer.mlp.linears()
 
     def packed_vocabulary(self) -> Iterator[BlockLinear]:
@@ -136,9 +142,10 @@ def allocate_parameters(
 
     def linear(index: int, names: str, sizes: list[int], inner: int, bias: bool) -> Linear:
         modules = [f"model.layers.{index}.{name}" for name in names.split()]
-        return make_linear(
-            config.quantisation, modules, sum(sizes), inner, bias, sizes=sizes, device=device, dtype=dtype
-        )
+        quantisation = config.quantisation
+        if names == _EXPANSION and quantisation is not None and quantisation.scheme.source == "dense":
+            quantisation = None  # it is kept dense anyway
+        return make_linear(quantisation, modules, sum(sizes), inner, bias, sizes=sizes, device=device, dtype=dtype)
 
     def columns(index: int, names: str, sections: list[OutputSection], inner: int, bias: bool) -> Linear:
         if not cut:
@@ -178,6 +185,17 @@ def allocate_parameters(
             )
             for _ in group.shard.slices
         )
+        if experts.groups is not None:
+            shared = (
+                dense(index, f"{names.block}.shared_experts", experts.shared_size, False)
+                if experts.shared_size
+                else None
+            )
+            router = DenseLinear(torch.empty((experts.num_experts, E), device=device, dtype=torch.float32))
+            bias_N = torch.empty(experts.num_experts, device=device) if experts.groups.sigmoid else None
+            if cut:
+                return TensorParallelMixture(experts, E, router, slices, shared, bias_N, group=group)
+            return MixtureMlp(experts, E, router, slices, shared, bias_N)
         router = DenseLinear(tensor(experts.num_experts, E))
         shared = None
         if experts.shared_size is not None:
@@ -189,6 +207,27 @@ def allocate_parameters(
 
     def norm(size: int) -> Norm:
         return allocate_norm(config.norm, size, config.norm_eps, device=device, dtype=dtype)
+
+    def latent(index: int) -> LatentParameters | None:
+        sizes = config.latent
+        if sizes is None:
+            return None
+        query = None
+        if sizes.query_rank is not None:
+            section = [OutputSection(H * sizes.query_size, num_slices)]
+            query = columns(index, "self_attn.q_b_proj", section, sizes.query_rank, False)
+        expand = columns(index, _EXPANSION, [OutputSection(H * sizes.expanded_size, num_slices)], sizes.rank, False)
+        return LatentParameters.unfilled(sizes, query, expand, device=device, dtype=dtype)
+
+    def projections(index: int) -> Linear:
+        sizes = config.latent
+        if sizes is None:
+            return columns(index, qkv_names, heads, E, config.qkv_bias)
+        latents = "self_attn.kv_a_proj_with_mqa"
+        if sizes.query_rank is not None:
+            return linear(index, f"self_attn.q_a_proj {latents}", [sizes.query_rank, sizes.key_size], E, False)
+        sections = [OutputSection(H * sizes.query_size, num_slices), OutputSection(sizes.key_size, 1)]
+        return columns(index, f"self_attn.q_proj {latents}", sections, E, False)
 
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     heads = [OutputSection(count * D, min(count, num_slices)) for count in (H, K, K)]
@@ -206,10 +245,11 @@ def allocate_parameters(
     layers = tuple(
         LayerParameters(
             norms=BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement])),
-            qkv=columns(index, qkv_names, heads, E, config.qkv_bias),
+            qkv=projections(index),
             qk_norm_HD=tensor(local_heads, D) if config.qk_norm is not None else None,
-            o=rows(index, "self_attn.o_proj", E, H * D, config.o_bias),
+            o=rows(index, "self_attn.o_proj", E, H * config.output_dim, config.o_bias),
             mlp=mlp(index),
+            latent=latent(index),
         )
         for index in group.stage.layers(config)
     )
@@ -255,7 +295,11 @@ def checkpoint_destinations(
         for name, norm in zip(_NORM_NAMES[config.norm_placement], layer.norms, strict=True):
             if norm is not None:
                 parts |= norm.destinations(f"{prefix}.{name}")
-        heads = [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)]
+        if layer.latent is not None:
+            heads = layer.latent.first_modules(H)
+            parts |= layer.latent.destinations(f"{prefix}.self_attn", H)
+        else:
+            heads = [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)]
         parts |= stacked_destinations(f"{prefix}.self_attn", heads, layer.qkv)
         if layer.qk_norm_HD is not None:
             norms = ("q_norm", layer.qk_norm_HD[:H_local]), ("k_norm", layer.qk_norm_HD[H_local:])

@@ -46,6 +46,12 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
     """Count the parameters of the layers of `config`, and with `has_ends` of embedding, final norm and head."""
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     attention = E * (H + 2 * K) * D + H * D * E
+    latent_norms = 0
+    if (latent := config.latent) is not None:
+        queries = H * latent.query_size
+        attention = E * latent.key_size + latent.rank * H * latent.expanded_size + H * latent.value_size * E
+        attention += E * queries if latent.query_rank is None else latent.query_rank * (E + queries)
+        latent_norms = latent.rank + (latent.query_rank or 0)
     biases = config.qkv_bias * (H + 2 * K) * D + config.o_bias * E
     mixture = config.experts
     num_mixtures = sum(mixture.layers) if mixture is not None else 0
@@ -55,7 +61,11 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
     if mixture is not None:
         experts = num_mixtures * mixture.num_experts * 3 * E * mixture.intermediate_size
         shared = num_mixtures * 3 * E * (mixture.shared_size or 0)
-        routers = num_mixtures * E * (mixture.num_experts + (mixture.shared_size is not None))
+        routers = (
+            num_mixtures * E * (mixture.num_experts + (mixture.shared_size is not None and mixture.groups is None))
+        )
+        if mixture.groups is not None and mixture.groups.sigmoid:
+            routers += num_mixtures * mixture.num_experts
     mlps = (config.num_layers - num_mixtures) * dense + shared + experts
     norm = E * {"layer_norm": 2, "layer_norm_plus_one": 2, "layer_norm_plain": 0}.get(config.norm, 1)
     num_norms = {"sandwich": 4, "parallel": 1}.get(config.norm_placement, 2)
@@ -70,7 +80,7 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
         linear=config.num_layers * (attention + biases) + mlps,
         embedding=end,
         head=end,
-        norms=config.num_layers * (num_norms * norm + qk_norms) + (norm + others) * has_ends + routers,
+        norms=config.num_layers * (num_norms * norm + qk_norms + latent_norms) + (norm + others) * has_ends + routers,
         tied=config.tied_embeddings,
         experts=experts,
         chosen_share=1.0 if mixture is None else mixture.num_per_token / mixture.num_experts,

@@ -59,7 +59,10 @@ def as_stored(parts: Parts, config: ModelConfig, layers: range) -> Parts:
 
 
 def rotary_order(config: ModelConfig) -> torch.Tensor | None:
-    """Return the stored dimension of each of a head's dimensions, int64 [D]; None when the order is the same."""
+    """Return the stored dimension of each of a head's dimensions, int64 [D]; None when the order is the same, or latent
+    attention reorders them as they are computed."""
+    if config.latent is not None:
+        return None
     D, R = config.head_dim, config.rope.rotary_dim or config.head_dim
     dimensions = torch.arange(D)
     rotated, rest = dimensions[:R], dimensions[R:]

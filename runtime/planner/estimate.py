@@ -82,7 +82,8 @@ def _forward_seconds(
         read = layers / tp + num_layers * step.kv_read / num_parts
         products = 2 * size.active_linear * T / rate
         # Two products: scores and values.
-        attention = 4 * config.num_heads * config.head_dim * num_layers * step.attended / num_parts / tp / device.bf16
+        both_sizes = config.head_dim + (config.head_dim if config.latent is None else config.latent.rank)
+        attention = 2 * config.num_heads * both_sizes * num_layers * step.attended / num_parts / tp / device.bf16
         stages.append(
             max(products + attention, read / device.bandwidth) / efficiency
             + num_layers * _all_reduce_seconds(config, device, arrangement, T)

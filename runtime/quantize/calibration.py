@@ -162,7 +162,7 @@ def calibrate(
     Raises RequestError naming `calibration` when the text has fewer tokens than a window, CheckpointError when AWQ does
     not know the model's block.
     """
-    if config.stored != LLAMA_LAYOUT or rotary_order(config) is not None:
+    if config.stored != LLAMA_LAYOUT or rotary_order(config) is not None or config.latent is not None:
         raise CheckpointError(
             path, f"{method} does not know how {config.architecture} lays out its heads and matrices: use int4-rtn"
         )

@@ -25,8 +25,8 @@ from .calibration import CalibratedTensors, calibrate
 from .int4_matrix import packed_tensors, round_to_nearest
 
 FOUR_BITS = ("int4-rtn", "awq", "gptq")
-_MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?(?:\w+_proj|c_fc)|block_sparse_moe\.experts\.\d+\.w[123]"
-LINEAR_WEIGHT = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj|{_MLP}))\.weight")
+_MLP = r"mlp\.(?:experts\.\d+\.|shared_experts?\.)?(?:\w+_proj|c_fc)|block_sparse_moe\.experts\.\d+\.w[123]"
+LINEAR_WEIGHT = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj(?:_with_mqa)?|{_MLP}))\.weight")
 
 
 def write_quantised(

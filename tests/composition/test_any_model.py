@@ -38,6 +38,7 @@ from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint, SamplingParams
 from ramiform.runtime.speculation.build import build_source
 from ramiform.runtime.speculation.draft_model import DraftModelSource
+from ramiform.tests.models.test_families import routing_biases
 
 from .alone import TOKENIZER, run
 from .test_speculation import REQUESTS, check, crowding_requests, plain
@@ -63,7 +64,7 @@ _MANY = {**SIZES, **_EXPERTS, "num_experts": 4}
 _LOCAL = {**SIZES, **_EXPERTS, "num_local_experts": 4}
 _ROUTED = {**SIZES, **_EXPERTS, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
 _LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16,
-           "qk_rope_head_dim": 8, "v_head_dim": 16}  # fmt: skip
+           "qk_rope_head_dim": 8, "v_head_dim": 12}  # fmt: skip
 
 # Fields of the config, by its class.
 NATIVE: dict[str, dict[str, Any]] = {
@@ -104,6 +105,9 @@ NATIVE: dict[str, dict[str, Any]] = {
     "Helium": {**SIZES, "head_dim": 12},
     "Exaone4": {**SIZES, **_WINDOWS},
     "Cwm": {**SIZES, "head_dim": 16, **_WINDOWS},
+    "DeepseekV2": {**_ROUTED, **_LATENT, "topk_method": "group_limited_greedy"},
+    "DeepseekV3": {**_ROUTED, **_LATENT},
+    "Glm4MoeLite": {**_ROUTED, **_LATENT},
 }  # fmt: skip
 THROUGH_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "Apertus": SIZES,
@@ -117,8 +121,6 @@ THROUGH_TRANSFORMERS: dict[str, dict[str, Any]] = {
                    "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2},
     "GraniteMoe": _LOCAL,
     "HunYuanDenseV1": {**SIZES, "head_dim": 16},
-    "DeepseekV2": {**_ROUTED, **_LATENT},
-    "DeepseekV3": {**_ROUTED, **_LATENT},
 }  # fmt: skip
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "Bloom": (
@@ -149,7 +151,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
             config, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         with torch.no_grad():
-            for parameter in model.parameters():
+            for parameter in (*model.parameters(), *routing_biases(model)):
                 if parameter.dim() == 1:
                     parameter.add_(0.2 * torch.randn_like(parameter))
         path = tmp_path_factory.mktemp("checkpoint")

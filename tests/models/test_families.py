@@ -62,6 +62,12 @@ _LONGROPE = {
     "rope_theta": 10_000.0,
     "partial_rotary_factor": 0.75,
 }
+_LATENT = {**SIZES, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 16,
+           "qk_rope_head_dim": 8, "v_head_dim": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+           "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2,
+           "routed_scaling_factor": 0.7}  # fmt: skip
+_YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64, "mscale": 0.7,
+         "mscale_all_dim": 0.9, "beta_fast": 32, "beta_slow": 1}  # fmt: skip
 _TEXT = {**SIZES, "head_dim": 16, "layer_types": _LAYERS, "sliding_window": 21}
 
 # Class of the config, and its fields.
@@ -113,6 +119,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_type": "llama3", "rope_theta": 1e6, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64}}),
     "ministral": ("Ministral", _TEXT),
+    "deepseek v2": ("DeepseekV2", {**_LATENT, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1}),
+    "deepseek v2 lite": ("DeepseekV2", {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 1,
+                                        "rope_parameters": _YARN}),
+    "deepseek v3": ("DeepseekV3", {**_LATENT, "first_k_dense_replace": 1, "rope_parameters": _YARN}),
+    "glm 4.7 flash": ("Glm4MoeLite", {**_LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False}),
 }  # fmt: skip
 Checkpoint = Callable[[str], Path]
 every_family = pytest.mark.parametrize("name", CONFIGS)
@@ -126,10 +137,15 @@ def make_judge(name: str) -> PreTrainedModel:
     config = getattr(transformers, f"{kind}Config")(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in (*model.parameters(), *routing_biases(model)):
             if parameter.dim() == 1:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
+
+
+def routing_biases(model: PreTrainedModel) -> list[torch.Tensor]:
+    """The stored buffers of routers, which are no parameters to transformers."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +194,8 @@ def test_a_prompt_in_one_pass(name: str, checkpoint: Checkpoint) -> None:
 @every_family
 def test_parameters_are_counted_as_the_judge_counts_them(name: str, checkpoint: Checkpoint) -> None:
     config = read_config(checkpoint(name))
-    assert num_parameters(config) == make_judge(name).num_parameters()
+    judge = make_judge(name)
+    assert num_parameters(config) == judge.num_parameters() + sum(bias.numel() for bias in routing_biases(judge))
     assert model_size(config).num_parameters == num_parameters(config)
 
 

@@ -43,7 +43,7 @@ class BlockwiseLinear:
     @staticmethod
     def fits(sizes: list[int], inputs: int) -> bool:
         """Return True if blocks do not straddle the parts of a layer, whose outputs are `sizes`."""
-        return inputs % BLOCK == 0 and (len(sizes) == 1 or all(size % BLOCK == 0 for size in sizes))
+        return inputs % BLOCK == 0 and all(size % BLOCK == 0 for size in sizes[:-1])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.codes is not None:

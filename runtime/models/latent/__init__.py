@@ -1,0 +1,1 @@
+"""Multi-head latent attention (MLA): its configuration, its parameters and its computation."""

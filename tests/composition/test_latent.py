@@ -1,0 +1,165 @@
+"""Latent attention with everything else: pages, schedules, drafts, ranks and KV dtypes.
+
+A random model of DeepSeek V3's kind. Its tokens are transformers' own (`test_any_model`); here they are compared with
+those of each request alone, without a cache and without drafts.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ramiform.runtime.engine import PAGE_SIZE, ForwardEngine, build_engine
+from ramiform.runtime.engine.draft_source import DraftSource
+from ramiform.runtime.models.decoder import Decoder
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import Generate
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.scheduler.plan import ForwardPlan, Row, Sample
+
+from .alone import Got, run
+from .test_same_bits import ENDINGS
+from .test_same_bits import requests as sharing_requests
+from .test_speculation import REQUESTS, Siblings, check, crowding_requests
+from .threads import RanksEngine
+
+RANK, ROPE, LAYERS = 32, 8, 2
+FIELDS: dict[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "kv_lora_rank": RANK,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": ROPE,
+    "v_head_dim": 12,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 0,
+}
+TO_RUN = REQUESTS[:16]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**FIELDS))
+    found: Path = tmp_path_factory.mktemp("latent")
+    model.save_pretrained(found)
+    return found
+
+
+def engine_of(path: Path, **settings: Any) -> ForwardEngine:
+    return build_engine(CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 512} | settings), path)
+
+
+@cache
+def alone(path: Path, deterministic: bool = False) -> dict[str, Got]:
+    """Each request by itself, without a cache."""
+    settings = {"speculative": "off", "prefix_cache": False, "deterministic": deterministic}
+    engine = engine_of(path, **settings)
+    requests = sharing_requests() if deterministic else TO_RUN
+    return {request.rid: run([request], engine=engine, **settings)[0][request.rid] for request in requests}
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "ngram, few pages, chunks": {"speculative": "ngram", "num_pages": 24, "prefill_budget": 48},
+    "suffix, host memory": {"speculative": "suffix", "num_pages": 24, "host_kv_memory": 0.01},
+    "overlap": {"speculative": "off", "overlap": "on"},
+    "two ranks": {"speculative": "ngram", "tp": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SCHEDULES.values(), ids=SCHEDULES)
+def test_requests_get_the_same_in_any_schedule(settings: dict[str, Any], path: Path) -> None:
+    shape = {"speculative_adaptive": False, **settings}
+    config = CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 512} | shape)
+    engine = RanksEngine(config, path, 2) if "tp" in settings else build_engine(config, path)
+    got, stats, plans = run(TO_RUN, engine=engine, aborts={9: TO_RUN[3].rid}, **shape)
+    cut = got.pop(TO_RUN[3].rid)
+    assert cut.ids == alone(path)[TO_RUN[3].rid].ids[: len(cut.ids)]
+    check(got, {rid: alone(path)[rid] for rid in got}, tolerance=1e-3)
+    assert max(len(plan.rows) for plan in plans) > 1
+    assert stats.num_cached_tokens > 0
+
+
+@pytest.mark.slow
+def test_draft_trees_change_nothing(path: Path) -> None:
+    expected = alone(path)
+    outputs = [(request.tokens, expected[request.rid].ids) for request in TO_RUN]
+    settings = {
+        "speculative": "eagle",
+        "speculative_adaptive": False,
+        "speculative_num_steps": 4,
+        "speculative_eagle_topk": 3,
+        "speculative_num_draft_tokens": 12,
+    }
+
+    def make_source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource:
+        return Siblings(3, outputs)
+
+    config = CoreConfig(device="cpu", dtype="float32", num_pages=512, **settings)
+    engine = build_engine(config, path, make_source=make_source)
+    got, stats, _ = run(TO_RUN, engine=engine, **settings)
+    check(got, expected, tolerance=1e-3)
+    assert sum(stats.accepted_lengths[2:]) > 0
+
+
+@pytest.mark.slow
+def test_retracted_requests_get_the_same_tokens(path: Path) -> None:
+    requests = crowding_requests()
+    got, stats, _ = run(requests, engine=engine_of(path, num_pages=40), num_pages=40, speculative="off")
+    assert stats.num_retractions > 0
+    check(got, run(requests, engine=engine_of(path), speculative="off")[0], tolerance=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2])
+def test_deterministic_bits_do_not_depend_on_batch_cache_drafts_or_ranks(tp: int, path: Path) -> None:
+    settings = {"deterministic": True, "speculative": "ngram", "prefill_budget": 48}
+    config = CoreConfig(device="cpu", dtype="float32", num_pages=512, tp=tp, **settings)
+    got, _, plans = run(sharing_requests(), engine=RanksEngine(config, path, tp), stagger=2, **settings)
+    check(got, alone(path, deterministic=True), tolerance=0.0)
+    assert max(len(plan.rows) for plan in plans) > 1
+    assert len(ENDINGS) > 1
+
+
+@pytest.mark.parametrize(("kv_dtype", "size"), [("auto", 4), ("bf16", 2), ("fp8", 1), ("int8", 1)])
+def test_a_token_takes_the_bytes_of_one_latent_in_each_layer(kv_dtype: str, size: int, path: Path) -> None:
+    engine = engine_of(path, kv_dtype=kv_dtype, num_pages=32)
+    assert engine.info.kv_bytes == 32 * PAGE_SIZE * LAYERS * (RANK + ROPE) * size
+    tokens = TO_RUN[1].tokens
+    request = Generate(rid="x", tokens=tokens, sampling=SamplingParams(max_new_tokens=4, temperature=0.0))
+    got, _, _ = run([request], engine=engine, kv_dtype=kv_dtype, num_pages=32, speculative="off")
+    assert len(got["x"].ids) == 4
+
+
+def test_pages_move_between_engines(path: Path) -> None:
+    tokens = TO_RUN[1].tokens[:PAGE_SIZE]
+    row = Row(rid="x", tokens=tokens, first_position=0, pages=[3], sample=Sample(draw=0))
+    after = Row(rid="y", tokens=[5, 6], first_position=PAGE_SIZE, pages=[3, 4], sample=Sample(draw=0))
+    first, second = engine_of(path, num_pages=8), engine_of(path, num_pages=8)
+    first.launch(ForwardPlan(step=0, copies=[], rows=[row])).wait()
+    pages = first.read_pages([3])
+    assert pages.shape == (1, 1, LAYERS, PAGE_SIZE, 1, 4 * (RANK + ROPE))
+    second.write_pages(row, 0, pages)
+    steps = [engine.launch(ForwardPlan(step=1, copies=[], rows=[after])).wait() for engine in (first, second)]
+    assert steps[0].rows == steps[1].rows
+    assert torch.equal(second.read_pages([3]), pages)
