@@ -44,10 +44,13 @@ def _awq(fields: ConfigFields) -> Quantisation:
 
 def _gptq(fields: ConfigFields) -> Quantisation:
     fields.one_of("checkpoint_format", ("gptq",), default="gptq")
-    if fields.boolean("desc_act", default=False):
-        raise fields.unsupported("desc_act", "act-order, which groups inputs that are not neighbours, is")
     return Quantisation(
-        Scheme(kind="int4", source="gptq", group_size=_four_bits(fields, "bits", "group_size")),
+        Scheme(
+            kind="int4",
+            source="gptq",
+            group_size=_four_bits(fields, "bits", "group_size"),
+            act_order=fields.boolean("desc_act", default=False),
+        ),
     )
 
 
@@ -97,14 +100,17 @@ def _compressed_tensors(fields: ConfigFields) -> Quantisation:
     if bits == 4:
         if activations:
             raise group.unsupported("input_activations", "with 4-bit weights they are")
-        if weights.raw.get("actorder"):
-            raise weights.unsupported("actorder", f"{weights.raw['actorder']!r} is")
+        # "weight" and "static" rounded columns in another order, and grouped neighbours all the same.
+        act_order = weights.raw.get("actorder") or None
+        if act_order not in (None, True, "group", "dynamic", "weight", "static"):
+            raise weights.unsupported("actorder", f"{act_order!r} is")
         weights.one_of("strategy", ("group",), default="group")
         scheme = Scheme(
             kind="int4",
             source="compressed-tensors",
             group_size=_four_bits(weights, "num_bits", "group_size"),
             zero_points=not symmetric,
+            act_order=act_order in (True, "group", "dynamic"),
         )
         return Quantisation(scheme, ignored)
     if not symmetric:

@@ -26,6 +26,7 @@ class Scheme:
     per_tensor: bool = False  # one stored scale for all rows
     block_format: str | None = None  # GGUF only: ggml's name of the stored blocks
     zero_points: bool = False  # stored; int4 of compressed-tensors only, AWQ and GPTQ always store them
+    act_order: bool = False  # int4 only: groups have inputs of any place, which a stored index names
 
 
 @dataclass(frozen=True)
