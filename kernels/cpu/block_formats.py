@@ -1,4 +1,4 @@
-"""ggml's block formats of weights, and their rows packed in panels for the kernels of `block_tiles`.
+"""ggml's block formats of weights, MXFP4 among them, and their rows packed in panels for the kernels of `block_tiles`.
 
 A row is a sequence of blocks. weight = (code - offset) * scale + base, with a scale for each 16 or 32 inputs. Blocks of
 32 inputs have float16 scales; those of 256 have small integers times a float16. Layouts of files: ggml-common.h.
@@ -231,6 +231,16 @@ def _q5_1(blocks: torch.Tensor) -> Blocks:
     return Blocks(_rows(codes), _half(blocks[..., :2]), _half(blocks[..., 2:4]))
 
 
+# Twice the numbers of e2m1, the sign last, plus 12: 0, 1/2, 1, 3/2, 2, 3, 4, 6.
+_E2M1 = torch.tensor([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=torch.uint8)
+
+
+def _mxfp4(blocks: torch.Tensor) -> Blocks:
+    """Read blocks of a scale, a power of two with a bias of 127, and e2m1 numbers. Scales below 2^-24 become 0."""
+    half_scale = torch.ldexp(torch.ones(blocks.shape[:-1]), blocks[..., 0].to(torch.int32) - 128)
+    return Blocks(_rows(_E2M1[_nibbles(blocks[..., 1:]).to(torch.int32)]), half_scale.half())
+
+
 def _q2_k(blocks: torch.Tensor) -> Blocks:
     codes = _bits(_halves(blocks[..., 16:80]), 2)
     small = blocks[..., :16]
@@ -279,6 +289,7 @@ _LIST = (
     BlockFormat("Q4_1", 20, _q4_1, (4,), has_base=True),
     BlockFormat("Q5_0", 22, _q5_0, (4, 1), 16),
     BlockFormat("Q5_1", 24, _q5_1, (4, 1), has_base=True),
+    BlockFormat("MXFP4", 17, _mxfp4, (4, 1), 12),
     BlockFormat("Q2_K", 84, _q2_k, (2,), 0, 256, 16, has_base=True, joined=True),
     BlockFormat("Q3_K", 110, _q3_k, (2, 1), 4, 256, 16),
     BlockFormat("Q4_K", 144, _q4_k, (4,), 0, 256, has_base=True),

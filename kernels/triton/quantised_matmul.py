@@ -29,17 +29,25 @@ class Codes(NamedTuple):
     """A quantised weight. With experts, all tensors have them as a first dimension.
 
     int4: weight = (code - 8) * scale + base. Two codes are a byte: in each group the low halves of bytes are its first
-    codes, the high ones the others (`pack_groups`). Eight bits: weight = code * scale.
+    codes, the high ones the others (`pack_groups`). MXFP4: codes are e2m1 numbers, packed the same way; scales are powers
+    of two by their exponents, biased by 127. Eight bits: weight = code * scale.
     """
 
     codes: torch.Tensor  # uint8 [N, C / 2], or int8 or e4m3 [N, C]
-    scale: torch.Tensor  # int4: [G, N]; by row: float32 [N]; by block: float32 [ceil(N / 128), G]
+    scale: torch.Tensor  # int4: [G, N]; MXFP4: uint8 [G, N]; by row: float32 [N]; by block: float32 [ceil(N / 128), G]
     base: torch.Tensor | None = None  # int4 only: [G, N]
     group: int = 0  # inputs of a scale; 0: a row has one
 
     @property
     def num_outputs(self) -> int:
         return self.codes.shape[-2]
+
+    @property
+    def kind(self) -> str:
+        """The kernels' name of the format."""
+        if self.codes.dtype == torch.uint8:
+            return "mxfp4" if self.scale.dtype == torch.uint8 else "int4"
+        return "block" if self.group else "row"
 
     @property
     def num_inputs(self) -> int:
@@ -88,7 +96,6 @@ def matmul(
     num_groups = triton.cdiv(C, block_c)
     parts = launch_configs.num_parts(x.device, triton.cdiv(N, _OUTPUTS) * tiles, num_groups // 4) if E == 0 else 1
     partial = torch.empty((parts, T, N), dtype=torch.float32, device=x.device) if parts > 1 else None
-    kind = "int4" if weight.codes.dtype == torch.uint8 else "block" if weight.group else "row"
     launch(
         _quantised_matmul,
         (triton.cdiv(N, _OUTPUTS), tiles, parts),
@@ -105,7 +112,7 @@ def matmul(
         T,
         x.stride(0),
         triton.cdiv(num_groups, parts),
-        KIND=kind,
+        KIND=weight.kind,
         E=E,
         BLOCK_E=triton.next_power_of_2(max(1, E)),
         N=N,
@@ -151,7 +158,6 @@ def dequantise(weight: Codes, dtype: torch.dtype) -> torch.Tensor:
     N, C = weight.num_outputs, weight.num_inputs
     out = torch.empty((N, C), dtype=dtype, device=weight.codes.device)
     block_c = weight.group or BLOCK_INPUTS
-    kind = "int4" if weight.codes.dtype == torch.uint8 else "block" if weight.group else "row"
     launch(
         _dequantise,
         (triton.cdiv(N, _OUTPUTS), triton.cdiv(C, block_c)),
@@ -159,7 +165,7 @@ def dequantise(weight: Codes, dtype: torch.dtype) -> torch.Tensor:
         weight.scale,
         weight.base,
         out,
-        KIND=kind,
+        KIND=weight.kind,
         N=N,
         C=C,
         BLOCK_N=_OUTPUTS,
@@ -180,6 +186,20 @@ def _four_bits(code, DTYPE: tl.constexpr):
     return code.to(DTYPE) - 8.0
 
 
+@triton.jit
+def _e2m1(code, DTYPE: tl.constexpr):
+    """Return twice the numbers of e2m1 codes: 0, 1, 2, 3, 4, 6, 8, 12, and the same with the sign bit."""
+    low = (code & 7).to(tl.int32)
+    twice = tl.where(low < 4, low, (2 | (low & 1)) << tl.maximum((low >> 1) - 1, 0))
+    return tl.where(code > 7, -twice, twice).to(DTYPE)
+
+
+@triton.jit
+def _half_scale(exponent):
+    """Return half of the power of two with a biased exponent; 0 for that of 0."""
+    return (exponent.to(tl.int32) << 23).to(tl.float32, bitcast=True) * 0.5
+
+
 @triton.jit(do_not_specialize=["T", "groups_per_part"])
 def _quantised_matmul(
     x_TC,
@@ -195,7 +215,7 @@ def _quantised_matmul(
     T,
     stride_x,
     groups_per_part,
-    KIND: tl.constexpr,  # "int4"; "row": 8 bits, a scale a row; "block": 8 bits, a scale by 128 outputs and inputs
+    KIND: tl.constexpr,  # "int4"; "mxfp4"; "row": 8 bits, a scale a row; "block": 8 bits, a scale by 128 outputs and inputs
     E: tl.constexpr,  # 0: no experts
     BLOCK_E: tl.constexpr,
     N: tl.constexpr,
@@ -220,10 +240,11 @@ def _quantised_matmul(
         end = tl.sum(tl.where(mine, end_E, 0))
         first = tl.sum(tl.where(mine, start_E, 0)) + (tile - tl.sum(tl.where(mine, last_E - tiles_E, 0))) * BLOCK_M
         number = expert.to(tl.int64)
-        if KIND == "int4":
+        if KIND == "int4" or KIND == "mxfp4":
             codes += number * N * (C // 2)
             scale += number * G * N
-            base += number * G * N
+            if KIND == "int4":
+                base += number * G * N
         else:
             codes += number * N * C
             scale += number * (N if KIND == "row" else (N + 127) // 128 * G)
@@ -237,7 +258,7 @@ def _quantised_matmul(
     dtype: tl.constexpr = x_TC.dtype.element_ty
     acc_MN = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32 if dtype == tl.int8 and KIND == "row" else tl.float32)
     begin = tl.program_id(2) * groups_per_part
-    if KIND == "int4":
+    if KIND == "int4" or KIND == "mxfp4":
         HALF: tl.constexpr = BLOCK_C // 2
         j = tl.arange(0, HALF)
         for g in range(begin, tl.minimum(begin + groups_per_part, G)):
@@ -247,12 +268,19 @@ def _quantised_matmul(
             x = x_TC + row_M[:, None] * stride_x + g * BLOCK_C + j[None, :]
             low_MC = tl.load(x, mask=valid_M[:, None], other=0.0)
             high_MC = tl.load(x + HALF, mask=valid_M[:, None], other=0.0)
-            sum_MN = tl.dot(low_MC, tl.trans(_four_bits(pair_NC & 15, dtype)), input_precision="ieee")
-            sum_MN = tl.dot(high_MC, tl.trans(_four_bits(pair_NC >> 4, dtype)), sum_MN, input_precision="ieee")
-            total_M = tl.sum(low_MC.to(tl.float32), 1) + tl.sum(high_MC.to(tl.float32), 1)
-            scale_N = tl.load(scale + g * N + n, mask=valid_N, other=0.0).to(tl.float32)
-            base_N = tl.load(base + g * N + n, mask=valid_N, other=0.0).to(tl.float32)
-            acc_MN += sum_MN * scale_N[None, :] + total_M[:, None] * base_N[None, :]
+            if KIND == "mxfp4":
+                low_NC, high_NC = _e2m1(pair_NC & 15, dtype), _e2m1(pair_NC >> 4, dtype)
+            else:
+                low_NC, high_NC = _four_bits(pair_NC & 15, dtype), _four_bits(pair_NC >> 4, dtype)
+            sum_MN = tl.dot(low_MC, tl.trans(low_NC), input_precision="ieee")
+            sum_MN = tl.dot(high_MC, tl.trans(high_NC), sum_MN, input_precision="ieee")
+            if KIND == "mxfp4":
+                acc_MN += sum_MN * _half_scale(tl.load(scale + g * N + n, mask=valid_N, other=0))[None, :]
+            else:
+                total_M = tl.sum(low_MC.to(tl.float32), 1) + tl.sum(high_MC.to(tl.float32), 1)
+                scale_N = tl.load(scale + g * N + n, mask=valid_N, other=0.0).to(tl.float32)
+                base_N = tl.load(base + g * N + n, mask=valid_N, other=0.0).to(tl.float32)
+                acc_MN += sum_MN * scale_N[None, :] + total_M[:, None] * base_N[None, :]
     else:
         j = tl.arange(0, BLOCK_C)
         for g in range(begin, tl.minimum(begin + groups_per_part, G)):
@@ -351,16 +379,21 @@ def _dequantise(
     G: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
     dtype: tl.constexpr = out_NC.dtype.element_ty
     out = out_NC + n.to(tl.int64)[:, None] * C
-    if KIND == "int4":
+    if KIND == "int4" or KIND == "mxfp4":
         HALF: tl.constexpr = BLOCK_C // 2
         j = tl.arange(0, HALF)
         pair_NC = tl.load(
             codes + n.to(tl.int64)[:, None] * (C // 2) + g * HALF + j[None, :], mask=valid_N[:, None], other=0
         )
-        scale_N1 = tl.load(scale + g * N + n, mask=valid_N, other=0.0).to(tl.float32)[:, None]
-        base_N1 = tl.load(base + g * N + n, mask=valid_N, other=0.0).to(tl.float32)[:, None]
-        low_NC = _four_bits(pair_NC & 15, dtype).to(tl.float32) * scale_N1 + base_N1
-        high_NC = _four_bits(pair_NC >> 4, dtype).to(tl.float32) * scale_N1 + base_N1
+        if KIND == "mxfp4":
+            scale_N1 = _half_scale(tl.load(scale + g * N + n, mask=valid_N, other=0))[:, None]
+            low_NC = _e2m1(pair_NC & 15, tl.float32) * scale_N1
+            high_NC = _e2m1(pair_NC >> 4, tl.float32) * scale_N1
+        else:
+            scale_N1 = tl.load(scale + g * N + n, mask=valid_N, other=0.0).to(tl.float32)[:, None]
+            base_N1 = tl.load(base + g * N + n, mask=valid_N, other=0.0).to(tl.float32)[:, None]
+            low_NC = _four_bits(pair_NC & 15, dtype).to(tl.float32) * scale_N1 + base_N1
+            high_NC = _four_bits(pair_NC >> 4, dtype).to(tl.float32) * scale_N1 + base_N1
         tl.store(out + g * BLOCK_C + j[None, :], low_NC.to(dtype), mask=valid_N[:, None])
         tl.store(out + g * BLOCK_C + HALF + j[None, :], high_NC.to(dtype), mask=valid_N[:, None])
     else:

@@ -50,7 +50,7 @@ class KernelShapes:
     num_chosen: int = 0  # experts of a token
     expert_size: int = 0
     normalised: bool = True  # the weights of a token's experts are divided by their sum
-    weights: Literal["dense", "int4", "int8", "fp8", "int8-inputs", "fp8-inputs", "fp8-blocks"] = "dense"
+    weights: Literal["dense", "int4", "mxfp4", "int8", "fp8", "int8-inputs", "fp8-inputs", "fp8-blocks"] = "dense"
     group: int = 0  # inputs of a scale, of int4
     linears: tuple[tuple[int, int, bool], ...] = ()  # quantised layers: outputs, inputs, whether there is a bias
 
@@ -201,11 +201,14 @@ def _quantised(
     shapes: KernelShapes, outputs: int, inputs: int, bias: bool = False, experts: str | None = None
 ) -> Iterator[None]:
     """Multiply by a quantised layer, or one of all experts: few rows of each number of tiles, and its widening."""
-    kind, group = shapes.weights, {"int4": shapes.group, "fp8-blocks": 128}.get(shapes.weights, 0)
+    kind, group = shapes.weights, {"int4": shapes.group, "mxfp4": 32, "fp8-blocks": 128}.get(shapes.weights, 0)
     bias_N = torch.empty(outputs, dtype=shapes.dtype) if bias else None
     if kind == "int4":
         scale, base = torch.empty(2, inputs // group, outputs, dtype=shapes.dtype)
         weight = Codes(torch.empty(outputs, inputs // 2, dtype=torch.uint8), scale, base, group)
+    elif kind == "mxfp4":
+        scale = torch.empty(inputs // group, outputs, dtype=torch.uint8)
+        weight = Codes(torch.empty(outputs, inputs // 2, dtype=torch.uint8), scale, group=group)
     else:
         stored = torch.int8 if kind.startswith("int8") else torch.float8_e4m3fn
         scales = (-(-outputs // 128), inputs // 128) if group else (outputs,)

@@ -68,7 +68,7 @@ def _quantised_layers(model: Decoder) -> dict[tuple[Any, int], set[tuple[int, in
             outputs, inputs = codes.codes.shape[-2:]
             rounds_inputs = getattr(getattr(layer, "scheme", None), "activations", False)
             if codes.codes.dtype == torch.uint8:
-                kind, inputs = "int4", 2 * inputs
+                kind, inputs = codes.kind, 2 * inputs
             elif codes.group:
                 kind = "fp8-blocks"
             else:

@@ -75,10 +75,15 @@ class SeparateExperts:
 
     linears: tuple[Linear, ...]
     stacked: Any = None  # `Codes` of all experts
+    orders_NC: torch.Tensor | None = None  # input of each column of the codes, where groups have inputs of any place
 
     def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
         if self.stacked is not None:
             first: Any = self.linears[0]
+            if self.orders_NC is not None:
+                pairs_P = torch.arange(len(x) if rows_P is None else len(rows_P), device=x.device)
+                orders_PC = self.orders_NC[torch.searchsorted(ends_N, pairs_P, right=True)]
+                x, rows_P = x[(pairs_P if rows_P is None else rows_P)[:, None], orders_PC], None
             y: torch.Tensor = first.product(x, self.stacked, (ends_N, rows_P), fixed=ops.deterministic)
             return y
         x_PC = x if rows_P is None else x[rows_P]
@@ -103,6 +108,10 @@ class SeparateExperts:
             scale=torch.stack([layer.codes.scale for layer in layers]),
             base=None if first.base is None else torch.stack([layer.codes.base for layer in layers]),
         )
+        orders = [getattr(layer, "order_C", None) for layer in layers]
+        if any(order_C is not None for order_C in orders):
+            in_place_C = torch.arange(first.num_inputs, device=first.codes.device)
+            self.orders_NC = torch.stack([in_place_C if order_C is None else order_C for order_C in orders])
         for layer in layers:
             layer.release()
 

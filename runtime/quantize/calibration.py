@@ -33,7 +33,7 @@ from ..scheduler.plan import Row
 from . import CalibratedMethod
 from .awq import input_scales
 from .gptq import gptq
-from .int4_matrix import Int4Matrix, packed_tensors, round_to_nearest
+from .int4_matrix import Int4Matrix, gptq_tensors, packed_tensors, round_to_nearest
 from .recorded_inputs import (
     ScaleTransfer,
     record_inputs,
@@ -57,9 +57,9 @@ class RoundedLayer:
 
 @torch.inference_mode()
 def round_layers(
-    model: Decoder, texts: Sequence[Sequence[int]], method: CalibratedMethod, group_size: int
+    model: Decoder, texts: Sequence[Sequence[int]], method: CalibratedMethod, group_size: int, act_order: bool = False
 ) -> Iterator[RoundedLayer]:
-    """Round every layer, in order. `model` is dense; its norms, biases and routers are changed.
+    """Round every layer, in order. `model` is dense; its norms, biases and routers are changed. `act_order` is gptq's.
 
     Matrices with fewer than MIN_TOKENS tokens, such as experts that few tokens choose, are rounded to nearest.
     """
@@ -77,7 +77,10 @@ def round_layers(
         for modules, inputs in recorded_products(index, layer, model.config):
             weight, undersampled = inputs.linear.weight, inputs.count < MIN_TOKENS
             suits = method == "gptq" and not undersampled
-            groups = gptq(weight, inputs.hessian_CC, group_size) if suits else round_to_nearest(weight, group_size)
+            if suits:
+                groups = gptq(weight, inputs.hessian_CC, group_size, act_order=act_order)
+            else:
+                groups = round_to_nearest(weight, group_size)
             weight.copy_(groups.dense())
             start = 0
             for module, size in modules:
@@ -156,8 +159,12 @@ def calibrate(
     text: str,
     group_size: int,
     on_progress: Progress | None = None,
+    *,
+    act_order: bool = False,
 ) -> CalibratedTensors:
     """Load the dense model, on a CUDA device when there is one, and round it on `text`.
+
+    The tensors are those of GPTQ's format with `act_order`, else of compressed-tensors.
 
     Raises RequestError naming `calibration` when the text has fewer tokens than a window, CheckpointError when AWQ does
     not know the model's block.
@@ -180,11 +187,11 @@ def calibrate(
     device = choose_device("auto")
     dtype = choose_dtype("auto", device, num_parameters(config))
     model = load_model(path, device=device, dtype=dtype)
-    calibrated = CalibratedTensors({}, [])
-    for done, layer in enumerate(round_layers(model, texts, method, group_size), start=1):
+    calibrated, as_stored = CalibratedTensors({}, []), gptq_tensors if act_order else packed_tensors
+    for done, layer in enumerate(round_layers(model, texts, method, group_size, act_order), start=1):
         for module, groups in layer.groups.items():
             calibrated.written[f"{module}.weight"] = {
-                name: part.cpu() for name, part in packed_tensors(module, groups).items()
+                name: part.cpu() for name, part in as_stored(module, groups).items()
             }
         calibrated.written.update({name: {name: tensor.cpu()} for name, tensor in layer.dense.items()})
         calibrated.undersampled.extend(layer.undersampled)

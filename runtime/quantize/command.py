@@ -33,6 +33,12 @@ def quantize(
         Path | None,
         typer.Option(help="A text like those that will be served: awq and gptq need it.", exists=True, dir_okay=False),
     ] = None,
+    act_order: Annotated[
+        bool,
+        typer.Option(
+            "--act-order", help="gptq: round the columns of the largest inputs first; groups have inputs of any place."
+        ),
+    ] = False,
     window: Annotated[int, typer.Option(help="Tokens of the text that are read together.", min=2)] = 512,
 ) -> None:
     """Write a checkpoint's linear layers in few bits, in the compressed-tensors format."""
@@ -45,9 +51,11 @@ def quantize(
     calibrates = method in ("awq", "gptq")
     if calibrates and calibration is None:
         raise RequestError(f"{method} is calibrated on a text: give one with --calibration", param="calibration")
+    if act_order and method != "gptq":
+        raise RequestError(f"act-order is an order of gptq's columns, not of {method}", param="act_order")
     text = calibration.read_text(encoding="utf-8") if calibrates and calibration is not None else None
     with _bar("quantising") as on_progress:
-        undersampled = write_quantised(source, out, method, on_progress, text)
+        undersampled = write_quantised(source, out, method, on_progress, text, act_order=act_order)
     table = Table(title=str(out), title_justify="left")
     for title in ("", "before", "after"):
         table.add_column(title, justify="left" if not title else "right")

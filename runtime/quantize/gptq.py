@@ -14,12 +14,18 @@ DAMPING = 0.01  # added to the Hessian's diagonal, as a part of its mean
 _BLOCK = 128  # columns whose errors update the later ones in one product
 
 
-def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int) -> Int4Matrix:
+def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int, *, act_order: bool = False) -> Int4Matrix:
     """Round to 4 bits. `hessian_CC` is the sum of the inputs' outer products, at any scale.
 
     Columns keep their order, so groups are neighbours. A group's scale and zero point are chosen at its first column,
-    from the weights that are left by then.
+    from the weights that are left by then. `act_order` rounds the columns of the largest inputs first, so that fewer
+    errors of others are added to them; groups are neighbours in that order.
     """
+    if act_order:
+        order_C = torch.argsort(hessian_CC.diagonal(), descending=True, stable=True)
+        ordered = gptq(weight_NC[:, order_C], hessian_CC[order_C][:, order_C], group_size)
+        places_C = torch.argsort(order_C)
+        return ordered._replace(codes_NC=ordered.codes_NC[:, places_C], groups_C=places_C // group_size)
     weight = weight_NC.float().clone()
     inverse = _inverse_factor(hessian_CC.double()).float()
     assert _BLOCK % group_size == 0, "a group must lie in one block"
@@ -32,9 +38,9 @@ def gptq(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size: int) -> 
         errors_NB = torch.zeros((N, end - start), device=weight.device)
         for column in range(start, end):
             if column % group_size == 0:
-                _, scale_N1, zero_N1 = round_to_nearest(weight[:, column : column + group_size], group_size)
-                scales.append(scale_N1)
-                zeros.append(zero_N1)
+                rounded = round_to_nearest(weight[:, column : column + group_size], group_size)
+                scales.append(rounded.scales_NG)
+                zeros.append(rounded.zeros_NG)
             scale_N, zero_N = scales[-1][:, 0], zeros[-1][:, 0].float()
             code_N = (weight[:, column] / scale_N + zero_N).round_().clamp_(0, 15)
             codes[:, column] = code_N.to(torch.uint8)

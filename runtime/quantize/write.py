@@ -1,4 +1,4 @@
-"""Writing a dense checkpoint as a quantised one in the compressed-tensors format, file by file.
+"""Writing a dense checkpoint as a quantised one, file by file: compressed-tensors, or GPTQ's format with act-order.
 
 The linear layers of attention and MLP, experts included, are rounded. Embeddings, routers, head, norms and biases stay
 as they are. One file's tensors are held at a time.
@@ -30,13 +30,20 @@ LINEAR_WEIGHT = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj(?:_wit
 
 
 def write_quantised(
-    source: Path, out: Path, method: Method, on_progress: Progress | None = None, text: str | None = None
+    source: Path,
+    out: Path,
+    method: Method,
+    on_progress: Progress | None = None,
+    text: str | None = None,
+    *,
+    act_order: bool = False,
 ) -> list[str]:
     """Quantise the checkpoint in directory `source` into the new directory `out`.
 
     `method` is "int8" (a scale per row), "fp8" (e4m3 with a scale per row; inputs by token) or one of 4 bits, in groups
     of at most 128 inputs with scale and zero point: "int4-rtn" (round to nearest), "awq" or "gptq", which are
-    calibrated on `text`.
+    calibrated on `text`. `act_order`, of "gptq", is written in
+    GPTQ's own format.
 
     Returns the modules that `text` gave too few tokens, such as experts that few tokens choose; they are rounded to
     nearest. Raises CheckpointError when `source` cannot be read, is quantised already or has sizes that no group
@@ -59,7 +66,7 @@ def write_quantised(
     if method == "awq" or method == "gptq":
         assert group_size is not None
         assert text is not None
-        calibrated = calibrate(source, config, method, text, group_size, on_progress)
+        calibrated = calibrate(source, config, method, text, group_size, on_progress, act_order=act_order)
     out.mkdir(parents=True)
     index = _IndexFile()
     total, done = sum(file.stat().st_size for file in files), 0
@@ -83,6 +90,16 @@ def write_quantised(
         (out / INDEX_FILE).write_text(json.dumps(index.as_json(), indent=2) + "\n", encoding="utf-8")
     raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
     raw["quantization_config"] = _quantisation_config(method, group_size, config.experts is not None)
+    if act_order:
+        raw["quantization_config"] = {
+            "quant_method": "gptq",
+            "checkpoint_format": "gptq",
+            "bits": 4,
+            "group_size": group_size,
+            "desc_act": True,
+            "sym": False,
+            "lm_head": False,
+        }
     (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
     for file in source.iterdir():
         if file.is_file() and file.suffix in (".json", ".model", ".jinja", ".txt") and not (out / file.name).exists():

@@ -81,6 +81,39 @@ def pack_gptq(module: str, weight: torch.Tensor) -> Tensors:
     }
 
 
+def scattered(weight: torch.Tensor) -> NDArray[np.int64]:
+    """Make the group of each input, as act-order has them: any inputs, as many of each group."""
+    return np.random.default_rng(weight.shape[1]).permutation(np.arange(weight.shape[1]) // GROUP)
+
+
+def act_order_numbers(weight: torch.Tensor) -> tuple[NDArray[np.int64], Floats, NDArray[np.int64]]:
+    """Make codes, scales and zero points of scattered groups, by columns in their own order."""
+    groups = scattered(weight)
+    order = np.argsort(groups, kind="stable")
+    ordered, scale, zero = naive_groups(weight[:, torch.from_numpy(order)])
+    codes = np.empty_like(ordered)
+    codes[:, order] = ordered
+    return codes, scale, zero
+
+
+def act_order_dequantised(weight: torch.Tensor) -> torch.Tensor:
+    codes, scale, zero = act_order_numbers(weight)
+    out = np.empty(codes.shape, np.float32)
+    for column, group in enumerate(scattered(weight)):  # as gptqmodel's torch kernel: scales[g_idx], zeros[g_idx]
+        out[:, column] = (codes[:, column] - zero[:, group]) * scale[:, group]
+    return torch.tensor(out)
+
+
+def pack_gptq_act_order(module: str, weight: torch.Tensor) -> Tensors:
+    codes, scale, zero = act_order_numbers(weight)
+    return {
+        f"{module}.qweight": words(codes, IN_ORDER).T,
+        f"{module}.qzeros": words(zero.T - 1, IN_ORDER),
+        f"{module}.scales": torch.tensor(scale.T, dtype=torch.float16),
+        f"{module}.g_idx": torch.tensor(scattered(weight), dtype=torch.int32),
+    }
+
+
 def pack_compressed(module: str, weight: torch.Tensor) -> Tensors:
     codes, scale, zero = naive_groups(weight)
     return {

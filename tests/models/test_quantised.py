@@ -33,11 +33,13 @@ from .packing import (
     INT4,
     STORED,
     Tensors,
+    act_order_dequantised,
     changed,
     compressed,
     dequantised,
     naive_groups,
     pack_gptq,
+    pack_gptq_act_order,
 )
 
 SIZES = {
@@ -301,7 +303,33 @@ def test_a_fused_layer_quantised_in_part_is_refused_by_name(dense: Path, tmp_pat
         logits(path)
 
 
-def test_act_order_is_refused_by_the_tensor_that_has_it(dense: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dense", ["qwen2, biases", "mixtral"], indirect=True)
+def test_act_order_gives_the_logits_of_its_dequantised_weights(dense: Path, tmp_path: Path) -> None:
+    config = STORED["gptq"][1] | {"desc_act": True}
+    packed = changed(dense, tmp_path / "packed", pack_gptq_act_order, quantization_config=config)
+    reference = changed(dense, tmp_path / "reference", lambda module, w: {f"{module}.weight": act_order_dequantised(w)})
+    expected = logits(reference)
+    assert ((logits(packed) - expected).norm() / expected.norm()).item() < 0.03
+    with pytest.raises(CheckpointError, match="act-order groups inputs of all ranks"):
+        logits(packed, group=TWO_SLICES)
+
+
+@pytest.mark.parametrize("dense", ["llama"], indirect=True)
+def test_fused_modules_in_two_orders_are_refused(dense: Path, tmp_path: Path) -> None:
+    def pack(module: str, w: torch.Tensor) -> Tensors:
+        tensors = pack_gptq_act_order(module, w)
+        if module.endswith("k_proj"):
+            tensors[f"{module}.g_idx"] = tensors[f"{module}.g_idx"].flip(0)
+        return tensors
+
+    config = STORED["gptq"][1] | {"desc_act": True}
+    path = changed(dense, tmp_path / "packed", pack, quantization_config=config)
+    with pytest.raises(CheckpointError, match=r"self_attn\.._proj\.g_idx orders inputs otherwise than the modules"):
+        logits(path)
+
+
+@pytest.mark.parametrize("dense", ["llama"], indirect=True)
+def test_act_order_without_its_setting_is_refused_by_the_tensor_that_has_it(dense: Path, tmp_path: Path) -> None:
     def pack(module: str, w: torch.Tensor) -> Tensors:
         return pack_gptq(module, w) | {f"{module}.g_idx": torch.arange(w.shape[1], dtype=torch.int32).flip(0) // GROUP}
 
@@ -326,7 +354,7 @@ def test_quantised_checkpoints_are_not_quantised_again(dense: Path, tmp_path: Pa
         ({"config_groups": {}}, r"config_groups\.\{\}: other than one group is not supported"),
         ({"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme\.type: .*'int' is not supported"),
         (compressed("pack-quantized", num_bits=3), r"weights\.num_bits: 3 bits of int are not supported"),
-        (compressed("pack-quantized", **INT4, actorder="group"), r"actorder: 'group' is not supported"),
+        (compressed("pack-quantized", **INT4, actorder="random"), r"actorder: 'random' is not supported"),
         (compressed("pack-quantized", **INT4 | {"group_size": 48}), r"group_size: supported: .*; 48 is not"),
         (compressed("int-quantized", symmetric=False), r"symmetric: 8 bits with zero points are not supported"),
         (compressed("pack-quantized", inputs=True, **INT4), r"input_activations: with 4-bit weights .* not supported"),

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from ramiform.cli import app
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.mlp import DenseMlp
 from ramiform.runtime.models.quantised import int4_packing
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.quantize.awq import input_scales
@@ -81,6 +82,20 @@ def test_gptq_leaves_less_error_than_rounding_to_nearest(seed: int) -> None:
     hessian = x.T @ x
     plain = squared_error(round_to_nearest(weight, GROUP).dense() - weight, hessian)
     assert squared_error(gptq(weight, hessian, GROUP).dense() - weight, hessian) < 0.8 * plain
+
+
+def test_act_order_leaves_less_error_where_some_inputs_are_large() -> None:
+    plain, ordered = 0.0, 0.0
+    for seed in range(4):
+        weight, x = correlated(48, 256, seed)
+        hessian = x.T @ x
+        plain += squared_error(gptq(weight, hessian, GROUP).dense() - weight, hessian)
+        rounded = gptq(weight, hessian, GROUP, act_order=True)
+        ordered += squared_error(rounded.dense() - weight, hessian)
+        assert rounded.groups_C is not None
+        assert rounded.groups_C[hessian.diagonal().argmax()] == 0
+        assert rounded.groups_C.bincount().tolist() == [GROUP] * 8
+    assert ordered < 0.9 * plain
 
 
 def test_gptq_takes_inputs_that_are_always_zero_or_always_the_same() -> None:
@@ -165,6 +180,15 @@ def unpacked(path: Path, out: Path) -> Path:
         assert tensors.pop(f"{module}.weight_shape").tolist() == list(codes.shape)
         groups = codes.view(len(codes), -1, GROUP)
         tensors[f"{module}.weight"] = ((groups - zero[..., None]) * scale[..., None]).flatten(1)
+    for name in [name for name in tensors if name.endswith(".qweight")]:  # GPTQ's, number by number
+        module, words = name.removesuffix(".qweight"), tensors.pop(name)
+        zeros, scale = tensors.pop(f"{module}.qzeros"), tensors.pop(f"{module}.scales").float()
+        weight = torch.empty(words.shape[1], 8 * len(words))
+        for column, group in enumerate(tensors.pop(f"{module}.g_idx").tolist()):
+            code = (words[column // 8] >> 4 * (column % 8)) & 15
+            zero = torch.stack([((zeros[group] >> 4 * place) & 15) + 1 & 15 for place in range(8)], dim=1).flatten()
+            weight[:, column] = (code - zero) * scale[group]
+        tensors[f"{module}.weight"] = weight
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     raw = json.loads((path / "config.json").read_text())
     del raw["quantization_config"]
@@ -198,6 +222,28 @@ def test_a_calibrated_checkpoint_is_nearer_to_the_dense_model_than_a_rounded_one
         return float((states - exact).norm() / exact.norm())
 
     assert error(method) < 0.93 * error("plain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dense", ["llama, biases"], indirect=True)
+def test_act_order_is_written_as_gptq_stores_it_and_is_no_worse(dense: Path, tmp_path: Path) -> None:
+    ids = AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode(TEXT, add_special_tokens=False)[:256]
+    write_quantised(dense, tmp_path / "plain", "gptq", text=TEXT)
+    write_quantised(dense, tmp_path / "ordered", "gptq", text=TEXT, act_order=True)
+    exact = last_states(dense, ids)
+    plain, ordered = (
+        last_states(unpacked(tmp_path / name, tmp_path / f"{name} dense"), ids) for name in ("plain", "ordered")
+    )
+    assert (ordered - exact).norm() < 1.02 * (plain - exact).norm()
+    module = "model.layers.1.mlp.down_proj"
+    packed = load_file(tmp_path / "ordered" / "model.safetensors")
+    ours = load_file(tmp_path / "ordered dense" / "model.safetensors")[f"{module}.weight"]
+    groups_C = packed[f"{module}.g_idx"]
+    assert (groups_C[1:] < groups_C[:-1]).any()
+    layer = load_model(tmp_path / "ordered", device=torch.device("cpu"), dtype=torch.float32).parameters.layers[1]
+    assert isinstance(layer.mlp, DenseMlp)
+    product = layer.mlp.down(torch.eye(len(groups_C))) - layer.mlp.down(torch.zeros(1, len(groups_C)))
+    torch.testing.assert_close(product.T, ours, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.slow

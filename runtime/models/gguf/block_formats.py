@@ -26,7 +26,8 @@ from .tensor_names import tensor_name
 Bytes = NDArray[np.uint8]
 FOUR_BIT_TYPES = tuple(Type[name] for name in sorted(FOUR_BIT_BLOCKS))
 _PLAIN = (Type.F32, Type.F16, Type.BF16)
-READABLE_TYPES = (*_PLAIN, *FOUR_BIT_TYPES, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.Q2_K, Type.Q3_K, Type.Q5_K, Type.Q6_K)
+_OTHERS = (Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4, Type.Q2_K, Type.Q3_K, Type.Q5_K, Type.Q6_K)
+READABLE_TYPES = (*_PLAIN, *FOUR_BIT_TYPES, *_OTHERS)
 
 
 class FourBitBlocks(NamedTuple):

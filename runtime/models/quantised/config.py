@@ -1,8 +1,8 @@
 """The Quantisation that config.json's `quantization_config` describes.
 
-Formats: compressed-tensors (`float-quantized`, `int-quantized`, `naive-quantized` and `pack-quantized`), AWQ's `gemm`,
-GPTQ's first version, and transformers' `fp8` by blocks of 128 x 128. Settings that are not computed here are refused by
-name and value.
+Formats: compressed-tensors (`float-quantized`, `int-quantized`, `naive-quantized`, `pack-quantized` and
+`mxfp4-pack-quantized`), AWQ's `gemm`, GPTQ's first version, and transformers' `fp8` by blocks of 128 x 128. Settings
+that are not computed here are refused by name and value.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from ..config_fields import ConfigFields
 from .blockwise import BLOCK
+from .mxfp4 import GROUP as MXFP4_GROUP
 from .rounding import GROUP_SIZES
 from .scheme import Quantisation, Scheme
 
@@ -44,10 +45,13 @@ def _awq(fields: ConfigFields) -> Quantisation:
 
 def _gptq(fields: ConfigFields) -> Quantisation:
     fields.one_of("checkpoint_format", ("gptq",), default="gptq")
-    if fields.boolean("desc_act", default=False):
-        raise fields.unsupported("desc_act", "act-order, which groups inputs that are not neighbours, is")
     return Quantisation(
-        Scheme(kind="int4", source="gptq", group_size=_four_bits(fields, "bits", "group_size")),
+        Scheme(
+            kind="int4",
+            source="gptq",
+            group_size=_four_bits(fields, "bits", "group_size"),
+            act_order=fields.boolean("desc_act", default=False),
+        ),
     )
 
 
@@ -87,6 +91,7 @@ def _compressed_tensors(fields: ConfigFields) -> Quantisation:
         ("float", 8): ("float-quantized", "naive-quantized"),
         ("int", 8): ("int-quantized", "naive-quantized"),
         ("int", 4): ("pack-quantized",),
+        ("float", 4): ("mxfp4-pack-quantized",),
     }
     if (kind, bits) not in formats:
         raise weights.unsupported("num_bits", f"{bits} bits of {kind} are")
@@ -97,14 +102,23 @@ def _compressed_tensors(fields: ConfigFields) -> Quantisation:
     if bits == 4:
         if activations:
             raise group.unsupported("input_activations", "with 4-bit weights they are")
-        if weights.raw.get("actorder"):
-            raise weights.unsupported("actorder", f"{weights.raw['actorder']!r} is")
+        if kind == "float":
+            weights.one_of("strategy", ("group",), default="group")
+            _equal(weights, "group_size", MXFP4_GROUP)
+            if not symmetric:
+                raise weights.unsupported("symmetric", "MXFP4 with zero points is")
+            return Quantisation(Scheme(kind="mxfp4", source="compressed-tensors", group_size=MXFP4_GROUP), ignored)
+        # "weight" and "static" rounded columns in another order, and grouped neighbours all the same.
+        act_order = weights.raw.get("actorder") or None
+        if act_order not in (None, True, "group", "dynamic", "weight", "static"):
+            raise weights.unsupported("actorder", f"{act_order!r} is")
         weights.one_of("strategy", ("group",), default="group")
         scheme = Scheme(
             kind="int4",
             source="compressed-tensors",
             group_size=_four_bits(weights, "num_bits", "group_size"),
             zero_points=not symmetric,
+            act_order=act_order in (True, "group", "dynamic"),
         )
         return Quantisation(scheme, ignored)
     if not symmetric:

@@ -12,6 +12,8 @@ from .block_linear import BlockLinear
 from .blockwise import BLOCK, BlockwiseLinear
 from .eight_bit import EightBitLinear
 from .int4 import Int4Linear
+from .mxfp4 import GROUP as MXFP4_GROUP
+from .mxfp4 import Mxfp4Linear
 from .rounding import GROUP_SIZES
 from .scheme import FOUR_BIT_BLOCKS, GGUF_GROUP, Quantisation
 
@@ -54,6 +56,10 @@ def make_linear(
                 f"{', '.join(modules)}: FP8 by block needs sizes divisible by {BLOCK}, not {parts} x {inputs}"
             )
         return BlockwiseLinear(outputs, inputs, bias, device=device, dtype=dtype)
+    if scheme.kind == "mxfp4":
+        if inputs % MXFP4_GROUP:
+            raise ValueError(f"{modules[0]}: MXFP4 needs inputs divisible by {MXFP4_GROUP}, not {inputs}")
+        return Mxfp4Linear(outputs, inputs, bias, device=device, dtype=dtype)
     if scheme.kind != "int4":
         if scheme.activations and torch.device(device).type == "cuda" and (outputs % 16 or inputs % 16):
             raise ValueError(f"{modules[0]}: {scheme.kind} needs sizes divisible by 16, not {outputs} x {inputs}")

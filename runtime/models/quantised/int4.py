@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _INT32 = (torch.int32,)
 _TRANSPOSED = {"outputs": 1, "inputs": 0}  # the stored axes are inputs, outputs
-_ACT_ORDER = "groups inputs that are not neighbours (act-order), which is not supported"
+_ACT_ORDER = "groups inputs that are not neighbours (act-order), which the config does not say"
 
 
 class Int4Linear:
@@ -31,6 +31,9 @@ class Int4Linear:
     Codes are stored at once in place, two to a byte, low nibble first. On a CPU `finish` packs them for the compiled
     loops, which multiply them by rows rounded to int8 by group. On a GPU it packs them for a kernel that multiplies few
     rows by the codes; for MANY_ROWS, which are bound by compute, the weight is widened first.
+
+    With `scheme.act_order` a group has inputs of any place. `finish` puts the columns of a group side by side, and the
+    products take their inputs in that order.
     """
 
     def __init__(
@@ -52,15 +55,24 @@ class Int4Linear:
         self.groups_GN2 = torch.empty((inputs // group_size, outputs, 2), device=device, dtype=groups_dtype)
         self.zeros_NG = torch.full((outputs, inputs // group_size), 8, device=device, dtype=torch.uint8)
         self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
-        self.matrix: PackedMatrix | None = None  # the whole layer, packed for compiled loops
+        self._orders: list[torch.Tensor] = []  # of the modules that are fused here, which must be the same
+        self.order_C: torch.Tensor | None = None  # int64: the input of each column, by group; None: as they come
+        self._packed: PackedMatrix | None = None
         self._products = kernels.quantised_products(self.codes_NC2.device)
         self.codes: Any = None  # the whole layer, packed for `_products`
 
+    @property
+    def matrix(self) -> PackedMatrix | None:
+        """The whole layer, packed for compiled loops that give it all inputs in place; None of others."""
+        return self._packed if self.order_C is None else None
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.matrix is not None:
+        if self.order_C is not None:
+            x = x[:, self.order_C]
+        if self._packed is not None:
             from ....kernels.cpu.matmul import packed_matmul
 
-            return packed_matmul(x, self.matrix)
+            return packed_matmul(x, self._packed)
         if self.codes is not None:
             if len(x) < MANY_ROWS:
                 return self.product(x, self.codes)
@@ -74,6 +86,9 @@ class Int4Linear:
         return y
 
     def finish(self) -> None:
+        if self.order_C is not None:
+            codes_NC = _two_to_one(self.codes_NC2)[:, self.order_C]
+            self.codes_NC2.copy_(codes_NC[:, ::2] | codes_NC[:, 1::2] << 4)
         if self.scheme.source != "gguf":  # GGUF stores the weight of code 8 itself; its zero points are no integers
             self.groups_GN2[..., 1] = (8 - self.zeros_NG.t().float()) * self.groups_GN2[..., 0].float()
         if self._products is not None:
@@ -84,13 +99,13 @@ class Int4Linear:
             from ....kernels.cpu.packed_matrix import PackedMatrix  # here, because it imports numba
 
             scale_NG, base_NG = self.groups_GN2.permute(2, 1, 0)
-            self.matrix = PackedMatrix.of_int4(self.codes_NC2, scale_NG, base_NG, self.bias_N)
+            self._packed = PackedMatrix.of_int4(self.codes_NC2, scale_NG, base_NG, self.bias_N)
         else:
             return
         self.codes_NC2, self.groups_GN2, self.zeros_NG = (torch.empty(0) for _ in range(3))
 
     def _dequantised(self) -> torch.Tensor:
-        """Return the dense weight [N, C] of codes in their stored order."""
+        """Return the dense weight [N, C], its columns in the order of groups."""
         codes = _two_to_one(self.codes_NC2).to(self.groups_GN2.dtype) - 8
         scale_NG, base_NG = self.groups_GN2.permute(2, 1, 0)
         groups = codes.view(len(codes), -1, self.group_size)
@@ -102,8 +117,8 @@ class Int4Linear:
 
     @property
     def nbytes(self) -> int:
-        if self.matrix is not None:
-            return self.matrix.nbytes
+        if self._packed is not None:
+            return self._packed.nbytes
         if self.codes is not None:
             return total_bytes(self.codes.codes, self.codes.scale, self.codes.base, self.bias_N)
         return total_bytes(self.codes_NC2, self.groups_GN2, self.bias_N)
@@ -112,7 +127,6 @@ class Int4Linear:
         rows = slice(start, start + size)
         C, G = 2 * self.codes_NC2.shape[1], len(self.groups_GN2)
         zeros_NG, scale_NG = self.zeros_NG[rows], self.groups_GN2[:, rows, 0].t()
-        neighbours = [c // self.group_size for c in range(C)]
         bias = bias_destination(self.bias_N, start, size)
 
         def put_codes(codes_NC: torch.Tensor) -> None:
@@ -145,6 +159,8 @@ class Int4Linear:
                         (2,), _multiple_of([size, C]), (torch.int64, torch.int32), outputs=None, inputs=None
                     ),
                 }
+                if self.scheme.act_order:
+                    pieces["weight_g_idx"] = self._index_destination()
                 if self.scheme.zero_points:
                     pieces["weight_zero_point"] = Destination(
                         (-(-size // 8), G), lambda w: zeros_NG.copy_(int4_packing.unpack(w, 0)[:size]), _INT32
@@ -162,7 +178,7 @@ class Int4Linear:
                         _INT32,
                         **_TRANSPOSED,
                     ),
-                    "g_idx": Destination((C,), _expect_groups(neighbours), _INT32, outputs=None, inputs=0),
+                    "g_idx": self._index_destination(),
                 }
             case "awq":
                 order = int4_packing.AWQ_ORDER
@@ -180,6 +196,27 @@ class Int4Linear:
                 }
         return {**pieces, **bias}
 
+    def _index_destination(self) -> Destination:
+        """Return the destination of the group of each input."""
+        C, size, seen = 2 * self.codes_NC2.shape[1], self.group_size, self._orders
+
+        def put(stored_C: torch.Tensor) -> None:
+            neighbours = [c // size for c in range(C)]
+            if not self.scheme.act_order:
+                if (stored_C - stored_C[0]).tolist() != neighbours:  # groups of a slice count from its first one
+                    raise ValueError(_ACT_ORDER)
+                return
+            order_C = torch.argsort(stored_C, stable=True)
+            if stored_C[order_C].tolist() != neighbours:
+                raise ValueError(f"does not name {C // size} groups of {size} inputs")
+            in_place = stored_C.tolist() == neighbours
+            seen.append(order_C)
+            if not torch.equal(seen[0], order_C):
+                raise ValueError("orders inputs otherwise than the modules that it is fused with")
+            self.order_C = None if in_place else order_C.to(self.codes_NC2.device)
+
+        return Destination((C,), put, (torch.int32, torch.int64), outputs=None, inputs=0)
+
 
 def _two_to_one(codes_NC2: torch.Tensor) -> torch.Tensor:
     return torch.stack((codes_NC2 & 15, codes_NC2 >> 4), dim=2).flatten(1)
@@ -189,15 +226,5 @@ def _multiple_of(sizes: list[int]) -> Callable[[torch.Tensor], None]:
     def check(stored: torch.Tensor) -> None:
         if any(whole <= 0 or whole % size for whole, size in zip(stored.tolist(), sizes, strict=True)):
             raise ValueError(f"holds {stored.tolist()}, which are not multiples of {sizes}")
-
-    return check
-
-
-def _expect_groups(neighbours: list[int]) -> Callable[[torch.Tensor], None]:
-    """Make a check that input groups are neighbours. Groups count from the first one, which is not 0 in a slice."""
-
-    def check(stored: torch.Tensor) -> None:
-        if (stored - stored[0]).tolist() != neighbours:
-            raise ValueError(_ACT_ORDER)
 
     return check

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-WeightKind = Literal["int8", "int4", "fp8"]
+WeightKind = Literal["int8", "int4", "fp8", "mxfp4"]
 WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf", "fp8"]
 
 FOUR_BIT_BLOCKS = frozenset({"Q4_0", "Q4_1", "Q4_K"})  # of GGUF, which stay in 4 bits on any device
@@ -17,7 +17,7 @@ GGUF_GROUP = 32  # inputs of their scales
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """Weight format of a layer: `int8` and `fp8` have a scale per row or stored tensor, `int4` scale and zero point per
-    group."""
+    group, `mxfp4` a power of two per 32 inputs."""
 
     kind: WeightKind
     source: WeightSource  # format of the files; dense: rounded while loading; fp8: scales by block of 128 x 128
@@ -26,6 +26,7 @@ class Scheme:
     per_tensor: bool = False  # one stored scale for all rows
     block_format: str | None = None  # GGUF only: ggml's name of the stored blocks
     zero_points: bool = False  # stored; int4 of compressed-tensors only, AWQ and GPTQ always store them
+    act_order: bool = False  # int4 only: groups have inputs of any place, which a stored index names
 
 
 @dataclass(frozen=True)

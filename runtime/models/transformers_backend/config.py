@@ -104,8 +104,8 @@ def _check_config(config: Any) -> None:
         raise NotServed("it is an encoder and a decoder")
     if config.get_text_config() is not config:
         raise NotServed("it is multimodal, and its text part alone is not a class of its own here")
-    if getattr(config, "quantization_config", None) is not None:
-        raise NotServed("its weights are quantised, which only native families read")
+    if getattr(config, "quantization_config", None) is not None and not is_packed_gpt_oss(config):
+        raise NotServed("its weights are quantised, which only native families read, and gpt-oss in MXFP4")
     if getattr(config, "use_bidirectional_attention", None):
         raise NotServed("its attention is not causal")
     others = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
@@ -119,6 +119,15 @@ def _check_config(config: Any) -> None:
     for rope in _ropes(config):
         if rope.get("rope_type") == "dynamic":
             raise NotServed("its rotary scaling changes with the length of the sequence")
+
+
+def is_packed_gpt_oss(config: Any) -> bool:
+    """Return True if the experts are stored in MXFP4, as OpenAI publishes them."""
+    quantisation = getattr(config, "quantization_config", None)
+    return isinstance(quantisation, dict) and (config.model_type, quantisation.get("quant_method")) == (
+        "gpt_oss",
+        "mxfp4",
+    )
 
 
 def _ropes(config: Any) -> Iterator[dict[str, Any]]:

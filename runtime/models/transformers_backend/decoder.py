@@ -25,7 +25,7 @@ from ..errors import CheckpointError
 from ..rope import Rope
 from ..weights import Progress
 from .attention import NAME, AttentionProbe, NotServed, PagedAttention, set_owner
-from .config import load_package, probed_shape, quiet, read_transformers_config
+from .config import is_packed_gpt_oss, load_package, probed_shape, quiet, read_transformers_config
 
 _TRIAL_TOKENS, _TRIAL_CHUNK = 24, 17
 _PAGE = 16  # slots
@@ -186,7 +186,13 @@ def load_transformers_model(
     """Load the checkpoint in directory `path`. Raises CheckpointError with the reason when it cannot be served."""
     config = read_transformers_config(path)
     transformers = load_package()
-    placed = {} if device.type == "cpu" else {"device_map": {"": device}}
+    placed: dict[str, Any] = {} if device.type == "cpu" else {"device_map": {"": device}}
+    own = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    if is_packed_gpt_oss(own):
+        from .mxfp4 import METHOD  # here, because it imports transformers
+
+        own.quantization_config = {"quant_method": METHOD}
+        placed["config"] = own
     try:
         with quiet(transformers):
             model, info = transformers.AutoModelForCausalLM.from_pretrained(

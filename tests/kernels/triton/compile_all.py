@@ -35,6 +35,7 @@ MODELS = {
     "llama-8b-int8": replace(LLAMA_8B, weights="int8", linears=((6144, 4096, False),)),
     "llama-8b-w8a8": replace(LLAMA_8B, weights="int8-inputs", linears=((6144, 4096, False),)),
     "llama-8b-fp8": replace(LLAMA_8B, weights="fp8-inputs", linears=((6144, 4096, False),)),
+    "llama-8b-mxfp4": replace(LLAMA_8B, weights="mxfp4", linears=((6144, 4096, True),)),
     "llama-8b-fp8-blocks": replace(LLAMA_8B, weights="fp8-blocks", linears=((6144, 4096, False),)),
     "mixtral-8x7b": KernelShapes(32, 8, 128, 4096, 32000, num_experts=8, num_chosen=2, expert_size=14336),
 }

@@ -16,13 +16,13 @@ from ramiform.kernels.triton.quantised_matmul import Codes, dequantise, matmul, 
 from ramiform.runtime.engine.compile_kernels import _quantised_layers
 from ramiform.runtime.models.fixed_rows import FixedRowsLinear
 from ramiform.runtime.models.mixture import make_experts
-from ramiform.runtime.models.quantised import blockwise, eight_bit, int4
+from ramiform.runtime.models.quantised import blockwise, eight_bit, int4, mxfp4
 from ramiform.runtime.models.quantised.factory import make_linear
 from ramiform.runtime.models.quantised.rounding import fp8_rows, int8_rows
 from ramiform.runtime.models.quantised.scheme import Quantisation, Scheme
 
 E4M3 = torch.float8_e4m3fn
-KINDS = ["int4-32", "int4-128", "int8", "fp8", "block"]
+KINDS = ["int4-32", "int4-128", "mxfp4", "int8", "fp8", "block"]
 
 
 def weight_of(kind: str, outputs: int, inputs: int, device: torch.device) -> tuple[Codes, torch.Tensor]:
@@ -34,6 +34,11 @@ def weight_of(kind: str, outputs: int, inputs: int, device: torch.device) -> tup
         numbers = (codes_NC.double().view(outputs, -1, group) - 8) * scale_GN.t()[..., None] + base_GN.t()[..., None]
         packed = pack_groups(codes_NC[:, ::2] | codes_NC[:, 1::2] << 4, group)
         return Codes(packed.to(device), scale_GN.to(device), base_GN.to(device), group), numbers.flatten(1)
+    if kind == "mxfp4":
+        packed = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8)
+        exponents_NG = torch.randint(120, 130, (outputs, inputs // 32), dtype=torch.uint8)
+        codes = Codes(pack_groups(packed, 32).to(device), exponents_NG.t().contiguous().to(device), group=32)
+        return codes, mxfp4.dequantised(packed, exponents_NG).double()
     if kind == "block":
         codes = torch.randn(outputs, inputs).to(E4M3)
         scale = torch.rand(-(-outputs // 128), inputs // 128)
@@ -81,7 +86,7 @@ def test_inputs_may_be_codes_too(kind: str, device: torch.device) -> None:
     near(got, rounded @ numbers.t(), 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["int4-32", "block"])
+@pytest.mark.parametrize("kind", ["int4-32", "mxfp4", "block"])
 def test_experts_multiply_their_rows_in_one_launch(kind: str, device: torch.device) -> None:
     torch.manual_seed(2)
     counts = [2, 0, 17]
