@@ -21,7 +21,7 @@ PAGE_SIZE = 16  # slots
 
 def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes of a page's keys and values in all layers."""
-    return 2 * config.num_layers * PAGE_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return 2 * config.num_kv_layers * PAGE_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class KvMemory:
         self, config: ModelConfig, num_pages: int, *, device: torch.device, dtype: torch.dtype, pinned: bool = False
     ) -> None:
         """`pinned` host memory is copied from and to a CUDA device without waiting."""
-        shape = (config.num_layers, num_pages * PAGE_SIZE, config.num_kv_heads, config.head_dim)
+        shape = (config.num_kv_layers, num_pages * PAGE_SIZE, config.num_kv_heads, config.head_dim)
         self.num_pages = num_pages
         self.k_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
         self.v_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)

@@ -11,6 +11,7 @@ from .experts_config import ExpertsConfig, parse_experts
 from .families import FAMILIES, Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
+from .recurrent.config import RecurrentConfig, parse_recurrent
 from .rope_config import NO_ROPE, RopeConfig, parse_rope
 
 # Activations by their names in config.json.
@@ -79,6 +80,8 @@ class ModelConfig:
     head_bias: bool = False
     stored: StoredLayout = LLAMA_LAYOUT
     experts: ExpertsConfig | None = None  # of the layers with a mixture of experts
+    recurrent: RecurrentConfig | None = None  # of the layers that keep a state instead of keys and values
+    output_gate: bool = False  # a head's attention output is multiplied by the sigmoid of a gate
     quantisation: Quantisation | None = None  # of the checkpoint's tensors
     counted_parameters: int | None = None  # of a model that transformers computes; None: it is a native one
 
@@ -86,6 +89,15 @@ class ModelConfig:
     def is_native(self) -> bool:
         """True when the model is computed here, and not by transformers."""
         return self.counted_parameters is None
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Number of layers that have keys and values."""
+        return self.num_layers - (0 if self.recurrent is None else self.recurrent.num_layers)
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Return True when the layer keeps a state instead of keys and values."""
+        return self.recurrent is not None and self.recurrent.layers[layer]
 
     @property
     def gated_mlp(self) -> bool:
@@ -101,6 +113,8 @@ class ModelConfig:
         """Input sizes of the linear layers of attention and MLP."""
         experts = self.experts
         sizes = [self.hidden_size, self.num_heads * self.head_dim]
+        if self.recurrent is not None:
+            sizes.append(self.recurrent.inner)
         if experts is None or not all(experts.layers):
             sizes.append(self.intermediate_size)
         if experts is not None:
@@ -187,6 +201,8 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
             family.skipped,
         ),
         experts=None if family.experts is None else parse_experts(fields, family.experts, num_layers),
+        recurrent=None if family.recurrent is None else parse_recurrent(fields, family.recurrent, num_layers),
+        output_gate=family.output_gate,
         quantisation=parse_quantisation(fields.nested("quantization_config")),
     )
 
