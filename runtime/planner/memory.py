@@ -43,7 +43,7 @@ def mlp_width(config: ModelConfig) -> int:
 
 def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
     """Bytes of one token's KV on one of `tp` devices. Key heads that cannot be split are held twice."""
-    return 2 * config.num_layers * math.ceil(config.num_kv_heads / tp) * config.head_dim * KV_BYTES[kv]
+    return 2 * config.num_kv_layers * math.ceil(config.num_kv_heads / tp) * config.head_dim * KV_BYTES[kv]
 
 
 def mean_kept_tokens(config: ModelConfig, context: int) -> float:
