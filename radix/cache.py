@@ -13,6 +13,7 @@ from .child_index import ParentNode
 from .events import CacheEvent, EventLog
 from .packed_tokens import common_prefix_length, pack
 from .reuse_forecast import ReuseForecast
+from .state_slots import LeaseStates, StateSlots
 from .strategies import STRATEGIES, EvictionStrategy
 from .tiers import CacheStats, Copy, Tiers
 from .tree import PrefixMatch, RadixTree, TreeNode
@@ -39,6 +40,7 @@ class Lease:
     continues: list[Hashable] = field(default_factory=list)  # owners of soft pins that end where the prefix did
     leaf: TreeNode | None = None  # last inserted; grows as long as it is a leaf and nobody else pins it
     live: bool = True
+    states: LeaseStates | None = None  # of a model with recurrent layers
 
     @property
     def may_grow_leaf(self) -> bool:
@@ -67,6 +69,7 @@ class PrefixCache:
     enabled: bool = True
     _: KW_ONLY
     num_host_pages: int = 0
+    num_state_slots: int = 0  # 0: the model has no recurrent layers
     strategy: str | EvictionStrategy = "lru"  # a key of STRATEGIES, or a strategy of the caller's
     events: bool = False
     forecast: ReuseForecast = field(default_factory=ReuseForecast)
@@ -78,6 +81,7 @@ class PrefixCache:
         self._respects_soft_pins = strategy.respects_soft_pins
         self._events = EventLog(self.page_size) if self.events else None
         self.tree = RadixTree(self.page_size)
+        self.states = StateSlots(self.num_state_slots, self.tree) if self.num_state_slots else None
         self.tiers = Tiers(
             self.tree,
             self.num_pages,
@@ -151,12 +155,14 @@ class PrefixCache:
         """
         found = self._match(tokens, namespace, limit)
         num_needed = self._num_pages_needed(found, num_tokens, spare)
-        if num_needed is None:
+        while num_needed is None and found.num_boundary_tokens:
             # Give up the partial match: the page it would be copied from can then be evicted.
             found = found.whole_pages()
+            if self.states is not None:  # there need be no state
+                found = self._match(tokens, namespace, found.num_tokens)
             num_needed = self._num_pages_needed(found, num_tokens, spare)
-            if num_needed is None:
-                return None
+        if num_needed is None or (self.states is not None and not self.states.num_available):
+            return None
         if counted:
             self.stats.num_queried_tokens += len(tokens)
             self.stats.num_hit_tokens += found.num_tokens
@@ -165,6 +171,8 @@ class PrefixCache:
         lease = Lease(
             namespace, program_id, priority, found.num_tokens, [], None, 0, continues=self._continued_owners(found)
         )
+        if self.states is not None:
+            lease.states = self.states.begin(namespace, found, self._match_pages(tokens, namespace, limit).num_tokens)
         self._pin(lease, found)
         if boundary is None:
             pages = self.tiers.allocate(num_needed)
@@ -221,12 +229,16 @@ class PrefixCache:
                 self._extend_partial_page(lease, tokens)
             else:
                 self._publish(lease, tokens)
+        if lease.states is not None:
+            lease.states.publish(tokens)
 
     def release(self, lease: Lease, tokens: Sequence[int]) -> None:
         """End the lease: publish `tokens`, those whose KV is computed, and unpin. The lease must not be used
         afterwards."""
         self.commit(lease, tokens)
         lease.live = False
+        if lease.states is not None:
+            lease.states.end(tokens)
         self.tiers.device.free(lease.pages[self.pages_for(lease.num_published) :])
         node = lease.node
         if node is None:
@@ -234,7 +246,7 @@ class PrefixCache:
         self._clock += 1
         self.tree.unpin(node, self._clock)
         if node.evictable and self.tree.is_covered(node):
-            self.tiers.remove_leaf(node)
+            self._remove_covered(node)
         else:
             self.tiers.offer(node)
         # Undo splits that no lease needs any more, now that both parts have the same age.
@@ -248,6 +260,8 @@ class PrefixCache:
         those that other leases pin. The lease must not be used afterwards."""
         assert lease.live
         lease.live = False
+        if lease.states is not None:
+            lease.states.end(())
         self.tiers.device.free(lease.pages[self.pages_for(lease.num_published) :])
         if lease.node is None:
             return
@@ -315,6 +329,10 @@ class PrefixCache:
         return num_flushed
 
     def _match(self, tokens: Sequence[int], namespace: str, limit: int | None) -> PrefixMatch:
+        found = self._match_pages(tokens, namespace, limit)
+        return found if self.states is None else self.states.reusable(found, tokens, namespace)
+
+    def _match_pages(self, tokens: Sequence[int], namespace: str, limit: int | None) -> PrefixMatch:
         if not self.enabled:
             return PrefixMatch([], None, 0, 0, 0)
         return self.tree.match(tokens, namespace, len(tokens) if limit is None else min(limit, len(tokens)))
@@ -404,12 +422,13 @@ class PrefixCache:
                 self._adopt_published(lease, covering, common_prefix_length(run, covering.run) // size)
 
     def _publish_new(self, lease: Lease, branch: ParentNode[TreeNode], first: bytes, tokens: Sequence[int]) -> None:
-        for node in self.tree.covered_leaves(branch, first):
-            self.tiers.remove_leaf(node)
+        covered = self.tree.covered_leaves(branch, first)
         if lease.may_grow_leaf:
             self._grow(lease, tokens)
         else:
             self._insert(lease, branch, tokens)
+        for node in covered:
+            self._remove_covered(node)
 
     def _adopt_published(self, lease: Lease, node: TreeNode, num_pages: int) -> None:
         """Replace the lease's next pages by a node's first `num_pages`, which another lease published."""
@@ -436,7 +455,7 @@ class PrefixCache:
         self.tree.grow(leaf, pack(tokens[lease.num_published :]), lease.pages[first_page : self.pages_for(len(tokens))])
         lease.num_published = len(tokens)
         for node in self.tree.covered_leaves(leaf.parent, leaf.key):
-            self.tiers.remove_leaf(node)
+            self._remove_covered(node)
         if self._events is not None:
             self._events.record_stored(leaf)
 
@@ -462,9 +481,17 @@ class PrefixCache:
             self.tree.pin(parent)
         self.tree.unpin(node, self._clock)
         self.tiers.soft_pins.move_to(node, parent)
+        if self.states is not None:
+            self.states.pass_on(node)
         self.tree.remove(node)
         lease.node = parent if isinstance(parent, TreeNode) else None
         lease.num_published -= node.num_tokens
+
+    def _remove_covered(self, node: TreeNode) -> None:
+        """Remove a leaf whose tokens a sibling has too."""
+        if self.states is not None:
+            self.states.pass_on(node)
+        self.tiers.remove_leaf(node)
 
     def _pin_instead(self, lease: Lease, node: TreeNode) -> None:
         self.tree.pin(node)

@@ -10,10 +10,13 @@ round.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .child_index import ParentNode
 from .packed_tokens import TOKEN_BYTES, common_prefix_length, pack, unpack
+
+if TYPE_CHECKING:
+    from .state_slots import StateSlots
 
 FIRST_PACKED_TOKENS = 128  # a match packs this many tokens first, then twice as many as long as they agree
 
@@ -34,6 +37,7 @@ class TreeNode(ParentNode["TreeNode"]):
 
     __slots__ = (
         "attached",
+        "checkpoints",
         "hashes",
         "key",
         "last_used",
@@ -63,6 +67,7 @@ class TreeNode(ParentNode["TreeNode"]):
         self.on_host = on_host
         self.attached = True  # False once removed from the tree
         self.ref_count = 0  # leases whose deepest node this is, and pinned children
+        self.checkpoints: dict[int, int] = {}  # number of the node's tokens -> slot of the recurrent state after them
         # Inputs of the eviction strategies
         self.last_used = 0  # by the cache's clock
         self.num_hits = 0
@@ -152,6 +157,7 @@ class RadixTree:
         self.num_host_pages = 0
         self.num_pinned_pages = 0  # on the device
         self.changed: set[TreeNode] | None = None  # nodes that changed, while somebody follows the tree
+        self.states: StateSlots | None = None  # of models with recurrent layers
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[str, TreeRoot] = {}
 
@@ -287,6 +293,8 @@ class RadixTree:
         node.key = bytes(node.run[: self._page_bytes])
         node.parent = upper
         upper.attach(node)
+        if self.states is not None:
+            self.states.split(node, upper)
         self.num_nodes += 1
         if self.changed is not None:
             self.changed.update((upper, node))
@@ -299,6 +307,8 @@ class RadixTree:
         assert not node.ref_count
         assert child.on_host == node.on_host
         node.detach(child)
+        if self.states is not None:
+            self.states.move(child, node, node.num_tokens)
         node.run += child.run
         node.pages += child.pages
         node.hashes += child.hashes
@@ -320,6 +330,8 @@ class RadixTree:
         pages = leaf.pages[num_left:]
         del leaf.pages[num_left:]
         del leaf.run[num_left * self._page_bytes :]
+        if self.states is not None:
+            self.states.cut(leaf)
         self._count(leaf, -num_pages)
         if self.changed is not None:
             self.changed.add(leaf)
@@ -331,6 +343,9 @@ class RadixTree:
         assert not leaf.children
         parent = leaf.parent
         parent.detach(leaf)
+        if self.states is not None:
+            self.states.drop(list(leaf.checkpoints.values()))
+            leaf.checkpoints = {}
         leaf.attached = False
         self.num_nodes -= 1
         self._count(leaf, -len(leaf.pages))

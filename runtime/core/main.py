@@ -236,6 +236,7 @@ def load_core(
             config.kv_events, page_size=info.page_size, topic=config.kv_events_topic, layout=config.kv_events_format
         )
     shape = {"num_pages": info.num_pages, "num_host_pages": info.num_host_pages, "page_size": info.page_size}
+    shape["num_state_slots"] = info.num_state_slots
     cache = make_cache(config, **shape, events=publisher is not None)
     recorder = CoreMetricsRecorder()
     retokenise: Retokenise = Retokeniser(
@@ -280,7 +281,8 @@ def load_core(
         fetch_prefix=None if transfers is None else transfers.fetch,
     )
     # On a CPU planning would compete with computing for the processors.
-    ahead = config.overlap == "on" or (config.overlap == "auto" and info.device.startswith("cuda"))
+    on_gpu = info.device.startswith("cuda") and not info.num_state_slots
+    ahead = config.overlap == "on" or (config.overlap == "auto" and on_gpu)
     logged = scheduler if log is None else LoggingScheduler(scheduler, log)
     return LoadedCore(engine, logged, info, cache, publisher, recorder, grammars, ahead, transfers)
 

@@ -30,6 +30,7 @@ from .engine import ForwardEngine
 from .kv_format import choose_kv_dtype, choose_scales
 from .kv_pool import CudaCopyQueue, KvMemory, KvPool, bytes_per_page
 from .kv_size import MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
+from .state_slots import allocate_states, check_recurrent_settings, limit_running
 from .step_graphs import CudaCapture, StepGraphs
 
 logger = logging.getLogger("ramiform.engine")
@@ -94,6 +95,7 @@ def build_engine(
     if not whole_config.is_native:
         _check_transformers_settings(config, group)
         logger.info("transformers computes the layers of %s", whole_config.architecture)
+    check_recurrent_settings(config, whole_config, group)
     if config.deterministic and group is SINGLE_RANK:
         group = SingleRank(shard_of(whole_config, rank=0, size=1, ordered=True))
     model_config = group.shard.local(group.stage.local(whole_config))
@@ -125,6 +127,7 @@ def build_engine(
         impl=config.model_impl,
     )
     chosen = choose_scales(config, path, model, kv_dtype, group)
+    num_state_bytes = allocate_states(config, model)
     num_host_pages = int(config.host_kv_memory * 2**30) // page
     make_graphs = None
     if config.cuda_graphs and device.type == "cuda":
@@ -160,11 +163,17 @@ def build_engine(
             return replace(use, free=use.free - draft.weights)
 
         num_pages = pages_from_memory(
-            config, device, context_length, page, num_sharing=len(config.own_ranks), measure=measure
+            config,
+            device,
+            context_length,
+            page,
+            num_sharing=len(config.own_ranks),
+            num_state_bytes=num_state_bytes,
+            measure=measure,
         )
     # Pages have the same numbers on every rank.
     num_pages = group.least(num_pages)
-    max_running = choose_max_running(config, device, num_pages)
+    max_running = limit_running(config, model, choose_max_running(config, device, num_pages))
     setting = "kv_memory" if config.num_pages is None else "num_pages"
     memory = _memory(model_config, num_pages, device, kv_dtype, param=setting)
     pinned = device.type == "cuda" and num_host_pages > 0
@@ -172,7 +181,7 @@ def build_engine(
     source = None
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
-    queue = CudaCopyQueue(device, model_config.num_layers) if pinned else None
+    queue = CudaCopyQueue(device, model_config.num_kv_layers) if pinned else None
     pool = KvPool(memory, host, chosen.scales, queue)
     graphs, num_ranks = None, group.shard.size * group.stage.size
     if device.type == "cuda" and num_ranks > 1:

@@ -42,6 +42,8 @@ class EngineInfo:
     num_host_pages: int
     kv_bytes: int  # of all pages on the device
     max_running: int  # requests at once
+    num_state_slots: int = 0  # of recurrent states; 0: the model has no recurrent layers
+    state_bytes: int = 0  # of all of them
 
 
 class ForwardEngine:
@@ -78,11 +80,13 @@ class ForwardEngine:
             num_host_pages=pool.num_host_pages,
             kv_bytes=sum(memory.nbytes for memory in pool.memories),
             max_running=max_running,
+            num_state_slots=0 if model.states is None else model.states.num_slots,
+            state_bytes=0 if model.states is None else model.states.nbytes,
         )
 
         whole = model.whole_config
         self.kv_shape = KvShape(
-            whole.num_layers,
+            whole.num_kv_layers,
             whole.num_kv_heads,
             whole.head_dim * pool.dtype.itemsize,
             kv_scales.digest,

@@ -85,6 +85,7 @@ class InFlightStep:
         runner.pool.copy(plan.copies)
         if runner.source is not None and plan.copies:
             runner.source.copy(plan.copies)
+        runner.model.change_states(plan.states)
         if plan.rows:
             self._compute(plan.rows)
         if not plan.is_open:

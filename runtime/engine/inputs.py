@@ -13,6 +13,7 @@ import numpy as np
 
 from ...kernels import Attention, AttentionArgs, KvCache, RowSpan, to_device
 from ..models.decoder import Decoder, DecoderInputs
+from ..models.recurrent.memory import RecurrentStep
 from ..scheduler.plan import Row
 from ..speculation.tree import is_chain
 from .kv_pool import PAGE_SIZE
@@ -63,6 +64,7 @@ def decoder_inputs(
         slots_T=slots,
         attention=_attention(spans, model, int(step.lengths_R.max()), kv),
         wanted_O=None if np.array_equal(wanted, np.arange(len(step.ids_T))) else wanted_O,
+        recurrent=None if model.config.recurrent is None else RecurrentStep.of(rows, model.device),
     )
 
 

@@ -21,7 +21,9 @@ PAGE_SIZE = 16  # slots
 
 def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes of a page's keys and values in all layers."""
-    return config.num_kv_parts * config.num_layers * PAGE_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return (
+        config.num_kv_parts * config.num_kv_layers * PAGE_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
+    )
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class KvMemory:
         self, config: ModelConfig, num_pages: int, *, device: torch.device, dtype: torch.dtype, pinned: bool = False
     ) -> None:
         """`pinned` host memory is copied from and to a CUDA device without waiting."""
-        shape = (config.num_layers, num_pages * PAGE_SIZE, config.num_kv_heads, config.head_dim)
+        shape = (config.num_kv_layers, num_pages * PAGE_SIZE, config.num_kv_heads, config.head_dim)
         self.num_pages = num_pages
         self.k_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
         self.parts: tuple[torch.Tensor, ...] = (self.k_LSKD,)  # [L, S, ...] each

@@ -57,13 +57,14 @@ def measure(model: Decoder, texts: Iterable[Sequence[int]], group: Group = SINGL
     finite.
     """
     config = model.config
-    k_LK, v_LK = torch.zeros(2, config.num_layers, config.num_kv_heads, device=model.device)
+    k_LK, v_LK = torch.zeros(2, config.num_kv_layers, config.num_kv_heads, device=model.device)
     num_tokens = 0
     for text in texts:
         pages = list(range(-(-len(text) // PAGE_SIZE)))
         memory = KvMemory(config, len(pages), device=model.device, dtype=model.dtype)
-        for start in range(0, len(text), CHUNK):
-            row = Row(rid="", tokens=list(text[start : start + CHUNK]), first_position=start, pages=pages)
+        chunk = CHUNK if config.recurrent is None else len(text)  # recurrent states have no slots here
+        for start in range(0, len(text), chunk):
+            row = Row(rid="", tokens=list(text[start : start + chunk]), first_position=start, pages=pages)
             hidden_and_features([row], np.array([len(row.tokens) - 1]), model, memory.layers(), group, ())
         for range_LK, memory_LSKD in ((k_LK, memory.k_LSKD), (v_LK, memory.v_LSKD)):
             seen_LK = memory_LSKD[:, : len(text)].abs().amax((1, 3)).float()
@@ -114,10 +115,10 @@ def read_ranges(file: Path, config: ModelConfig) -> KvRanges:
     except msgspec.DecodeError as error:
         raise CheckpointError(file, f"not what `ramiform calibrate-kv` writes: {error}") from None
     for name, rows in (("k_absmax", content.k_absmax), ("v_absmax", content.v_absmax)):
-        if len(rows) != config.num_layers or any(len(row) != config.num_kv_heads for row in rows):
+        if len(rows) != config.num_kv_layers or any(len(row) != config.num_kv_heads for row in rows):
             raise CheckpointError(
                 file,
-                f"{name} must have {config.num_layers} layers of {config.num_kv_heads} KV heads each: "
+                f"{name} must have {config.num_kv_layers} layers of {config.num_kv_heads} KV heads each: "
                 "the file is of another model",
             )
     return KvRanges(torch.tensor(content.k_absmax), torch.tensor(content.v_absmax), content.num_tokens)

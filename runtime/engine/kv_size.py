@@ -154,11 +154,12 @@ def pages_from_memory(
     page: int,
     *,
     num_sharing: int = 1,
+    num_state_bytes: int = 0,
     measure: MeasureMemory | None = None,
 ) -> int:
     """Return the number of pages that fit into the device's memory, and are of use.
 
-    `num_sharing` ranks share a CPU's memory. `measure` is for CUDA devices. No more pages are of use than `max_running`
+    `num_sharing` ranks share a CPU's memory, of which recurrent states take `num_state_bytes`. `measure` is for CUDA devices. No more pages are of use than `max_running`
     sequences of `context_length` tokens have. Raises RequestError naming `mem_fraction` when the memory left holds
     nothing.
     """
@@ -175,7 +176,7 @@ def pages_from_memory(
         )
     else:
         most_running = config.max_running or DEFAULT_MAX_RUNNING
-        left = int(fraction * available_memory()) // num_sharing
+        left = int(fraction * available_memory()) // num_sharing - num_state_bytes
     needed = -(-context_length // PAGE_SIZE)
     num_pages = min(left // page, most_running * needed)
     if num_pages < _MIN_PAGES:

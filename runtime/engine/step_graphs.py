@@ -128,6 +128,8 @@ class StepGraphs:
         config = model.config
         if not config.is_native:
             return False  # what transformers' code does is not known
+        if config.recurrent is not None:
+            return False  # their rows are computed one by one
         if config.experts is not None and not model.ops.groups_experts:
             return False
         if config.quantisation is not None and not _captures_quantised(model):

@@ -98,6 +98,8 @@ class CompiledLayers:
         if config.latent is not None:
             return None
         matrices: list[PackedMatrix] = []
+        if config.output_gate:
+            return None
         for layer in parameters.layers:
             mlp = layer.mlp
             if not _is_compiled_block(layer) or not isinstance(mlp, DenseMlp):
@@ -229,4 +231,6 @@ def _side_by_side(parts_T1D: Sequence[torch.Tensor], T: int, D: int) -> Floats:
 def _is_compiled_block(layer: LayerParameters) -> bool:
     """Return True for a block with a dense MLP: without a gate, or with one of silu or of gelu by tanh."""
     mlp = layer.mlp
+    if layer.recurrent is not None:
+        return False
     return isinstance(mlp, DenseMlp) and (not mlp.gated or mlp.activation in ("silu", "gelu_tanh"))

@@ -12,6 +12,7 @@ from .families import FAMILIES, Activation, Family, Flag, NormKind, NormPlacemen
 from .latent.config import LatentConfig, latent_scale, parse_latent
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
+from .recurrent.config import RecurrentConfig, parse_recurrent
 from .rope_config import NO_ROPE, RopeConfig, parse_rope
 
 # Activations by their names in config.json.
@@ -81,6 +82,8 @@ class ModelConfig:
     stored: StoredLayout = LLAMA_LAYOUT
     experts: ExpertsConfig | None = None  # of the layers with a mixture of experts
     latent: LatentConfig | None = None  # keys and values are one head of latents; its size is `head_dim`
+    recurrent: RecurrentConfig | None = None  # of the layers that keep a state instead of keys and values
+    output_gate: bool = False  # a head's attention output is multiplied by the sigmoid of a gate
     quantisation: Quantisation | None = None  # of the checkpoint's tensors
     counted_parameters: int | None = None  # of a model that transformers computes; None: it is a native one
 
@@ -88,6 +91,15 @@ class ModelConfig:
     def is_native(self) -> bool:
         """True when the model is computed here, and not by transformers."""
         return self.counted_parameters is None
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Number of layers that have keys and values."""
+        return self.num_layers - (0 if self.recurrent is None else self.recurrent.num_layers)
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Return True when the layer keeps a state instead of keys and values."""
+        return self.recurrent is not None and self.recurrent.layers[layer]
 
     @property
     def gated_mlp(self) -> bool:
@@ -118,6 +130,8 @@ class ModelConfig:
         """Input sizes of the linear layers of attention and MLP."""
         experts = self.experts
         sizes = [self.hidden_size, self.num_heads * self.output_dim]
+        if self.recurrent is not None:
+            sizes.append(self.recurrent.inner)
         if self.latent is not None:
             sizes += [self.latent.rank, *([self.latent.query_rank] if self.latent.query_rank is not None else [])]
         if experts is None or not all(experts.layers):
@@ -214,6 +228,8 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         ),
         latent=latent,
         experts=None if family.experts is None else parse_experts(fields, family.experts, num_layers),
+        recurrent=None if family.recurrent is None else parse_recurrent(fields, family.recurrent, num_layers),
+        output_gate=family.output_gate,
         quantisation=parse_quantisation(fields.nested("quantization_config")),
     )
 

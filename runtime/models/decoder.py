@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, for_device
+from ..scheduler.plan import StateAdvance, StateChange, StateCopy
 from .config import ModelConfig
 from .fixed_rows import with_fixed_product, with_fixed_rows
 from .latent.attention import LatentStep
@@ -24,6 +25,7 @@ from .packed_linear import PackedLinear, pack_linear
 from .parallel.group import SINGLE_RANK, Group
 from .parallel.stage import with_layers
 from .parameters import DecoderParameters, LayerParameters, num_parameters
+from .recurrent.memory import RecurrentStep, StateMemory
 from .rope import Rope
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class DecoderInputs:
     slots_T: torch.Tensor  # the KV slot of each token
     attention: dict[int | None, Attention]  # by window
     wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
+    recurrent: RecurrentStep | None = None  # of a model with recurrent layers
 
 
 class Decoder:
@@ -103,6 +106,10 @@ class Decoder:
         self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
         self._scale_residual = config.residual_scale
         self._is_parallel = config.norm_placement.startswith("parallel")
+        # Place of each layer among those of its kind: with keys and values, or recurrent.
+        kinds = [layer.recurrent is not None for layer in parameters.layers]
+        self._places = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
+        self.states: StateMemory | None = None  # of recurrent layers, once `allocate_states` was called
         self._compiled: CompiledLayers | None = None
         self._compile_layers()
 
@@ -133,6 +140,25 @@ class Decoder:
             if isinstance(linear, PackedLinear):
                 linear.use_loops()
         self._compile_layers()
+
+    def allocate_states(self, num_slots: int) -> None:
+        """Allocate the memory of recurrent states, in which rows name their slots."""
+        assert self.config.recurrent is not None
+        self.states = StateMemory(self.config.recurrent, num_slots, device=self.device, dtype=self.dtype)
+
+    def change_states(self, changes: Sequence[StateChange]) -> None:
+        """Make the changes of a plan, and forget the draft tokens of the last step."""
+        if self.states is None:
+            return
+        for change in changes:
+            match change:
+                case StateCopy(source=source, target=target):
+                    self.states.copy(source, target)
+                case StateAdvance(slot=slot, num_drafts=num_drafts):
+                    layers = [layer.recurrent for layer in self.parameters.layers if layer.recurrent is not None]
+                    for layer, own, drafts_NJ in zip(layers, self.states.layers, self.states.drafts[slot], strict=True):
+                        layer.advance(drafts_NJ[:num_drafts], own, slot)
+        self.states.drafts.clear()
 
     def _compile_layers(self) -> None:
         if self.ops.name in ("cpu", "deterministic cpu") and self._head_slices is None:
@@ -219,7 +245,11 @@ class Decoder:
             if index in captures:
                 captured[index] = residual
             args = rope_args[config.uses_second_rope(place)]
-            normed, x = x, self._attention(x, layer, args, kv[place], inputs.attention[config.windows[place]])
+            if layer.recurrent is None:
+                own_kv, attention = kv[self._places[place]], inputs.attention[config.windows[place]]
+                normed, x = x, self._attention(x, layer, args, own_kv, attention)
+            else:
+                normed, x = x, self._recurrence(x, layer, inputs.recurrent, self._places[place])
             if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
                 # Only the wanted tokens' hidden states are read; all keys and values are written.
                 if not len(wanted_O):
@@ -273,6 +303,18 @@ class Decoder:
         cap = self.config.logit_cap
         return logits_OV if cap is None else cap * torch.tanh(logits_OV / cap)
 
+    def _recurrence(
+        self, x_TE: torch.Tensor, layer: LayerParameters, step: RecurrentStep | None, place: int
+    ) -> torch.Tensor:
+        """Compute a recurrent layer up to its output projection."""
+        assert layer.recurrent is not None
+        assert step is not None
+        projected_TJ = layer.qkv(x_TE)
+        if self.states is None:
+            return layer.recurrent(projected_TJ, None, step)
+        self.states.keep_drafts(projected_TJ, step)
+        return layer.recurrent(projected_TJ, self.states.layers[place], step)
+
     def _attention(
         self, x_TE: torch.Tensor, layer: LayerParameters, args: RopeAndStoreArgs, kv: KvCache, attention: Attention
     ) -> torch.Tensor:
@@ -280,7 +322,11 @@ class Decoder:
         if layer.latent is not None:
             return layer.latent.attend(layer.qkv(x_TE), args, kv, self._latent_step(attention))
         T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
-        qkv = layer.qkv(x_TE).view(T, H + 2 * K, self.config.head_dim)
+        qkv, gate_TC = layer.qkv(x_TE), None
+        if self.config.output_gate:
+            qkv, gate_TC = qkv.split(((H + 2 * K) * self.config.head_dim, H * self.config.head_dim), dim=-1)
+            qkv = qkv.contiguous()
+        qkv = qkv.view(T, H + 2 * K, self.config.head_dim)
         qk_norm_HD, scale = layer.qk_norm_HD, self.config.attention_scale
         if self.config.qk_norm == "all heads":
             qkv, qk_norm_HD = self._norm_all_heads(qkv, qk_norm_HD), None
@@ -289,7 +335,8 @@ class Decoder:
             qkv, qk_norm_HD = torch.cat((normed, qkv[:, H + K :]), dim=1), None
         q_THD = self.ops.rope_and_store(qkv, kv, qk_norm_HD, args)
         if self._head_slices is None:
-            return attention.attend(q_THD, kv, scale).view(T, -1)
+            output_TC = attention.attend(q_THD, kv, scale).view(T, -1)
+            return output_TC if gate_TC is None else output_TC * gate_TC.sigmoid()
         parts = [
             attention.attend(q_THD[:, own].contiguous(), kv.heads(own_kv), scale) for own, own_kv in self._head_slices
         ]

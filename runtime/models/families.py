@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from .experts_config import DEEPSEEK_V2, DEEPSEEK_V3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
+from .recurrent.config import QWEN3_5, QWEN3_NEXT, RecurrentFamily
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 NormKind = Literal["rms", "rms_plus_one", "layer_norm", "layer_norm_plus_one", "layer_norm_no_bias", "layer_norm_plain"]
@@ -42,6 +43,8 @@ class Family(NamedTuple):
     experts: ExpertFamily | None = None
     latent: bool = False  # keys and values are a latent (`latent/`)
     further_layers: tuple[str, ...] = ()  # fields that count stored layers after the last one, which are not read
+    recurrent: RecurrentFamily | None = None  # of the layers that do not attend
+    output_gate: bool = False  # attention's output is gated: q_proj has each head's query, then its gate
     activations: tuple[Activation, ...] = ("silu",)  # accepted values of the activation field
     activation_field: str | None = "hidden_act"  # None: the first of `activations`, whatever the file says
     mlp_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two names: an MLP without a gate
@@ -189,6 +192,20 @@ _OPT_NAMES = (
     (r"(\.\d+)\.final_layer_norm\.", r"\1.post_attention_layernorm."),
     (r"(\.\d+)\.(fc[12])\.", r"\1.mlp.\2."),
 )
+
+_QWEN3_NEXT = Family(
+    _BIAS,
+    _BIAS,
+    qk_norm="per head",
+    default_head_dim=256,
+    norm="rms_plus_one",
+    experts=QWEN2_MOE,
+    recurrent=QWEN3_NEXT,
+    output_gate=True,
+    skipped=r"mtp\.",
+    defaults={"partial_rotary_factor": 0.25, "norm_topk_prob": True},
+)
+_QWEN3_5 = _QWEN3_NEXT._replace(recurrent=QWEN3_5, renames=_LANGUAGE_MODEL, skipped=rf"mtp\.|{_VISION}")
 
 FAMILIES = {
     "LlamaForCausalLM": _LLAMA,
@@ -456,5 +473,10 @@ FAMILIES = {
     "Mistral3ForConditionalGeneration": Family(
         windows="every layer", renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("mistral",)
     ),
+    "Qwen3NextForCausalLM": _QWEN3_NEXT,
+    "Qwen3_5ForCausalLM": _QWEN3_5._replace(experts=None),
+    "Qwen3_5MoeForCausalLM": _QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5._replace(experts=None, text_types=("qwen3_5_text",)),
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5._replace(text_types=("qwen3_5_moe_text",)),
     "LlavaForConditionalGeneration": _LLAMA._replace(renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("llama",)),
 }

@@ -33,6 +33,7 @@ from .parallel.layers import (
 )
 from .quantised.block_linear import BlockLinear
 from .quantised.factory import make_linear, make_vocabulary
+from .recurrent.layer import RecurrentLayer, projection_modules
 from .stored_layout import as_stored
 
 _EXPANSION = "self_attn.kv_b_proj"  # of latents
@@ -67,11 +68,12 @@ class LayerParameters:
     """Tensors of one decoder layer."""
 
     norms: BlockNorms
-    qkv: Linear  # E -> (H + 2K) * D
+    qkv: Linear  # E -> (H + 2K) * D, and H * D gates behind them; of a recurrent layer its input projection
     qk_norm_HD: torch.Tensor | None  # [H + K, D]: weights of the norm of queries, then of keys
     o: Linear  # H * D -> E
     mlp: Mlp
     latent: LatentParameters | None = None  # of latent attention, whose `qkv` is its first products
+    recurrent: RecurrentLayer | None = None  # None: the layer attends
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,8 @@ def allocate_parameters(
         return columns(index, f"self_attn.q_proj {latents}", sections, E, False)
 
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
-    heads = [OutputSection(count * D, min(count, num_slices)) for count in (H, K, K)]
+    gates = (H,) if config.output_gate else ()
+    heads = [OutputSection(count * D, min(count, num_slices)) for count in (H, K, K, *gates)]
     local_heads = group.shard.heads(config) + group.shard.kv_heads(config)
     has_ends = group.stage.has_ends
     vocabulary = VocabParallelEmbedding(group, config.vocab_size) if cut and has_ends else None
@@ -244,17 +247,31 @@ def allocate_parameters(
     qkv_names = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
     if config.stored.qkv != "separate":
         qkv_names = "self_attn.qkv_proj"
-    layers = tuple(
-        LayerParameters(
-            norms=BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement])),
+
+    def norms() -> BlockNorms:
+        return BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement]))
+
+    def layer(index: int) -> LayerParameters:
+        own = config.recurrent
+        if own is not None and own.layers[index]:
+            return LayerParameters(
+                norms=norms(),
+                qkv=linear(index, " ".join(projection_modules(own)), [own.projected], E, own.projection_bias),
+                qk_norm_HD=None,
+                o=rows(index, f"{own.family.block}.out_proj", E, own.inner, own.projection_bias),
+                mlp=mlp(index),
+                recurrent=RecurrentLayer.allocate(own, config.norm_eps, device=device, dtype=dtype),
+            )
+        return LayerParameters(
+            norms=norms(),
             qkv=projections(index),
             qk_norm_HD=tensor(local_heads, D) if config.qk_norm is not None else None,
             o=rows(index, "self_attn.o_proj", E, H * config.output_dim, config.o_bias),
             mlp=mlp(index),
             latent=latent(index),
         )
-        for index in group.stage.layers(config)
-    )
+
+    layers = tuple(map(layer, group.stage.layers(config)))
     embedding_VE = tensor(num_rows, E) if embedding is None else embedding
     head: DenseLinear | BlockLinear
     head_bias = tensor(num_rows) if config.head_bias else None
@@ -297,11 +314,19 @@ def checkpoint_destinations(
         for name, norm in zip(_NORM_NAMES[config.norm_placement], layer.norms, strict=True):
             if norm is not None:
                 parts |= norm.destinations(f"{prefix}.{name}")
+        if layer.recurrent is not None:
+            block = f"{prefix}.{layer.recurrent.config.family.block}"
+            parts |= layer.recurrent.destinations(prefix, layer.qkv)
+            parts |= stacked_destinations(block, [("out_proj", config.hidden_size)], layer.o)
+            parts |= layer.mlp.destinations(prefix)
+            continue
         if layer.latent is not None:
             heads = layer.latent.first_modules(H)
             parts |= layer.latent.destinations(f"{prefix}.self_attn", H)
         else:
             heads = [("q_proj", H * D), ("k_proj", K * D), ("v_proj", K * D)]
+            if config.output_gate:
+                heads.append(("q_gate", H * D))
         parts |= stacked_destinations(f"{prefix}.self_attn", heads, layer.qkv)
         if layer.qk_norm_HD is not None:
             norms = ("q_norm", layer.qk_norm_HD[:H_local]), ("k_norm", layer.qk_norm_HD[H_local:])

@@ -55,6 +55,14 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
     biases = config.qkv_bias * (H + 2 * K) * D + config.o_bias * E
     mixture = config.experts
     num_mixtures = sum(mixture.layers) if mixture is not None else 0
+    if config.output_gate:
+        attention += E * H * D
+    mixer = config.num_kv_layers * (attention + biases)
+    small = config.num_kv_layers * (_qk_norms(config) + latent_norms)
+    if (recurrent := config.recurrent) is not None:
+        both = E * (recurrent.projected + recurrent.inner) + recurrent.projection_bias * (recurrent.projected + E)
+        mixer += recurrent.num_layers * both
+        small += recurrent.num_layers * recurrent.num_own_parameters
     inner = len(config.mlp_names) - 1  # matrices from E to the intermediate size
     dense = (inner + 1) * E * config.intermediate_size + config.mlp_bias * (inner * config.intermediate_size + E)
     experts = shared = routers = 0
@@ -69,19 +77,22 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
     mlps = (config.num_layers - num_mixtures) * dense + shared + experts
     norm = E * {"layer_norm": 2, "layer_norm_plus_one": 2, "layer_norm_plain": 0}.get(config.norm, 1)
     num_norms = {"sandwich": 4, "parallel": 1}.get(config.norm_placement, 2)
-    qk_norms = {None: 0, "per head": 2 * D, "all heads": (H + K) * D, "layer norm per head": (H + K) * D}[
-        config.qk_norm
-    ]
     end = config.vocab_size * E if has_ends else 0
     others = config.head_bias * config.vocab_size
     if config.learned_positions is not None:
         others += (config.context_length + config.learned_positions) * E
     return ModelSize(
-        linear=config.num_layers * (attention + biases) + mlps,
+        linear=mixer + mlps,
         embedding=end,
         head=end,
-        norms=config.num_layers * (num_norms * norm + qk_norms + latent_norms) + (norm + others) * has_ends + routers,
+        norms=config.num_layers * num_norms * norm + small + (norm + others) * has_ends + routers,
         tied=config.tied_embeddings,
         experts=experts,
         chosen_share=1.0 if mixture is None else mixture.num_per_token / mixture.num_experts,
     )
+
+
+def _qk_norms(config: ModelConfig) -> int:
+    """Return the parameters of a layer's norms of queries and keys."""
+    heads, D = config.num_heads + config.num_kv_heads, config.head_dim
+    return {None: 0, "per head": 2 * D, "all heads": heads * D, "layer norm per head": heads * D}[config.qk_norm]

@@ -41,9 +41,14 @@ def as_stored(parts: Parts, config: ModelConfig, layers: range) -> Parts:
     counts = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
     for index in layers:
         attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
+        if config.is_recurrent(index):
+            continue
         if order_D is not None:
             for name, count in zip(("q_proj", "k_proj", "q_norm", "k_norm"), counts[:2] * 2, strict=True):
                 _reorder(parts, f"{attention}.{name}", order_D, count * config.head_dim)
+        if config.output_gate:
+            each = config.num_heads * config.head_dim
+            _stack(parts, attention, ("q_proj", "q_gate"), "q_proj", [each] * 2, _queries_then_gates(config))
         if stored.qkv != "separate":
             sizes = [count * config.head_dim for count in counts]
             order = _by_group(config) if stored.qkv == "by group" else None
@@ -76,6 +81,13 @@ def _by_group(config: ModelConfig) -> torch.Tensor:
     H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
     rows = torch.arange((H + 2 * K) * D).view(K, H // K + 2, D)
     return torch.cat((rows[:, :-2].flatten(), rows[:, -2].flatten(), rows[:, -1].flatten()))
+
+
+def _queries_then_gates(config: ModelConfig) -> torch.Tensor:
+    """Return the stored row of each row of queries, then gates, where each head's query and gate are stored
+    together."""
+    rows = torch.arange(2 * config.num_heads * config.head_dim).view(config.num_heads, 2, config.head_dim)
+    return torch.cat((rows[:, 0].flatten(), rows[:, 1].flatten()))
 
 
 def _reorder(parts: Parts, module: str, order_B: torch.Tensor, rows: int) -> None:

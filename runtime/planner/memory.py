@@ -43,9 +43,8 @@ def mlp_width(config: ModelConfig) -> int:
 
 def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
     """Bytes of one token's KV on one of `tp` devices. Key heads that cannot be split are held twice."""
-    return (
-        config.num_kv_parts * config.num_layers * math.ceil(config.num_kv_heads / tp) * config.head_dim * KV_BYTES[kv]
-    )
+    heads = math.ceil(config.num_kv_heads / tp)
+    return config.num_kv_parts * config.num_kv_layers * heads * config.head_dim * KV_BYTES[kv]
 
 
 def mean_kept_tokens(config: ModelConfig, context: int) -> float:

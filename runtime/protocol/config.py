@@ -148,6 +148,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="maximum number of running requests; default: 64, on CUDA devices what fits, up to 256"),
     ] = None
+    state_slots: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="recurrent states of hybrid models, for running requests and checkpoints of cached prefixes; "
+            "default: a quarter of the memory for KV, up to 8 for each request"
+        ),
+    ] = None
     max_waiting: Annotated[int, Meta(ge=1, description="maximum number of queued requests")] = 4096
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
     order: Annotated[

@@ -32,6 +32,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_host_pages: int = 0  # host pages for KV that the pool has no room for
     kv_bytes: int = 0  # of the KV pool
     max_running: int = 0  # requests computed at once
+    num_state_slots: int = 0  # of recurrent states, of models with recurrent layers
+    state_bytes: int = 0  # of all of them
     version: str
 
     @property
@@ -302,6 +304,10 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool = False
     num_fetched_tokens: int = 0  # prompt tokens whose KV came from prefill runtimes
     num_early_tokens: int = 0  # of these, those that came while later tokens of their prompt were computed
+    num_checkpoints: int = 0  # recurrent states kept of cached prefixes
+    num_kept_states: int = 0  # of these, all that were made
+    num_evicted_states: int = 0  # and given away
+    num_replayed_tokens: int = 0  # cached tokens that were computed again for want of a state
     num_failed_fetches: int = 0  # prompts that were computed here for want of an answer
 
     @property

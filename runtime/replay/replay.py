@@ -132,6 +132,7 @@ class _ReplayScheduler:
                 num_pages=header.num_pages,
                 num_host_pages=header.num_host_pages,
                 page_size=header.page_size,
+                num_state_slots=header.num_state_slots,
             ),
             vocabulary=vocabulary,
             grammars=self.grammars,

@@ -190,6 +190,7 @@ class Admission:
                 continue
             if (awaited := self._find_awaited(request, num_matched)) is not None:
                 self._awaited_prefixes[request.rid] = awaited
+                awaited.request.fork_positions.add(awaited.num_tokens)
                 continue
             item = self._batch.start(
                 request, num_matched, num_tokens, spare=self._reserved_pages(growths, request, num_matched, num_tokens)

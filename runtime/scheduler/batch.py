@@ -13,10 +13,35 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...radix.cache import PrefixCache
+from ...radix.state_slots import SlotCopy
+from ..protocol.config import CoreConfig
+from .plan import PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
 from .prepared_draft import PreparedDraft
 from .request import Request
 
+STATE_INTERVAL = 1024  # tokens between the recurrent states that are kept of a long sequence
 SHORT_PROMPT_SHARE = 4  # one in four prompt tokens is kept from long prompts
+
+
+def make_cache(
+    config: CoreConfig,
+    *,
+    num_pages: int,
+    num_host_pages: int,
+    page_size: int,
+    num_state_slots: int = 0,
+    events: bool = False,
+) -> PrefixCache:
+    """Make the prefix cache of a scheduler with these settings."""
+    return PrefixCache(
+        num_pages,
+        page_size,
+        config.prefix_cache,
+        num_host_pages=num_host_pages,
+        num_state_slots=num_state_slots,
+        strategy=config.eviction,
+        events=events,
+    )
 
 
 class PrefillBudget:
@@ -157,6 +182,49 @@ class Batch:
     def add_draft(self, item: ScheduledRequest, draft: PreparedDraft) -> ScheduledRequest:
         self._extend(item.request, item.num_tokens + len(draft.tree))
         return item._replace(draft=draft)
+
+    def take_copies(self) -> list[PageCopy]:
+        """Return the copies of pages for the next plan."""
+        return [PageCopy(copy.source, copy.target, copy.num_tokens) for copy in self._cache.take_copies()]
+
+    def take_state_changes(self) -> list[StateChange]:
+        """Return the changes of recurrent states for the next plan."""
+        changes = [] if self._cache.states is None else self._cache.states.take_changes()
+        return [StateCopy(*change) if isinstance(change, SlotCopy) else StateAdvance(*change) for change in changes]
+
+    def note_accepted(self, request: Request, row: Row) -> None:
+        """Let the request's recurrent state follow the draft tokens of the row that were accepted."""
+        assert request.lease is not None
+        if request.lease.states is not None:
+            request.lease.states.advance(request.num_computed - row.first_position - row.num_committed)
+
+    def row_state(self, item: ScheduledRequest) -> RowState | None:
+        """Return the row's slot of recurrent states, and the states that are kept on its way: near the prompt's end,
+        where other requests leave the sequence, and at intervals."""
+        request, lease = item.request, item.request.lease
+        assert lease is not None
+        if lease.states is None:
+            return None
+        first, end = request.next_position, request.next_position + item.num_tokens
+        saves = []
+        for position, is_strong in sorted(self._kept_states(request, first, end).items()):
+            if (slot := lease.states.plan(position, is_strong=is_strong)) is not None:
+                saves.append((position - first, slot))
+        return RowState(lease.states.slot, saves)
+
+    def _kept_states(self, request: Request, first: int, end: int) -> dict[int, bool]:
+        """Positions in (first, end] at which a state is kept, and whether as a strong one."""
+        assert request.lease is not None
+        if not self._cache.enabled or request.lease.states is None:
+            return {}
+        size = self._cache.page_size
+        # A prompt that comes again, or goes on otherwise, is computed from its last whole page on. The last token's
+        # logits are needed, so it is computed in any case.
+        wanted = {(request.num_prompt - 1) // size * size}
+        wanted.add(request.lease.matched + request.lease.states.num_replayed)  # where it left a cached sequence
+        wanted |= request.fork_positions
+        kept = dict.fromkeys(range((first // STATE_INTERVAL + 1) * STATE_INTERVAL, end + 1, STATE_INTERVAL), False)
+        return kept | {position: True for position in wanted if first < position <= end}
 
     def remove(self, request: Request) -> None:
         """Stop running the request. It keeps its pages until `release`."""

@@ -57,6 +57,7 @@ class SchedulerCounters:
             num_host_cached_pages=cache.num_host_cached,
             num_demoted_pages=cache.stats.num_demoted_pages,
             num_promoted_pages=cache.stats.num_promoted_pages,
+            **({} if cache.states is None else cache.states.figures()),
             **asdict(self),
             **asdict(speculation),
         )

@@ -78,6 +78,17 @@ class DraftSpec(msgspec.Struct, frozen=True):
     temperature: float
 
 
+class RowState(msgspec.Struct, frozen=True):
+    """Recurrent state of a row: its own slot, which holds the state before the row's first token unless that is the
+    sequence's first, and then the state after the row's last committed one.
+
+    The state after the first n tokens is kept in another slot for each (n, slot) of `saves`, ascending by n.
+    """
+
+    slot: int
+    saves: list[tuple[int, int]] = []
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One request's part of a step. A decode row has one token, a prefill chunk many, a verification a tree after them.
 
@@ -103,6 +114,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     parents: list[int] | None = None  # None: no draft nodes
     nodes: list[DraftNode] = []
     draft: DraftSpec | None = None  # for the request's next step, from the engine's draft source
+    state: RowState | None = None  # of a model with recurrent layers
 
     @property
     def num_committed(self) -> int:
@@ -125,6 +137,24 @@ class PageCopy(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
+class StateCopy(msgspec.Struct, frozen=True, tag="copy"):
+    """Copy a slot of recurrent states."""
+
+    source: int
+    target: int
+
+
+class StateAdvance(msgspec.Struct, frozen=True, tag="advance"):
+    """Advance a row's slot by the first `num_drafts` draft tokens of that row in the previous plan, which are its own
+    now."""
+
+    slot: int
+    num_drafts: int
+
+
+StateChange = StateCopy | StateAdvance
+
+
 class ForwardPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All work of one step."""
 
@@ -134,6 +164,7 @@ class ForwardPlan(msgspec.Struct, frozen=True, kw_only=True):
     # If true, the engine's draft source follows. Otherwise no row has or wants a draft, and the source is only
     # notified of the computed tokens: a step of plain decoding, at its cost.
     followed: bool = True
+    states: list[StateChange] = []  # made in this order before the forward
 
     @property
     def num_tokens(self) -> int:

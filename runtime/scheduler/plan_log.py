@@ -33,6 +33,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     num_pages: int
     num_host_pages: int
     page_size: int
+    num_state_slots: int = 0
     context_length: int
     token_bytes: list[str | None]  # base64
     eos_ids: list[int]
@@ -47,6 +48,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
         num_host_pages: int,
         page_size: int,
         context_length: int,
+        num_state_slots: int = 0,
     ) -> LogHeader:
         """Build the header from the scheduler's arguments."""
         encoded = [None if data is None else base64.b64encode(data).decode() for data in vocabulary.token_bytes]
@@ -56,6 +58,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
             num_pages=num_pages,
             num_host_pages=num_host_pages,
             page_size=page_size,
+            num_state_slots=num_state_slots,
             context_length=context_length,
             token_bytes=encoded,
             eos_ids=sorted(vocabulary.eos_ids),

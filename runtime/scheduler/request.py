@@ -166,6 +166,7 @@ class Request:
     num_sent: int = 0  # output tokens sent to the client
     num_settled: int = 0  # output tokens that may be sent; later ones were forced and go with the next
     output_scores: list[TokenLogprob] = field(default_factory=list)  # of output tokens after `num_sent`
+    fork_positions: set[int] = field(default_factory=set)  # where requests that wait for its tokens leave them
     num_in_flight: int = 0  # tokens after `num_computed` that plans in flight compute
     token_in_flight: bool = False  # a plan in flight samples the token after `tokens`
     leaving: bool = False  # ended, but plans in flight may still write its pages

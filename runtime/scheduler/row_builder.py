@@ -5,14 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from .batch import ScheduledRequest
-from .plan import PENDING, DraftSpec, Penalties, Row, RowSampling, Sample, Score
+from .plan import PENDING, DraftSpec, Penalties, Row, RowSampling, RowState, Sample, Score
 from .request import Request
 from .sampling_inputs import random_bits, request_mask
 
 
-def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None) -> Row:
-    """Build the row that computes `item`. `want` is the draft for the request's next step. Raises RequestError when the
-    grammar is at a dead end."""
+def build_row(
+    item: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None, state: RowState | None
+) -> Row:
+    """Build the row that computes `item`. `want` is the draft for the request's next step, `state` the row's recurrent
+    state. Raises RequestError when the grammar is at a dead end."""
     request = item.request
     assert request.lease is not None
     first = request.next_position
@@ -31,6 +33,7 @@ def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: Dra
         parents=None if draft is None else draft.tree.parents,
         nodes=[] if draft is None else draft.nodes,
         draft=want,
+        state=state,
     )
 
 

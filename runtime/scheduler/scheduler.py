@@ -44,7 +44,7 @@ from ..protocol.core import (
 from ..protocol.errors import BusyError, ErrorInfo, ModelError, RequestError
 from .admission import Admission
 from .apply_result import abort_answer, apply_result, prompt_answer
-from .batch import Batch, ScheduledRequest
+from .batch import Batch, ScheduledRequest, make_cache
 from .counters import SchedulerCounters
 from .drafting import Drafting
 from .embedding_pooling import EmbeddingPooling
@@ -53,7 +53,7 @@ from .interfaces import GrammarProvider, VocabularyInfo
 from .jump_forward import Retokenise, append_forced, follow_continued, jump_forward
 from .mask_preparation import MaskPreparation, Submit
 from .memory_forecast import OutputLengthEstimator
-from .plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
+from .plan import ForwardPlan, ForwardResult, Row, SamplingPlan
 from .programs import LivePrograms
 from .queue_policies import QUEUE_POLICIES
 from .remote_prefixes import FetchPrefix, RemotePrefixes
@@ -63,21 +63,7 @@ from .sampling_inputs import grammar_too_complex
 from .stops import StopRules
 from .token_rules import token_rules
 
-__all__ = ["Scheduler", "VocabularyInfo"]
-
-
-def make_cache(
-    config: CoreConfig, *, num_pages: int, num_host_pages: int, page_size: int, events: bool = False
-) -> PrefixCache:
-    """Make the prefix cache of a scheduler with these settings."""
-    return PrefixCache(
-        num_pages,
-        page_size,
-        config.prefix_cache,
-        num_host_pages=num_host_pages,
-        strategy=config.eviction,
-        events=events,
-    )
+__all__ = ["Scheduler", "VocabularyInfo", "make_cache"]
 
 
 class Scheduler:
@@ -218,8 +204,9 @@ class Scheduler:
         self._counters.num_steps += 1
         plan = ForwardPlan(
             step=self._counters.num_steps,
-            copies=[PageCopy(copy.source, copy.target, copy.num_tokens) for copy in self._cache.take_copies()],
+            copies=self._batch.take_copies(),
             rows=rows,
+            states=self._batch.take_state_changes(),
             followed=self._drafting.source_follows(rows),
         )
         self._in_flight.append(InFlightPlan(plan, requests))
@@ -252,6 +239,7 @@ class Scheduler:
             request.num_in_flight -= row.num_committed
             request.token_in_flight &= row.sample is None
             advanced = apply_result(request, row, row_result, self._vocabulary, self._follow)
+            self._batch.note_accepted(request, row)
             if plan.followed:
                 self._drafting.observe(request, row, row_result)
             answer = advanced.answer
@@ -497,4 +485,4 @@ class Scheduler:
         if request.token_in_flight:
             return build_following_row(request, self._in_flight[-1].row_index(request), page_size)
         want = self._drafting.draft_spec(item) if item.samples else None
-        return build_row(item, self._vocabulary.vocab_size, page_size, want)
+        return build_row(item, self._vocabulary.vocab_size, page_size, want, self._batch.row_state(item))

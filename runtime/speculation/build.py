@@ -74,6 +74,13 @@ def resolve_speculation(config: CoreConfig, path: Path) -> CoreConfig:
     `choose_source` does.
     """
     source, top_k = choose_source(config, path), config.speculative_eagle_topk
+    if read_config(path, config.model_impl).recurrent is not None:
+        if top_k not in (None, 1):
+            raise RequestError(
+                f"speculative_eagle_topk {top_k}: a recurrent state follows one chain of draft tokens, not a tree",
+                param="speculative_eagle_topk",
+            )
+        top_k = 1
     if source == "eagle" and top_k is None and choose_device(config.device).type == "cpu":
         top_k = 1
     return replace(config, speculative=source, speculative_eagle_topk=top_k)
@@ -104,6 +111,13 @@ def build_source(
             "use --speculative suffix, ngram or draft",
             param="speculative",
         )
+    if name == "eagle" and target.config.recurrent is not None:
+        if config.speculative is None:
+            return None
+        raise RequestError(
+            "draft heads are not for models with recurrent layers: use --speculative suffix, ngram or draft",
+            param="speculative",
+        )
     if name == "eagle":
         head = load_head(_head_folder(config, path), target)
         return EagleSource(head, num_pages, num_host_pages)
@@ -116,6 +130,11 @@ def build_source(
         folder = find_checkpoint(config.speculative_draft_model)
         model = load_model(folder, device=target.device, dtype=target.dtype, impl=config.model_impl)
         _check_same_vocabulary(path, target, folder, model)
+        if model.config.recurrent is not None:
+            raise RequestError(
+                f"{model.config.architecture} has recurrent layers: it cannot be a draft model",
+                param="speculative_draft_model",
+            )
         if not config.cuda_graphs or target.device.type != "cuda":
             return DraftModelSource(model, num_pages, num_host_pages)
         compile_kernels(model, model.dtype)

@@ -125,7 +125,11 @@ def run(
         frozenset(TOKENIZER.eos_ids),
     )
     cache = make_cache(
-        config, num_pages=engine.info.num_pages, num_host_pages=engine.info.num_host_pages, page_size=PAGE_SIZE
+        config,
+        num_pages=engine.info.num_pages,
+        num_host_pages=engine.info.num_host_pages,
+        page_size=PAGE_SIZE,
+        num_state_slots=engine.info.num_state_slots,
     )
     grammars = GrammarCache(facts.token_bytes, facts.eos_ids)
     retokenise = Retokeniser(

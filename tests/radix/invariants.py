@@ -27,6 +27,7 @@ def check_invariants(cache: PrefixCache, live_leases: Sequence[Lease]) -> None:
         _check_branch(node)
         _check_node(cache, node)
     _check_claims(cache, nodes)
+    _check_states(cache, nodes, live_leases)
     for lease in live_leases:
         _check_lease(cache, lease)
     for heap in (cache.tiers.device_heap, cache.tiers.host_heap):
@@ -98,6 +99,23 @@ def _check_claims(cache: PrefixCache, nodes: list[TreeNode]) -> None:
         if node.on_host and node.soft_pins and isinstance(node.parent, TreeNode):
             pins = (node.parent.soft_pins or {}).items()
             assert node.soft_pins.items() <= pins, "a soft pin of a host node is missing on its parent"
+
+
+def _check_states(cache: PrefixCache, nodes: list[TreeNode], leases: Sequence[Lease]) -> None:
+    if cache.states is None:
+        assert not any(node.checkpoints for node in nodes)
+        return
+    kept = {slot: node for node in nodes for slot in node.checkpoints.values()}
+    own = [
+        slot
+        for lease in leases
+        if lease.states
+        for slot in (lease.states.slot, *(s for _, s, _ in lease.states.planned))
+    ]
+    everywhere = sorted([*cache.states._free, *kept, *own])
+    assert everywhere == list(range(cache.states.num_slots)), "a slot is not exactly one of free, a checkpoint, leased"
+    assert kept == cache.states._weak | cache.states._strong, "a checkpoint is not known by its node"
+    assert all(0 < offset <= node.num_tokens for node in nodes for offset in node.checkpoints)
 
 
 def _check_lease(cache: PrefixCache, lease: Lease) -> None:

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from ramiform.runtime.scheduler.plan import PENDING, ForwardPlan, ForwardResult, Row, RowResult, SamplingPlan
+from ramiform.runtime.scheduler.plan import (
+    PENDING,
+    ForwardPlan,
+    ForwardResult,
+    Row,
+    RowResult,
+    SamplingPlan,
+    StateAdvance,
+    StateCopy,
+)
 from ramiform.runtime.speculation.tree import DraftTree
 
 from .fake_model import VOCABULARY, choose, hidden, logprob, number
@@ -21,6 +30,8 @@ class FakeEngine:
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.kv: dict[int, tuple[int, ...]] = {}  # slot -> the sequence up to and with its token
+        self.states: dict[int, tuple[int, ...]] | None = None  # slot -> the sequence; None: no recurrent layers
+        self.drafts: dict[int, list[int]] = {}  # of the last plan, by slot
         self.num_computed = 0
         self.now = 0.0  # seconds, made up
         self.num_in_flight = 0
@@ -51,6 +62,7 @@ class FakeEngine:
         for copy in plan.copies:
             for offset in range(copy.num_tokens):
                 self.kv[copy.target * self.page_size + offset] = self.kv[copy.source * self.page_size + offset]
+        self.change_states(plan)
         histories, written = [], []
         for row in plan.rows:
             slots = self.slots(row)
@@ -59,6 +71,7 @@ class FakeEngine:
             assert len(history) == row.first_position
             assert all(self.kv[slot] == history[: p + 1] for p, slot in enumerate(past)), "a page holds something else"
             histories.append((*history, *self.tokens(row)))
+            self.follow_state(row, histories[-1])
             written.append(new)
         assert len({row.rid for row in plan.rows}) == len(plan.rows)
         assert len({slot for new in written for slot in new}) == plan.num_tokens, "two rows write to one slot"
@@ -74,6 +87,35 @@ class FakeEngine:
         if not self.open:
             launched.decide(plan.rows)
         return launched
+
+    def change_states(self, plan: ForwardPlan) -> None:
+        if self.states is None:
+            assert not plan.states
+            return
+        for change in plan.states:
+            match change:
+                case StateCopy(source=source, target=target):
+                    self.states[target] = self.states[source]
+                case StateAdvance(slot=slot, num_drafts=num_drafts):
+                    assert 0 < num_drafts <= len(self.drafts[slot])
+                    self.states[slot] = (*self.states[slot], *self.drafts[slot][:num_drafts])
+        self.drafts = {}
+        slots = [slot for row in plan.rows if row.state for slot in (row.state.slot, *dict(row.state.saves).values())]
+        assert len(slots) == len(set(slots)), "two rows write to one slot"
+
+    def follow_state(self, row: Row, history: tuple[int, ...]) -> None:
+        if self.states is None:
+            assert row.state is None
+            return
+        assert row.state is not None
+        assert row.parents is None or row.parents == list(range(-1, len(row.parents) - 1)), "a tree has no one state"
+        before = self.states[row.state.slot] if row.first_position else ()
+        assert before == history[: row.first_position], "a slot holds the state of something else"
+        assert [num for num, _ in row.state.saves] == sorted({num for num, _ in row.state.saves})
+        for num_tokens, slot in (*row.state.saves, (row.num_committed, row.state.slot)):
+            assert 0 < num_tokens <= row.num_committed
+            self.states[slot] = history[: row.first_position + num_tokens]
+        self.drafts[row.state.slot] = row.tokens[row.num_committed :]
 
     def draft(self, row: Row, history: tuple[int, ...]) -> DraftTree | None:
         """A random tree within the spec; part of it is accepted more often than not."""

@@ -88,6 +88,7 @@ class Runtime:
         order: OrderName = "program",
         eviction: EvictionName = "program",
         num_host_pages: int = 0,
+        num_state_slots: int = 0,
         grammars: Any = None,
         jump_forward: bool = True,
         retokenise: Retokenise = retokenise,
@@ -95,8 +96,16 @@ class Runtime:
         slow_masks: int | None = None,
         **speculative: Any,
     ) -> None:
-        self.cache = WatchedCache(num_pages, page_size, cache, num_host_pages=num_host_pages, strategy=eviction)
+        self.cache = WatchedCache(
+            num_pages,
+            page_size,
+            cache,
+            num_host_pages=num_host_pages,
+            num_state_slots=num_state_slots,
+            strategy=eviction,
+        )
         self.engine = FakeEngine(page_size)
+        self.engine.states = {} if num_state_slots else None
         self.retokenise = retokenise
         luck = None if slow_masks is None else random.Random(slow_masks)
         self.grammars = grammars or FakeGrammars(luck=luck)

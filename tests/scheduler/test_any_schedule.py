@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ramiform.runtime.protocol.core import ClientSession, EndStates, FlushCache, Generate, Hold, Retention, SoftPin
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
+from ramiform.runtime.scheduler import batch
 
 from .fake_model import VOCABULARY
 from .harness import Runtime, generate
@@ -150,7 +151,24 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
 def test_every_request_gets_the_tokens_it_would_get_alone(
     scenario: tuple[dict[str, Any], list[Generate], list[list[Event]]],
 ) -> None:
+    check(*scenario)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(scenarios(), st.integers(0, 12), st.sampled_from([1, 3, 7, 1024]))
+def test_recurrent_states_follow_the_tokens_of_their_requests(
+    scenario: tuple[dict[str, Any], list[Generate], list[list[Event]]], num_more: int, interval: int
+) -> None:
+    """The engine fails an assertion where a slot holds another state, the cache where a slot is lost."""
     shape, mix, script = scenario
+    own = {"ahead": False, "speculative_eagle_topk": 1, "num_state_slots": shape["max_running"] + num_more}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "STATE_INTERVAL", interval)
+        check(shape | own, mix, script)
+
+
+def check(shape: dict[str, Any], mix: list[Generate], script: list[list[Event]]) -> None:
     runtime = Runtime(**shape)
     aborted: set[str] = set()
     to_come = list(mix)

@@ -86,6 +86,8 @@ def why_indivisible(config: ModelConfig, count: int) -> str | None:
         return f"num_attention_heads {heads} is not divisible by it"
     if kv_heads % count and count % kv_heads:
         return f"num_key_value_heads {kv_heads} is neither a multiple nor a divisor of it"
+    if config.recurrent is not None and count > 1:
+        return "its recurrent layers are not divided"
     if config.qk_norm == "all heads" and count > 1:
         return "its queries are normalised over all heads, which one rank must hold"
     if config.qk_norm == "layer norm per head" and count > 1:

@@ -39,7 +39,7 @@ class TransformersDecoder(Decoder):
     def __init__(self, config: ModelConfig, model: Any, ops: Ops | None = None) -> None:
         """`model` is loaded, with the attention implementation `attention.NAME`. Raises NotServed when it cannot be
         served exactly."""
-        self._model = model
+        self._model, self.states = model, None
         self.device, self.dtype = model.device, model.dtype
         probe = AttentionProbe()
         set_owner(model, probe)

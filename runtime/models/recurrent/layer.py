@@ -1,0 +1,249 @@
+"""A recurrent layer between its two projections: convolution, recurrence, gated norm.
+
+Legend: T tokens of the step, N tokens of one row, R rows, C channels of the convolution, W its width, H heads, G key
+heads, K key size, V value size, I = H * V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from ..linear import Destination, Linear
+from .config import RecurrentConfig
+from .memory import LayerStates, RecurrentStep, StateSpan
+from .scan import scan, step
+
+_L2_EPS = 1e-6  # of the lengths of queries and keys of gated delta nets
+
+
+class ScanInputs(NamedTuple):
+    """Inputs of the recurrence, float32."""
+
+    q_THK: torch.Tensor
+    k_THK: torch.Tensor
+    v_THV: torch.Tensor
+    g_TH: torch.Tensor
+    beta_TH: torch.Tensor | None
+
+    def part(self, own: slice | torch.Tensor) -> ScanInputs:
+        """Return those of some tokens."""
+        return ScanInputs(*(None if x is None else x[own] for x in self))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentLayer:
+    """Parameters of a recurrent layer beside its two projections."""
+
+    config: RecurrentConfig
+    norm_eps: float
+    conv_CW: torch.Tensor
+    conv_bias_C: torch.Tensor | None
+    log_decay_H: torch.Tensor  # float32, as are the next two
+    step_bias_H: torch.Tensor
+    skip_H: torch.Tensor | None  # Mamba2's D
+    norm_weight: torch.Tensor  # of one head, or of all
+
+    @classmethod
+    def allocate(
+        cls, config: RecurrentConfig, norm_eps: float, *, device: torch.device | str, dtype: torch.dtype
+    ) -> RecurrentLayer:
+        """Make a layer of uninitialised parameters."""
+
+        def tensor(*shape: int, own: torch.dtype = dtype) -> torch.Tensor:
+            return torch.empty(shape, device=device, dtype=own)
+
+        C, H = config.conv_channels, config.num_heads
+        return cls(
+            config,
+            norm_eps,
+            conv_CW=tensor(C, config.conv_width),
+            conv_bias_C=tensor(C) if config.conv_bias else None,
+            log_decay_H=tensor(H, own=torch.float32),
+            step_bias_H=tensor(H, own=torch.float32),
+            skip_H=None if config.is_delta else tensor(H, own=torch.float32),
+            norm_weight=tensor(config.norm_size),
+        )
+
+    def __call__(self, projected_TJ: torch.Tensor, states: LayerStates | None, plan: RecurrentStep) -> torch.Tensor:
+        """Compute the layer's output [T, I], before its output projection, from that of its input projection.
+
+        Reads and writes `states` as `plan` says; None: the plan has no slots.
+        """
+        config = self.config
+        conv_TC, gate_TI, scalars = projected_TJ.split((config.conv_channels, config.inner, config.num_scalars), dim=-1)
+        mixed_TC = self._convolve(conv_TC, states, plan)
+        inputs = self._scan_inputs(mixed_TC, scalars)
+        output_THV = torch.empty_like(inputs.v_THV)
+        if plan.decoding is not None:
+            assert states is not None
+            places_R, slots_R = plan.decoding
+            state_RHKV = states.state_SHKV[slots_R]
+            output_THV[places_R] = step(state_RHKV, *inputs.part(places_R))
+            states.state_SHKV[slots_R] = state_RHKV
+        for span in plan.spans:
+            self._scan_span(output_THV, inputs, states, span)
+        if self.skip_H is not None:
+            x_THV = mixed_TC[:, : config.inner].float().view_as(output_THV)
+            output_THV = output_THV + self.skip_H[:, None] * x_THV
+        return self._norm(output_THV, gate_TI)
+
+    def advance(self, projected_NJ: torch.Tensor, states: LayerStates, slot: int) -> None:
+        """Advance a slot's state by tokens whose input projection was computed before."""
+        span = StateSpan(0, len(projected_NJ), slot, [(len(projected_NJ), slot)], 0)
+        config = self.config
+        conv_NC, _, scalars = projected_NJ.split((config.conv_channels, config.inner, config.num_scalars), dim=-1)
+        inputs = self._scan_inputs(self._convolve(conv_NC, states, RecurrentStep(None, [span])), scalars)
+        self._scan_span(torch.empty_like(inputs.v_THV), inputs, states, span)
+
+    def _convolve(self, conv_TC: torch.Tensor, states: LayerStates | None, plan: RecurrentStep) -> torch.Tensor:
+        """Compute the causal convolution and its activation, [T, C]; keep its last inputs."""
+        before = self.config.conv_width - 1
+        output_TC = torch.empty_like(conv_TC)
+        if plan.decoding is not None:
+            assert states is not None
+            places_R, slots_R = plan.decoding
+            window_RWC = torch.cat((states.conv_SWC[slots_R], conv_TC[places_R][:, None]), dim=1)
+            output_TC[places_R] = torch.einsum("rwc,cw->rc", window_RWC, self.conv_CW)
+            states.conv_SWC[slots_R] = window_RWC[:, 1:]
+        for span in plan.spans:
+            own_NC = conv_TC[span.start : span.stop]
+            if span.source is None:
+                window = F.pad(own_NC, (0, 0, before, 0))
+            else:
+                assert states is not None
+                window = torch.cat((states.conv_SWC[span.source], own_NC))
+            output_TC[span.start : span.stop] = F.conv1d(
+                window.t()[None], self.conv_CW[:, None], groups=len(self.conv_CW)
+            )[0].t()
+            for count, slot in span.saves:
+                assert states is not None
+                states.conv_SWC[slot] = window[count : count + before]
+        return F.silu(output_TC if self.conv_bias_C is None else output_TC + self.conv_bias_C)
+
+    def _scan_span(
+        self, output_THV: torch.Tensor, inputs: ScanInputs, states: LayerStates | None, span: StateSpan
+    ) -> None:
+        config = self.config
+        if span.source is None:
+            shape = (config.num_heads, config.key_size, config.value_size)
+            state_HKV = torch.zeros(shape, device=output_THV.device)
+        else:
+            assert states is not None
+            state_HKV = states.state_SHKV[span.source]
+        done = 0
+        for count, slot in (*span.saves, (span.stop - span.start, None)):
+            if count > done:
+                own = slice(span.start + done, span.start + count)
+                output_THV[own], state_HKV = scan(state_HKV, *inputs.part(own))
+                done = count
+            if slot is not None and states is not None:
+                states.state_SHKV[slot] = state_HKV
+
+    def _scan_inputs(self, conv_TC: torch.Tensor, scalars: torch.Tensor) -> ScanInputs:
+        config = self.config
+        repeats = config.num_heads // config.num_key_heads
+        first, second, third = conv_TC.float().split(config.conv_sizes, dim=-1)
+
+        def key_heads(x_T: torch.Tensor) -> torch.Tensor:
+            return x_T.unflatten(-1, (config.num_key_heads, config.key_size))
+
+        if config.is_delta:
+            q_TGK, k_TGK = (_unit(key_heads(x)) for x in (first, second))
+            beta_TH, step_TH = scalars.float().chunk(2, dim=-1)
+            g_TH = -self.log_decay_H.exp() * F.softplus(step_TH + self.step_bias_H)
+            v_THV, beta = third.unflatten(-1, (config.num_heads, config.value_size)), beta_TH.sigmoid()
+            q_TGK = q_TGK * config.key_size**-0.5
+        else:
+            k_TGK, q_TGK = key_heads(second), key_heads(third)
+            step_TH = F.softplus(scalars.float() + self.step_bias_H).clamp(*config.step_limit)
+            g_TH = -self.log_decay_H.exp() * step_TH
+            v_THV, beta = first.unflatten(-1, (config.num_heads, config.value_size)) * step_TH[:, :, None], None
+        if repeats > 1:
+            q_TGK, k_TGK = q_TGK.repeat_interleave(repeats, dim=1), k_TGK.repeat_interleave(repeats, dim=1)
+        return ScanInputs(q_TGK, k_TGK, v_THV, g_TH, beta)
+
+    def _norm(self, output_THV: torch.Tensor, gate_TI: torch.Tensor) -> torch.Tensor:
+        """Normalise each head and gate it; Mamba2 gates first and normalises each group of heads."""
+        gate_TI, dtype = F.silu(gate_TI.float()), self.norm_weight.dtype
+        if self.config.is_delta:
+            normed = F.rms_norm(output_THV, output_THV.shape[-1:], eps=self.norm_eps) * self.norm_weight.float()
+            return (normed.flatten(1) * gate_TI).to(dtype)
+        gated = (output_THV.flatten(1) * gate_TI).unflatten(-1, (self.config.num_key_heads, -1))
+        normed = F.rms_norm(gated, gated.shape[-1:], eps=self.norm_eps).flatten(1)
+        return (normed * self.norm_weight.float()).to(dtype)
+
+    def destinations(self, prefix: str, projection: Linear) -> dict[str, Destination]:
+        """Map the checkpoint tensors of the decoder layer `prefix`, but those of the output projection, to this layer's
+        and its input `projection`."""
+        prefix = f"{prefix}.{self.config.family.block}"
+        parts = {f"{prefix}.{name}": part for name, part in self._projections(projection).items()}
+        C, W = self.conv_CW.shape
+        tensors: dict[str, torch.Tensor | None] = {
+            "conv1d.bias": self.conv_bias_C,
+            "A_log": self.log_decay_H,
+            "dt_bias": self.step_bias_H,
+            "D": self.skip_H,
+            "norm.weight": self.norm_weight,
+        }
+        parts[f"{prefix}.conv1d.weight"] = Destination((C, 1, W), lambda weight: self.conv_CW.copy_(weight[:, 0]))
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                parts[f"{prefix}.{name}"] = Destination(tuple(tensor.shape), tensor.copy_)
+        return parts
+
+    def _projections(self, projection: Linear) -> dict[str, Destination]:
+        """Return the destinations of the input projection's tensors, in the order in which the family stores rows."""
+        config = self.config
+        found: dict[str, Destination] = {}
+        start = 0
+        for name, order in stored_projections(config):
+            size = len(order)
+            for last, part in projection.row_destinations(start, size).items():
+                found[f"{name}.{last}"] = part._replace(put=_put_ordered(part, order))
+            start += size
+        assert start == config.projected
+        return found
+
+
+def stored_projections(config: RecurrentConfig) -> list[tuple[str, torch.Tensor]]:
+    """Return the input projection's stored modules in the order of its rows here; for each the stored row of each."""
+    C, inner, G, H = config.conv_channels, config.inner, config.num_key_heads, config.num_heads
+    match config.family.stored:
+        case "separate":
+            sizes = {"in_proj_qkv": C, "in_proj_z": inner, "in_proj_b": H, "in_proj_a": H}
+            return [(name, torch.arange(size)) for name, size in sizes.items()]
+        case "gate first":
+            rows = torch.arange(config.projected)
+            return [("in_proj", torch.cat((rows[inner : inner + C], rows[:inner], rows[inner + C :])))]
+    each = H // G * config.value_size
+    rows_GJ = torch.arange(C + inner).view(G, -1)
+    parts = rows_GJ.split((config.key_size, config.key_size, each, each), dim=1)
+    scalars = torch.arange(2 * H).view(G, -1).chunk(2, dim=1)
+    return [
+        ("in_proj_qkvz", torch.cat([part.flatten() for part in parts])),
+        ("in_proj_ba", torch.cat([part.flatten() for part in scalars])),
+    ]
+
+
+def projection_modules(config: RecurrentConfig) -> Sequence[str]:
+    """Return the names of the input projection's stored modules, below `model.layers.N`."""
+    return [f"{config.family.block}.{name}" for name, _ in stored_projections(config)]
+
+
+def _put_ordered(to: Destination, order: torch.Tensor) -> Callable[[torch.Tensor], object]:
+    if to.outputs is None or torch.equal(order, torch.arange(len(order))):
+        return to.put
+    if to.shape[to.outputs] != len(order):
+        raise ValueError("its rows are stored in another order than its format allows")
+    axis = to.outputs
+    return lambda stored: to.put(stored.index_select(axis, order.to(stored.device)))
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    """Scale vectors to length one."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)

@@ -1,0 +1,79 @@
+"""Linear recurrences with decay, in plain torch and float32: one step of many rows, or many tokens of one row.
+
+A head's state S [K, V] follows S' = exp(g) S + k d^T with an output o = S'^T q. Mamba2 adds its value, d = v (Dao and Gu
+2024). The gated delta rule replaces what the state holds at the key: d = beta (v - exp(g) S^T k) (Yang et al. 2024).
+
+Legend: R rows, N tokens of one row, H heads, K key size, V value size.
+"""
+
+from __future__ import annotations
+
+import torch
+
+CHUNK = 64  # tokens computed by matrix products at once
+
+
+def step(
+    state_RHKV: torch.Tensor,
+    q_RHK: torch.Tensor,
+    k_RHK: torch.Tensor,
+    v_RHV: torch.Tensor,
+    g_RH: torch.Tensor,
+    beta_RH: torch.Tensor | None,
+) -> torch.Tensor:
+    """Advance each row's state in place by one token, and return the outputs [R, H, V]. With `beta_RH` it is the delta
+    rule."""
+    state_RHKV.mul_(g_RH.exp()[:, :, None, None])
+    d_RHV = v_RHV
+    if beta_RH is not None:
+        d_RHV = (v_RHV - torch.einsum("rhkv,rhk->rhv", state_RHKV, k_RHK)) * beta_RH[:, :, None]
+    state_RHKV.add_(k_RHK[:, :, :, None] * d_RHV[:, :, None, :])
+    return torch.einsum("rhkv,rhk->rhv", state_RHKV, q_RHK)
+
+
+def scan(
+    state_HKV: torch.Tensor,
+    q_NHK: torch.Tensor,
+    k_NHK: torch.Tensor,
+    v_NHV: torch.Tensor,
+    g_NH: torch.Tensor,
+    beta_NH: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute N tokens of one row from a state; return the outputs [N, H, V] and the state after them."""
+    outputs = []
+    for start in range(0, len(q_NHK), CHUNK):
+        own = slice(start, start + CHUNK)
+        beta_CH = None if beta_NH is None else beta_NH[own]
+        output_CHV, state_HKV = _chunk(state_HKV, q_NHK[own], k_NHK[own], v_NHV[own], g_NH[own], beta_CH)
+        outputs.append(output_CHV)
+    return (torch.cat(outputs) if outputs else torch.zeros_like(v_NHV)), state_HKV
+
+
+def _chunk(
+    state_HKV: torch.Tensor,
+    q_CHK: torch.Tensor,
+    k_CHK: torch.Tensor,
+    v_CHV: torch.Tensor,
+    g_CH: torch.Tensor,
+    beta_CH: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the tokens of a chunk together. What they add to the state depends on the state before them and, by the
+    delta rule, on each other: that is a triangular system."""
+    q_HCK, k_HCK, d_HCV = (x.transpose(0, 1) for x in (q_CHK, k_CHK, v_CHV))
+    decay_HC = g_CH.t().cumsum(-1)  # from before the chunk to each token, in logarithms
+    pairs_HCC = decay_HC[:, :, None] - decay_HC[:, None, :]
+    # Later tokens do not count: their exponents, which may be large, must not reach exp.
+    is_later_CC = torch.ones(pairs_HCC.shape[1:], dtype=torch.bool, device=q_CHK.device).triu(1)
+    pairs_HCC = pairs_HCC.masked_fill(is_later_CC, float("-inf")).exp()
+    if beta_CH is not None:
+        beta_HC1 = beta_CH.t()[:, :, None]
+        # The solver reads below the diagonal only, and takes ones on it.
+        system_HCC = beta_HC1 * (k_HCK @ k_HCK.mT) * pairs_HCC
+        held_HCV = (k_HCK * decay_HC.exp()[:, :, None]) @ state_HKV
+        d_HCV = torch.linalg.solve_triangular(
+            system_HCC, beta_HC1 * (d_HCV - held_HCV), upper=False, unitriangular=True
+        )
+    output_HCV = (q_HCK * decay_HC.exp()[:, :, None]) @ state_HKV + ((q_HCK @ k_HCK.mT) * pairs_HCC) @ d_HCV
+    rest_HC1 = (decay_HC[:, -1:] - decay_HC).exp()[:, :, None]
+    state_HKV = state_HKV * decay_HC[:, -1].exp()[:, None, None] + (k_HCK * rest_HC1).mT @ d_HCV
+    return output_HCV.transpose(0, 1), state_HKV

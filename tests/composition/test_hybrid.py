@@ -1,0 +1,218 @@
+"""Hybrid models compose with everything: their answers depend on no cache, schedule, draft or abort.
+
+Small random checkpoints in float32. Judges: transformers' greedy tokens, each computed from the whole sequence; and for
+what transformers does not know, the requests one by one without a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from ramiform.runtime.engine import ForwardEngine, build_engine
+from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import CoreStats, Generate
+from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.scheduler import batch
+from ramiform.runtime.speculation.build import build_source, resolve_speculation
+
+from .alone import Got, run
+from .test_any_model import SIZES
+from .test_speculation import REQUESTS, check, crowding_requests
+
+SHAPE: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_pages": 64, "speculative": "off"}
+FIELDS = {
+    **SIZES,
+    "max_position_embeddings": 256,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+NEW_TOKENS = 7
+Model = tuple[PreTrainedModel, Path]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    torch.set_num_threads(1)
+    torch.manual_seed(4)
+    config = transformers.Qwen3NextConfig(**FIELDS)
+    made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if name.endswith("A_log"):
+                parameter.sub_(3.0)  # states that forget slowly
+            elif parameter.dim() == 1 or "conv1d" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    path = tmp_path_factory.mktemp("checkpoint")
+    made.save_pretrained(path)
+    return made.eval(), path
+
+
+def make_engine(model: Model, **settings: Any) -> ForwardEngine:
+    return build_engine(CoreConfig(**SHAPE | settings), model[1])
+
+
+@torch.inference_mode()
+def greedy(model: Model, tokens: Sequence[int]) -> list[int]:
+    ids = list(tokens)
+    for _ in range(NEW_TOKENS):
+        ids.append(int(model[0](torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(tokens) :]
+
+
+def request(rid: str, tokens: list[int], **params: Any) -> Generate:
+    own = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "ignore_eos": True, **params}
+    return Generate(rid=rid, tokens=tokens, sampling=SamplingParams(**own))
+
+
+def some_tokens(count: int, seed: int) -> list[int]:
+    return [10 + (7 * place + 311 * seed) % 2000 for place in range(count)]
+
+
+def conversation(model: Model) -> tuple[list[Generate], dict[str, list[int]]]:
+    """Turns, a prompt that leaves the first one inside a page, and the first one again: what each has to get."""
+    requests, wanted = [], {}
+    tokens = some_tokens(45, seed=1)
+    first = list(tokens)
+    for turn in range(3):
+        requests.append(request(f"turn {turn}", list(tokens)))
+        wanted[f"turn {turn}"] = greedy(model, tokens)
+        tokens = [*tokens, *wanted[f"turn {turn}"], *some_tokens(11, seed=7 + turn)]
+    for rid, others in (("inside a page", [*first[:37], *some_tokens(9, seed=5)]), ("again", first)):
+        requests.append(request(rid, others))
+        wanted[rid] = greedy(model, others)
+    return requests, wanted
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "cached": {},
+    "chunks": {"prefill_budget": 16},
+    "no cache": {"prefix_cache": False},
+    "three slots": {"state_slots": 3, "max_running": 2},
+    "n-grams": {"speculative": "ngram", "speculative_adaptive": False},
+    "host memory, few pages": {"num_pages": 13, "host_kv_memory": 0.01},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_turns_of_a_conversation_get_transformers_tokens(shape: dict[str, Any], model: Model) -> None:
+    requests, wanted = conversation(model)
+    settings = SHAPE | {"speculative_eagle_topk": 1} | shape
+    got, stats, _ = run(requests, engine=make_engine(model, **shape), stagger=12, **settings)
+    assert {rid: mine.ids for rid, mine in got.items()} == wanted
+    assert (stats.num_checkpoints > 0) == settings.get("prefix_cache", True)
+    if not shape:
+        # The second and third turn go on where the one before ended, but for its last token. The last two start at the
+        # first prompt's last whole page, and recompute what comes after it.
+        ends = 45 + NEW_TOKENS - 1, 45 + NEW_TOKENS + 11 + NEW_TOKENS - 1
+        assert stats.num_cached_tokens == sum(ends) + 32 + 32
+        assert stats.num_replayed_tokens == (37 - 32) + (44 - 32)
+
+
+@pytest.fixture(scope="module")
+def alone(model: Model) -> dict[str, Got]:
+    engine = make_engine(model, prefix_cache=False, num_pages=512)
+    found: dict[str, Got] = {}
+    for one in [*REQUESTS, *samples()]:
+        found |= run([one], engine=engine, **SHAPE | {"prefix_cache": False})[0]
+    return found
+
+
+def samples() -> list[Generate]:
+    """Samples of one prompt, which waits for the first of them."""
+    tokens = some_tokens(83, seed=2)
+    return [request(f"sample {seed}", tokens, temperature=1.0, seed=seed) for seed in range(4)]
+
+
+def run_all(model: Model, requests: list[Generate], **shape: Any) -> tuple[dict[str, Got], CoreStats]:
+    settings = SHAPE | {"num_pages": 512, "speculative_eagle_topk": 1, "speculative_adaptive": False} | shape
+    got, stats, _ = run(requests, engine=make_engine(model, **settings), stagger=2, **settings)
+    return got, stats
+
+
+MIXES: dict[str, dict[str, Any]] = {
+    "cached, chunks": {"prefill_budget": 32},
+    "few pages and slots": {"num_pages": 30, "state_slots": 9, "max_running": 8},
+    "n-grams": {"speculative": "ngram", "speculative_num_steps": 4},
+    "suffixes, few pages": {"speculative": "suffix", "num_pages": 30, "state_slots": 20, "max_running": 8},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MIXES.values(), ids=MIXES)
+def test_whatever_a_request_asks_for_is_the_same(
+    shape: dict[str, Any], model: Model, alone: dict[str, Got], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws, grammars, stops, penalties, log-probabilities, forced text, evictions."""
+    monkeypatch.setattr(batch, "STATE_INTERVAL", 24)
+    got, stats = run_all(model, [*REQUESTS, *samples()], **shape)
+    check(got, alone)
+    assert stats.num_kept_states > 0
+    assert (stats.num_accepted_tokens > 0) == ("speculative" in shape)
+
+
+def test_samples_of_a_prompt_compute_it_once(model: Model, alone: dict[str, Got]) -> None:
+    got, stats = run_all(model, samples())
+    check(got, alone)
+    assert len({tuple(mine.ids) for mine in got.values()}) == 4
+    assert stats.num_cached_tokens == 3 * 82
+    assert stats.num_replayed_tokens == 0
+
+
+@pytest.mark.slow
+def test_retracted_requests_go_on_from_their_states(model: Model) -> None:
+    requests = crowding_requests()
+    got, stats = run_all(model, requests, num_pages=40)
+    assert stats.num_retractions > 0
+    check(got, run_all(model, requests, prefix_cache=False)[0])
+
+
+def test_aborts_lose_no_slot_and_change_no_other_answer(model: Model, alone: dict[str, Got]) -> None:
+    settings = SHAPE | {"prefill_budget": 32, "state_slots": 6, "max_running": 4}
+    aborts = {3: "sample 0", 9: "sample 2"}
+    got, stats, _ = run(samples(), engine=make_engine(model, **settings), aborts=aborts, stagger=2, **settings)
+    assert got["sample 0"].ids == alone["sample 0"].ids[: len(got["sample 0"].ids)]
+    for rid in ("sample 1", "sample 3"):
+        assert got[rid].ids == alone[rid].ids
+    assert stats.num_running == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"deterministic": True}, "deterministic is not for models with recurrent layers"),
+        ({"overlap": "on"}, "overlap is not for models with recurrent layers"),
+        ({"transfer_bind": "tcp://127.0.0.1:0"}, "transfer_bind is not for models with recurrent layers"),
+        ({"state_slots": 4, "max_running": 5}, "state_slots 4 are fewer than max_running 5"),
+    ],
+)
+def test_settings_that_hybrid_models_do_not_know_are_refused(
+    settings: dict[str, Any], message: str, model: Model
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        make_engine(model, **settings)
+
+
+def test_trees_and_draft_heads_are_refused(model: Model) -> None:
+    engine = make_engine(model)
+    config = CoreConfig(device="cpu", speculative="ngram", speculative_eagle_topk=3)
+    with pytest.raises(RequestError, match="follows one chain of draft tokens, not a tree"):
+        resolve_speculation(config, model[1])
+    config = CoreConfig(device="cpu", speculative="eagle", speculative_draft_model=str(model[1]))
+    with pytest.raises(RequestError, match="draft heads are not for models with recurrent layers"):
+        build_source(config, model[1], engine._runner.model, num_pages=8, num_host_pages=0)

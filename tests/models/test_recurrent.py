@@ -1,0 +1,168 @@
+"""Hybrid models on random checkpoints in float32. Judges: transformers with the same weights, and recurrences written
+as loops."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from msgspec.structs import replace
+from transformers import PreTrainedModel
+
+from ramiform.runtime.models.parameters import num_parameters
+from ramiform.runtime.models.read_config import read_config
+from ramiform.runtime.models.recurrent.scan import CHUNK, scan, step
+from ramiform.runtime.models.size import model_size
+from ramiform.runtime.scheduler.plan import DraftNode, RowState, StateAdvance, StateCopy
+
+from .test_decoder_equals_transformers import assert_close, forward, load, page_tables, rows_of, tokens
+from .test_families import SIZES
+
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 10,
+    "head_dim": 24,
+    "partial_rotary_factor": 0.5,
+}
+_EXPERTS = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3 next": ("Qwen3Next", {**SIZES, **_DELTA, **_EXPERTS, "mlp_only_layers": [2]}),
+    "qwen3.5": ("Qwen3_5Text", {**SIZES, **_DELTA}),
+    "qwen3.5 moe": ("Qwen3_5MoeText", {**SIZES, **_DELTA, **_EXPERTS}),
+}
+every_family = pytest.mark.parametrize("name", CONFIGS)
+
+
+@cache
+def make_judge(name: str) -> PreTrainedModel:
+    """Make a random model in which every parameter matters, and whose states forget slowly."""
+    kind, fields = CONFIGS[name]
+    torch.manual_seed(len(name))
+    config = getattr(transformers, f"{kind}Config")(**fields)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if path.endswith("A_log"):
+                parameter.sub_(3.0)
+            elif parameter.dim() == 1 or "conv1d" in path:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
+    def make(name: str) -> Path:
+        path = tmp_path_factory.mktemp("checkpoint")
+        make_judge(name).save_pretrained(path)
+        return path
+
+    return make
+
+
+def expected(name: str, prompt: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return make_judge(name)(torch.tensor([prompt]), use_cache=False).logits[0]
+
+
+@every_family
+def test_prompts_in_one_pass_without_slots(name: str, checkpoints: Any) -> None:
+    model, pool = load(checkpoints(name))
+    prompts = [tokens(101, seed=1), tokens(9, seed=2)]
+    rows = [
+        rows_of(prompt, pages, [len(prompt)])[0] for prompt, pages in zip(prompts, page_tables(101, 9), strict=True)
+    ]
+    for prompt, found in zip(prompts, forward(model, pool, rows), strict=True):
+        want = expected(name, prompt)
+        assert float(want.std()) > 0.3, "the judge's model must not be trivial"
+        assert_close(found, want)
+
+
+def with_state(row: Any, slot: int, *saves: tuple[int, int]) -> Any:
+    return replace(row, state=RowState(slot, list(saves)))
+
+
+@every_family
+def test_chunks_decode_steps_and_saved_states_in_a_batch(name: str, checkpoints: Any) -> None:
+    model, pool = load(checkpoints(name))
+    model.allocate_states(6)
+    assert model.states is not None
+    for memory in (model.states.conv_LSWC, model.states.state_LSHKV):
+        memory.fill_(float("nan"))  # what was never written must never count
+    lengths, parts = (101, 48, 7, 34), ([70, 30, 1], [46, 1, 1], [5, 1, 1], [1, 1, 32])
+    prompts = [tokens(length, seed=length) for length in lengths]
+    rows = [rows_of(*row) for row in zip(prompts, page_tables(*lengths), parts, strict=True)]
+    found = []
+    for number in range(3):
+        step_rows = [with_state(row[number], slot) for slot, row in enumerate(rows)]
+        if number == 0:  # kept on the way, in the middle of a row and at its end
+            step_rows[0] = with_state(rows[0][0], 0, (33, 4), (70, 5))
+        found.append(forward(model, pool, step_rows))
+    for prompt, *own in zip(prompts, *found, strict=True):
+        assert_close(torch.cat(own), expected(name, prompt))
+    want = expected(name, prompts[0])
+    for slot, position in ((4, 33), (5, 70)):
+        rest = replace(rows[0][0], tokens=prompts[0][position:], first_position=position, pages=rows[0][2].pages)
+        assert_close(forward(model, pool, [with_state(rest, slot)])[0], want[position:])
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 3])
+def test_a_state_goes_on_from_the_drafts_that_were_right(num_right: int, checkpoints: Any) -> None:
+    model, pool = load(checkpoints("qwen3 next"))
+    model.allocate_states(2)
+    prompt, [pages] = tokens(40, seed=6), page_tables(60)
+    [row] = rows_of(prompt, pages, [40])
+    forward(model, pool, [with_state(row, 1)])
+    drafts = tokens(4, seed=8)
+    chain = {"tokens": [5, *drafts[1:]], "first_position": 40, "pages": pages, "parents": [-1, 0, 1]}
+    found = forward(model, pool, [with_state(replace(row, **chain, nodes=[DraftNode(draw=0)] * 3), 1)])[0]
+    assert_close(found, expected("qwen3 next", [*prompt, 5, *drafts[1:]])[40:])
+    kept = [*prompt, 5, *drafts[1 : 1 + num_right]]
+    with torch.inference_mode():
+        model.change_states([StateAdvance(1, num_right), StateCopy(1, 0)] if num_right else [StateCopy(1, 0)])
+    rest = replace(row, tokens=[7, 8], first_position=len(kept), pages=pages)
+    assert_close(forward(model, pool, [with_state(rest, 0)])[0], expected("qwen3 next", [*kept, 7, 8])[-2:])
+
+
+@every_family
+def test_parameters_are_counted_as_the_judge_counts_them(name: str, checkpoints: Any) -> None:
+    config = read_config(checkpoints(name))
+    assert num_parameters(config) == make_judge(name).num_parameters()
+    assert model_size(config).num_parameters == num_parameters(config)
+
+
+@pytest.mark.parametrize("is_delta", [True, False])
+@pytest.mark.parametrize("count", [1, 2, CHUNK, CHUNK + 1, 2 * CHUNK + 3])
+def test_chunks_of_a_scan_equal_single_steps(count: int, is_delta: bool) -> None:
+    torch.manual_seed(count)
+    H, K, V = 3, 5, 4
+    q, k, v = (torch.randn(count, H, size) for size in (K, K, V))
+    k = k / k.norm(dim=-1, keepdim=True)
+    g, beta = -4 * torch.rand(count, H) ** 6, torch.rand(count, H) if is_delta else None
+    state = torch.randn(H, K, V)
+    outputs, after = scan(state, q, k, v, g, beta)
+    one = state.clone()[None]
+    for index in range(count):
+        own_beta = None if beta is None else beta[None, index]
+        output = step(one, q[None, index], k[None, index], v[None, index], g[None, index], own_beta)
+        torch.testing.assert_close(outputs[index], output[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(after, one[0], atol=1e-4, rtol=1e-4)
+    for h in range(H):  # and steps equal the rule as it is written
+        S = state[h].clone()
+        for t in range(count):
+            S = torch.exp(g[t, h]) * S
+            d = v[t, h] if beta is None else beta[t, h] * (v[t, h] - S.t() @ k[t, h])
+            S = S + torch.outer(k[t, h], d)
+        torch.testing.assert_close(after[h], S, atol=1e-4, rtol=1e-4)
