@@ -17,6 +17,7 @@ from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, f
 from .config import ModelConfig
 from .fixed_rows import with_fixed_product, with_fixed_rows
 from .linear import DenseLinear, Linear
+from .lora.adapters import AdapterProducts, LoraLayers, StepAdapters
 from .norm import Norm
 from .packed_linear import PackedLinear, pack_linear
 from .parallel.group import SINGLE_RANK, Group
@@ -41,6 +42,7 @@ class DecoderInputs:
     slots_T: torch.Tensor  # the KV slot of each token
     attention: dict[int | None, Attention]  # by window
     wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
+    adapters: StepAdapters | None = None  # None: all tokens are the base's
 
 
 class Decoder:
@@ -69,6 +71,7 @@ class Decoder:
         self._ropes = [Rope(rope, config.head_dim, device=self.device, dtype=self.dtype) for rope in ropes]
         self.rope = self._ropes[0]
         self.num_parameters = num_parameters(config)
+        self.lora = LoraLayers(config, group, self.layers, device=self.device, dtype=self.dtype)
         if ops is None:
             name: KernelsName = "reference" if self.rope.depends_on_length else "auto"
             ops = for_device(self.device, name, attention_cap=config.attention_cap)
@@ -167,7 +170,8 @@ class Decoder:
         config, ops = self.config, self.ops
         num_layers, wanted_O = self.whole_config.num_layers, inputs.wanted_O
         is_last, residual = self.layers.stop == num_layers, stream_TE
-        if self._compiled is not None and self._compiled.supports(inputs.attention, kv):
+        adapters = inputs.adapters
+        if adapters is None and self._compiled is not None and self._compiled.supports(inputs.attention, kv):
             stream, copies = self._compiled.forward(
                 stream_TE,
                 inputs.angles,
@@ -190,6 +194,7 @@ class Decoder:
             )
             for cos_T1D, sin_T1D in inputs.angles
         ]
+        own = None if adapters is None else adapters.of(is_selected=False)
         x = None  # the last part's output, not yet added to the residual stream
         for place, layer in enumerate(self.parameters.layers):
             index, norms = self.layers.start + place, layer.norms
@@ -200,24 +205,26 @@ class Decoder:
             if index in captures:
                 captured[index] = residual
             args = rope_args[config.uses_second_rope(place)]
-            normed, x = x, self._attention(x, layer, args, kv[place], inputs.attention[config.windows[place]])
+            qkv = layer.qkv(x) if own is None else own.linear(place, "qkv", layer.qkv, x, ops)
+            normed, x = x, self._attention(qkv, layer, args, kv[place], inputs.attention[config.windows[place]])
             if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
                 # Only the wanted tokens' hidden states are read; all keys and values are written.
                 if not len(wanted_O):
                     return residual[:0]
                 x, residual, normed = x[wanted_O], residual[wanted_O], normed[wanted_O]
-            x = layer.o(x)
+                own = None if adapters is None else adapters.of(is_selected=True)
+            x = layer.o(x) if own is None else own.linear(place, "o", layer.o, x, ops)
             if norms.attention_out is not None:
                 x = norms.attention_out(x, ops)
             if self._scale_residual is not None:
                 x = x * self._scale_residual
             if self._is_parallel:
-                own = normed if norms.mlp_in is None else norms.mlp_in(residual, ops)
+                mlp_in = normed if norms.mlp_in is None else norms.mlp_in(residual, ops)
                 residual = residual + x
-                x = layer.mlp(own, ops)
+                x = _mlp(place, layer, mlp_in, ops, own)
             else:
                 x, residual = _add(norms.mlp_in, x, residual, ops)
-                x = layer.mlp(x, ops)
+                x = _mlp(place, layer, x, ops, own)
             if norms.mlp_out is not None:
                 x = norms.mlp_out(x, ops)
             if self._scale_residual is not None:
@@ -255,11 +262,11 @@ class Decoder:
         return logits_OV if cap is None else cap * torch.tanh(logits_OV / cap)
 
     def _attention(
-        self, x_TE: torch.Tensor, layer: LayerParameters, args: RopeAndStoreArgs, kv: KvCache, attention: Attention
+        self, qkv_TC: torch.Tensor, layer: LayerParameters, args: RopeAndStoreArgs, kv: KvCache, attention: Attention
     ) -> torch.Tensor:
-        """Compute attention up to its output projection: [T, H * D]."""
-        T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
-        qkv = layer.qkv(x_TE).view(T, H + 2 * K, self.config.head_dim)
+        """Compute attention between the projections around it: [T, H * D]."""
+        T, H, K = qkv_TC.shape[0], self.config.num_heads, self.config.num_kv_heads
+        qkv = qkv_TC.view(T, H + 2 * K, self.config.head_dim)
         qk_norm_HD, scale = layer.qk_norm_HD, self.config.attention_scale
         if self.config.qk_norm == "all heads":
             qkv, qk_norm_HD = self._norm_all_heads(qkv, qk_norm_HD), None
@@ -283,6 +290,13 @@ class Decoder:
             x_TC = self.ops.rms_norm(parts_TND[part].flatten(1), weight.flatten(), self.config.norm_eps)
             parts_TND[part] = x_TC.view_as(parts_TND[part])
         return torch.cat(parts_TND, dim=1)
+
+
+def _mlp(
+    place: int, layer: LayerParameters, x_TE: torch.Tensor, ops: Ops, adapters: AdapterProducts | None
+) -> torch.Tensor:
+    """Compute the MLP of the layer at `place`."""
+    return layer.mlp(x_TE, ops) if adapters is None else adapters.mlp(place, layer.mlp, x_TE, ops)
 
 
 def _add(

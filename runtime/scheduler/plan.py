@@ -103,6 +103,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     parents: list[int] | None = None  # None: no draft nodes
     nodes: list[DraftNode] = []
     draft: DraftSpec | None = None  # for the request's next step, from the engine's draft source
+    adapter: int = 0  # number of the LoRA adapter; 0: the base alone
 
     @property
     def num_committed(self) -> int:

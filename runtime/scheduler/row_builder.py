@@ -31,6 +31,7 @@ def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: Dra
         parents=None if draft is None else draft.tree.parents,
         nodes=[] if draft is None else draft.nodes,
         draft=want,
+        adapter=request.message.adapter_number,
     )
 
 
@@ -44,6 +45,7 @@ def build_following_row(request: Request, follows: int, page_size: int) -> Row:
         first_position=first,
         pages=request.lease.pages[: first // page_size + 1],
         follows=follows,
+        adapter=request.message.adapter_number,
     )
 
 
