@@ -13,7 +13,7 @@ def add_low_rank(y_TO: torch.Tensor, x_TC: torch.Tensor, product: LowRankProduct
     for place, end in zip(segments.places, segments.ends, strict=True):
         tokens_N, start = segments.tokens_N[start:end], end
         own = product.by_place[place]
-        if own is None:
+        if own is None or not len(tokens_N):
             continue
         rank = len(own.b_RO)
         inner_NSR = x_TC[tokens_N].float() @ own.a_SRC.float().t()

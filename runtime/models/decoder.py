@@ -171,7 +171,7 @@ class Decoder:
         num_layers, wanted_O = self.whole_config.num_layers, inputs.wanted_O
         is_last, residual = self.layers.stop == num_layers, stream_TE
         adapters = inputs.adapters
-        if adapters is None and self._compiled is not None and self._compiled.supports(inputs.attention, kv):
+        if self._compiled is not None and self._compiled.supports(inputs.attention, kv):
             stream, copies = self._compiled.forward(
                 stream_TE,
                 inputs.angles,
@@ -180,6 +180,7 @@ class Decoder:
                 inputs.attention,
                 [index - self.layers.start for index in captures if index in self.layers],
                 wanted_O if is_last and num_layers not in captures else None,
+                adapters,
             )
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return stream

@@ -5,7 +5,6 @@ Judge: transformers, greedy, on the model that ships with each adapter merged in
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,8 @@ import ramiform
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 from .lora_files import merged, write_adapter
+
+torch.set_num_threads(1)  # threads that wait for each other on a busy machine cost more than this model
 
 NAMES = ("sql", "chat", "law", "poem")
 PROMPTS = (

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-
 from transformers import LlamaConfig, Qwen3Config
 
 from ramiform.kernels import for_device

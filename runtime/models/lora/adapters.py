@@ -113,18 +113,35 @@ class LoraLayers:
 
         `wanted` are the indices of the tokens whose hidden states are read.
         """
-        if not adapter_T.any():
+        adapters_A = np.unique(adapter_T[adapter_T > 0])
+        if not len(adapters_A):
             return None
-        return StepAdapters(self, self._segments(adapter_T), self._segments(adapter_T[wanted]))
+        return StepAdapters(self, self._segments(adapter_T, adapters_A), self._segments(adapter_T[wanted], adapters_A))
 
-    def _segments(self, adapter_T: np.ndarray) -> AdapterSegments:
+    def records(self, places: Sequence[int]) -> np.ndarray:
+        """Return the records of adapters at these places for the compiled step, int64 [L, products, A, words]."""
+        rows = [
+            [self._record(self._products[place, product].by_place[index]) for index in places]
+            for place in range(len(self._layers))
+            for product in PRODUCTS
+        ]
+        return np.array(rows, dtype=np.int64).reshape(len(self._layers), len(PRODUCTS), len(places), -1)
+
+    @property
+    def section_sizes(self) -> np.ndarray:
+        """Outputs of each product's sections, int64 [products, 3]; 0 for none."""
+        sizes = [self._pieces[product].sizes for product in PRODUCTS]
+        return np.array([[*own, *[0] * (3 - len(own))] for own in sizes], dtype=np.int64)
+
+    def _record(self, part: LowRank | None) -> tuple[int, int, int]:
+        return (0, 0, 0) if part is None else (part.a_SRC.data_ptr(), part.b_RO.data_ptr(), len(part.b_RO))
+
+    def _segments(self, adapter_T: np.ndarray, adapters_A: np.ndarray) -> AdapterSegments:
         order_T = adapter_T.argsort(kind="stable")
-        adapters_A, counts_A = np.unique(adapter_T, return_counts=True)
-        if len(adapters_A) and adapters_A[0] == 0:  # tokens of the base
-            order_T, adapters_A, counts_A = order_T[counts_A[0] :], adapters_A[1:], counts_A[1:]
-        [tokens_N] = to_device([order_T], self._device)
+        first, *ends = np.searchsorted(adapter_T[order_T], [0.5, *adapters_A], side="right").tolist()
+        [tokens_N] = to_device([order_T[first:]], self._device)
         return AdapterSegments(
-            [self._places[adapter] for adapter in adapters_A.tolist()], counts_A.cumsum().tolist(), tokens_N
+            [self._places[adapter] for adapter in adapters_A.tolist()], [end - first for end in ends], tokens_N
         )
 
     def _part(self, whole: tuple[torch.Tensor, torch.Tensor] | None, pieces: _Pieces) -> LowRank | None:
@@ -140,8 +157,8 @@ class LoraLayers:
     def _with_table(self, sizes: tuple[int, ...], parts: Sequence[LowRank | None]) -> LowRankProduct:
         if self._device.type != "cuda":
             return LowRankProduct(sizes, list(parts))
-        rows = [(0, 0, 0) if part is None else (*(each.data_ptr() for each in part), len(part.b_RO)) for part in parts]
-        return LowRankProduct(sizes, list(parts), torch.tensor(rows, dtype=torch.int64).to(self._device))
+        rows = torch.tensor([self._record(part) for part in parts], dtype=torch.int64)
+        return LowRankProduct(sizes, list(parts), rows.to(self._device))
 
 
 @dataclass(frozen=True)
