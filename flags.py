@@ -17,6 +17,7 @@ from .runtime.protocol.setting_aliases import setting_for_alias, value_for_alias
 PANELS = {
     "Model": "served_model_name model_impl device kernels cuda_graphs wait_for_loops deterministic dtype quantize "
     "context_length",
+    "LoRA adapters": "lora max_loras max_lora_rank",
     "Several devices and machines": "tp pp nnodes node_rank master node_keys engine",
     "Memory and reuse": "num_pages kv_memory mem_fraction state_slots kv_dtype kv_scales host_kv_memory prefix_cache "
     "eviction kv_events kv_events_format kv_events_topic",
@@ -44,12 +45,13 @@ def settings_of(struct: type[msgspec.Struct], skip: frozenset[str] = frozenset()
     for field in msgspec.structs.fields(struct):
         if field.name in skip:
             continue
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
         description = next(m.description for m in get_args(hints[field.name])[1:] if isinstance(m, msgspec.Meta))
         annotation = Annotated[
             kinds[field.name], typer.Option(help=description, rich_help_panel=PANEL_OF.get(field.name))
         ]
         parameters.append(
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
     order = list(PANEL_OF)
     return sorted(parameters, key=lambda p: order.index(p.name) if p.name in PANEL_OF else len(order))

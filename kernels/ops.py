@@ -15,6 +15,7 @@ import torch
 
 from .arguments import AttentionArgs, DecodeAttentionArgs, GroupRouting, RopeAndStoreArgs, SamplingTensors
 from .kv_cache import KvCache
+from .lora import AdapterSegments, LowRankProduct
 from .reference.experts import Routing
 
 
@@ -103,6 +104,12 @@ class Ops(Protocol):
         ...
 
     def combine_experts(self, y_PE: torch.Tensor, place_P: torch.Tensor, weights_TC: torch.Tensor) -> torch.Tensor: ...
+
+    def add_low_rank(
+        self, y_TO: torch.Tensor, x_TC: torch.Tensor, product: LowRankProduct, segments: AdapterSegments
+    ) -> None:
+        """Add each adapter's low-rank product of its tokens' `x_TC` to `y_TO`, in place."""
+        ...
 
     def apply_token_bitmask(self, logits_RV: torch.Tensor, bitmask_RW: torch.Tensor) -> torch.Tensor: ...
 

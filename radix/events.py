@@ -45,6 +45,9 @@ class Cleared:
 
 CacheEvent = Stored | Removed | Cleared
 
+# In the namespace of an adapter's prefixes, between what the client gave and the adapter's name, which a NUL ends.
+ADAPTER_MARK = "\0lora\0"
+
 
 def page_hash(parent: int | None, tokens: bytes | bytearray, namespace: str) -> int:
     """Hash one page. `tokens` are the page's packed tokens, `parent` is the hash of the page before it."""
@@ -100,7 +103,17 @@ class EventLog:
 
     def _store(self, node: TreeNode, namespace: str, parent: int | None, first: int) -> None:
         tokens = unpack(node.run[first * self._page_bytes : len(node.hashes) * self._page_bytes])
-        self._events.append(Stored(namespace, parent, node.hashes[first:], tokens, _tier_name(node.on_host)))
+        _, _, adapter = namespace.partition(ADAPTER_MARK)
+        self._events.append(
+            Stored(
+                namespace,
+                parent,
+                node.hashes[first:],
+                tokens,
+                _tier_name(node.on_host),
+                adapter.partition("\0")[0] or None,
+            )
+        )
 
 
 def _tier_name(on_host: bool) -> TierName:

@@ -30,11 +30,10 @@ from .attention import (
 )
 from .attention_inner import address_of, pointer_to
 from .bfloat16 import narrow
-from .block_parts import GELU_TANH, activate, activate_gated, normalise, normalise_together
+from .block_parts import GELU_TANH, normalise, normalise_together
 from .compiled import Floats, Ints, compiled
-from .matmul import multiply_panels, num_panels, prepare_rows, prepared_size
-from .packed_matrix import WIDTH
 from .shared_phases import claim, complete, wait
+from .step_products import multiply, multiply_adapters, multiply_gate_up, multiply_up, num_parts, prepare
 
 Bytes = NDArray[np.uint8]
 
@@ -60,95 +59,15 @@ PLAN, ROPE, NUM_WORDS = 5, 6, 8  # 0 or 1: which attention plan, and which angle
     _PREPARE_DOWN,
     _DOWN,
     _ADD_MLP,
+    _INNER_QKV,
+    _INNER_O,
+    _INNER_GATE_UP,
+    _INNER_DOWN,
     PHASES_PER_LAYER,
-) = range(16)
+) = range(20)
 _FEW = 4  # tokens up to which every thread computes norms by itself: that takes less time than meeting the others
-_TASKS_PER_THREAD = 8
 
 _floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
-
-
-@compiled("int64(int64, int64)")
-def _num_parts(size: int, num_threads: int) -> int:
-    """Return the number of tasks that `size` rows or panels are divided into."""
-    return 1 if num_threads == 1 else min(size, _TASKS_PER_THREAD * num_threads)
-
-
-@compiled(
-    "void(int64[::1], int64, int64, boolean, int64[::1], float32[:,::1], int64, float32, boolean, float32[:,::1],"
-    " uint8[::1])"
-)
-def _prepare(
-    phases: Ints,
-    phase: int,
-    num_threads: int,
-    alone: bool,
-    matrix_W: Ints,
-    x_TC: Floats,
-    norm: int,
-    eps: float,
-    is_layer_norm: bool,
-    normed_TC: Floats,
-    prepared: Bytes,
-) -> None:
-    """Prepare all rows for the product with a matrix, after a norm if `norm`, the address of its weights, is not 0.
-
-    Each thread prepares all rows in memory of its own if `alone`, else the threads share the rows.
-    """
-    T = len(x_TC)
-    if norm == 0 and prepared_size(matrix_W, 1) == 0:
-        return
-    parts = 1 if alone else _num_parts(T, num_threads)
-    while True:
-        part = 0 if alone else claim(phases, phase, parts)
-        if part < 0:
-            break
-        first, end = T * part // parts, T * (part + 1) // parts
-        if norm != 0:
-            normalise(x_TC[first:end], norm, eps, is_layer_norm, normed_TC[first:end])
-            prepare_rows(matrix_W, normed_TC, first, end, prepared)
-        else:
-            prepare_rows(matrix_W, x_TC, first, end, prepared)
-        if alone:
-            return
-        complete(phases, phase, parts)
-    wait(phases, phase, parts)
-
-
-@compiled(
-    "void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1], float32)"
-)
-def _multiply(
-    phases: Ints,
-    phase: int,
-    num_threads: int,
-    matrix_W: Ints,
-    x_TC: Floats,
-    prepared: Bytes,
-    y_TN: Floats,
-    sum_TN: Floats,
-    factor: float,
-) -> None:
-    """Write `y = x w^T + bias`, and add `factor` times that to `sum_TN` if it is not 0."""
-    T, N = y_TN.shape
-    panels = num_panels(matrix_W)
-    parts = _num_parts(panels, num_threads)
-    while True:
-        part = claim(phases, phase, parts)
-        if part < 0:
-            break
-        first, end = panels * part // parts, panels * (part + 1) // parts
-        multiply_panels(matrix_W, x_TC, prepared, y_TN, first, end)
-        if factor == 1:
-            for t in range(T):
-                for n in range(first * WIDTH, min(end * WIDTH, N)):
-                    sum_TN[t, n] += y_TN[t, n]
-        elif factor != 0:
-            for t in range(T):
-                for n in range(first * WIDTH, min(end * WIDTH, N)):
-                    sum_TN[t, n] += factor * y_TN[t, n]
-        complete(phases, phase, parts)
-    wait(phases, phase, parts)
 
 
 @compiled(
@@ -168,7 +87,7 @@ def _add_normed(
 ) -> None:
     """Add `factor` times the norm of `y_TE` to `sum_TE`; `norm` is the address of the norm's weights."""
     T, E = y_TE.shape
-    parts = _num_parts(T, num_threads)
+    parts = num_parts(T, num_threads)
     while True:
         part = claim(phases, phase, parts)
         if part < 0:
@@ -238,78 +157,12 @@ def _rotate_rows(
                 kh[d], vh[d] = narrow(qkv_TC[t, keys + d], kh[d]), narrow(qkv_TC[t, values + d], vh[d])
 
 
-@compiled("void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64)")
-def _up(
-    phases: Ints,
-    phase: int,
-    num_threads: int,
-    matrix_W: Ints,
-    x_TE: Floats,
-    prepared: Bytes,
-    up_TI: Floats,
-    activation: int,
-) -> None:
-    """Write the activated product of `x_TE` and the matrix, of an MLP without a gate."""
-    size = up_TI.shape[1]
-    panels = num_panels(matrix_W)
-    parts = _num_parts(panels, num_threads)
-    while True:
-        part = claim(phases, phase, parts)
-        if part < 0:
-            break
-        first, end = panels * part // parts, panels * (part + 1) // parts
-        multiply_panels(matrix_W, x_TE, prepared, up_TI, first, end)
-        activate(up_TI, first * WIDTH, min(end * WIDTH, size), activation)
-        complete(phases, phase, parts)
-    wait(phases, phase, parts)
-
-
-@compiled(
-    "void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1], boolean)"
-)
-def _gate_up(
-    phases: Ints,
-    phase: int,
-    num_threads: int,
-    matrix_W: Ints,
-    x_TE: Floats,
-    prepared: Bytes,
-    gate_up_TJ: Floats,
-    gated_TI: Floats,
-    is_gelu: bool,
-) -> None:
-    """Write act(gate) * up, where gate and up are the halves of the product of `x_TE` and the matrix."""
-    T, size = gated_TI.shape
-    if size % WIDTH == 0:  # a panel of gates and one of ups are activated while they are in the cache
-        panels = size // WIDTH
-        parts = _num_parts(panels, num_threads)
-        while True:
-            part = claim(phases, phase + _GATE_UP, parts)
-            if part < 0:
-                break
-            first, end = panels * part // parts, panels * (part + 1) // parts
-            multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, first, end)
-            multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, panels + first, panels + end)
-            activate_gated(gate_up_TJ, gated_TI, 0, T, first * WIDTH, end * WIDTH, is_gelu)
-            complete(phases, phase + _GATE_UP, parts)
-        wait(phases, phase + _GATE_UP, parts)
-        return
-    _multiply(phases, phase + _GATE_UP, num_threads, matrix_W, x_TE, prepared, gate_up_TJ, gate_up_TJ, np.float32(0))
-    parts = _num_parts(T, num_threads)
-    while True:
-        part = claim(phases, phase + _ACTIVATE, parts)
-        if part < 0:
-            break
-        activate_gated(gate_up_TJ, gated_TI, T * part // parts, T * (part + 1) // parts, 0, size, is_gelu)
-        complete(phases, phase + _ACTIVATE, parts)
-    wait(phases, phase + _ACTIVATE, parts)
-
-
 @compiled(
     "void(int64[::1], int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32,"
     " float32, float32, float32, int64, boolean, boolean, boolean, boolean, float32[:,:,::1], float32[:,:,::1],"
     " int64[::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
-    " float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1])"
+    " float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1],"
+    " int64[:,:,:,::1], int64[:,::1], int64[:,::1], int64[:,::1], float32[:,::1])"
 )
 def decoder_layers(
     phases: Ints,
@@ -343,6 +196,11 @@ def decoder_layers(
     prepared: Bytes,
     capture_of_L: Ints,
     captured_XTE: Floats,
+    adapters_LPAW: Ints,
+    tokens_2N: Ints,
+    ends_2A: Ints,
+    sizes_PS: Ints,
+    inner_NR: Floats,
 ) -> None:
     """Add the attention and the MLP of all layers to `x_TE` in place; store keys and values in the tokens' slots.
 
@@ -352,7 +210,10 @@ def decoder_layers(
     `norms_all_heads` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what attention reads. If
     `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes them to `last_OE`. A
     layer's input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory
-    that the threads share, of R rows, at least T and O; `prepared` has the bytes of the largest prepared input of any
+    that the threads share, of R rows, at least T and O; `inner_NR` has a row for each token with an adapter. The P
+    products of a layer are QKV, OUTPUT, GATE_UP and DOWN; `adapters_LPAW` are their adapters as of `lora`, and
+    `sizes_PS` the outputs of their sections, 0 for none. `tokens_2N` and `ends_2A` are the tokens of each adapter,
+    among all tokens and among the wanted ones. `prepared` has the bytes of the largest prepared input of any
     matrix.
     """
     L, T, C, A = len(layers_LFW), x_TE.shape[0], qkv_RC.shape[1], out_RA.shape[1]
@@ -364,6 +225,7 @@ def decoder_layers(
     size = max(scratch_size(plan, kv_LX[0]), scratch_size(window_plan, kv_LX[0]))
     scratch = np.empty(size // 2 + 1, dtype=np.int64)
     queries, outputs = address_of(qkv_TC), address_of(out_TA)
+    tokens_N, ends_A = tokens_2N[0], ends_2A[0]
     for layer in range(L):
         qkv_W, o_W, gate_up_W = layers_LFW[layer, QKV], layers_LFW[layer, OUTPUT], layers_LFW[layer, GATE_UP]
         down_W, others_W = layers_LFW[layer, DOWN], layers_LFW[layer, OTHERS]
@@ -375,13 +237,16 @@ def decoder_layers(
             wait(phases, phase + _CAPTURE, 1)
 
         norm = others_W[INPUT_NORM]
-        _prepare(
-            phases, phase + _NORM_1, num_threads, alone, qkv_W, x_TE, norm, eps, is_layer_norm, normed_TE, prepared
-        )
+        prepare(phases, phase + _NORM_1, num_threads, alone, qkv_W, x_TE, norm, eps, is_layer_norm, normed_TE, prepared)
         # Without a norm the rows are read where they are.
         source_TE = x_TE if norm == 0 else normed_TE
-        _multiply(phases, phase + _QKV, num_threads, qkv_W, source_TE, prepared, qkv_TC, qkv_TC, none)
-        parts = _num_parts(T, num_threads)
+        own_AW = adapters_LPAW[layer, QKV]
+        multiply_adapters(phases, phase + _INNER_QKV, num_threads, source_TE, own_AW, tokens_N, ends_A, 3, inner_NR)
+        multiply(
+            phases, phase + _QKV, num_threads, qkv_W, source_TE, prepared, qkv_TC, qkv_TC, none,
+            inner_NR, own_AW, tokens_N, ends_A, sizes_PS[QKV],
+        )  # fmt: skip
+        parts = num_parts(T, num_threads)
         while True:
             part = claim(phases, phase + _ROTATE, parts)
             if part < 0:
@@ -417,13 +282,19 @@ def decoder_layers(
             wait(phases, phase + _SELECT, 1)
             x_TE, out_TA, normed_TE, y_TE = last_OE, selected_OA, normed_RE[:T], y_RE[:T]
             gate_up_TJ, gated_TI = gate_up_RJ[:T], gated_RI[:T]
+            tokens_N, ends_A = tokens_2N[1], ends_2A[1]
 
         for turn in range(2):
             if (turn == 0) != is_parallel:  # attention's output first, unless the MLP reads the stream without it
-                _prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, False, out_TA, prepared)
+                prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, False, out_TA, prepared)
                 norm = others_W[ATTENTION_OUT_NORM]
                 factor = residual_scale if norm == 0 else none
-                _multiply(phases, phase + _O, num_threads, o_W, out_TA, prepared, y_TE, x_TE, factor)
+                own_AW = adapters_LPAW[layer, OUTPUT]
+                multiply_adapters(phases, phase + _INNER_O, num_threads, out_TA, own_AW, tokens_N, ends_A, 1, inner_NR)
+                multiply(
+                    phases, phase + _O, num_threads, o_W, out_TA, prepared, y_TE, x_TE, factor,
+                    inner_NR, own_AW, tokens_N, ends_A, sizes_PS[OUTPUT],
+                )  # fmt: skip
                 if norm != 0:
                     _add_normed(
                         phases, phase + _ADD_ATTENTION, num_threads, y_TE, norm, eps, is_layer_norm, residual_scale,
@@ -431,22 +302,35 @@ def decoder_layers(
                     )  # fmt: skip
                 continue
             norm = others_W[POST_NORM]
-            _prepare(
+            prepare(
                 phases, phase + _NORM_2, num_threads, alone, gate_up_W, x_TE, norm, eps, is_layer_norm, normed_TE,
                 prepared,
             )  # fmt: skip
             source_TE = x_TE if norm == 0 else normed_TE
+            own_AW, sections = adapters_LPAW[layer, GATE_UP], 2 if is_gated else 1
+            multiply_adapters(
+                phases, phase + _INNER_GATE_UP, num_threads, source_TE, own_AW, tokens_N, ends_A, sections, inner_NR
+            )
             if is_gated:
-                is_gelu = activation == GELU_TANH
-                _gate_up(phases, phase, num_threads, gate_up_W, source_TE, prepared, gate_up_TJ, gated_TI, is_gelu)
+                multiply_gate_up(
+                    phases, phase + _GATE_UP, phase + _ACTIVATE, num_threads, gate_up_W, source_TE, prepared,
+                    gate_up_TJ, gated_TI, activation == GELU_TANH,
+                    inner_NR, own_AW, tokens_N, ends_A, sizes_PS[GATE_UP],
+                )  # fmt: skip
             else:
-                _up(phases, phase + _GATE_UP, num_threads, gate_up_W, source_TE, prepared, gated_TI, activation)
-        _prepare(
-            phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, False, gated_TI, prepared
-        )
+                multiply_up(
+                    phases, phase + _GATE_UP, num_threads, gate_up_W, source_TE, prepared, gated_TI, activation,
+                    inner_NR, own_AW, tokens_N, ends_A, sizes_PS[GATE_UP],
+                )  # fmt: skip
+        prepare(phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, False, gated_TI, prepared)
         norm = others_W[MLP_OUT_NORM]
         factor = residual_scale if norm == 0 else none
-        _multiply(phases, phase + _DOWN, num_threads, down_W, gated_TI, prepared, y_TE, x_TE, factor)
+        own_AW = adapters_LPAW[layer, DOWN]
+        multiply_adapters(phases, phase + _INNER_DOWN, num_threads, gated_TI, own_AW, tokens_N, ends_A, 1, inner_NR)
+        multiply(
+            phases, phase + _DOWN, num_threads, down_W, gated_TI, prepared, y_TE, x_TE, factor,
+            inner_NR, own_AW, tokens_N, ends_A, sizes_PS[DOWN],
+        )  # fmt: skip
         if norm != 0:
             _add_normed(
                 phases, phase + _ADD_MLP, num_threads, y_TE, norm, eps, is_layer_norm, residual_scale, normed_TE, x_TE

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...runtime.programs.executor import OnDelta, OperationResult, PendingResult
 from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol import session
-from ...runtime.protocol.decisions import DecisionAnswer, Question
+from ...runtime.protocol.decisions import DecisionAnswer
 from ...runtime.protocol.errors import RequestError
 from .calls import ModelCalls
 from .model import Model, ModelCall, ModelOutput
@@ -43,6 +43,7 @@ class TranscriptExecutor:
         return OperationResult(self.append_text(text))
 
     def generate(self, gen: session.Gen, on_delta: OnDelta) -> PendingResult:
+        _refuse_adapter(gen)
         transcript = self._transcript
 
         def call(model_call: ModelCall) -> ModelOutput:
@@ -67,6 +68,7 @@ class TranscriptExecutor:
         return OperationResult(generated.text)
 
     def select(self, select: session.Select) -> PendingResult:
+        _refuse_adapter(select)
         transcript = self._transcript
 
         def finish(choice: session.Choice) -> OperationResult:
@@ -76,13 +78,14 @@ class TranscriptExecutor:
 
         return self._calls.begin(lambda call: self._model.select(transcript, select, call), finish)
 
-    def decide(self, questions: tuple[Question, ...]) -> PendingResult:
+    def decide(self, decide: session.Decide) -> PendingResult:
+        _refuse_adapter(decide)
         transcript = self._transcript
 
         def finish(answers: list[DecisionAnswer]) -> OperationResult:
             return OperationResult("", answers=answers)
 
-        return self._calls.begin(lambda call: self._model.decide(transcript, questions, call), finish)
+        return self._calls.begin(lambda call: self._model.decide(transcript, decide.questions, call), finish)
 
     def fork(self, children: Sequence[StateProgress]) -> list[TranscriptExecutor]:
         return [TranscriptExecutor(self._model, self._calls, child, self._transcript.fork()) for child in children]
@@ -105,3 +108,9 @@ class TranscriptExecutor:
 
     def generation_ended(self) -> None:
         """Nothing is kept for generations to come."""
+
+
+def _refuse_adapter(operation: session.Gen | session.Select | session.Decide) -> None:
+    """Raise RequestError for an operation with a LoRA adapter."""
+    if operation.lora is not None:
+        raise RequestError("lora needs a runtime of ramiform: this backend has no adapters", param="lora")

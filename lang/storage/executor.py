@@ -15,7 +15,6 @@ import msgspec
 from ...runtime.programs.executor import OnDelta, OperationResult, PendingResult
 from ...runtime.programs.running_program import StateProgress
 from ...runtime.protocol import session
-from ...runtime.protocol.decisions import Question
 from ...runtime.protocol.errors import ErrorInfo, RamiformError, RequestError
 from .answers import AnswerStore, Lookup, StateContent, StoredAnswer, StoredRequest, StoredRun, normalised
 from .remote import ForkPoint, Post, Remotes, RemoteState
@@ -115,8 +114,8 @@ class StoredExecutor:
 
         return self._answer(select, replay)
 
-    def decide(self, questions: tuple[Question, ...]) -> PendingResult:
-        return self._answer(session.Decide(questions), lambda answer: None)
+    def decide(self, decide: session.Decide) -> PendingResult:
+        return self._answer(decide, lambda answer: None)
 
     def fork(self, children: Sequence[StateProgress]) -> list[StoredExecutor]:
         index = self.index

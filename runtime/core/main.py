@@ -34,6 +34,7 @@ from ..protocol import wire
 from ..protocol.config import SOURCES_ON_DEVICE, CoreConfig
 from ..protocol.core import (
     Abort,
+    AdaptersChanged,
     Answers,
     Attach,
     CoreFailed,
@@ -41,12 +42,14 @@ from ..protocol.core import (
     CoreReply,
     FromCore,
     Generate,
+    LoadAdapter,
     ModelInfo,
     MovePrefixes,
     RequestFailed,
     TakeSessions,
     ToCore,
     Tokens,
+    UnloadAdapter,
 )
 from ..protocol.errors import ErrorInfo, RamiformError, RequestError, RuntimeFailed
 from ..protocol.tree import GetTree, GetTreeNode
@@ -59,6 +62,7 @@ from ..tokenizer import load_tokenizer
 from ..transfer.hub import TransferHub, cannot_move, uses_transfers
 from ..transfer.pages import CachePages, layout_of
 from . import load_progress
+from .adapters import Adapters
 from .cache_events import CacheEventPublisher
 from .core_metrics import CoreMetricsRecorder, TimedGrammarCache
 from .loop_loader import LoopLoader
@@ -168,10 +172,14 @@ class FrontendSocket:
                 return [] if self._owners.pop(answer.rid, None) is None else [(owner, Abort(answer.rid))]
         return [abort for answer in answers for abort in self._send(owner, [answer])]
 
+    def tell_all(self, message: FromCore) -> None:
+        """Send a message to every frontend."""
+        for owner in self._attached:
+            self.reply(owner, message)
+
     def fail(self, error: BaseException) -> None:
         """Tell every frontend that the core is going down, and give the bytes time to leave."""
-        for owner in self._attached:
-            self.reply(owner, CoreFailed(ErrorInfo.of(error)))
+        self.tell_all(CoreFailed(ErrorInfo.of(error)))
         self._socket.close(linger=500)
         self._context.term()
 
@@ -187,6 +195,7 @@ class LoadedCore:
     publisher: CacheEventPublisher | None
     recorder: CoreMetricsRecorder
     grammars: TimedGrammarCache
+    adapters: Adapters
     ahead: bool  # plan a step while the previous one is computed
     transfers: TransferHub | None
 
@@ -228,6 +237,9 @@ def load_core(
         version=__version__,
         **asdict(engine.info),
     )
+    if has_transfers and config.lora:
+        raise RequestError("runtimes that exchange KV have no LoRA adapters: leave out lora", param="lora")
+    adapters = Adapters(config, engine, (*info.names, info.path))
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
     facts = VocabularyInfo(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
     publisher = None
@@ -284,7 +296,7 @@ def load_core(
     on_gpu = info.device.startswith("cuda") and not info.num_state_slots
     ahead = config.overlap == "on" or (config.overlap == "auto" and on_gpu)
     logged = scheduler if log is None else LoggingScheduler(scheduler, log)
-    return LoadedCore(engine, logged, info, cache, publisher, recorder, grammars, ahead, transfers)
+    return LoadedCore(engine, logged, info, cache, publisher, recorder, grammars, adapters, ahead, transfers)
 
 
 def _computes_without_loops(config: CoreConfig, path: Path) -> bool:
@@ -332,26 +344,42 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
     """Repeat: messages in, one forward, tokens out. Raises RuntimeFailed when a rank dies."""
     scheduler, recorder = core.scheduler, core.recorder
     pipeline = Pipeline(core.engine, scheduler, ahead=core.ahead, on_step=recorder.record_step)
-    viewer, transfers = TreeViewer(core.cache), core.transfers
+    viewer, transfers, adapters = TreeViewer(core.cache), core.transfers, core.adapters
     if transfers is not None:
         link.wake_on(transfers.wake_sockets)
 
     def send(answers: list[FromCore]) -> None:
         recorder.record_answers(answers)
+        adapters.note_answers(answers)
         if transfers is not None:
             transfers.note_answers(answers)
         unsent.extend(link.send(answers))
 
+    def reply_adapter(owner: bytes, reply: CoreReply | None) -> None:
+        if reply is not None:
+            if reply.error is None:
+                link.tell_all(AdaptersChanged(adapters.listed))
+            link.reply(owner, reply)
+
     unsent: list[tuple[bytes, Abort]] = []
     while True:
-        is_polled = scheduler.pending_grammars or (transfers is not None and transfers.active)
+        is_polled = scheduler.pending_grammars or adapters.is_busy or (transfers is not None and transfers.active)
         wait = 0 if not scheduler.idle else GRAMMAR_POLL_MS if is_polled else None
         if wait is None and loader.pending:
             wait = LOOPS_POLL_MS
         for owner, message in received(link, 0 if viewer.busy else wait):
             if isinstance(message, Attach):
-                link.reply(owner, CoreReady(core.info))
+                link.reply(owner, CoreReady(msgspec.structs.replace(core.info, adapters=adapters.listed)))
                 continue
+            if isinstance(message, LoadAdapter | UnloadAdapter):
+                reply_adapter(owner, _without_adapters(message) if transfers else adapters.handle(message, owner))
+                continue
+            if isinstance(message, Generate):
+                try:
+                    message = adapters.resolve(message)
+                except RequestError as error:
+                    send([RequestFailed(message.rid, ErrorInfo.of(error))])
+                    continue
             if isinstance(message, GetTree | GetTreeNode):
                 viewer.ask(owner, message)
                 continue
@@ -372,6 +400,9 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
                 else:
                     send([answer])
         ranks.check()
+        if adapters.is_busy:
+            for owner, reply in adapters.advance():
+                reply_adapter(owner, reply)
         if transfers is not None:
             transfers.advance()
             for owner, reply in transfers.take_replies():
@@ -393,6 +424,11 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
         unsent.clear()
         if core.publisher is not None:
             core.publisher.publish(core.cache.take_events())
+
+
+def _without_adapters(message: LoadAdapter | UnloadAdapter) -> CoreReply:
+    error = RequestError("runtimes that exchange KV have no LoRA adapters", param="lora_name")
+    return CoreReply(message.call, error=ErrorInfo.of(error))
 
 
 def start_collections() -> None:

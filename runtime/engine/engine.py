@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..models.config import ModelConfig
 from ..models.decoder import Decoder
+from ..models.lora.peft import AdapterWeights
 from ..models.parallel.group import SINGLE_RANK, Group
 from ..protocol.config import DEFAULT_MAX_RUNNING
 from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, Sample
@@ -147,6 +149,22 @@ class ForwardEngine:
         self._runner.pool.write(row.pages[first : first + len(bytes_P)], own)
         if self._runner.source is not None:
             self._runner.source.skip([row])  # it has not seen the tokens
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The whole model's config."""
+        return self._runner.model.whole_config
+
+    def load_adapter(self, number: int, weights: AdapterWeights) -> None:
+        """Put a LoRA adapter on the device, for rows of plans that name its number.
+
+        Raises torch.OutOfMemoryError, with nothing changed, when the device has no memory for it.
+        """
+        self._runner.model.lora.add(number, weights)
+
+    def unload_adapter(self, number: int) -> None:
+        """Remove an adapter that no later plan names."""
+        self._runner.model.lora.remove(number)
 
     def use_loops(self) -> None:
         """Compute with compiled loops from the next step on, now that they are loaded."""

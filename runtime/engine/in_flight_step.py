@@ -49,7 +49,7 @@ class ModelRunner:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the hidden states of the `wanted` tokens, given by their indices in the step, and the draft source's
         features if these are wanted."""
-        if self.graphs is not None:
+        if self.graphs is not None and not any(row.adapter for row in rows):
             replayed = self.graphs.hidden_and_features(
                 rows, wanted, self.last_tokens, features=features, before=self.pool.settle
             )

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...kernels import Attention, AttentionArgs, KvCache, RowSpan, to_device
 from ..models.decoder import Decoder, DecoderInputs
+from ..models.lora.adapters import StepAdapters
 from ..models.recurrent.memory import RecurrentStep
 from ..scheduler.plan import Row
 from ..speculation.tree import is_chain
@@ -63,9 +64,17 @@ def decoder_inputs(
         angles=model.angles(positions, lengths),
         slots_T=slots,
         attention=_attention(spans, model, int(step.lengths_R.max()), kv),
+        adapters=_adapters(rows, step.row_T, wanted, model),
         wanted_O=None if np.array_equal(wanted, np.arange(len(step.ids_T))) else wanted_O,
         recurrent=None if model.config.recurrent is None else RecurrentStep.of(rows, model.device),
     )
+
+
+def _adapters(rows: Sequence[Row], row_T: np.ndarray, wanted: np.ndarray, model: Decoder) -> StepAdapters | None:
+    """Return the adapters of the rows' tokens."""
+    if not any(row.adapter for row in rows):
+        return None
+    return model.lora.step(np.array([row.adapter for row in rows])[row_T], wanted)
 
 
 def row_arrays(rows: Sequence[Row]) -> RowArrays:

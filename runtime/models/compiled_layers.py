@@ -36,12 +36,14 @@ from ...kernels.cpu.decoder_step import (
     ROPE,
     decoder_layers,
 )
+from ...kernels.cpu.lora import MAX_SECTIONS, RANK
 from ...kernels.cpu.matmul import prepared_size
 from ...kernels.cpu.packed_matrix import PackedMatrix
 from ...kernels.cpu.shared_phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .config import ModelConfig
 from .families import Activation
+from .lora.adapters import StepAdapters
 from .mlp import DenseMlp
 from .norm import Norm, RmsNorm
 from .packed_linear import packed_matrices
@@ -131,6 +133,7 @@ class CompiledLayers:
         attentions: Mapping[int | None, Attention],
         captures: Sequence[int],
         wanted_O: torch.Tensor | None,
+        adapters: StepAdapters | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Return the residual stream after all layers, [T, E], and the inputs [T, E] of the layers `captures`.
 
@@ -181,6 +184,7 @@ class CompiledLayers:
             *self._scratch_of(rows, (H + 2 * K) * D, H * D, E),
             capture_of_L,
             captured_XTE,
+            *_adapter_arrays(adapters, L),
         )
         run_tasks([compute] * threads)
         stream = torch.from_numpy(x if wanted_O is None else last_OE).to(x_TE.dtype)
@@ -211,6 +215,29 @@ class CompiledLayers:
             views[-1] = views[-1].reshape(-1).view(np.uint8)
             self._scratch = rows, views
         return self._scratch[1]
+
+
+def _adapter_arrays(adapters: StepAdapters | None, L: int) -> list[Any]:
+    """Return the adapters of a step as the loop takes them: records, tokens, their ends, sizes, and scratch memory."""
+    if adapters is None:
+        empty = np.empty((2, 0), np.int64)
+        return [
+            np.empty((L, 4, 0, 3), np.int64),
+            empty,
+            empty,
+            np.zeros((4, 3), np.int64),
+            np.empty((0, 0), np.float32),
+        ]
+    segments = adapters.tokens, adapters.wanted
+    num_rows = max(len(own.tokens_N) for own in segments)
+    tokens_2N = np.zeros((2, num_rows), np.int64)
+    for place, own in enumerate(segments):
+        tokens_2N[place, : len(own.tokens_N)] = own.tokens_N.numpy()
+    records_LPAW = adapters.layers.records(adapters.tokens.places)
+    most = MAX_SECTIONS * int(records_LPAW[..., RANK].max(initial=0))
+    ends_2A = np.array([own.ends for own in segments], dtype=np.int64)
+    inner_NR = np.empty((num_rows, most), np.float32)
+    return [records_LPAW, tokens_2N, ends_2A, adapters.layers.section_sizes, inner_NR]
 
 
 def _stored_weights(norm: Norm) -> torch.Tensor:

@@ -20,6 +20,7 @@ from .config import ModelConfig
 from .fixed_rows import with_fixed_product, with_fixed_rows
 from .latent.attention import LatentStep
 from .linear import DenseLinear, Linear
+from .lora.adapters import AdapterProducts, LoraLayers, StepAdapters
 from .norm import Norm
 from .packed_linear import PackedLinear, pack_linear
 from .parallel.group import SINGLE_RANK, Group
@@ -47,6 +48,7 @@ class DecoderInputs:
     attention: dict[int | None, Attention]  # by window
     wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
     recurrent: RecurrentStep | None = None  # of a model with recurrent layers
+    adapters: StepAdapters | None = None  # None: all tokens are the base's
 
 
 class Decoder:
@@ -75,6 +77,7 @@ class Decoder:
         self._ropes = [Rope(rope, config.rope_dim, device=self.device, dtype=self.dtype) for rope in ropes]
         self.rope = self._ropes[0]
         self.num_parameters = num_parameters(config)
+        self.lora = LoraLayers(config, group, self.layers, device=self.device, dtype=self.dtype)
         if ops is None:
             name: KernelsName = "reference" if self.rope.depends_on_length else "auto"
             ops = for_device(self.device, name, attention_cap=config.attention_cap)
@@ -212,6 +215,7 @@ class Decoder:
         config, ops = self.config, self.ops
         num_layers, wanted_O = self.whole_config.num_layers, inputs.wanted_O
         is_last, residual = self.layers.stop == num_layers, stream_TE
+        adapters = inputs.adapters
         if self._compiled is not None and self._compiled.supports(inputs.attention, kv):
             stream, copies = self._compiled.forward(
                 stream_TE,
@@ -221,6 +225,7 @@ class Decoder:
                 inputs.attention,
                 [index - self.layers.start for index in captures if index in self.layers],
                 wanted_O if is_last and num_layers not in captures else None,
+                adapters,
             )
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return stream
@@ -235,6 +240,7 @@ class Decoder:
             )
             for cos_T1D, sin_T1D in inputs.angles
         ]
+        own = None if adapters is None else adapters.of(is_selected=False)
         x = None  # the last part's output, not yet added to the residual stream
         for place, layer in enumerate(self.parameters.layers):
             index, norms = self.layers.start + place, layer.norms
@@ -245,28 +251,30 @@ class Decoder:
             if index in captures:
                 captured[index] = residual
             args = rope_args[config.uses_second_rope(place)]
+            qkv = layer.qkv(x) if own is None else own.linear(place, "qkv", layer.qkv, x, ops)
             if layer.recurrent is None:
                 own_kv, attention = kv[self._places[place]], inputs.attention[config.windows[place]]
-                normed, x = x, self._attention(x, layer, args, own_kv, attention)
+                normed, x = x, self._attention(qkv, layer, args, own_kv, attention)
             else:
-                normed, x = x, self._recurrence(x, layer, inputs.recurrent, self._places[place])
+                normed, x = x, self._recurrence(qkv, layer, inputs.recurrent, self._places[place])
             if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
                 # Only the wanted tokens' hidden states are read; all keys and values are written.
                 if not len(wanted_O):
                     return residual[:0]
                 x, residual, normed = x[wanted_O], residual[wanted_O], normed[wanted_O]
-            x = layer.o(x)
+                own = None if adapters is None else adapters.of(is_selected=True)
+            x = layer.o(x) if own is None else own.linear(place, "o", layer.o, x, ops)
             if norms.attention_out is not None:
                 x = norms.attention_out(x, ops)
             if self._scale_residual is not None:
                 x = x * self._scale_residual
             if self._is_parallel:
-                own = normed if norms.mlp_in is None else norms.mlp_in(residual, ops)
+                mlp_in = normed if norms.mlp_in is None else norms.mlp_in(residual, ops)
                 residual = residual + x
-                x = layer.mlp(own, ops)
+                x = _mlp(place, layer, mlp_in, ops, own)
             else:
                 x, residual = _add(norms.mlp_in, x, residual, ops)
-                x = layer.mlp(x, ops)
+                x = _mlp(place, layer, x, ops, own)
             if norms.mlp_out is not None:
                 x = norms.mlp_out(x, ops)
             if self._scale_residual is not None:
@@ -304,29 +312,28 @@ class Decoder:
         return logits_OV if cap is None else cap * torch.tanh(logits_OV / cap)
 
     def _recurrence(
-        self, x_TE: torch.Tensor, layer: LayerParameters, step: RecurrentStep | None, place: int
+        self, projected_TJ: torch.Tensor, layer: LayerParameters, step: RecurrentStep | None, place: int
     ) -> torch.Tensor:
-        """Compute a recurrent layer up to its output projection."""
+        """Compute a recurrent layer between the projections around it."""
         assert layer.recurrent is not None
         assert step is not None
-        projected_TJ = layer.qkv(x_TE)
         if self.states is None:
             return layer.recurrent(projected_TJ, None, step)
         self.states.keep_drafts(projected_TJ, step)
         return layer.recurrent(projected_TJ, self.states.layers[place], step)
 
     def _attention(
-        self, x_TE: torch.Tensor, layer: LayerParameters, args: RopeAndStoreArgs, kv: KvCache, attention: Attention
+        self, qkv_TC: torch.Tensor, layer: LayerParameters, args: RopeAndStoreArgs, kv: KvCache, attention: Attention
     ) -> torch.Tensor:
-        """Compute attention up to its output projection: [T, H * D]."""
+        """Compute attention between the projections around it: [T, H * D]."""
         if layer.latent is not None:
-            return layer.latent.attend(layer.qkv(x_TE), args, kv, self._latent_step(attention))
-        T, H, K = x_TE.shape[0], self.config.num_heads, self.config.num_kv_heads
-        qkv, gate_TC = layer.qkv(x_TE), None
+            return layer.latent.attend(qkv_TC, args, kv, self._latent_step(attention))
+        T, H, K = qkv_TC.shape[0], self.config.num_heads, self.config.num_kv_heads
+        gate_TC = None
         if self.config.output_gate:
-            qkv, gate_TC = qkv.split(((H + 2 * K) * self.config.head_dim, H * self.config.head_dim), dim=-1)
-            qkv = qkv.contiguous()
-        qkv = qkv.view(T, H + 2 * K, self.config.head_dim)
+            qkv_TC, gate_TC = qkv_TC.split(((H + 2 * K) * self.config.head_dim, H * self.config.head_dim), dim=-1)
+            qkv_TC = qkv_TC.contiguous()
+        qkv = qkv_TC.view(T, H + 2 * K, self.config.head_dim)
         qk_norm_HD, scale = layer.qk_norm_HD, self.config.attention_scale
         if self.config.qk_norm == "all heads":
             qkv, qk_norm_HD = self._norm_all_heads(qkv, qk_norm_HD), None
@@ -355,6 +362,13 @@ class Decoder:
             x_TC = self.ops.rms_norm(parts_TND[part].flatten(1), weight.flatten(), self.config.norm_eps)
             parts_TND[part] = x_TC.view_as(parts_TND[part])
         return torch.cat(parts_TND, dim=1)
+
+
+def _mlp(
+    place: int, layer: LayerParameters, x_TE: torch.Tensor, ops: Ops, adapters: AdapterProducts | None
+) -> torch.Tensor:
+    """Compute the MLP of the layer at `place`."""
+    return layer.mlp(x_TE, ops) if adapters is None else adapters.mlp(place, layer.mlp, x_TE, ops)
 
 
 def _add(

@@ -97,7 +97,7 @@ def _copy(
     if destination.dtypes is not None and tensor.dtype not in destination.dtypes:
         wanted = " or ".join(map(str, destination.dtypes))
         raise CheckpointError(file, f"the tensor {name} is {tensor.dtype}, config.json asks for {wanted}")
-    if tensor.is_floating_point() and tensor.itemsize > 1 and not _is_finite(tensor):
+    if tensor.is_floating_point() and tensor.itemsize > 1 and not is_finite(tensor):
         raise CheckpointError(file, f"the tensor {name} has values that are infinite or no numbers")
     try:
         destination.put(tensor)
@@ -106,7 +106,7 @@ def _copy(
     return math.prod(shape) * tensor.itemsize
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
     """Return True if all values are finite. Their sum shows it in one pass, unless it overflows itself."""
     return math.isfinite(tensor.sum(dtype=torch.float32).item()) or bool(tensor.isfinite().all())
 

@@ -53,7 +53,21 @@ class WritePages(msgspec.Struct, frozen=True, tag="write"):
     data: bytes
 
 
-ToRank = StartSteps | RunPlan | SampleStep | CopyPages | ReadPages | WritePages
+class PutAdapter(msgspec.Struct, frozen=True, tag="put_adapter"):
+    """Put a LoRA adapter on the device; `data` is as `AdapterWeights.to_bytes`."""
+
+    number: int
+    rank: int
+    data: bytes
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
+    """Remove a LoRA adapter."""
+
+    number: int
+
+
+ToRank = StartSteps | RunPlan | SampleStep | CopyPages | ReadPages | WritePages | PutAdapter | DropAdapter
 
 
 class PagesPart(msgspec.Struct, frozen=True):

@@ -18,15 +18,28 @@ from ..engine.build import DraftSourceFactory
 from ..engine.draft_source import DraftSource
 from ..engine.in_flight_step import InFlightStep
 from ..engine.kv_pool import KvShape
+from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.load import load_embedding_and_head
+from ..models.lora.peft import AdapterWeights
 from ..models.weights import Progress
 from ..protocol.config import RuntimeConfig
 from ..scheduler.plan import ForwardPlan, ForwardResult, PageCopy, Row, SamplingPlan
 from ..speculation.build import draft_bytes
 from .collectives import DistributedGroup, host_store, join_group
 from .master_address import MasterAddress
-from .messages import CopyPages, PagesPart, ReadPages, Rendezvous, RunPlan, SampleStep, StartSteps, WritePages
+from .messages import (
+    CopyPages,
+    DropAdapter,
+    PagesPart,
+    PutAdapter,
+    ReadPages,
+    Rendezvous,
+    RunPlan,
+    SampleStep,
+    StartSteps,
+    WritePages,
+)
 from .placement import RankPlacement, placement_of
 from .rank_processes import RankProcesses
 from .rendezvous import write_rendezvous
@@ -115,6 +128,21 @@ class RankZeroEngine:
         """Overwrite pages on every rank, as `ForwardEngine.write_pages` does."""
         self._ranks.send(WritePages(row, first, bytes_P.cpu().contiguous().numpy().tobytes()))
         self._engine.write_pages(row, first, bytes_P)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The whole model's config."""
+        return self._engine.model_config
+
+    def load_adapter(self, number: int, weights: AdapterWeights) -> None:
+        """Put a LoRA adapter on every rank, as `ForwardEngine.load_adapter` does."""
+        self._engine.load_adapter(number, weights)
+        self._ranks.send(PutAdapter(number, weights.rank, weights.to_bytes()))
+
+    def unload_adapter(self, number: int) -> None:
+        """Remove an adapter from every rank."""
+        self._engine.unload_adapter(number)
+        self._ranks.send(DropAdapter(number))
 
     def warm_up(self) -> None:
         self.run(ForwardEngine.warm_up_plan())

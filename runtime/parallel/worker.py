@@ -22,6 +22,7 @@ from ..engine.draft_source import DraftSource, DraftStep
 from ..engine.in_flight_step import InFlightStep
 from ..models.checkpoint import find_checkpoint
 from ..models.decoder import Decoder
+from ..models.lora.peft import AdapterWeights
 from ..processes import logs, parent_watchdog
 from ..processes.bounded_sleep import bounded_sleep
 from ..protocol.config import RuntimeConfig
@@ -32,7 +33,9 @@ from ..speculation.tree import DraftTree
 from .collectives import join_group
 from .messages import (
     CopyPages,
+    DropAdapter,
     PagesPart,
+    PutAdapter,
     RankFailed,
     RankReady,
     RankReport,
@@ -103,6 +106,10 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
             case WritePages(row, first, data):
                 shape = (-1, *engine.kv_shape.page_shape)
                 engine.write_pages(row, first, torch.frombuffer(bytearray(data), dtype=torch.uint8).view(shape))
+            case PutAdapter(number, adapter_rank, data):
+                engine.load_adapter(number, AdapterWeights.from_bytes(data, adapter_rank))
+            case DropAdapter(number):
+                engine.unload_adapter(number)
             case StartSteps():
                 raise AssertionError("StartSteps comes once")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..protocol import session
-from ..protocol.decisions import DecisionAnswer, Question
+from ..protocol.decisions import DecisionAnswer
 from ..protocol.errors import ErrorInfo
 from ..protocol.sampling import TokenLogprob
 from .running_program import StateProgress
@@ -78,7 +78,7 @@ class StateExecutor(Protocol):
 
     def select(self, select: session.Select) -> PendingResult: ...
 
-    def decide(self, questions: tuple[Question, ...]) -> PendingResult: ...
+    def decide(self, decide: session.Decide) -> PendingResult: ...
 
     def fork(self, children: Sequence[StateProgress]) -> Sequence[StateExecutor]:
         """Return an executor for each of `children`, with this state's content."""

@@ -316,8 +316,8 @@ class StateInterpreter:
                 return executor.append_generated(step)
             case Select():
                 return executor.select(step)
-            case Decide(questions=questions):
-                return executor.decide(questions)
+            case Decide():
+                return executor.decide(step)
             case Ask(chosen=chosen):
                 supplied = self._supplies.pop(op)
                 if isinstance(supplied, ErrorInfo):

@@ -12,6 +12,14 @@ from .sampling import LogprobParams, SamplingParams, TokenLogprob
 from .tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 
 
+class AdapterInfo(msgspec.Struct, frozen=True):
+    """A LoRA adapter that requests may name."""
+
+    name: str
+    path: str
+    rank: int
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the served model for the other processes."""
 
@@ -35,6 +43,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_state_slots: int = 0  # of recurrent states, of models with recurrent layers
     state_bytes: int = 0  # of all of them
     version: str
+    adapters: tuple[AdapterInfo, ...] = ()  # those loaded now
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -119,6 +128,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     `banned` are the token sequences of `sampling.bad_words`: no output completes one. The last `continued` tokens are
     output of an earlier request with the same sampling, which goes on: its grammar, stop rules, penalties and draws are
     those that the whole output would have. The numbers of new tokens count what comes after them.
+    `adapter` is the name of a LoRA adapter; the core replaces it by its number, and adds it to the namespace.
     """
 
     rid: str
@@ -136,6 +146,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     in_bulk: bool = False
     banned: list[list[int]] = []
     continued: int = 0
+    adapter: str | None = None  # None: the base alone
+    adapter_number: int = 0
 
 
 class EndStates(msgspec.Struct, frozen=True, tag="end_states"):
@@ -198,6 +210,21 @@ class MovePrefixes(msgspec.Struct, frozen=True, tag="move"):
     sessions: bytes | None = None
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load_adapter"):
+    """Load the LoRA adapter in the directory `path` under a name. Answered by `CoreReply`."""
+
+    call: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag="unload_adapter"):
+    """Unload an adapter: running requests finish with it, new ones are refused. Answered by `CoreReply`."""
+
+    call: int
+    name: str
+
+
 ToCore = (
     Attach
     | Generate
@@ -210,6 +237,8 @@ ToCore = (
     | GetTree
     | GetTreeNode
     | MovePrefixes
+    | LoadAdapter
+    | UnloadAdapter
 )
 
 # Core -> frontend
@@ -335,6 +364,12 @@ class TakeSessions(msgspec.Struct, frozen=True, tag="sessions"):
     data: bytes
 
 
+class AdaptersChanged(msgspec.Struct, frozen=True, tag="adapters"):
+    """The adapters that are loaded now; to every frontend."""
+
+    adapters: tuple[AdapterInfo, ...]
+
+
 class CoreReply(msgspec.Struct, frozen=True, tag="reply"):
     """Answer to the call of that number."""
 
@@ -359,4 +394,4 @@ class CoreFailed(msgspec.Struct, frozen=True, tag="core_failed"):
     error: ErrorInfo
 
 
-FromCore = Tokens | RequestFailed | Answers | CoreReply | CoreReady | CoreFailed | TakeSessions
+FromCore = Tokens | RequestFailed | Answers | CoreReply | CoreReady | CoreFailed | TakeSessions | AdaptersChanged

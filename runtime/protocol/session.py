@@ -59,6 +59,7 @@ class Gen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     token_texts: bool = False  # with log-probabilities: return the text of each token that they name
     num_api_spec_tokens: int | None = None  # one call of an API may generate so many, for later gens too
     checked: bool = False  # answer each attempt by `Attempted`, and wait for a `Supply` that accepts it; with n = 1
+    lora: str | None = None  # LoRA adapter; None: the base alone
 
 
 class Generated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="generated"):
@@ -84,6 +85,7 @@ class Select(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     temperature: float = 0.0
     seed: int | None = None
     append: bool = True
+    lora: str | None = None
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="ask"):
@@ -96,6 +98,7 @@ class Decide(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="decid
     """Answer questions about the state's content; append nothing."""
 
     questions: tuple[Question, ...]
+    lora: str | None = None
 
 
 class Fork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="fork"):

@@ -115,6 +115,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[DraftNode] = []
     draft: DraftSpec | None = None  # for the request's next step, from the engine's draft source
     state: RowState | None = None  # of a model with recurrent layers
+    adapter: int = 0  # number of the LoRA adapter; 0: the base alone
 
     @property
     def num_committed(self) -> int:

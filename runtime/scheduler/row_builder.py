@@ -34,6 +34,7 @@ def build_row(
         nodes=[] if draft is None else draft.nodes,
         draft=want,
         state=state,
+        adapter=request.message.adapter_number,
     )
 
 
@@ -47,6 +48,7 @@ def build_following_row(request: Request, follows: int, page_size: int) -> Row:
         first_position=first,
         pages=request.lease.pages[: first // page_size + 1],
         follows=follows,
+        adapter=request.message.adapter_number,
     )
 
 

@@ -111,11 +111,11 @@ def build_source(
             "use --speculative suffix, ngram or draft",
             param="speculative",
         )
-    if name == "eagle" and target.config.recurrent is not None:
+    if name in ("eagle", "medusa", "early-exit") and target.config.recurrent is not None:
         if config.speculative is None:
             return None
         raise RequestError(
-            "draft heads are not for models with recurrent layers: use --speculative suffix, ngram or draft",
+            f"{name} is not for models with recurrent layers: use --speculative suffix, ngram or draft",
             param="speculative",
         )
     if name == "eagle":

@@ -20,6 +20,7 @@ import zmq.asyncio
 from ...protocol import wire
 from ...protocol.core import (
     Abort,
+    AdaptersChanged,
     Answers,
     Attach,
     CoreFailed,
@@ -32,6 +33,7 @@ from ...protocol.core import (
     Generate,
     GetStats,
     Hold,
+    LoadAdapter,
     ModelInfo,
     MovedPrefixes,
     MovePrefixes,
@@ -41,12 +43,13 @@ from ...protocol.core import (
     ToCore,
     Tokens,
     TurnEnded,
+    UnloadAdapter,
 )
 from ...protocol.errors import ErrorInfo, RequestError, RuntimeFailed, context_exceeded
 from ...protocol.metrics import CoreMetrics
 from ...protocol.tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 from .request_metrics import RequestMetrics, RequestObserver
-from .tenant import current_tenant, scoped_namespace
+from .tenant import current_adapter, current_tenant, scoped_namespace
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -173,6 +176,8 @@ class CoreClient:
             raise context_exceeded(most, len(request.tokens))
         if (namespace := scoped_namespace(request.namespace)) != request.namespace:
             request = msgspec.structs.replace(request, namespace=namespace)
+        if request.adapter is None and (adapter := current_adapter.get()) is not None:
+            request = msgspec.structs.replace(request, adapter=adapter)
         data = wire.encode(request)
         answer = self._answers[request.rid] = TokenStream(self, request.rid, self.observer.begin(request))
         self._send_bytes(data)
@@ -240,6 +245,14 @@ class CoreClient:
         assert moved is not None
         return moved
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load the LoRA adapter in the directory `path`. Raises RequestError when it cannot be served."""
+        await self._call(LoadAdapter(next(self._calls), name, path))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; running requests finish with it. Raises RequestError when there is none."""
+        await self._call(UnloadAdapter(next(self._calls), name))
+
     @property
     def num_live(self) -> int:
         """The number of requests whose last token has not come."""
@@ -270,7 +283,10 @@ class CoreClient:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
 
-    async def _call(self, message: FlushCache | Pause | GetStats | GetTree | GetTreeNode | MovePrefixes) -> CoreReply:
+    async def _call(
+        self,
+        message: FlushCache | Pause | GetStats | GetTree | GetTreeNode | MovePrefixes | LoadAdapter | UnloadAdapter,
+    ) -> CoreReply:
         self._check_alive()
         future = self._replies[message.call] = asyncio.get_running_loop().create_future()
         self._send(message)
@@ -332,6 +348,11 @@ class CoreClient:
                     self._ready.set_result(info)
             case CoreFailed(error=error):
                 self.fail(error)
+            case AdaptersChanged(adapters=adapters):
+                if self._ready.done() and self._ready.exception() is None:
+                    info = msgspec.structs.replace(self._ready.result(), adapters=adapters)
+                    self._ready = self._loop.create_future()
+                    self._ready.set_result(info)
             case TakeSessions(data=data):
                 self.on_sessions(data)
 

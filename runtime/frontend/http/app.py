@@ -17,6 +17,7 @@ from .middleware.auth import ApiKeys, AuthMiddleware
 from .middleware.metrics import MetricsMiddleware
 from .middleware.rate_limit import RateLimitMiddleware
 from .middleware.request_limits import RequestLimitsMiddleware
+from .native.adapters import AdaptersApi
 from .native.admin import AdminApi
 from .native.drain import DrainApi
 from .native.generate import NativeApi
@@ -80,6 +81,7 @@ def create_app(
         SessionsApi(sessions),
         ProgramsApi(generator, siblings),
         AdminApi(generator, config.client_address),
+        AdaptersApi(generator.core),
         PauseApi(generator.core, siblings),
         DrainApi(generator.core, siblings, sessions, config.drain_seconds),
         ParsingApi(chat_service),

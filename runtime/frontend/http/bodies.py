@@ -304,6 +304,7 @@ class GenerateBody(RequestBody):
     rid: Text | Many[Text] | None = None
     priority: Priority | Many[Priority] = 0
     extra_key: Text | Many[Text] | None = None
+    lora_path: Text | Many[Text | None] | None = None  # names of LoRA adapters
     session_params: SessionParams | None = None
     session_id: Text | None = None
     continued_tokens: Annotated[int, Field(ge=0)] | Many[Annotated[int, Field(ge=0)]] = 0

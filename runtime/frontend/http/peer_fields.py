@@ -194,7 +194,7 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
         "logits_processors",
         "vllm_xargs",
     ),
-    "the server has no adapters": ("lora", "lora_id", "lora_path"),
+    "an adapter is chosen by its name: as the model, or in lora_path": ("lora", "lora_id"),
     "the prefix cache reuses what a session or a slot would keep": (
         "cache_prompt",
         "conversation",
@@ -262,6 +262,7 @@ _REASONS: dict[str, tuple[str, ...]] = {  # reason -> fields
         "include_reasoning",
         "include_stop_str_in_output",
         "logprob_token_ids",
+        "lora_path",
         "max_thinking_tokens",
         "min_tokens",
         "prompt_logprobs",

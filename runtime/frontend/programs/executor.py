@@ -14,7 +14,6 @@ from ...programs.executor import OnDelta, OperationResult, PendingResult
 from ...programs.running_program import StateProgress
 from ...protocol import session
 from ...protocol.core import Finish, ProgramProgress, SoftPin
-from ...protocol.decisions import Question
 from ...protocol.errors import ErrorInfo, RamiformError, RequestError
 from ..text.generation import FinishedSample, Generator, Prompt, SampleStream
 from ..text.scoring import RequestContext
@@ -75,8 +74,8 @@ class TokenExecutor:
     def select(self, select: session.Select) -> PendingResult:
         return self._start(partial(self._select, select))
 
-    def decide(self, questions: tuple[Question, ...]) -> PendingResult:
-        return self._start(partial(self._decide, questions))
+    def decide(self, op: session.Decide) -> PendingResult:
+        return self._start(partial(self._decide, op))
 
     def fork(self, children: Sequence[StateProgress]) -> list[TokenExecutor]:
         ancestors = (*self._ancestors, Ancestor.of(self._state, self._content))
@@ -139,7 +138,7 @@ class TokenExecutor:
     async def _generate(self, gen: session.Gen, on_delta: OnDelta) -> OperationResult:
         self._content.drop_lead()
         tokens = await self._content.flush()
-        context = self._request_context(tokens, None)
+        context = self._request_context(tokens, None, gen.lora)
         # No token is asked for, but log-probabilities: of the tokens that could come next, so one is drawn and dropped.
         only_scores = gen.logprobs is not None and gen.sampling.max_new_tokens == 0
         prompt = Prompt(
@@ -150,6 +149,7 @@ class TokenExecutor:
             program=context.program,
             claims=context.claims,
             outlook=context.outlook,
+            adapter=context.adapter,
             in_bulk=not gen.stream and not self._state.program.has_token_budget,  # which is spent token by token
         )
         with self._generator.start(prompt, gen.n) as samples:
@@ -200,21 +200,24 @@ class TokenExecutor:
 
     async def _select(self, op: session.Select) -> OperationResult:
         lead = self._content.take_lead()
-        choice = await select(self._generator, self._content, op, context_for=self._request_context)
+        choice = await select(
+            self._generator, self._content, op, context_for=partial(self._request_context, lora=op.lora)
+        )
         if not op.append:
             return OperationResult(lead, choice=choice)
         await self._content.append_chosen(choice.text)
         return OperationResult(lead + choice.text, choice=choice)
 
-    async def _decide(self, questions: tuple[Question, ...]) -> OperationResult:
-        decided = await decide(self._generator, self._content, questions, context_for=self._request_context)
+    async def _decide(self, op: session.Decide) -> OperationResult:
+        context_for = partial(self._request_context, lora=op.lora)
+        decided = await decide(self._generator, self._content, op.questions, context_for=context_for)
         return OperationResult("", answers=decided.answers)
 
     async def _join(self, appended: Sequence[AppendedContent]) -> OperationResult:
         return OperationResult("".join([await self._content.join(each) for each in appended]))
 
-    def _request_context(self, tokens: list[int], num_kept: int | None) -> RequestContext:
-        """Return the context of a request for `tokens`, of which the state keeps the first `num_kept`.
+    def _request_context(self, tokens: list[int], num_kept: int | None, lora: str | None) -> RequestContext:
+        """Return the context of a request for `tokens` with the adapter `lora`; the state keeps the first `num_kept`.
 
         None: it keeps all tokens and the output.
         """
@@ -224,6 +227,7 @@ class TokenExecutor:
             namespace=self._namespace,
             claims=self._soft_pins(tokens, num_kept),
             outlook=ProgramProgress(program.num_generations - 1, self._state.width, program.complete),
+            adapter=lora,
         )
 
     def _soft_pins(self, tokens: list[int], num_kept: int | None) -> list[SoftPin]:

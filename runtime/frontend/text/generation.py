@@ -51,6 +51,7 @@ class Prompt:
     name: str | None = None
     in_bulk: bool = False  # nobody reads the stream: pieces may be long
     continued: int = 0
+    adapter: str | None = None  # LoRA adapter; None: the one that the HTTP request names as its model, if any
 
 
 class Piece(NamedTuple):
@@ -116,6 +117,7 @@ class SampleStream:
                 in_bulk=prompt.in_bulk,
                 banned=banned,
                 continued=prompt.continued,
+                adapter=prompt.adapter,
             )
         )
         if self._name is not None:

@@ -31,6 +31,7 @@ class RequestContext:
     namespace: str = ""
     claims: list[SoftPin] = field(default_factory=list)
     outlook: ProgramProgress | None = None
+    adapter: str | None = None  # LoRA adapter; None: the one that the HTTP request names as its model, if any
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ async def score(core: CoreClient, batch: Sequence[Continuation], context: Reques
                         program=context.program,
                         claims=[] if index else context.claims,
                         outlook=context.outlook,
+                        adapter=context.adapter,
                     )
                 )
             )

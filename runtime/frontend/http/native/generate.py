@@ -282,17 +282,18 @@ class NativeApi:
                 Prompt(
                     tokens=ids,
                     sampling=sampling_params,
-                    logprobs=logprob_params(wanted, start, num_top, of_ids, len(ids), details=body.token_details),
+                    logprobs=logprob_params(wanted, start, num_top, of, len(ids), details=body.token_details),
                     priority=priority,
                     namespace=extra_key or "",
                     session=requested_session(session),
                     name=rid,
                     in_bulk=not body.stream,
                     continued=after,
+                    adapter=lora,
                 ),
                 part.n,
             )
-            for ids, sampling_params, part, after, wanted, start, num_top, of_ids, rid, priority, extra_key in zip(
+            for ids, sampling_params, part, after, wanted, start, num_top, of, rid, priority, extra_key, lora in zip(
                 tokens,
                 params,
                 sampling,
@@ -302,6 +303,7 @@ class NativeApi:
                 body.per_prompt("rid", num),
                 body.per_prompt("priority", num),
                 body.per_prompt("extra_key", num),
+                body.per_prompt("lora_path", num),
                 strict=True,
             )
         ]

@@ -22,6 +22,7 @@ from .chat_body import ChatBody
 from .chat_messages import retention_hints, template_messages
 from .chat_service import ChatService
 from .chunks import ChunkBuilder
+from .fields import answering_model
 from .finish import finish_fields
 from .logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from .usage import Stopwatch, Usage
@@ -79,7 +80,7 @@ class ChatApi:
             "id": body.response_id("chatcmpl"),
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
-            "model": info.name,
+            "model": answering_model(info),
             "system_fingerprint": f"ramiform-{__version__}",
         }
 

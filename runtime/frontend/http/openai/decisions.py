@@ -22,7 +22,7 @@ from ..errors import name_prompt_field
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
 from .chat_messages import template_messages
-from .fields import require_model
+from .fields import answering_model, require_model
 from .responses.items import InputItem, as_items, to_messages
 
 NOT_BLANK = r"\S"
@@ -105,7 +105,7 @@ class DecisionsApi:
         return json_response(
             {
                 "object": "decision",
-                "model": info.name,
+                "model": answering_model(info),
                 "answers": decided.answers,
                 "usage": {
                     "input_tokens": decided.prompt_tokens,

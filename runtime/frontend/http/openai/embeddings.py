@@ -20,7 +20,7 @@ from ..bodies import Many, Priority, RequestBody, Text, TokenIds, described, exa
 from ..errors import name_prompt_field
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
-from .fields import require_model
+from .fields import answering_model, require_model
 
 MAX_INPUTS = 2048
 
@@ -83,7 +83,7 @@ class EmbeddingsApi:
         num_tokens = sum(each.prompt_tokens for each in embedded)
         return {
             "object": "list",
-            "model": info.name,
+            "model": answering_model(info),
             "data": [
                 {"object": "embedding", "index": index, "embedding": _encode(body, each)}
                 for index, each in enumerate(embedded)

@@ -18,6 +18,7 @@ from ...core.sessions import (
     cache_control_seconds,
     requested_session,
 )
+from ...core.tenant import current_adapter
 from ...text.encoding import TokenLimit
 from ...text.generation import MAX_SAMPLES
 from ..bodies import Body, Priority, Text, TokenIds, described, sampling_fields, sampling_params
@@ -76,6 +77,7 @@ class GenerationFields(OpenAISampling):
     session_id: Text | None = None
     prompt_cache_key: Text | None = None
     nvext: NvExtension | None = None
+    lora_path: Text | None = None
     # Accepted without effect on the answer.
     user: Text | None = None
     metadata: dict[str, Any] | None = None
@@ -93,6 +95,10 @@ class GenerationFields(OpenAISampling):
     def check(self, info: ModelInfo) -> None:
         """Check the fields together. Raises NotFoundError for another model, RequestError for conflicting fields."""
         require_model(info, self.model)
+        if self.lora_path is not None:
+            if all(self.lora_path != adapter.name for adapter in info.adapters):
+                raise RequestError(f"no LoRA adapter {self.lora_path!r} is loaded", param="lora_path")
+            current_adapter.set(self.lora_path)
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options are for streams: set stream", param="stream_options")
 
@@ -221,11 +227,20 @@ class CompletionFields(GenerationFields):
 
 
 def require_model(info: ModelInfo, name: str | None) -> None:
-    """Raise NotFoundError unless `name` is a name of the served model or its path. None and "" mean that model."""
+    """Raise NotFoundError unless `name` is a name of the served model, its path, or a LoRA adapter, which then computes
+    what the request asks for. None and "" mean the model."""
+    if name and any(name == adapter.name for adapter in info.adapters):
+        current_adapter.set(name)
+        return
     if name and name not in (*info.names, info.path):
         raise NotFoundError(
             f"the model {name!r} does not exist; {info.name!r} is served", param="model", code="model_not_found"
         )
+
+
+def answering_model(info: ModelInfo) -> str:
+    """Return the name of the model that answers the current request: the LoRA adapter that it names, if any."""
+    return current_adapter.get() or info.name
 
 
 def completion_token_limit(

@@ -33,27 +33,29 @@ class ModelsApi:
         return router
 
     async def list(self) -> Response:
-        """List the one served model under each of its names."""
+        """List the one served model under each of its names, then its LoRA adapters."""
         info = self._core.require_info()
-        pages = {"has_more": False, "first_id": info.name, "last_id": info.names[-1]}
-        return json_response({"object": "list", "data": [self._entry(info, name) for name in info.names], **pages})
+        listed = [self._entry(info, name) for name in (*info.names, *(adapter.name for adapter in info.adapters))]
+        pages = {"has_more": False, "first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
+        return json_response({"object": "list", "data": listed, **pages})
 
     async def retrieve(self, model: str) -> Response:
-        """Return the served model by its name or path."""
+        """Return the served model by its name or path, or a LoRA adapter by its name."""
         info = self._core.require_info()
         if not model:
             raise HTTPException(404, "Not Found")
         require_model(info, model)
-        return json_response(self._entry(info, model if model in info.names else info.name))
+        return json_response(self._entry(info, info.name if model == info.path else model))
 
     def _entry(self, info: ModelInfo, name: str) -> dict[str, Any]:
+        adapter = next((adapter for adapter in info.adapters if adapter.name == name), None)
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "ramiform",
-            "root": info.path,
-            "parent": None,
+            "root": info.path if adapter is None else adapter.path,
+            "parent": None if adapter is None else info.name,
             "max_model_len": info.context_length,
             # The same in Anthropic's terms.
             "type": "model",

@@ -18,7 +18,7 @@ from ...text.scoring import Continuation, RequestContext, Scored, score
 from ..bodies import Many, RequestBody, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
-from .fields import require_model
+from .fields import answering_model, require_model
 from .usage import Usage
 
 MAX_CONTINUATIONS = 1024
@@ -101,7 +101,7 @@ class ScoreApi:
         num_prompt = sum(part.prompt_tokens for part in scored)
         return {
             "object": "list",
-            "model": info.name,
+            "model": answering_model(info),
             "data": [_score_entry(index, part) for index, part in enumerate(scored)],
             "usage": _usage(num_prompt, sum(part.cached_tokens for part in scored)),
         }
@@ -139,7 +139,7 @@ class ScoreApi:
                 num_cached += sequence.cached_tokens
         return {
             "object": "scoring",
-            "model": info.name,
+            "model": answering_model(info),
             "scores": scores,
             "usage": _usage(num_prompt, num_cached),
         }

@@ -1,0 +1,233 @@
+"""The products of a compiled decoder step, which threads share: rows are prepared, panels multiplied, adapters added.
+
+Threads meet after each phase (`shared_phases`). Adapters are as in `lora`: `adapters_AW` are their records, empty for a
+step without any.
+
+Legend: T tokens, E hidden size, C inputs, N outputs, I intermediate size, J = 2 I, W words; of adapters A adapters, N
+tokens, S sections, R inner numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .block_parts import activate, activate_gated, normalise
+from .compiled import Floats, Ints, compiled
+from .lora import add_outer, multiply_inner, num_inner_rows
+from .matmul import multiply_panels, num_panels, prepare_rows, prepared_size
+from .packed_matrix import WIDTH
+from .shared_phases import claim, complete, wait
+
+Bytes = NDArray[np.uint8]
+
+_TASKS_PER_THREAD = 8
+
+
+@compiled("int64(int64, int64)")
+def num_parts(size: int, num_threads: int) -> int:
+    """Return the number of tasks that `size` rows or panels are divided into."""
+    return 1 if num_threads == 1 else min(size, _TASKS_PER_THREAD * num_threads)
+
+
+@compiled(
+    "void(int64[::1], int64, int64, boolean, int64[::1], float32[:,::1], int64, float32, boolean, float32[:,::1],"
+    " uint8[::1])"
+)
+def prepare(
+    phases: Ints,
+    phase: int,
+    num_threads: int,
+    alone: bool,
+    matrix_W: Ints,
+    x_TC: Floats,
+    norm: int,
+    eps: float,
+    is_layer_norm: bool,
+    normed_TC: Floats,
+    prepared: Bytes,
+) -> None:
+    """Prepare all rows for the product with a matrix, after a norm if `norm`, the address of its weights, is not 0.
+
+    Each thread prepares all rows in memory of its own if `alone`, else the threads share the rows.
+    """
+    T = len(x_TC)
+    if norm == 0 and prepared_size(matrix_W, 1) == 0:
+        return
+    parts = 1 if alone else num_parts(T, num_threads)
+    while True:
+        part = 0 if alone else claim(phases, phase, parts)
+        if part < 0:
+            break
+        first, end = T * part // parts, T * (part + 1) // parts
+        if norm != 0:
+            normalise(x_TC[first:end], norm, eps, is_layer_norm, normed_TC[first:end])
+            prepare_rows(matrix_W, normed_TC, first, end, prepared)
+        else:
+            prepare_rows(matrix_W, x_TC, first, end, prepared)
+        if alone:
+            return
+        complete(phases, phase, parts)
+    wait(phases, phase, parts)
+
+
+@compiled("void(int64[::1], int64, int64, float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64, float32[:,::1])")
+def multiply_adapters(
+    phases: Ints,
+    phase: int,
+    num_threads: int,
+    x_TC: Floats,
+    adapters_AW: Ints,
+    tokens_N: Ints,
+    ends_A: Ints,
+    num_sections: int,
+    inner_NR: Floats,
+) -> None:
+    """Write the inner products of the adapters' tokens, if there are any, for `add_outer`."""
+    rows = num_inner_rows(adapters_AW, num_sections)
+    if rows == 0:
+        return
+    parts = num_parts(rows, num_threads)
+    while True:
+        part = claim(phases, phase, parts)
+        if part < 0:
+            break
+        first, end = rows * part // parts, rows * (part + 1) // parts
+        multiply_inner(first, end, x_TC, adapters_AW, tokens_N, ends_A, num_sections, inner_NR)
+        complete(phases, phase, parts)
+    wait(phases, phase, parts)
+
+
+@compiled(
+    "void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1], float32,"
+    " float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1])"
+)
+def multiply(
+    phases: Ints,
+    phase: int,
+    num_threads: int,
+    matrix_W: Ints,
+    x_TC: Floats,
+    prepared: Bytes,
+    y_TN: Floats,
+    sum_TN: Floats,
+    factor: float,
+    inner_NR: Floats,
+    adapters_AW: Ints,
+    tokens_N: Ints,
+    ends_A: Ints,
+    sizes_S: Ints,
+) -> None:
+    """Write `y = x w^T + bias`, adapters included, and add `factor` times that to `sum_TN` if it is not 0."""
+    T, N = y_TN.shape
+    panels = num_panels(matrix_W)
+    parts = num_parts(panels, num_threads)
+    while True:
+        part = claim(phases, phase, parts)
+        if part < 0:
+            break
+        first, end = panels * part // parts, panels * (part + 1) // parts
+        multiply_panels(matrix_W, x_TC, prepared, y_TN, first, end)
+        if len(adapters_AW) > 0:
+            add_outer(first * WIDTH, end * WIDTH, inner_NR, adapters_AW, tokens_N, ends_A, sizes_S, y_TN)
+        if factor == 1:
+            for t in range(T):
+                for n in range(first * WIDTH, min(end * WIDTH, N)):
+                    sum_TN[t, n] += y_TN[t, n]
+        elif factor != 0:
+            for t in range(T):
+                for n in range(first * WIDTH, min(end * WIDTH, N)):
+                    sum_TN[t, n] += factor * y_TN[t, n]
+        complete(phases, phase, parts)
+    wait(phases, phase, parts)
+
+
+@compiled(
+    "void(int64[::1], int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], int64, float32[:,::1],"
+    " int64[:,::1], int64[::1], int64[::1], int64[::1])"
+)
+def multiply_up(
+    phases: Ints,
+    phase: int,
+    num_threads: int,
+    matrix_W: Ints,
+    x_TE: Floats,
+    prepared: Bytes,
+    up_TI: Floats,
+    activation: int,
+    inner_NR: Floats,
+    adapters_AW: Ints,
+    tokens_N: Ints,
+    ends_A: Ints,
+    sizes_S: Ints,
+) -> None:
+    """Write the activated product of `x_TE` and the matrix, of an MLP without a gate."""
+    size = up_TI.shape[1]
+    panels = num_panels(matrix_W)
+    parts = num_parts(panels, num_threads)
+    while True:
+        part = claim(phases, phase, parts)
+        if part < 0:
+            break
+        first, end = panels * part // parts, panels * (part + 1) // parts
+        multiply_panels(matrix_W, x_TE, prepared, up_TI, first, end)
+        if len(adapters_AW) > 0:
+            add_outer(first * WIDTH, end * WIDTH, inner_NR, adapters_AW, tokens_N, ends_A, sizes_S, up_TI)
+        activate(up_TI, first * WIDTH, min(end * WIDTH, size), activation)
+        complete(phases, phase, parts)
+    wait(phases, phase, parts)
+
+
+@compiled(
+    "void(int64[::1], int64, int64, int64, int64[::1], float32[:,::1], uint8[::1], float32[:,::1], float32[:,::1],"
+    " boolean, float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1])"
+)
+def multiply_gate_up(
+    phases: Ints,
+    phase: int,
+    activation_phase: int,
+    num_threads: int,
+    matrix_W: Ints,
+    x_TE: Floats,
+    prepared: Bytes,
+    gate_up_TJ: Floats,
+    gated_TI: Floats,
+    is_gelu: bool,
+    inner_NR: Floats,
+    adapters_AW: Ints,
+    tokens_N: Ints,
+    ends_A: Ints,
+    sizes_S: Ints,
+) -> None:
+    """Write act(gate) * up, where gate and up are the halves of the product of `x_TE` and the matrix."""
+    T, size = gated_TI.shape
+    if size % WIDTH == 0:  # a panel of gates and one of ups are activated while they are in the cache
+        panels = size // WIDTH
+        parts = num_parts(panels, num_threads)
+        while True:
+            part = claim(phases, phase, parts)
+            if part < 0:
+                break
+            first, end = panels * part // parts, panels * (part + 1) // parts
+            multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, first, end)
+            multiply_panels(matrix_W, x_TE, prepared, gate_up_TJ, panels + first, panels + end)
+            if len(adapters_AW) > 0:
+                for start in (0, size):
+                    low, high = start + first * WIDTH, start + end * WIDTH
+                    add_outer(low, high, inner_NR, adapters_AW, tokens_N, ends_A, sizes_S, gate_up_TJ)
+            activate_gated(gate_up_TJ, gated_TI, 0, T, first * WIDTH, end * WIDTH, is_gelu)
+            complete(phases, phase, parts)
+        wait(phases, phase, parts)
+        return
+    multiply(
+        phases, phase, num_threads, matrix_W, x_TE, prepared, gate_up_TJ, gate_up_TJ, np.float32(0),
+        inner_NR, adapters_AW, tokens_N, ends_A, sizes_S,
+    )  # fmt: skip
+    parts = num_parts(T, num_threads)
+    while True:
+        part = claim(phases, activation_phase, parts)
+        if part < 0:
+            break
+        activate_gated(gate_up_TJ, gated_TI, T * part // parts, T * (part + 1) // parts, 0, size, is_gelu)
+        complete(phases, activation_phase, parts)
+    wait(phases, activation_phase, parts)

@@ -1,0 +1,1 @@
+"""LoRA adapters: PEFT's files, and the adapters of a decoder on its device."""
