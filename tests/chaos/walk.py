@@ -165,10 +165,10 @@ def make_life(seed: int, index: int) -> Life:
     draw = random.Random(f"{seed} {index}")
     flags = _flags(draw)
     num_steps = 30 if index % 10 == 9 else draw.randint(2, 7)
-    steps = [Step(_asks(draw), _fault(draw, flags)) for _ in range(num_steps)]
+    steps = [Step(_asks(draw, flags), _fault(draw, flags)) for _ in range(num_steps)]
     if draw.random() < 0.5:
         target = draw.choice(flags.kinds)
-        steps.append(Step(_asks(draw), Fault("kill", target, after=draw.choice([0.0, 0.2, 0.6]))))
+        steps.append(Step(_asks(draw, flags), Fault("kill", target, after=draw.choice([0.0, 0.2, 0.6]))))
     return Life(flags, steps, drains=draw.random() < 0.5)
 
 
@@ -198,7 +198,7 @@ def _flags(draw: random.Random) -> Flags:
     )
 
 
-def _asks(draw: random.Random) -> list[Ask]:
+def _asks(draw: random.Random, flags: Flags) -> list[Ask]:
     asks = []
     for ask in draw.choices(bodies(), k=draw.randint(2, 8)):
         conduct: Conduct = draw.choice(["reads", "reads", "streams", "slow", draw.choice(CHAOTIC)])
@@ -206,6 +206,8 @@ def _asks(draw: random.Random) -> list[Ask]:
             conduct = "reads"
         if conduct in ("leaves", "aborts", "slow") and ask.route != "program":
             ask = next(one for one in draw.sample(bodies(), NUM_BODIES) if _is_long(one))
+        if flags.keys and ask.body.get("priority", 0) > 0:  # of several keys only an admin's may precede the others
+            ask = msgspec.structs.replace(ask, body=ask.body | {"priority": 0})
         asks.append(msgspec.structs.replace(ask, conduct=conduct, delay=draw.choice([0.0, 0.0, 0.3])))
     return asks
 
