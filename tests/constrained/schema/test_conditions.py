@@ -96,7 +96,13 @@ def flags(count: int, kind: str) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
-    [("closed", "schema"), ("unevaluated", "closed"), ("anyOf", "schema"), ("anyOf", "closed"), ("dependent", "schema")],
+    [
+        ("closed", "schema"),
+        ("unevaluated", "closed"),
+        ("anyOf", "schema"),
+        ("anyOf", "closed"),
+        ("dependent", "schema"),
+    ],
 )
 def test_hundreds_of_conditions_on_different_members(kind: str, mode: Literal["schema", "closed"]) -> None:
     schema, rng = {"type": "object", **flags(300, kind)}, random.Random(3)
