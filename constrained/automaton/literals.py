@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,7 @@ def literal_states(
     one begins. The action `DEAD` refuses a text. Returns 0 if every text is refused.
     """
     data = b"".join(text for text, _ in texts)
-    starts = np.zeros(len(texts) + 1, np.int32)
-    np.cumsum([len(text) for text, _ in texts], out=starts[1:])
+    starts = np.array([*accumulate((len(text) for text, _ in texts), initial=0)], np.int32)
     root = tables.new_states(1 + (len(data) if len(data) < LARGE else _num_new_bytes(texts)))
     tables.reserve_edges(len(data))
     counts = np.zeros(len(data) + 1, np.int32)

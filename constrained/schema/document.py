@@ -105,6 +105,7 @@ class Document:
         self.all: list[Location] = []  # in document order, then what is found by references
         self.with_keywords: list[Location] = []  # those of `all` that are no booleans
         self.keywords: set[str] = set()  # of all subschemas, known or not
+        self._depth = 0  # of subschemas inside each other
         self._scanned: dict[int, Location] = {}  # those of `with_keywords`, by the `id` of their schemas
         self._scan(self.start)
         self._add_targets()
@@ -156,8 +157,14 @@ class Document:
                 if not _HOLDING.isdisjoint(schema):
                     inner = self.subschemas(location)
                     inner.reverse()
+                    self._depth = max(self._depth, depth + 1)
                     todo += inner
                     depths += [depth + 1] * len(inner)
+
+    @property
+    def max_path(self) -> int:
+        """Bound of the subschemas on a path into values, along references too, that comes to none twice."""
+        return len(self.with_keywords) if self._is_dynamic else (self._depth + 1) * (1 + len(self._resolved))
 
     def having(self, keywords: frozenset[str]) -> list[Location]:
         """Return the subschemas that have one of these keywords, in document order."""

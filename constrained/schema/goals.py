@@ -56,6 +56,8 @@ from .unevaluated import unevaluated
 from .value_states import result_codes
 
 MAX_SATISFIABLE_DEPTH = 40
+# Keywords that say something of a value by themselves.
+_CONSTRAINING = frozenset(KEYWORDS) - {"definitions", "$defs", "then", "else"}
 NODE_STEPS = 100 * INTERPRETED  # steps counted for an operation on a goal for which nothing is charged
 
 
@@ -77,7 +79,7 @@ class GoalCompiler(SchemaCompiler):
         schema = location.schema
         if isinstance(schema, bool):
             return schema
-        if all(name not in KEYWORDS or name in ("definitions", "$defs", "then", "else") for name in schema):
+        if _CONSTRAINING.isdisjoint(schema):
             return True
         if is_bare_reference(location) and "$id" not in schema:
             # One node for all references to a schema, so that what many of them lead to is worked out once.

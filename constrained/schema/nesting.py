@@ -34,7 +34,8 @@ def needs_many_levels(document: Document) -> bool:
     Raises GrammarError for a schema all of whose values are nested too deep.
     """
     given = max((_depth(value) for at in document.having(_GIVEN) for value in _given_values(at.schema)), default=0)
-    if given + len(document.having(_LEVELS)) <= MAX_NEEDED:  # a keyword brings at most one level
+    # A keyword brings at most one level, and a value of least depth needs no reference inside itself.
+    if given + min(len(document.having(_LEVELS)), document.max_path) <= MAX_NEEDED:
         return False
     needs_many = given > MAX_NEEDED
     depths = LeastDepths(document)
