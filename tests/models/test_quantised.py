@@ -310,7 +310,7 @@ def test_act_order_gives_the_logits_of_its_dequantised_weights(dense: Path, tmp_
     reference = changed(dense, tmp_path / "reference", lambda module, w: {f"{module}.weight": act_order_dequantised(w)})
     expected = logits(reference)
     assert ((logits(packed) - expected).norm() / expected.norm()).item() < 0.03
-    with pytest.raises(CheckpointError, match="act-order groups inputs of all ranks"):
+    with pytest.raises(CheckpointError, match="act-order has groups across all ranks"):
         logits(packed, group=TWO_SLICES)
 
 

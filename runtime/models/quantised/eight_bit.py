@@ -133,8 +133,16 @@ class EightBitLinear:
         def put_scale(stored: torch.Tensor) -> None:
             scale.copy_(stored.reshape(-1))  # a scale of the whole tensor is broadcast
 
+        stored_codes = Destination(tuple(codes.shape), codes.copy_, (codes.dtype,))
+        if self.scheme.source == "bitsandbytes":
+            return {
+                "weight": stored_codes,
+                "SCB": Destination((size,), lambda largest: scale.copy_(largest / 127), inputs=None),
+                "weight_format": Destination((), _expect_rows, (torch.uint8,), outputs=None, inputs=None),
+                **pieces,
+            }
         return {
-            "weight": Destination(tuple(codes.shape), codes.copy_, (codes.dtype,)),
+            "weight": stored_codes,
             "weight_scale": Destination(
                 (1,) if self.scheme.per_tensor else (size, 1),
                 put_scale,
@@ -169,3 +177,8 @@ class EightBitLinear:
         if self._packed is not None:
             return self._packed.nbytes
         return total_bytes(self.codes_NC, self.scale_N, self.bias_N)
+
+
+def _expect_rows(stored: torch.Tensor) -> None:
+    if stored.item() != 0:
+        raise ValueError(f"is {stored.item()}: the codes are in an order for one kind of GPU, not by row")
