@@ -107,7 +107,9 @@ def _copy(
 
 
 def _fits_any(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Return True if the shapes are the same but for dimensions of any size."""
+    """Return True if the shapes are the same but for dimensions of any size, or of one number."""
+    if (shape, wanted) == ((), (1,)):
+        return True
     return len(shape) == len(wanted) and all(size in (own, -1) for own, size in zip(shape, wanted, strict=True))
 
 

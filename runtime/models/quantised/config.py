@@ -60,10 +60,16 @@ def _gptq(fields: ConfigFields) -> Quantisation:
 
 
 def _fp8(fields: ConfigFields) -> Quantisation:
-    fields.one_of("activation_scheme", ("dynamic",), default="dynamic")
+    static = fields.one_of("activation_scheme", ("dynamic", "static"), default="dynamic") == "static"
     fields.one_of("fmt", ("e4m3",), default="e4m3")
+    names = [*(fields.raw.get("modules_to_not_convert") or ()), *(fields.raw.get("ignored_layers") or ())]
+    ignored = tuple(name for name in names if name not in _LAYERS_ONLY)
+    if fields.raw.get("weight_block_size") is None:
+        scheme = Scheme(kind="fp8", source="compressed-tensors", activations=True, static=static, per_tensor=True)
+        return Quantisation(scheme, ignored)
     _equal(fields, "weight_block_size", [BLOCK, BLOCK])
-    ignored = tuple(name for name in fields.raw.get("modules_to_not_convert") or () if name not in _LAYERS_ONLY)
+    if static:
+        raise fields.unsupported("activation_scheme", "'static' with scales by block is")
     return Quantisation(Scheme(kind="fp8", source="fp8", activations=True), ignored)
 
 
@@ -116,7 +122,7 @@ def _compressed_tensors(fields: ConfigFields) -> Quantisation:
     if (kind, bits) not in formats:
         raise weights.unsupported("num_bits", f"{bits} bits of {kind} are")
     fields.one_of("format", formats[kind, bits], default=formats[kind, bits][0])
-    activations = _activations(inputs, kind)
+    activations, static = _activations(inputs, kind)
     ignored = tuple(name for name in fields.raw.get("ignore") or () if name not in _LAYERS_ONLY)
     symmetric = weights.boolean("symmetric", default=True)
     if bits == 4:
@@ -149,6 +155,7 @@ def _compressed_tensors(fields: ConfigFields) -> Quantisation:
             kind="fp8" if kind == "float" else "int8",
             source="compressed-tensors",
             activations=activations,
+            static=static,
             per_tensor=strategy == "tensor",
         ),
         ignored,
@@ -164,18 +171,19 @@ def _kv_cache(scheme: ConfigFields) -> None:
             raise scheme.unsupported("symmetric", "keys and values with zero points are")
 
 
-def _activations(inputs: ConfigFields, kind: str) -> bool:
-    """Return True when inputs are quantised, by token as they come. Scales from calibration are refused."""
+def _activations(inputs: ConfigFields, kind: str) -> tuple[bool, bool]:
+    """Return whether inputs are quantised, and with one stored scale, not by token as they come."""
     if not inputs.raw:
-        return False
+        return False, False
     inputs.one_of("type", (kind,), default="int")
     _equal(inputs, "num_bits", 8)
-    inputs.one_of("strategy", ("token",), default="tensor")
-    if inputs.raw.get("dynamic") is not True:
-        raise inputs.unsupported("dynamic", f"supported: true; {inputs.raw.get('dynamic')!r} is")
+    dynamic = inputs.raw.get("dynamic") or False
+    if dynamic not in (True, False):
+        raise inputs.unsupported("dynamic", f"supported: true and false; {dynamic!r} is")
+    inputs.one_of("strategy", ("token",) if dynamic else ("tensor",), default="tensor")
     if not inputs.boolean("symmetric", default=True):
         raise inputs.unsupported("symmetric", "inputs with zero points are")
-    return True
+    return True, not dynamic
 
 
 def _equal(fields: ConfigFields, field: str, wanted: Any) -> None:

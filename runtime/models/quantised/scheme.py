@@ -23,6 +23,7 @@ class Scheme:
     source: WeightSource  # format of the files; dense: rounded while loading; fp8: scales by block of 128 x 128
     group_size: int | None = None  # int4 only; None: no size divides all rows
     activations: bool = False  # inputs are quantised too, with a scale per token
+    static: bool = False  # those inputs have one stored scale instead
     per_tensor: bool = False  # one stored scale for all rows
     block_format: str | None = None  # GGUF only: ggml's name of the stored blocks
     zero_points: bool = False  # stored; int4 of compressed-tensors only, AWQ and GPTQ always store them
