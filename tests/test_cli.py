@@ -117,7 +117,7 @@ FLAGS = {
     "check-grammar": set(),
     "grammar check": {"--against", "--kind", "--additional-properties", "--whitespace", "--order", "--json"},
     "calibrate-kv": {"--data", "--out", "--window", "--device", "--dtype"},
-    "quantize": {"--method", "--out", "--data", "--calibration", "--window", "--act-order"},
+    "quantize": {"--method", "--out", "--data", "--calibration", "--window", "--act-order", "--smooth-strength"},
     "plan": {
         "--gpus",
         "--prompt",

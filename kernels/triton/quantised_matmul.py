@@ -29,8 +29,8 @@ class Codes(NamedTuple):
     """A quantised weight. With experts, all tensors have them as a first dimension.
 
     int4: weight = (code - 8) * scale + base. Two codes are a byte: in each group the low halves of bytes are its first
-    codes, the high ones the others (`pack_groups`). MXFP4: codes are e2m1 numbers, packed the same way; scales are powers
-    of two by their exponents, biased by 127. Eight bits: weight = code * scale.
+    codes, the high ones the others (`pack_groups`). MXFP4: codes are e2m1 numbers, packed the same way; scales are
+    powers of two by their exponents, biased by 127. Eight bits: weight = code * scale.
     """
 
     codes: torch.Tensor  # uint8 [N, C / 2], or int8 or e4m3 [N, C]
@@ -215,7 +215,7 @@ def _quantised_matmul(
     T,
     stride_x,
     groups_per_part,
-    KIND: tl.constexpr,  # "int4"; "mxfp4"; "row": 8 bits, a scale a row; "block": 8 bits, a scale by 128 outputs and inputs
+    KIND: tl.constexpr,  # 4 bits: "int4", "mxfp4"; 8 bits: "row", a scale a row; "block", one by 128 x 128
     E: tl.constexpr,  # 0: no experts
     BLOCK_E: tl.constexpr,
     N: tl.constexpr,

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 class Destination(NamedTuple):
     """Target of one stored tensor. `put` copies it, and raises ValueError when its values cannot be used.
 
-    `outputs` and `inputs` name the axis of the stored tensor that grows with the layer's, along which it may be cut.
+    A dimension of -1 has any size. `outputs` and `inputs` name the axis of the stored tensor that grows with the
+    layer's, along which it may be cut.
     """
 
     shape: tuple[int, ...]

@@ -136,4 +136,17 @@ def _fill(
 
         load_gguf_weights(path, config, parts, on_progress, ignored)
     else:
-        load_weights(path, parts, on_progress, ignored, renaming(config.stored))
+        rename = renaming(config.stored)
+        scheme = None if config.quantisation is None else config.quantisation.scheme
+        if scheme is not None and scheme.kind == "fp8" and scheme.per_tensor:
+            load_weights(path, parts, on_progress, ignored, lambda name: _FP8_NAME.sub(_fp8_name, rename(name)))
+        else:
+            load_weights(path, parts, on_progress, ignored, rename)
+
+
+# transformers' names of FP8 scales, of which AutoFP8, llm-compressor and vLLM have others.
+_FP8_NAME = re.compile(r"\.(weight_scale_inv|activation_scale)$")
+
+
+def _fp8_name(match: re.Match[str]) -> str:
+    return ".weight_scale" if match[1] == "weight_scale_inv" else ".input_scale"

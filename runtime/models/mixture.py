@@ -112,6 +112,9 @@ class SeparateExperts:
         if any(order_C is not None for order_C in orders):
             in_place_C = torch.arange(first.num_inputs, device=first.codes.device)
             self.orders_NC = torch.stack([in_place_C if order_C is None else order_C for order_C in orders])
+        inputs = [getattr(layer, "input_scale_1", None) for layer in layers]
+        if inputs[0] is not None:  # rows are rounded before they are given to experts
+            layers[0].input_scale_1 = torch.cat(inputs).amax(0, keepdim=True)
         for layer in layers:
             layer.release()
 

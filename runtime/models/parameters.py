@@ -138,8 +138,9 @@ def allocate_parameters(
     num_slices = group.shard.num_slices
     cut = num_slices > 1
     experts_of = partial(make_experts, config.quantisation, device=device, dtype=dtype, grouped=groups_experts)
-    if cut and config.quantisation is not None and config.quantisation.scheme.act_order:
-        raise ValueError("act-order groups inputs of all ranks: it runs with --tp 1 and without --deterministic")
+    if cut and config.quantisation is not None and not config.quantisation.is_divisible:
+        kind = "act-order" if config.quantisation.scheme.act_order else config.quantisation.scheme.kind
+        raise ValueError(f"{kind} has groups across all ranks: it runs with --tp 1 and without --deterministic")
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device=device, dtype=dtype)

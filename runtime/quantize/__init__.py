@@ -2,5 +2,5 @@
 
 from typing import Literal
 
-CalibratedMethod = Literal["awq", "gptq"]
+CalibratedMethod = Literal["awq", "gptq", "int8"]
 Method = Literal["int8", "int4-rtn", "awq", "gptq", "fp8"]

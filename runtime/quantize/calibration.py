@@ -1,6 +1,6 @@
-"""Calibrated quantisation: rounds a model's layers one after the other by AWQ or GPTQ, on a text.
+"""Calibrated quantisation: rounds a model's layers one after the other by AWQ or GPTQ, or smooths them, on a text.
 
-A layer's inputs are the outputs of the rounded layers before it.
+A layer's inputs are the outputs of the rounded layers before it; SmoothQuant's are the dense model's.
 
 Legend: T tokens, E hidden size, C columns (inputs).
 """
@@ -26,12 +26,13 @@ from ..models.errors import CheckpointError
 from ..models.linear import DenseLinear
 from ..models.load import load_model
 from ..models.parameters import LayerParameters, num_parameters
+from ..models.quantised.rounding import int8_rows
 from ..models.stored_layout import rotary_order
 from ..models.weights import Progress
 from ..protocol.errors import RequestError
 from ..scheduler.plan import Row
 from . import CalibratedMethod
-from .awq import input_scales
+from .awq import input_scales, round_clipped, smooth_scales
 from .gptq import gptq
 from .int4_matrix import Int4Matrix, gptq_tensors, packed_tensors, round_to_nearest
 from .recorded_inputs import (
@@ -48,18 +49,25 @@ MIN_TOKENS = 64  # least tokens of a matrix's statistics
 
 @dataclass
 class RoundedLayer:
-    """A layer's matrices in 4 bits, by Hugging Face module, and the dense tensors that changed."""
+    """A layer's matrices by Hugging Face module, in 4 bits or smoothed for 8, and the dense tensors that changed."""
 
     groups: dict[str, Int4Matrix] = field(default_factory=dict)
+    smoothed: dict[str, torch.Tensor] = field(default_factory=dict)
     dense: dict[str, torch.Tensor] = field(default_factory=dict)
     undersampled: list[str] = field(default_factory=list)  # modules with too few tokens
 
 
 @torch.inference_mode()
 def round_layers(
-    model: Decoder, texts: Sequence[Sequence[int]], method: CalibratedMethod, group_size: int, act_order: bool = False
+    model: Decoder,
+    texts: Sequence[Sequence[int]],
+    method: CalibratedMethod,
+    group_size: int,
+    act_order: bool = False,
+    smooth_strength: float = 0.5,
 ) -> Iterator[RoundedLayer]:
-    """Round every layer, in order. `model` is dense; its norms, biases and routers are changed. `act_order` is gptq's.
+    """Round every layer, in order. `model` is dense; its norms, biases and routers are changed. `act_order` is gptq's,
+    `smooth_strength` int8's.
 
     Matrices with fewer than MIN_TOKENS tokens, such as experts that few tokens choose, are rounded to nearest.
     """
@@ -70,34 +78,46 @@ def round_layers(
     for index, stored in enumerate(model.parameters.layers):
         layer = record_inputs(stored)
         _run(model, index, layer, states_TE, windows)
-        if method == "awq":
-            for move in scale_transfers(layer):
-                _transfer_scales(move, group_size)
-        rounded = RoundedLayer(dense=transferred_tensors(index, layer) if method == "awq" else {})
+        moves = method != "gptq"
+        for move in scale_transfers(layer) if moves else ():
+            _transfer_scales(move, group_size if method == "awq" else None, smooth_strength)
+        rounded = RoundedLayer(dense=transferred_tensors(index, layer) if moves else {})
         for modules, inputs in recorded_products(index, layer, model.config):
             weight, undersampled = inputs.linear.weight, inputs.count < MIN_TOKENS
-            suits = method == "gptq" and not undersampled
-            if suits:
-                groups = gptq(weight, inputs.hessian_CC, group_size, act_order=act_order)
-            else:
-                groups = round_to_nearest(weight, group_size)
-            weight.copy_(groups.dense())
             start = 0
+            whole = None
+            if method == "gptq" and not undersampled:
+                whole = gptq(weight, inputs.hessian_CC, group_size, act_order=act_order)
             for module, size in modules:
-                rounded.groups[module] = groups.rows(start, size)
+                rows = weight[start : start + size]
+                if method == "int8":
+                    rounded.smoothed[module] = rows.clone()
+                else:
+                    # Scores are exponents: AWQ leaves the ranges of what makes them.
+                    clips = method == "awq" and not undersampled and not module.endswith(("q_proj", "k_proj"))
+                    groups = round_clipped(rows, inputs.hessian_CC, group_size) if clips else None
+                    groups = groups or (whole.rows(start, size) if whole else round_to_nearest(rows, group_size))
+                    rounded.groups[module] = groups
+                    rows.copy_(groups.dense())
                 start += size
             rounded.undersampled += [module for module, _ in modules if undersampled]
         states_TE = _run(model, index, stop_recording(layer), states_TE, windows)
         yield rounded
 
 
-def _transfer_scales(move: ScaleTransfer, group_size: int) -> None:
+def _transfer_scales(move: ScaleTransfer, group_size: int | None, smooth_strength: float) -> None:
+    """Move AWQ's factors for groups of that size, else SmoothQuant's."""
     count = sum(inputs.count for inputs in move.products)
     if count < MIN_TOKENS:
         return
-    mean_C = torch.stack([inputs.absolute_C for inputs in move.products]).sum(0) / count
     seen = [(inputs.linear.weight, inputs.hessian_CC) for inputs in move.products]
-    factor_C = input_scales(seen, mean_C, group_size).to(seen[0][0].dtype)
+    if group_size is None:
+        largest_C = torch.stack([inputs.largest_C for inputs in move.products]).amax(0)
+        factor_C = smooth_scales([weight for weight, _ in seen], largest_C, smooth_strength)
+    else:
+        mean_C = torch.stack([inputs.absolute_C for inputs in move.products]).sum(0) / count
+        factor_C = input_scales(seen, mean_C, group_size)
+    factor_C = factor_C.to(seen[0][0].dtype)
     for weight in [*(weight for weight, _ in seen), *move.dense]:
         weight.mul_(factor_C)
     for tensor in move.before:
@@ -157,12 +177,13 @@ def calibrate(
     config: ModelConfig,
     method: CalibratedMethod,
     text: str,
-    group_size: int,
+    group_size: int | None,
     on_progress: Progress | None = None,
     *,
     act_order: bool = False,
+    smooth_strength: float = 0.5,
 ) -> CalibratedTensors:
-    """Load the dense model, on a CUDA device when there is one, and round it on `text`.
+    """Load the dense model, on a CUDA device when there is one, and round it on `text`. "int8" is SmoothQuant.
 
     The tensors are those of GPTQ's format with `act_order`, else of compressed-tensors.
 
@@ -173,9 +194,10 @@ def calibrate(
         raise CheckpointError(
             path, f"{method} does not know how {config.architecture} lays out its heads and matrices: use int4-rtn"
         )
-    if method == "awq" and (config.norm, config.norm_placement, config.gated_mlp) != ("rms", "pre", True):
+    if method != "gptq" and (config.norm, config.norm_placement, config.gated_mlp) != ("rms", "pre", True):
         raise CheckpointError(
-            path, "awq scales a pre-norm block of RMS norms and gated MLPs, which this model has not: use gptq"
+            path,
+            f"{'awq' if method == 'awq' else 'smoothing'} scales a pre-norm block of RMS norms and gated MLPs, which this model has not: use gptq",
         )
     tokens = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text, add_special_tokens=False).ids[:MAX_TOKENS]
     window = min(WINDOW, config.context_length)
@@ -188,7 +210,11 @@ def calibrate(
     dtype = choose_dtype("auto", device, num_parameters(config))
     model = load_model(path, device=device, dtype=dtype)
     calibrated, as_stored = CalibratedTensors({}, []), gptq_tensors if act_order else packed_tensors
-    for done, layer in enumerate(round_layers(model, texts, method, group_size, act_order), start=1):
+    layers = round_layers(model, texts, method, group_size or 0, act_order, smooth_strength)
+    for done, layer in enumerate(layers, start=1):
+        for module, weight in layer.smoothed.items():
+            codes_NC, scale_N1 = int8_rows(weight.cpu())
+            calibrated.written[f"{module}.weight"] = {f"{module}.weight": codes_NC, f"{module}.weight_scale": scale_N1}
         for module, groups in layer.groups.items():
             calibrated.written[f"{module}.weight"] = {
                 name: part.cpu() for name, part in as_stored(module, groups).items()

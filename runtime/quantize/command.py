@@ -31,7 +31,9 @@ def quantize(
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(help="A text like those that will be served: awq and gptq need it.", exists=True, dir_okay=False),
+        typer.Option(
+            help="A text like those that will be served, for awq, gptq and smoothing.", exists=True, dir_okay=False
+        ),
     ] = None,
     act_order: Annotated[
         bool,
@@ -39,6 +41,15 @@ def quantize(
             "--act-order", help="gptq: round the columns of the largest inputs first; groups have inputs of any place."
         ),
     ] = False,
+    smooth_strength: Annotated[
+        float | None,
+        typer.Option(
+            help="int8: SmoothQuant's strength, 0.5 to 0.9 as models need it; large inputs move into the weights, and "
+            "inputs are rounded to int8 too.",
+            min=0.0,
+            max=1.0,
+        ),
+    ] = None,
     window: Annotated[int, typer.Option(help="Tokens of the text that are read together.", min=2)] = 512,
 ) -> None:
     """Write a checkpoint's linear layers in few bits, in the compressed-tensors format."""
@@ -48,14 +59,19 @@ def quantize(
     from .write import write_quantised
 
     source = fetch_checkpoint(model, out=out)
-    calibrates = method in ("awq", "gptq")
+    if smooth_strength is not None and method != "int8":
+        raise RequestError(f"smoothing prepares weights and inputs for int8, not for {method}", param="smooth_strength")
+    calibrates = method in ("awq", "gptq") or smooth_strength is not None
     if calibrates and calibration is None:
-        raise RequestError(f"{method} is calibrated on a text: give one with --calibration", param="calibration")
+        name = method if smooth_strength is None else "smoothing"
+        raise RequestError(f"{name} is calibrated on a text: give one with --calibration", param="calibration")
     if act_order and method != "gptq":
         raise RequestError(f"act-order is an order of gptq's columns, not of {method}", param="act_order")
     text = calibration.read_text(encoding="utf-8") if calibrates and calibration is not None else None
     with _bar("quantising") as on_progress:
-        undersampled = write_quantised(source, out, method, on_progress, text, act_order=act_order)
+        undersampled = write_quantised(
+            source, out, method, on_progress, text, act_order=act_order, smooth_strength=smooth_strength
+        )
     table = Table(title=str(out), title_justify="left")
     for title in ("", "before", "after"):
         table.add_column(title, justify="left" if not title else "right")

@@ -26,12 +26,15 @@ class RecordedInputs:
     linear: DenseLinear
     hessian_CC: torch.Tensor  # the sum of outer products with themselves
     absolute_C: torch.Tensor  # the sum of absolute values
+    largest_C: torch.Tensor  # the largest absolute values
     count: int = 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
         self.hessian_CC.addmm_(wide.t(), wide)
         self.absolute_C += wide.abs().sum(0)
+        if len(x):
+            self.largest_C = torch.maximum(self.largest_C, wide.abs().amax(0))
         self.count += len(x)
         return self.linear(x)
 
@@ -54,8 +57,8 @@ class RecordedProduct(NamedTuple):
 
 
 class ScaleTransfer(NamedTuple):
-    """Factors that AWQ may move: columns of `products` and of `dense` are multiplied, and rows of `before` divided,
-    which give those inputs."""
+    """Factors that AWQ and SmoothQuant may move: columns of `products` and of `dense` are multiplied, and rows of
+    `before` divided, which give those inputs."""
 
     products: list[RecordedInputs]
     before: list[torch.Tensor]
@@ -175,7 +178,7 @@ def _recording(linear: Linear) -> RecordedInputs:
     assert isinstance(dense, DenseLinear)
     C = dense.weight.shape[1]
     zeros_CC = torch.zeros((C, C), dtype=torch.float32, device=dense.weight.device)
-    return RecordedInputs(dense, zeros_CC, zeros_CC[0].clone())
+    return RecordedInputs(dense, zeros_CC, zeros_CC[0].clone(), zeros_CC[0].clone())
 
 
 def _recorded(linear: Linear) -> RecordedInputs:

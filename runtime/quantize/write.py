@@ -37,6 +37,7 @@ def write_quantised(
     text: str | None = None,
     *,
     act_order: bool = False,
+    smooth_strength: float | None = None,
 ) -> list[str]:
     """Quantise the checkpoint in directory `source` into the new directory `out`.
 
@@ -44,6 +45,9 @@ def write_quantised(
     of at most 128 inputs with scale and zero point: "int4-rtn" (round to nearest), "awq" or "gptq", which are
     calibrated on `text`. `act_order`, of "gptq", is written in
     GPTQ's own format.
+
+    `smooth_strength`, of "int8" with a `text`, moves large inputs into the weights by SmoothQuant; inputs are int8 by
+    token then.
 
     Returns the modules that `text` gave too few tokens, such as experts that few tokens choose; they are rounded to
     nearest. Raises CheckpointError when `source` cannot be read, is quantised already or has sizes that no group
@@ -63,10 +67,19 @@ def write_quantised(
         raise CheckpointError(out, "exists already")
     files = weight_files(source)
     calibrated = CalibratedTensors({}, [])
-    if method == "awq" or method == "gptq":
-        assert group_size is not None
+    if method == "awq" or method == "gptq" or (method == "int8" and smooth_strength is not None):
+        assert group_size is not None or method == "int8"
         assert text is not None
-        calibrated = calibrate(source, config, method, text, group_size, on_progress, act_order=act_order)
+        calibrated = calibrate(
+            source,
+            config,
+            method,
+            text,
+            group_size,
+            on_progress,
+            act_order=act_order,
+            smooth_strength=0.5 if smooth_strength is None else smooth_strength,
+        )
     out.mkdir(parents=True)
     index = _IndexFile()
     total, done = sum(file.stat().st_size for file in files), 0
@@ -89,7 +102,9 @@ def write_quantised(
     if (source / INDEX_FILE).is_file():
         (out / INDEX_FILE).write_text(json.dumps(index.as_json(), indent=2) + "\n", encoding="utf-8")
     raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    raw["quantization_config"] = _quantisation_config(method, group_size, config.experts is not None)
+    raw["quantization_config"] = _quantisation_config(
+        method, group_size, config.experts is not None, rounds_inputs=method == "fp8" or smooth_strength is not None
+    )
     if act_order:
         raw["quantization_config"] = {
             "quant_method": "gptq",
@@ -119,7 +134,9 @@ def _rounded_tensors(
     return {f"{module}.weight": codes, f"{module}.weight_scale": scale_N1}
 
 
-def _quantisation_config(method: Method, group_size: int | None, mixture: bool) -> dict[str, Any]:
+def _quantisation_config(
+    method: Method, group_size: int | None, mixture: bool, *, rounds_inputs: bool
+) -> dict[str, Any]:
     weights: dict[str, Any] = {
         "num_bits": 4 if method in FOUR_BITS else 8,
         "type": "float" if method == "fp8" else "int",
@@ -128,7 +145,7 @@ def _quantisation_config(method: Method, group_size: int | None, mixture: bool) 
         "group_size": group_size if method in FOUR_BITS else None,
         "dynamic": False,
     }
-    inputs = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+    inputs = {"num_bits": 8, "type": weights["type"], "symmetric": True, "strategy": "token", "dynamic": True}
     kind = {"int8": "int-quantized", "fp8": "float-quantized"}.get(method, "pack-quantized")
     return {
         "quant_method": "compressed-tensors",
@@ -140,7 +157,7 @@ def _quantisation_config(method: Method, group_size: int | None, mixture: bool) 
             "group_0": {
                 "targets": ["Linear"],
                 "weights": weights,
-                "input_activations": inputs if method == "fp8" else None,
+                "input_activations": inputs if rounds_inputs else None,
                 "output_activations": None,
                 "format": kind,
             }

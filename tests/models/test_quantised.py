@@ -196,6 +196,70 @@ def test_inputs_quantised_by_token_give_the_logits_of_rounded_inputs(kind: str, 
     assert model.parameters.layers[0].qkv.scheme.activations
 
 
+# As AutoFP8, transformers and llm-compressor write them: names and shapes of the scales.
+STATIC: dict[str, tuple[dict[str, Any], str, str, tuple[int, ...]]] = {
+    "AutoFP8": (
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+        "weight_scale", "input_scale", (),
+    ),
+    "transformers": (
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        "weight_scale_inv", "activation_scale", (),
+    ),
+    "float-quantized": (compressed("float-quantized", strategy="tensor"), "weight_scale", "input_scale", (1,)),
+    "int-quantized": (compressed("int-quantized", strategy="tensor"), "weight_scale", "input_scale", (1,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dense", ["llama"], indirect=True)
+@pytest.mark.parametrize("kind", STATIC)
+def test_stored_scales_of_inputs_are_honoured(kind: str, dense: Path, tmp_path: Path) -> None:
+    config, weight_name, input_name, shape = STATIC[kind]
+    largest = 127.0 if kind == "int-quantized" else 448.0
+    stored = torch.int8 if kind == "int-quantized" else torch.float8_e4m3fn
+    if "config_groups" in config:
+        inputs = {
+            "num_bits": 8,
+            "type": kind.partition("-")[0],
+            "symmetric": True,
+            "strategy": "tensor",
+            "dynamic": False,
+        }
+        config = config | {
+            "config_groups": {"group_0": {**config["config_groups"]["group_0"], "input_activations": inputs}}
+        }
+
+    def pack(module: str, w: torch.Tensor) -> Tensors:
+        scale = w.abs().max() / largest
+        codes = w / scale if stored == torch.float8_e4m3fn else (w / scale).round()
+        input_scale = (1.0 if module.endswith("k_proj") else 0.5) / largest  # of fused modules the larger one
+        return {
+            f"{module}.weight": codes.to(stored),
+            f"{module}.{weight_name}": scale.reshape(shape),
+            f"{module}.{input_name}": torch.full(shape, input_scale),
+        }
+
+    path = changed(dense, tmp_path / "packed", pack, quantization_config=config)
+    model = load_model(path, device=torch.device("cpu"), dtype=torch.float32)
+    x = torch.randn(9, SIZES["hidden_size"], generator=torch.Generator().manual_seed(1))
+    tensors = load_file(path / "model.safetensors")
+    layer = model.parameters.layers[1]
+    names = {"self_attn.q_proj": (layer.qkv, 0, 1.0), "self_attn.o_proj": (layer.o, 0, 0.5)}
+    for name, (linear, start, limit) in names.items():
+        prefix = f"model.layers.1.{name}"
+        weight = tensors[f"{prefix}.weight"].float() * tensors[f"{prefix}.{weight_name}"]
+        codes = x.clamp(-limit, limit) / (limit / largest)
+        codes = codes.round() if kind == "int-quantized" else codes.to(stored).float()
+        expected = codes * (limit / largest) @ weight.T
+        got = linear(x)[:, start : start + len(weight)]
+        # The loops of int8 round a second time, by group.
+        assert ((got - expected).norm() / expected.norm()).item() < (0.01 if kind == "int-quantized" else 1e-5)
+        assert ((x @ weight.T - expected).norm() / expected.norm()).item() > 0.1
+    if kind == "AutoFP8":
+        two = logits(path, group=TWO_SLICES)
+        assert ((two - logits(path)).norm() / two.norm()).item() < 0.01
+
+
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("num_tokens", [1, 5, 33])
 def test_a_product_with_quantised_inputs_equals_that_of_the_rounded_numbers(kind: str, num_tokens: int) -> None:
@@ -310,7 +374,7 @@ def test_act_order_gives_the_logits_of_its_dequantised_weights(dense: Path, tmp_
     reference = changed(dense, tmp_path / "reference", lambda module, w: {f"{module}.weight": act_order_dequantised(w)})
     expected = logits(reference)
     assert ((logits(packed) - expected).norm() / expected.norm()).item() < 0.03
-    with pytest.raises(CheckpointError, match="act-order groups inputs of all ranks"):
+    with pytest.raises(CheckpointError, match="act-order has groups across all ranks"):
         logits(packed, group=TWO_SLICES)
 
 

@@ -23,7 +23,7 @@ from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.mlp import DenseMlp
 from ramiform.runtime.models.quantised import int4_packing
 from ramiform.runtime.protocol.errors import RequestError
-from ramiform.runtime.quantize.awq import input_scales
+from ramiform.runtime.quantize.awq import CLIPS, input_scales, round_clipped
 from ramiform.runtime.quantize.gptq import DAMPING, gptq
 from ramiform.runtime.quantize.int4_matrix import round_to_nearest, squared_error
 from ramiform.runtime.quantize.write import write_quantised
@@ -125,6 +125,50 @@ def test_awq_s_factors_leave_less_error_and_are_the_best_of_the_exponents(num_pr
     assert chosen < error(torch.ones(128))
     for exponent in (0.25, 0.5, 0.75):
         assert chosen <= error(mean**exponent) * 1.02  # another common factor moves the scales' own rounding
+
+
+def test_a_group_s_range_is_the_part_with_the_least_error_of_its_products() -> None:
+    weight, x = correlated(6, 64, seed=5)
+    weight[::2, ::32] *= 6  # outliers, which cost the others precision
+    hessian = x.T @ x
+    got = round_clipped(weight, hessian, GROUP).dense()
+    for row in range(6):
+        for start in range(0, 64, GROUP):
+            own, inputs = weight[row, start : start + GROUP], x[:, start : start + GROUP]
+            errors = []
+            for clip in CLIPS:
+                cut = own.clamp(own.min() * clip, own.max() * clip)[None]
+                rounded = round_to_nearest(cut, GROUP).dense()[0]
+                errors.append(float(((inputs @ (rounded - own)) ** 2).sum()))
+            error = float(((inputs @ (got[row, start : start + GROUP] - own)) ** 2).sum())
+            assert error == pytest.approx(min(errors), rel=1e-3)
+    plain = round_to_nearest(weight, GROUP).dense()
+    assert squared_error(got - weight, hessian) < 0.9 * squared_error(plain - weight, hessian)
+
+
+@pytest.mark.slow
+def test_smoothing_saves_int8_inputs_from_outlier_channels(tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    torch.manual_seed(5)
+    path = made(LlamaConfig(**SIZES | {"num_hidden_layers": 2}), tmp_path / "dense")
+    tensors = load_file(path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("layernorm.weight")]:  # the same function, large inputs
+        tensors[name][::16] *= 60
+        layer, after = name.rsplit(".", 2)[0], "self_attn" if "input_layernorm" in name else "mlp"
+        for other in tensors:
+            if other.startswith(f"{layer}.{after}.") and not other.endswith(("o_proj.weight", "down_proj.weight")):
+                tensors[other][:, ::16] /= 60
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    ids = AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode(TEXT, add_special_tokens=False)[:128]
+    write_quantised(path, tmp_path / "smooth", "int8", text=TEXT[:2000], smooth_strength=0.5)
+    write_quantised(path, tmp_path / "plain", "int8")
+    config = json.loads((tmp_path / "smooth" / "config.json").read_text())
+    inputs = config["quantization_config"]["config_groups"]["group_0"]["input_activations"]
+    assert (inputs["type"], inputs["strategy"], inputs["dynamic"]) == ("int", "token", True)
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(config))  # the inputs are rounded too
+    exact, smooth, plain = (last_states(tmp_path / name, ids) for name in ("dense", "smooth", "plain"))
+    assert (smooth - exact).norm() < 0.4 * (plain - exact).norm()
+    assert load_model(tmp_path / "smooth", device=torch.device("cpu"), dtype=torch.float32).parameters.layers[0]
 
 
 SIZES = {
@@ -267,6 +311,7 @@ def test_awq_s_factors_cancel_when_nothing_is_rounded(
             return Unrounded(self.weight[start : start + size])
 
     monkeypatch.setattr(calibration, "round_to_nearest", lambda weight, _: Unrounded(weight))
+    monkeypatch.setattr(calibration, "round_clipped", lambda weight, *_: Unrounded(weight))
     ids = AutoTokenizer.from_pretrained(SHIPPED_MODEL).encode(TEXT, add_special_tokens=False)[:256]
     model = load_model(dense, device=torch.device("cpu"), dtype=torch.float32)
     for layer in calibration.round_layers(model, [ids], "awq", GROUP):

@@ -1,13 +1,14 @@
 """The Quantisation that config.json's `quantization_config` describes.
 
 Formats: compressed-tensors (`float-quantized`, `int-quantized`, `naive-quantized`, `pack-quantized` and
-`mxfp4-pack-quantized`), AWQ's `gemm`, GPTQ's first version, and transformers' `fp8` by blocks of 128 x 128. Settings
-that are not computed here are refused by name and value.
+`mxfp4-pack-quantized`), AWQ's `gemm`, GPTQ's first version, bitsandbytes, and transformers' `fp8` by blocks of 128 x
+128. Settings that are not computed here are refused by name and value.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Literal
 
 from ..config_fields import ConfigFields
 from .blockwise import BLOCK
@@ -16,6 +17,7 @@ from .rounding import GROUP_SIZES
 from .scheme import Quantisation, Scheme
 
 _GROUP_SIZES = (256, *GROUP_SIZES)
+_METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "bitsandbytes")
 _LAYERS_ONLY = ("lm_head",)  # every writer lists it; here the head is never quantised
 
 
@@ -23,7 +25,7 @@ def parse_quantisation(fields: ConfigFields) -> Quantisation | None:
     """Read the quantisation; None for a dense checkpoint. Raises CheckpointError, naming the field."""
     if not fields.raw:
         return None
-    method = fields.one_of("quant_method", ("compressed-tensors", "awq", "gptq", "fp8"), default="compressed-tensors")
+    method = fields.one_of("quant_method", _METHODS, default=_METHODS[0])
     match method:
         case "awq":
             return _awq(fields)
@@ -31,6 +33,8 @@ def parse_quantisation(fields: ConfigFields) -> Quantisation | None:
             return _gptq(fields)
         case "fp8":
             return _fp8(fields)
+        case "bitsandbytes":
+            return _bitsandbytes(fields)
         case _:
             return _compressed_tensors(fields)
 
@@ -56,11 +60,33 @@ def _gptq(fields: ConfigFields) -> Quantisation:
 
 
 def _fp8(fields: ConfigFields) -> Quantisation:
-    fields.one_of("activation_scheme", ("dynamic",), default="dynamic")
+    static = fields.one_of("activation_scheme", ("dynamic", "static"), default="dynamic") == "static"
     fields.one_of("fmt", ("e4m3",), default="e4m3")
+    names = [*(fields.raw.get("modules_to_not_convert") or ()), *(fields.raw.get("ignored_layers") or ())]
+    ignored = tuple(name for name in names if name not in _LAYERS_ONLY)
+    if fields.raw.get("weight_block_size") is None:
+        scheme = Scheme(kind="fp8", source="compressed-tensors", activations=True, static=static, per_tensor=True)
+        return Quantisation(scheme, ignored)
     _equal(fields, "weight_block_size", [BLOCK, BLOCK])
-    ignored = tuple(name for name in fields.raw.get("modules_to_not_convert") or () if name not in _LAYERS_ONLY)
+    if static:
+        raise fields.unsupported("activation_scheme", "'static' with scales by block is")
     return Quantisation(Scheme(kind="fp8", source="fp8", activations=True), ignored)
+
+
+def _bitsandbytes(fields: ConfigFields) -> Quantisation:
+    # A name of the list stands for the modules below it too, in any part of the model.
+    names = [name for name in fields.raw.get("llm_int8_skip_modules") or () if isinstance(name, str)]
+    skipped = tuple(f"re:(?:.*\\.)?{re.escape(name)}(?:\\.|$)" for name in names)
+    if fields.boolean("load_in_8bit", default=False):
+        return Quantisation(Scheme(kind="int8", source="bitsandbytes"), skipped)
+    if not fields.boolean("load_in_4bit", default=False):
+        raise fields.unsupported("load_in_4bit", "without it or load_in_8bit it is")
+    fields.one_of("bnb_4bit_quant_storage", ("uint8",), default="uint8")
+    kind: Literal["nf4", "fp4"] = "fp4"
+    if fields.one_of("bnb_4bit_quant_type", ("nf4", "fp4"), default="fp4") == "nf4":
+        kind = "nf4"
+    nested = fields.boolean("bnb_4bit_use_double_quant", default=False)
+    return Quantisation(Scheme(kind=kind, source="bitsandbytes", nested=nested), skipped)
 
 
 def _four_bits(fields: ConfigFields, bits: str, group_size: str) -> int:
@@ -96,7 +122,7 @@ def _compressed_tensors(fields: ConfigFields) -> Quantisation:
     if (kind, bits) not in formats:
         raise weights.unsupported("num_bits", f"{bits} bits of {kind} are")
     fields.one_of("format", formats[kind, bits], default=formats[kind, bits][0])
-    activations = _activations(inputs, kind)
+    activations, static = _activations(inputs, kind)
     ignored = tuple(name for name in fields.raw.get("ignore") or () if name not in _LAYERS_ONLY)
     symmetric = weights.boolean("symmetric", default=True)
     if bits == 4:
@@ -129,6 +155,7 @@ def _compressed_tensors(fields: ConfigFields) -> Quantisation:
             kind="fp8" if kind == "float" else "int8",
             source="compressed-tensors",
             activations=activations,
+            static=static,
             per_tensor=strategy == "tensor",
         ),
         ignored,
@@ -144,18 +171,19 @@ def _kv_cache(scheme: ConfigFields) -> None:
             raise scheme.unsupported("symmetric", "keys and values with zero points are")
 
 
-def _activations(inputs: ConfigFields, kind: str) -> bool:
-    """Return True when inputs are quantised, by token as they come. Scales from calibration are refused."""
+def _activations(inputs: ConfigFields, kind: str) -> tuple[bool, bool]:
+    """Return whether inputs are quantised, and with one stored scale, not by token as they come."""
     if not inputs.raw:
-        return False
+        return False, False
     inputs.one_of("type", (kind,), default="int")
     _equal(inputs, "num_bits", 8)
-    inputs.one_of("strategy", ("token",), default="tensor")
-    if inputs.raw.get("dynamic") is not True:
-        raise inputs.unsupported("dynamic", f"supported: true; {inputs.raw.get('dynamic')!r} is")
+    dynamic = inputs.raw.get("dynamic") or False
+    if dynamic not in (True, False):
+        raise inputs.unsupported("dynamic", f"supported: true and false; {dynamic!r} is")
+    inputs.one_of("strategy", ("token",) if dynamic else ("tensor",), default="tensor")
     if not inputs.boolean("symmetric", default=True):
         raise inputs.unsupported("symmetric", "inputs with zero points are")
-    return True
+    return True, not dynamic
 
 
 def _equal(fields: ConfigFields, field: str, wanted: Any) -> None:

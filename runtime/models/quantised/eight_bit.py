@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from .... import kernels
 from ..linear import Destination, bias_destination, total_bytes
-from .rounding import FP8, MANY_ROWS, fp8_as_bfloat16, fp8_rows, int8_rows
+from .rounding import FP8, FP8_MAX, MANY_ROWS, fp8_as_bfloat16, fp8_rows, int8_rows
 from .scheme import Scheme
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ class EightBitLinear:
 
     On a CPU `finish` packs them for the compiled loops: int8 is multiplied by rows rounded to int8 by group of inputs,
     with or without `scheme.activations`; FP8, which CPUs do not multiply, is widened to bfloat16, exactly. On a GPU a
-    kernel multiplies few rows, and torch's libraries MANY_ROWS.
+    kernel multiplies few rows, and torch's libraries MANY_ROWS. With `scheme.static` inputs are rounded to multiples of
+    `input_scale` first, the largest one of fused modules.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class EightBitLinear:
         self.codes_NC = torch.empty((outputs, inputs), device=device, dtype=FP8 if scheme.kind == "fp8" else torch.int8)
         self.scale_N = torch.empty(outputs, device=device, dtype=torch.float32)
         self.bias_N = torch.empty(outputs, device=device, dtype=dtype) if bias else None
+        self.input_scale_1 = torch.zeros(1, device=device, dtype=torch.float32) if scheme.static else None
         self._dtype = dtype
         self._packed: PackedMatrix | None = None
         self._products = kernels.quantised_products(self.codes_NC.device)
@@ -43,8 +45,9 @@ class EightBitLinear:
 
     @property
     def matrix(self) -> PackedMatrix | None:
-        """The whole layer as compiled loops multiply by it; None on other devices and of FP8."""
-        return self._packed if self.scheme.kind == "int8" else None
+        """The whole layer as compiled loops multiply by it; None on other devices, of FP8 and with stored input
+        scales."""
+        return self._packed if self.scheme.kind == "int8" and not self.scheme.static else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
@@ -61,9 +64,12 @@ class EightBitLinear:
         from ....kernels.cpu.matmul import packed_matmul  # here, because it imports numba
 
         if self.scheme.kind == "int8":
+            if self.scheme.static:  # the loops round a second time, to the largest of each group
+                x_TC, scale_T1 = self._input_codes(x)
+                x = (x_TC.float() * scale_T1).to(x.dtype)
             return packed_matmul(x, packed)
         if self.scheme.activations:
-            x_TC, scale_T1 = fp8_rows(x)
+            x_TC, scale_T1 = self._input_codes(x)
             y = packed_matmul(fp8_as_bfloat16(x_TC).float(), packed) * scale_T1
         else:
             y = packed_matmul(x.float(), packed)
@@ -74,7 +80,7 @@ class EightBitLinear:
         """Multiply by `codes`, this layer's or those of all experts that are like it, in a kernel."""
         x_scale, dtype = None, x.dtype
         if self.scheme.activations:
-            x, x_scale = self._products.quantise_rows(x, self.codes_NC.dtype)
+            x, x_scale = self._kernel_input_codes(x)
         y: torch.Tensor = self._products.matmul(
             x, codes, self.bias_N, x_scale=x_scale, dtype=dtype, experts=experts, fixed=fixed
         )
@@ -85,7 +91,7 @@ class EightBitLinear:
             return self.product(x, self.codes)
         if not self.scheme.activations:
             return F.linear(x, self._products.dequantise(self.codes, x.dtype), self.bias_N)
-        x_TC, scale_T = self._products.quantise_rows(x, self.codes_NC.dtype)
+        x_TC, scale_T = self._kernel_input_codes(x)
         if self.scheme.kind == "fp8":
             y = torch._scaled_mm(
                 x_TC,
@@ -98,19 +104,37 @@ class EightBitLinear:
             y = (torch._int_mm(x_TC, self.codes_NC.t()).float() * scale_T[:, None] * self.scale_N).to(x.dtype)
         return y if self.bias_N is None else y + self.bias_N
 
+    def _input_codes(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Round inputs to codes with a scale per row, [T, 1]."""
+        if self.input_scale_1 is None:
+            return fp8_rows(x) if self.scheme.kind == "fp8" else int8_rows(x)
+        scaled = x.float() / self.input_scale_1
+        if self.scheme.kind == "fp8":
+            codes = scaled.clamp_(-FP8_MAX, FP8_MAX).to(FP8)
+        else:
+            codes = scaled.round_().clamp_(-128, 127).to(torch.int8)
+        return codes, self.input_scale_1.expand(len(x), 1)
+
+    def _kernel_input_codes(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.input_scale_1 is None:
+            found: tuple[torch.Tensor, torch.Tensor] = self._products.quantise_rows(x, self.codes_NC.dtype)
+            return found
+        codes, scale_T1 = self._input_codes(x)
+        return codes, scale_T1[:, 0].contiguous()
+
     def _fp8_product(self, x: torch.Tensor) -> torch.Tensor:
-        x_TC, scale_T1 = fp8_rows(x)
+        x_TC, scale_T1 = self._input_codes(x)
         y = torch._scaled_mm(
             x_TC,
             self.codes_NC.t(),
-            scale_a=scale_T1,
+            scale_a=scale_T1.contiguous(),
             scale_b=self.scale_N[None],
             out_dtype=torch.bfloat16,  # the only type with scales by row
         )
         return y.to(x.dtype)
 
     def _int8_product(self, x: torch.Tensor) -> torch.Tensor:
-        x_TC, scale_T1 = int8_rows(x)
+        x_TC, scale_T1 = self._input_codes(x)
         T = len(x_TC)
         if x.device.type == "cuda" and T < _MIN_INT_MM_ROWS:
             x_TC = F.pad(x_TC, (0, 0, 0, _MIN_INT_MM_ROWS - T))
@@ -133,8 +157,18 @@ class EightBitLinear:
         def put_scale(stored: torch.Tensor) -> None:
             scale.copy_(stored.reshape(-1))  # a scale of the whole tensor is broadcast
 
+        stored_codes = Destination(tuple(codes.shape), codes.copy_, (codes.dtype,))
+        if self.scheme.source == "bitsandbytes":
+            return {
+                "weight": stored_codes,
+                "SCB": Destination((size,), lambda largest: scale.copy_(largest / 127), inputs=None),
+                "weight_format": Destination((), _expect_rows, (torch.uint8,), outputs=None, inputs=None),
+                **pieces,
+            }
+        if self.input_scale_1 is not None:
+            pieces["input_scale"] = Destination((1,), self._put_input_scale, outputs=None, inputs=None)
         return {
-            "weight": Destination(tuple(codes.shape), codes.copy_, (codes.dtype,)),
+            "weight": stored_codes,
             "weight_scale": Destination(
                 (1,) if self.scheme.per_tensor else (size, 1),
                 put_scale,
@@ -143,6 +177,13 @@ class EightBitLinear:
             ),
             **pieces,
         }
+
+    def _put_input_scale(self, stored: torch.Tensor) -> None:
+        """Take the larger one of the fused modules' scales, which keeps all of their inputs' range."""
+        if not float(stored) > 0:
+            raise ValueError(f"is {float(stored)}: a scale of inputs is above 0")
+        assert self.input_scale_1 is not None
+        self.input_scale_1.clamp_(min=float(stored))
 
     def finish(self) -> None:
         if self._products is not None and self._products.reads(self.codes_NC.dtype, self.codes_NC.device):
@@ -169,3 +210,8 @@ class EightBitLinear:
         if self._packed is not None:
             return self._packed.nbytes
         return total_bytes(self.codes_NC, self.scale_N, self.bias_N)
+
+
+def _expect_rows(stored: torch.Tensor) -> None:
+    if stored.item() != 0:
+        raise ValueError(f"is {stored.item()}: the codes are in an order for one kind of GPU, not by row")

@@ -8,6 +8,7 @@ import torch
 
 from ..linear import DenseLinear, Linear
 from ..packed_linear import PackedLinear, can_pack
+from .bitsandbytes import CodebookLinear
 from .block_linear import BlockLinear
 from .blockwise import BLOCK, BlockwiseLinear
 from .eight_bit import EightBitLinear
@@ -56,6 +57,8 @@ def make_linear(
                 f"{', '.join(modules)}: FP8 by block needs sizes divisible by {BLOCK}, not {parts} x {inputs}"
             )
         return BlockwiseLinear(outputs, inputs, bias, device=device, dtype=dtype)
+    if scheme.kind in ("nf4", "fp4"):
+        return CodebookLinear(scheme.kind, scheme.nested, outputs, inputs, bias, device=device, dtype=dtype)
     if scheme.kind == "mxfp4":
         if inputs % MXFP4_GROUP:
             raise ValueError(f"{modules[0]}: MXFP4 needs inputs divisible by {MXFP4_GROUP}, not {inputs}")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-WeightKind = Literal["int8", "int4", "fp8", "mxfp4"]
-WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf", "fp8"]
+WeightKind = Literal["int8", "int4", "fp8", "mxfp4", "nf4", "fp4"]
+WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf", "fp8", "bitsandbytes"]
 
 FOUR_BIT_BLOCKS = frozenset({"Q4_0", "Q4_1", "Q4_K"})  # of GGUF, which stay in 4 bits on any device
 GGUF_GROUP = 32  # inputs of their scales
@@ -17,15 +17,17 @@ GGUF_GROUP = 32  # inputs of their scales
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """Weight format of a layer: `int8` and `fp8` have a scale per row or stored tensor, `int4` scale and zero point per
-    group, `mxfp4` a power of two per 32 inputs."""
+    group, `mxfp4` a power of two per 32 inputs, `nf4` and `fp4` 16 numbers and a scale per block."""
 
     kind: WeightKind
     source: WeightSource  # format of the files; dense: rounded while loading; fp8: scales by block of 128 x 128
     group_size: int | None = None  # int4 only; None: no size divides all rows
     activations: bool = False  # inputs are quantised too, with a scale per token
+    static: bool = False  # those inputs have one stored scale instead
     per_tensor: bool = False  # one stored scale for all rows
     block_format: str | None = None  # GGUF only: ggml's name of the stored blocks
     zero_points: bool = False  # stored; int4 of compressed-tensors only, AWQ and GPTQ always store them
+    nested: bool = False  # nf4 and fp4: scales are quantised too
     act_order: bool = False  # int4 only: groups have inputs of any place, which a stored index names
 
 
@@ -43,6 +45,12 @@ class Quantisation:
             name = self.block_formats.get(module)
             return None if name is None else replace(self.scheme, block_format=name)
         return None if any(self._names(entry, module) for entry in self.ignored) else self.scheme
+
+    @property
+    def is_divisible(self) -> bool:
+        """True if ranks may read slices of the stored tensors."""
+        whole = self.scheme.act_order or (self.scheme.source == "bitsandbytes" and self.scheme.kind != "int8")
+        return not whole
 
     def _names(self, entry: str, module: str) -> bool:
         if entry.startswith("re:"):
