@@ -34,15 +34,33 @@ STEPS = {
     "1 row at 100": rows(1, 96, 1, own=4),
     "8 rows at 200": rows(8, 192, 1, own=8),
     "a chunk of 256": rows(1, 0, 256),
+    "1 row at 4000": rows(1, 4000, 1),
 }
 FAMILIES = [
     "Llama", "Qwen3", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "Granite", "SmolLM3", "Glm4", "Exaone4",
-    "Cohere2", "Phi", "GPTNeoX", "Starcoder2", "Nemotron", "GPT2", "OPT",
+    "Cohere2", "Phi", "GPTNeoX", "Starcoder2", "Nemotron", "GPT2", "OPT", "DeepseekV2", "DeepseekV3",
 ]  # fmt: skip
+# Of DeepSeek V2 Lite, with fewer experts.
+LATENT = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 
 
 def make_config(kind: str, hidden: int, layers: int) -> transformers.PretrainedConfig:
-    """Make a config of the family's class with these sizes and eight heads."""
+    """Make a config of the family's class with these sizes and eight heads; with latent attention those of `LATENT`."""
     of = getattr(transformers, f"{kind}Config")
     sizes: dict[str, Any] = {
         "vocab_size": 8192,
@@ -59,6 +77,8 @@ def make_config(kind: str, hidden: int, layers: int) -> transformers.PretrainedC
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
+    if kind.startswith("Deepseek"):
+        sizes |= LATENT | {"moe_intermediate_size": 11 * hidden // 32}
     known = {name for base in of.__mro__ for name in getattr(base, "__annotations__", {})} | set(of.attribute_map)
     return of(**{name: value for name, value in sizes.items() if name in known})
 

@@ -428,24 +428,42 @@ class CompiledAttention:
             q_THD = q_THD.contiguous()
         out_THD = torch.empty((T, H, D), dtype=q_THD.dtype)
         array, descriptor = self._plans[group].array, kv_descriptor(kv)
-        arguments = (
-            array,
-            descriptor,
-            q_THD.data_ptr(),
-            q_THD.stride(0),
-            out_THD.data_ptr(),
-            H * D,
-            DTYPES[q_THD.dtype],
-            scale,
-            self.cap,
-        )
         count = num_tasks(array, descriptor)
-        threads = min(num_threads(), count) if array[COST] * kv.k_SKD.shape[1] * D > _MIN_WORK else 1
-        if threads < 2:
-            attend_tasks(0, count, 1, *arguments)
+        threads = num_threads() if array[COST] * kv.k_SKD.shape[1] * D > _MIN_WORK else 1
+        # Few rows of one key head, as with latents, are fewer tasks than threads: each gets some of the query heads.
+        parts = 1
+        if count < threads and kv.k_SKD.shape[1] == 1:
+            parts = next(number for number in range(threads, 0, -1) if group % number == 0)
+        if parts > 1:
+            group //= parts
+            if group not in self._plans:
+                self._plans[group] = self.plan.with_group(group)
+            array = self._plans[group].array
+            count = num_tasks(array, descriptor)
+        step, part_bytes = max(1, min(threads // parts, count)), group * D * q_THD.element_size()
+
+        def tasks(first: int, part: int) -> None:
+            attend_tasks(
+                first,
+                count,
+                step,
+                array,
+                descriptor,
+                q_THD.data_ptr() + part * part_bytes,
+                q_THD.stride(0),
+                out_THD.data_ptr() + part * part_bytes,
+                H * D,
+                DTYPES[q_THD.dtype],
+                scale,
+                self.cap,
+            )
+
+        # Tasks come in the order of their costs, so every second one is half of the work.
+        work = [partial(tasks, first, part) for part in range(parts) for first in range(step)]
+        if len(work) == 1:
+            work[0]()
         else:
-            # Tasks come in the order of their costs, so every second one is half of the work.
-            run_tasks([partial(attend_tasks, first, count, threads, *arguments) for first in range(threads)])
+            run_tasks(work)
         # Of latents the loops weigh whole keys; the values are their first dimensions.
         return out_THD[..., : kv.v_SKD.shape[2]]
 

@@ -68,6 +68,17 @@ def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> Atte
     return AttentionTile(128 if stored.itemsize == 2 else 64, 32, 8, 3)
 
 
+def latent_tile(device: torch.device, stored: torch.dtype, pairs: int) -> AttentionTile:
+    """Return the tile for latents. `pairs` is a power of two from 16 on, how many pairs of a token and a head a row
+    has. A pair's sum of 512 float32s takes most registers, so a tile of many keys would spill."""
+    hopper = capability(device) >= (9, 0)
+    if stored == torch.float32:
+        return AttentionTile(16, 16, 8, 1)
+    if hopper and stored.itemsize == 2 and pairs == 16:
+        return AttentionTile(16, 32, 4, 5)
+    return AttentionTile(min(pairs, 64 if hopper and stored.itemsize == 2 else 32), 32, 8, 3 if hopper else 2)
+
+
 class MatmulTile(NamedTuple):
     """Launch configuration of a matrix product."""
 

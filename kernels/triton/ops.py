@@ -10,7 +10,7 @@ from ..arguments import AttentionArgs, DecodeAttentionArgs
 from ..reference import experts as reference_experts
 from ..reference import sampling as reference_sampling
 from ..reference import trees
-from . import experts, layers, logits, paged_attention, sampling, store
+from . import experts, latent_attention, layers, logits, paged_attention, sampling, store
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class TritonOps:
     silu_and_mul = staticmethod(layers.silu_and_mul)
     rope_and_store = staticmethod(store.rope_and_store)
     route = staticmethod(experts.route)
+    store_latent = staticmethod(latent_attention.store_latent)
     route_by_groups = staticmethod(reference_experts.route_by_groups)
     combine_experts = staticmethod(experts.combine_experts)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)

@@ -20,6 +20,7 @@ from ..reference.attention import paged_attention
 from ..reference.attention_layout import AttentionLayout, attention_layout
 from ..transfer import to_device
 from .chunk_attention import QueryTiles, chunk_attention
+from .latent_attention import attend_chunks
 from .launch_configs import (
     DETERMINISTIC_SPLIT_KEYS,
     SPLIT_KEYS,
@@ -31,6 +32,8 @@ from .paged_rows import PagedRows
 from .row_segments import RowSegment, kernel_inputs, piece_rows, segments_by_kernel
 from .split_attention import Merge, SharedPass, attend_shared, split_attention
 from .splits import Splits, fixed_splits, make_splits, num_seen
+
+_LATENT_QUERIES = 8  # tokens of a segment with latents in deterministic mode
 
 
 class ReferenceRows(NamedTuple):
@@ -53,16 +56,19 @@ class TritonAttention:
     soft_cap: float | None = None
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
-        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        shape = *q_THD.shape[:2], kv.v_SKD.shape[2]
+        out_THD = torch.empty(shape, dtype=q_THD.dtype, device=q_THD.device)
         cap, fixed = self.soft_cap, self.deterministic
         merge = None
         if self.shared is not None:
             most = max(splits.num_max * rows.max_queries for rows, splits in self.few)
-            merge = Merge.empty(self.shared, most, q_THD)
+            merge = Merge.empty(self.shared, most, q_THD, kv)
             attend_shared(q_THD, kv, merge, scale, cap, fixed=fixed)
         for rows, splits in self.few:
             split_attention(q_THD, kv, rows, splits, out_THD, scale, cap, fixed=fixed, merge=merge)
-        if self.many is not None:
+        if self.many is not None and kv.is_latent:
+            attend_chunks(q_THD, kv, self.many[0], out_THD, scale)
+        elif self.many is not None:
             chunk_attention(q_THD, kv, *self.many, out_THD, scale, cap)
         if self.plain is not None:
             tokens_n, layout = self.plain
@@ -75,7 +81,9 @@ def step_attention(args: AttentionArgs, *, deterministic: bool, soft_cap: float 
     kv, device = args.kv, args.kv.k_SKD.device
     K, D = kv.k_SKD.shape[1:]
     group = args.num_heads // K
-    most = max(1, most_split_queries(device, D) // group) if deterministic else None
+    most = None
+    if deterministic:
+        most = _LATENT_QUERIES if kv.is_latent else max(1, most_split_queries(device, D) // group)
     num_tokens = sum(row.num_tokens for row in args.rows)
     groups, first_key_R, path_key_R = _shared_keys(args, deterministic)
     shared = pieces_of(groups, num_tokens) if groups else None
@@ -169,7 +177,7 @@ def _splits(rows: PagedRows, kv: KvCache, most_keys: int, deterministic: bool) -
     device = kv.k_SKD.device
     return make_splits(
         num_seen(rows),
-        num_wanted=num_splits_wanted(device, kv.k_SKD.shape[1]),
+        num_wanted=num_splits_wanted(device, kv.k_SKD.shape[1]) // (4 if kv.is_latent else 1),  # heads are tiles too
         tile=SPLIT_KEYS,
     )
 

@@ -22,6 +22,7 @@ import triton.language as tl
 from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
 from .flash_attention import attend, score_factor, start
+from .latent_attention import attend_latents
 from .launch_configs import split_tile
 from .launching import launch
 from .paged_rows import MAX_TREE, PagedRows, product_dtype, query_class
@@ -57,10 +58,10 @@ class Merge(NamedTuple):
     partials: Partials
 
     @classmethod
-    def empty(cls, shared: SharedPass, num_own: int, q_THD: torch.Tensor) -> Merge:
+    def empty(cls, shared: SharedPass, num_own: int, q_THD: torch.Tensor, kv: KvCache) -> Merge:
         """Allocate the results over shared keys, and `num_own` of a later launch behind them."""
         num_shared = shared.splits.num_max * PIECE_TOKENS
-        return cls(shared, Partials.empty(num_shared + num_own, *q_THD.shape[1:], q_THD.device))
+        return cls(shared, Partials.empty(num_shared + num_own, q_THD.shape[1], kv.v_SKD.shape[2], q_THD.device))
 
 
 def split_attention(
@@ -82,7 +83,7 @@ def split_attention(
     (`fixed_splits`, of all of a row's keys) that begin where the sequence does, for any window. Where `rows` have a
     `first_key_R`, the keys before it come from `merge`, which `attend_shared` filled.
     """
-    H, D = q_THD.shape[1:]
+    H, D = q_THD.shape[1], kv.v_SKD.shape[2]
     Q = rows.max_queries
     if merge is None:
         partials, base = Partials.empty(splits.num_max * Q, H, D, q_THD.device), 0
@@ -136,6 +137,11 @@ def _launch(
 ) -> None:
     H, D = q_THD.shape[1:]
     K = kv.k_SKD.shape[1]
+    if kv.is_latent:
+        assert soft_cap is None
+        assert rows.window is None
+        attend_latents(q_THD, kv, rows, splits, out_THD, *partials, base, scale, fixed=fixed)
+        return
     R, Q, group = rows.num_keys_R.shape[0], rows.max_queries, H // K
     assert rows.visible_T is None or Q <= MAX_TREE
     assert rows.are_pieces or rows.window is None or rows.window >= Q, "a row's own tokens are within the window"

@@ -13,7 +13,7 @@ from ..arguments import RopeAndStoreArgs
 from ..kv_cache import KvCache
 from .launching import launch
 
-_FP8_MAX = 448.0  # e4m3
+FP8_MAX = 448.0  # e4m3
 # 1.5 * 2**23, whose float32 neighbours are integers: adding it rounds a number to the nearest integer, ties to even.
 ROUNDER = tl.constexpr(12582912.0)
 
@@ -53,14 +53,14 @@ def rope_and_store(
         D=D,
         BLOCK_N=block_n,
         BLOCK_D=triton.next_power_of_2(D),
-        LIMIT=127.0 if kv.k_SKD.dtype == torch.int8 else _FP8_MAX,
+        LIMIT=127.0 if kv.k_SKD.dtype == torch.int8 else FP8_MAX,
         num_warps=4,
     )
     return q_THD
 
 
 @triton.jit
-def _quantise(x, scale, LIMIT: tl.constexpr, dtype: tl.constexpr):
+def quantise(x, scale, LIMIT: tl.constexpr, dtype: tl.constexpr):
     x = tl.minimum(tl.maximum(x / scale, -LIMIT), LIMIT)
     if dtype == tl.int8:
         x = (x + ROUNDER) - ROUNDER
@@ -126,10 +126,8 @@ def _rope_and_store(
         k_scale_N = tl.load(k_scale_K + n - H, mask=is_k, other=1.0)
         v_scale_N = tl.load(v_scale_K + n - H - K, mask=is_v, other=1.0)
         rotated_ND = rotated_ND.to(qkv_TND.dtype.element_ty).to(tl.float32)
-        tl.store(
-            k_SKD + index_k, _quantise(rotated_ND, k_scale_N[:, None], LIMIT, dtype), mask=is_k[:, None] & valid_ND
-        )
-        tl.store(v_SKD + index_v, _quantise(x_ND, v_scale_N[:, None], LIMIT, dtype), mask=is_v[:, None] & valid_ND)
+        tl.store(k_SKD + index_k, quantise(rotated_ND, k_scale_N[:, None], LIMIT, dtype), mask=is_k[:, None] & valid_ND)
+        tl.store(v_SKD + index_v, quantise(x_ND, v_scale_N[:, None], LIMIT, dtype), mask=is_v[:, None] & valid_ND)
     else:
         tl.store(k_SKD + index_k, rotated_ND.to(dtype), mask=is_k[:, None] & valid_ND)
         tl.store(v_SKD + index_v, x_ND.to(dtype), mask=is_v[:, None] & valid_ND)

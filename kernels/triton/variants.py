@@ -17,7 +17,7 @@ import torch
 from ..arguments import RopeAndStoreArgs, SamplingTensors
 from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
-from . import experts, layers, logits, sampling, store
+from . import experts, latent_attention, layers, logits, sampling, store
 from .chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
 from .launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile
 from .launching import Launch, recorded
@@ -38,6 +38,7 @@ class KernelShapes:
     head_dim: int
     hidden_size: int
     vocab_size: int
+    latent_rank: int = 0  # first dimensions of a key that are its value; 0: values are stored apart
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype = torch.bfloat16
     page_size: int = 16
@@ -131,11 +132,16 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
             splits = splits_of(some)
             split_attention(q, kv, some, splits, q, scale, cap, fixed=fixed)
             if some.first_key_R is not None:
-                merge = Merge.empty(shared, splits.num_max * queries, q)
+                merge = Merge.empty(shared, splits.num_max * queries, q, kv)
                 attend_shared(q, kv, merge, scale, cap, fixed=fixed)
                 split_attention(q, kv, some, splits, q, scale, cap, fixed=fixed, merge=merge)
             yield
-    if not fixed:
+    if not fixed and kv.is_latent:
+        q = torch.empty(256, H, D, dtype=shapes.dtype)
+        rows = replace(_rows(shapes, 1, 256, window), visible_T=None)
+        latent_attention.attend_chunks(q, kv, rows, q, scale)
+        yield
+    elif not fixed:
         tile = chunk_tile(_META, D, shapes.kv_dtype)
         q = torch.empty(256, H, D, dtype=shapes.dtype)
         tiles = QueryTiles(_ints(8), _ints(8), tokens_of_tile(tile, H // K), tile)
@@ -148,6 +154,8 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
 def _cache(shapes: KernelShapes) -> KvCache:
     scale = torch.ones(shapes.num_kv_heads) if shapes.kv_dtype.itemsize == 1 else None
     memory = torch.empty(2, 4 * shapes.page_size, shapes.num_kv_heads, shapes.head_dim, dtype=shapes.kv_dtype)
+    if shapes.latent_rank:
+        return KvCache(memory[0], memory[0][..., : shapes.latent_rank], scale, scale)
     return KvCache(memory[0], memory[1], scale, scale)
 
 
@@ -159,6 +167,15 @@ def _layers(shapes: KernelShapes) -> Iterator[None]:
     layers.add_rms_norm(x, x, weight, 1e-5)
     for size in {shapes.gated_size, shapes.expert_size} - {0}:
         layers.silu_and_mul(torch.empty(4, 2 * size, dtype=dtype))
+    if shapes.latent_rank:
+        rope_size = D - shapes.latent_rank
+        angles = torch.empty(4, 1, rope_size, dtype=dtype)
+        args = RopeAndStoreArgs(angles, angles, torch.zeros(4, dtype=torch.int64), H, eps=1e-6)
+        latent, rope = torch.empty(4, shapes.latent_rank, dtype=dtype), torch.empty(4, H + 1, rope_size, dtype=dtype)
+        for interleaved in (False, True):
+            latent_attention.store_latent(latent, rope, _cache(shapes), args, interleaved)
+        yield
+        return
     angles = torch.empty(4, 1, D, dtype=dtype)
     args = RopeAndStoreArgs(angles, angles, torch.zeros(4, dtype=torch.int64), H, eps=1e-6)
     norm = torch.empty(H + K, D, dtype=dtype) if shapes.qk_norm else None

@@ -34,6 +34,7 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
         head_dim=config.head_dim,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
+        latent_rank=0 if config.latent is None else config.latent.rank,
         dtype=model.dtype,
         kv_dtype=kv_dtype,
         windows=tuple(dict.fromkeys(config.windows)),

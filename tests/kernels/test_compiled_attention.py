@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramiform.kernels import AttentionArgs, KvCache, RowSpan, for_device
+from ramiform.kernels.cpu import thread_pool
 from ramiform.kernels.cpu.attention import CompiledAttention
 from ramiform.kernels.cpu.attention_plan import NUM_TILES, AttentionPlan
 from ramiform.kernels.reference.quantise import E4M3, quantise
@@ -273,3 +274,28 @@ def test_slices_of_heads_have_the_bits_of_all() -> None:
     attention = for_device(CPU).attention(AttentionArgs(rows, memory.kv, 8, PAGE_SIZE, None, torch.float32))
     one = attention.attend(q_THD[:, 3:4], memory.kv.heads(slice(1, 2)), SCALE)  # half of a key head's queries
     assert torch.equal(one, whole[:, 3:4])
+
+
+@pytest.mark.parametrize("lengths", [[900], [700, 300]])
+def test_threads_share_the_query_heads_of_one_key_head(lengths: list[int]) -> None:
+    memory = Memory.of(1, 36)
+    rows = [memory.row(length, 1) for length in lengths]
+    q_THD = memory.queries(rows, 6)
+    alone = memory.attend(q_THD, rows)
+    near(alone, memory.judge(q_THD, rows))
+    before = thread_pool.num_threads()
+    try:
+        for threads in (2, 4, 5, 6):
+            thread_pool.set_num_threads(threads)
+            assert torch.equal(memory.attend(q_THD, rows), alone)
+    finally:
+        thread_pool.set_num_threads(before)
+
+
+def test_values_may_be_the_first_dimensions_of_keys() -> None:
+    memory = Memory.of(1, 36)
+    rows = [memory.row(200, 3), memory.row(90, 40)]
+    q_THD = memory.queries(rows, 4)
+    latents = KvCache(memory.kv.k_SKD, memory.kv.k_SKD[..., :24])
+    memory.kv = KvCache(memory.kv.k_SKD, memory.kv.k_SKD)
+    near(memory.attend(q_THD, rows, kv=latents), memory.judge(q_THD, rows)[..., :24])

@@ -37,6 +37,12 @@ MODELS = {
     "llama-8b-fp8": replace(LLAMA_8B, weights="fp8-inputs", linears=((6144, 4096, False),)),
     "llama-8b-mxfp4": replace(LLAMA_8B, weights="mxfp4", linears=((6144, 4096, True),)),
     "llama-8b-fp8-blocks": replace(LLAMA_8B, weights="fp8-blocks", linears=((6144, 4096, False),)),
+    # The attention of DeepSeek V3; all else is compiled already.
+    "llama-8b-latents": replace(LLAMA_8B, num_heads=128, num_kv_heads=1, head_dim=576, latent_rank=512),
+    "llama-8b-latents-fp8-kv": replace(
+        LLAMA_8B, num_heads=128, num_kv_heads=1, head_dim=576, latent_rank=512, kv_dtype=torch.float8_e4m3fn
+    ),
+    "llama-8b-latents-tp8": replace(LLAMA_8B, num_heads=16, num_kv_heads=1, head_dim=576, latent_rank=512),
     "mixtral-8x7b": KernelShapes(32, 8, 128, 4096, 32000, num_experts=8, num_chosen=2, expert_size=14336),
 }
 

@@ -17,10 +17,12 @@ MODELS = (
     "llama-8b-w8a8",
     "llama-8b-fp8-kv",
     "gemma-2-9b",
+    "llama-8b-latents",
 )
 KERNELS = {
     "_add_parts",
     "_attend_chunk",
+    "_attend_latents",
     "_attend_split",
     "_best_of_block",
     "_choose",
@@ -41,6 +43,7 @@ KERNELS = {
     "_silu_and_mul",
     "_sort_pairs",
     "_split_kernel",
+    "_store_latent",
 }
 SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024}
 
