@@ -47,6 +47,7 @@ class LeaseStates:
     slot: int
     num_replayed: int  # tokens that were cached, but have no state: they come after the reused prefix
     planned: list[PlannedState] = field(default_factory=list)  # ascending
+    is_ahead: bool = False  # the state counts a token that has to be computed again; states do not go back
 
     def plan(self, num_tokens: int, *, is_strong: bool) -> int | None:
         """Take a slot for the state after `num_tokens` tokens, which the step that is planned leaves there. Returns None
@@ -56,9 +57,10 @@ class LeaseStates:
         return slot
 
     def advance(self, num_drafts: int) -> None:
-        """Note that the first `num_drafts` draft tokens that the last step computed belong to the sequence."""
-        assert num_drafts >= 0, "a state cannot go back"
-        if num_drafts:
+        """Note that the first `num_drafts` draft tokens that the last step computed belong to the sequence. Fewer than
+        none: it has lost tokens that are not drafts."""
+        self.is_ahead |= num_drafts < 0
+        if num_drafts > 0:
             self.slots.changes.append(SlotAdvance(self.slot, num_drafts))
 
     def publish(self, tokens: Sequence[int]) -> None:
@@ -69,7 +71,7 @@ class LeaseStates:
 
     def end(self, tokens: Sequence[int]) -> None:
         """End a lease: its own state, which is that of `tokens`, becomes a checkpoint; without tokens it is lost."""
-        self.slots.keep(self.slot, tokens, len(tokens), self.namespace, is_strong=True)
+        self.slots.keep(self.slot, tokens, 0 if self.is_ahead else len(tokens), self.namespace, is_strong=True)
         for planned in self.planned:
             self.slots.free(planned.slot)
 

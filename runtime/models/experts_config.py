@@ -24,11 +24,16 @@ class ExpertFamily(NamedTuple):
     size_field: str
     everywhere: bool  # no layer has a dense MLP, and weights are always normalised
     shared: bool  # a shared expert with a gate of its own
+    stacked: bool = False  # tensors of all experts, and a shared expert without a gate
 
 
 MIXTRAL = ExpertFamily(ExpertNames("block_sparse_moe", "w1", "w3", "w2"), "intermediate_size", True, False)
 _PROJECTIONS = ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
 QWEN3_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, False)
+# The experts' matrices are stacked in two tensors; the MLP beside them has no gate of its own.
+GRANITE = ExpertFamily(
+    ExpertNames("block_sparse_moe", "w1", "w3", "w2"), "intermediate_size", True, False, stacked=True
+)
 QWEN2_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, True)
 
 
@@ -43,6 +48,7 @@ class ExpertsConfig:
     normalised: bool  # a token's weights sum to 1: the softmax is taken over its own experts
     shared_size: int | None  # of the shared expert
     layers: tuple[bool, ...]  # True for layers with a mixture; the others have a dense MLP
+    stacked: bool = False  # tensors of all experts, and a shared expert without a gate
 
 
 def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
@@ -53,13 +59,15 @@ def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -
     num_per_token = fields.count("num_experts_per_tok")
     if num_per_token > num_experts:
         raise fields.invalid("num_experts_per_tok", f"must be at most {spelling} {num_experts}")
+    shared_field = "shared_intermediate_size" if family.stacked else "shared_expert_intermediate_size"
     return ExpertsConfig(
         names=family.names,
         num_experts=num_experts,
         num_per_token=num_per_token,
         intermediate_size=fields.count(family.size_field),
         normalised=family.everywhere or fields.boolean("norm_topk_prob", default=False),
-        shared_size=fields.count("shared_expert_intermediate_size") if family.shared else None,
+        shared_size=fields.count(shared_field) if family.shared or family.stacked else None,
+        stacked=family.stacked,
         layers=(True,) * num_layers if family.everywhere else _sparse_layers(fields, num_layers),
     )
 

@@ -181,8 +181,10 @@ def allocate_parameters(
             for _ in group.shard.slices
         )
         router = DenseLinear(tensor(experts.num_experts, E))
-        shared = None
-        if experts.shared_size is not None:
+        shared: Mlp | None = None
+        if experts.shared_size is not None and experts.stacked:
+            shared = dense(index, "mlp", experts.shared_size, False)
+        elif experts.shared_size is not None:
             mlp = dense(index, f"{names.block}.shared_expert", experts.shared_size, False)
             shared = SharedExpert(mlp, DenseLinear(tensor(1, E)), names.block)
         if cut:

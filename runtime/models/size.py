@@ -63,7 +63,7 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
     if mixture is not None:
         experts = num_mixtures * mixture.num_experts * 3 * E * mixture.intermediate_size
         shared = num_mixtures * 3 * E * (mixture.shared_size or 0)
-        routers = num_mixtures * E * (mixture.num_experts + (mixture.shared_size is not None))
+        routers = num_mixtures * E * (mixture.num_experts + (mixture.shared_size is not None and not mixture.stacked))
     mlps = (config.num_layers - num_mixtures) * dense + shared + experts
     norm = E * {"layer_norm": 2, "layer_norm_plus_one": 2, "layer_norm_plain": 0}.get(config.norm, 1)
     num_norms = {"sandwich": 4, "parallel": 1}.get(config.norm_placement, 2)

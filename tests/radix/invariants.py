@@ -106,7 +106,12 @@ def _check_states(cache: PrefixCache, nodes: list[TreeNode], leases: Sequence[Le
         assert not any(node.checkpoints for node in nodes)
         return
     kept = {slot: node for node in nodes for slot in node.checkpoints.values()}
-    own = [slot for lease in leases if lease.states for slot in (lease.states.slot, *(s for _, s, _ in lease.states.planned))]
+    own = [
+        slot
+        for lease in leases
+        if lease.states
+        for slot in (lease.states.slot, *(s for _, s, _ in lease.states.planned))
+    ]
     everywhere = sorted([*cache.states._free, *kept, *own])
     assert everywhere == list(range(cache.states.num_slots)), "a slot is not exactly one of free, a checkpoint, leased"
     assert kept == cache.states._weak | cache.states._strong, "a checkpoint is not known by its node"

@@ -70,7 +70,9 @@ def _chunk(
         # The solver reads below the diagonal only, and takes ones on it.
         system_HCC = beta_HC1 * (k_HCK @ k_HCK.mT) * pairs_HCC
         held_HCV = (k_HCK * decay_HC.exp()[:, :, None]) @ state_HKV
-        d_HCV = torch.linalg.solve_triangular(system_HCC, beta_HC1 * (d_HCV - held_HCV), upper=False, unitriangular=True)
+        d_HCV = torch.linalg.solve_triangular(
+            system_HCC, beta_HC1 * (d_HCV - held_HCV), upper=False, unitriangular=True
+        )
     output_HCV = (q_HCK * decay_HC.exp()[:, :, None]) @ state_HKV + ((q_HCK @ k_HCK.mT) * pairs_HCC) @ d_HCV
     rest_HC1 = (decay_HC[:, -1:] - decay_HC).exp()[:, :, None]
     state_HKV = state_HKV * decay_HC[:, -1].exp()[:, None, None] + (k_HCK * rest_HC1).mT @ d_HCV
