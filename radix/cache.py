@@ -158,8 +158,8 @@ class PrefixCache:
         while num_needed is None and found.num_boundary_tokens:
             # Give up the partial match: the page it would be copied from can then be evicted.
             found = found.whole_pages()
-            if self.states is not None:  # there need be no state
-                found = self._match(tokens, namespace, found.num_tokens)
+            if self.states is not None:
+                found = self.states.reusable(found)
             num_needed = self._num_pages_needed(found, num_tokens, spare)
         if num_needed is None or (self.states is not None and not self.states.num_available):
             return None
@@ -330,7 +330,7 @@ class PrefixCache:
 
     def _match(self, tokens: Sequence[int], namespace: str, limit: int | None) -> PrefixMatch:
         found = self._match_pages(tokens, namespace, limit)
-        return found if self.states is None else self.states.reusable(found, tokens, namespace)
+        return found if self.states is None else self.states.reusable(found)
 
     def _match_pages(self, tokens: Sequence[int], namespace: str, limit: int | None) -> PrefixMatch:
         if not self.enabled:

@@ -47,6 +47,7 @@ class LeaseStates:
     slot: int
     num_replayed: int  # tokens that were cached, but have no state: they come after the reused prefix
     planned: list[PlannedState] = field(default_factory=list)  # ascending
+    is_ahead: bool = False  # the state counts a token that has to be computed again; states do not go back
 
     def plan(self, num_tokens: int, *, is_strong: bool) -> int | None:
         """Take a slot for the state after `num_tokens` tokens, which the step that is planned leaves there. Returns None
@@ -56,20 +57,21 @@ class LeaseStates:
         return slot
 
     def advance(self, num_drafts: int) -> None:
-        """Note that the first `num_drafts` draft tokens that the last step computed belong to the sequence."""
-        assert num_drafts >= 0, "a state cannot go back"
-        if num_drafts:
+        """Note that the first `num_drafts` draft tokens that the last step computed belong to the sequence. Fewer than
+        none: it has lost tokens that are not drafts."""
+        self.is_ahead |= num_drafts < 0
+        if num_drafts > 0:
             self.slots.changes.append(SlotAdvance(self.slot, num_drafts))
 
     def publish(self, tokens: Sequence[int]) -> None:
         """Make checkpoints of the planned states of `tokens`, which are published."""
         while self.planned and self.planned[0].num_tokens <= len(tokens):
             num_tokens, slot, is_strong = self.planned.pop(0)
-            self.slots.keep(slot, tokens[:num_tokens], self.namespace, is_strong=is_strong)
+            self.slots.keep(slot, tokens, num_tokens, self.namespace, is_strong=is_strong)
 
     def end(self, tokens: Sequence[int]) -> None:
         """End a lease: its own state, which is that of `tokens`, becomes a checkpoint; without tokens it is lost."""
-        self.slots.keep(self.slot, tokens, self.namespace, is_strong=True)
+        self.slots.keep(self.slot, tokens, 0 if self.is_ahead else len(tokens), self.namespace, is_strong=True)
         for planned in self.planned:
             self.slots.free(planned.slot)
 
@@ -133,6 +135,7 @@ class StateSlots:
         """Take a slot, of which there is one, for a sequence that begins with the state of a match that ends at a
         checkpoint. `num_cached` of its tokens are cached."""
         source = self.deepest(reused)
+        assert (0 if source is None else source[0]) == reused.num_tokens
         if source is not None:
             self.touch(source[1])
         slot = self.take()
@@ -175,24 +178,25 @@ class StateSlots:
                 return num_above + offset, node.checkpoints[offset]
         return None
 
-    def reusable(self, found: PrefixMatch, tokens: Sequence[int], namespace: str) -> PrefixMatch:
-        """Return the match of `tokens` up to its deepest checkpoint."""
+    def reusable(self, found: PrefixMatch) -> PrefixMatch:
+        """Return the match up to its deepest checkpoint."""
         deepest = self.deepest(found)
-        num_tokens = 0 if deepest is None else deepest[0]
-        return found if num_tokens == found.num_tokens else self._tree.match(tokens, namespace, num_tokens)
+        return found.first(0 if deepest is None else deepest[0], self._tree.page_size)
 
     def touch(self, slot: int) -> None:
         """Note the use of a checkpoint, which makes it strong."""
         node = self._weak.pop(slot, None) or self._strong.pop(slot)
         self._strong[slot] = node
 
-    def keep(self, slot: int, tokens: Sequence[int], namespace: str, *, is_strong: bool) -> None:
-        """Make a lease's own slot the checkpoint of `tokens`; free it if these are not cached, or have one already."""
+    def keep(self, slot: int, tokens: Sequence[int], num_tokens: int, namespace: str, *, is_strong: bool) -> None:
+        """Make a lease's own slot the checkpoint of the first `num_tokens` of its tokens; free it if these are not
+        cached, or have one already."""
         found = self._tree.match(tokens, namespace, len(tokens))
-        if not tokens or found.num_tokens < len(tokens):
+        if not num_tokens or found.num_tokens < num_tokens:
             self.free(slot)
             return
-        offset = len(tokens) - sum(node.num_tokens for node in found.nodes)
+        found = found.first(num_tokens, self._tree.page_size)
+        offset = num_tokens - sum(node.num_tokens for node in found.nodes)
         node = found.last
         if not offset:
             node = found.nodes[-1]

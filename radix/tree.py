@@ -146,6 +146,20 @@ class PrefixMatch(NamedTuple):
         """The match without the tokens after its last whole page."""
         return self._replace(num_boundary_tokens=0, num_tokens=self.num_tokens - self.num_boundary_tokens)
 
+    def first(self, num_tokens: int, page_size: int) -> PrefixMatch:
+        """The match of the first `num_tokens` tokens, in the same nodes. A new match might end in a sibling that shares
+        as many tokens of its first page."""
+        assert num_tokens <= self.num_tokens
+        num_above, nodes = 0, []
+        for node in self.nodes if self.last is None else (*self.nodes, self.last):
+            if num_above + node.num_tokens > num_tokens or node is self.last:
+                num_pages, num_more = divmod(num_tokens - num_above, page_size)
+                last = node if num_tokens > num_above else None
+                return PrefixMatch(nodes, last, num_pages, num_more, num_tokens)
+            nodes.append(node)
+            num_above += node.num_tokens
+        return PrefixMatch(nodes, None, 0, 0, num_tokens)
+
 
 class RadixTree:
     """Cached prefixes by namespace. Pinning a node pins its path to the root."""

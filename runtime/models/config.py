@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -262,6 +262,8 @@ def _skipped(fields: ConfigFields, family: Family, num_layers: int) -> str | Non
 
 
 def _main_rope(fields: ConfigFields, family: Family, max_positions: int, head_dim: int) -> RopeConfig:
+    if family.rope_switch_field is not None and fields.raw.get(family.rope_switch_field) != "rope":
+        return replace(NO_ROPE, original_context=max_positions)
     if family.learned_positions is not None:
         return RopeConfig(type="none", theta=1.0, original_context=max_positions)
     layers = "full_attention" if family.second_rope == "own in window layers" else None

@@ -26,11 +26,16 @@ class ExpertFamily(NamedTuple):
     everywhere: bool  # no layer has a dense MLP, and weights are always normalised
     shared: bool  # a shared expert with a gate of its own
     routing: Literal["softmax", "groups by softmax", "groups by sigmoid"] = "softmax"
+    stacked: bool = False  # tensors of all experts, and a shared expert without a gate
 
 
 MIXTRAL = ExpertFamily(ExpertNames("block_sparse_moe", "w1", "w3", "w2"), "intermediate_size", True, False)
 _PROJECTIONS = ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
 QWEN3_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, False)
+# The experts' matrices are stacked in two tensors; the MLP beside them has no gate of its own.
+GRANITE = ExpertFamily(
+    ExpertNames("block_sparse_moe", "w1", "w3", "w2"), "intermediate_size", True, False, stacked=True
+)
 QWEN2_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, True)
 DEEPSEEK_V2 = QWEN3_MOE._replace(routing="groups by softmax")
 DEEPSEEK_V3 = QWEN3_MOE._replace(routing="groups by sigmoid")
@@ -48,6 +53,12 @@ class ExpertsConfig:
     shared_size: int | None  # of the shared expert
     groups: GroupRouting | None = None  # experts are chosen in groups, and a shared expert has no gate
     layers: tuple[bool, ...]  # True for layers with a mixture; the others have a dense MLP
+    stacked: bool = False  # tensors of all experts, and a shared expert without a gate
+
+    @property
+    def has_shared_gate(self) -> bool:
+        """True if a gate of its own scales the shared expert."""
+        return self.shared_size is not None and self.groups is None and not self.stacked
 
 
 def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
@@ -60,13 +71,15 @@ def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -
     num_per_token = fields.count("num_experts_per_tok")
     if num_per_token > num_experts:
         raise fields.invalid("num_experts_per_tok", f"must be at most {spelling} {num_experts}")
+    shared_field = "shared_intermediate_size" if family.stacked else "shared_expert_intermediate_size"
     return ExpertsConfig(
         names=family.names,
         num_experts=num_experts,
         num_per_token=num_per_token,
         intermediate_size=fields.count(family.size_field),
         normalised=family.everywhere or fields.boolean("norm_topk_prob", default=False),
-        shared_size=fields.count("shared_expert_intermediate_size") if family.shared else None,
+        shared_size=fields.count(shared_field) if family.shared or family.stacked else None,
+        stacked=family.stacked,
         layers=(True,) * num_layers if family.everywhere else _sparse_layers(fields, num_layers),
     )
 

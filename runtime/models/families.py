@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from .experts_config import DEEPSEEK_V2, DEEPSEEK_V3, MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
-from .recurrent.config import QWEN3_5, QWEN3_NEXT, RecurrentFamily
+from .experts_config import DEEPSEEK_V2, DEEPSEEK_V3, GRANITE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
+from .recurrent.config import MAMBA2, QWEN3_5, QWEN3_NEXT, RecurrentFamily
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 NormKind = Literal["rms", "rms_plus_one", "layer_norm", "layer_norm_plus_one", "layer_norm_no_bias", "layer_norm_plain"]
@@ -64,6 +64,7 @@ class Family(NamedTuple):
     head_bias: bool = False
     learned_positions: int | None = None  # row of the position embedding that is position 0; None: there is none
     second_rope: SecondRope | None = None
+    rope_switch_field: str | None = None  # attention has positions only where this field says "rope"
     interleaved_rope: bool = False  # pairs (2i, 2i + 1) of a head's dimensions, instead of (i, i + D / 2)
     rotary_field: str | None = (
         None  # older field with the share (or, named "...dim", the number) of rotating dimensions
@@ -206,6 +207,19 @@ _QWEN3_NEXT = Family(
     defaults={"partial_rotary_factor": 0.25, "norm_topk_prob": True},
 )
 _QWEN3_5 = _QWEN3_NEXT._replace(recurrent=QWEN3_5, renames=_LANGUAGE_MODEL, skipped=rf"mtp\.|{_VISION}")
+_SHARED_MLP = {"intermediate_size": "shared_intermediate_size"}  # without experts it is the only one
+_GRANITE = _LLAMA._replace(
+    embedding_scale_field="embedding_multiplier",
+    attention_factor_field="attention_multiplier",
+    residual_scale_field="residual_multiplier",
+    logit_divisor_field="logits_scaling",
+    defaults={
+        "embedding_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    },
+)
 
 FAMILIES = {
     "LlamaForCausalLM": _LLAMA,
@@ -248,17 +262,27 @@ FAMILIES = {
         second_rope="own in window layers",
         defaults={"sliding_window_pattern": 4, "sliding_window": 4096},
     ),
-    "GraniteForCausalLM": _LLAMA._replace(
-        embedding_scale_field="embedding_multiplier",
-        attention_factor_field="attention_multiplier",
-        residual_scale_field="residual_multiplier",
-        logit_divisor_field="logits_scaling",
-        defaults={
-            "embedding_multiplier": 1.0,
-            "attention_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
+    "GraniteForCausalLM": _GRANITE,
+    "GraniteMoeHybridForCausalLM": _GRANITE._replace(
+        mlp_bias=False,
+        recurrent=MAMBA2,
+        rope_switch_field="position_embedding_type",
+        experts=GRANITE,
+        stored_gate_up="stacked",
+        renames=(
+            (r"\.shared_mlp\.input_linear\.", ".mlp.gate_up_proj."),
+            (r"\.shared_mlp\.output_linear\.", ".mlp.down_proj."),
+        ),
+        variants=(({"num_local_experts": 0}, {"experts": None, "aliases": _SHARED_MLP}),),
+    ),
+    "BambaForCausalLM": _LLAMA._replace(
+        recurrent=MAMBA2,
+        renames=(
+            (r"\.feed_forward\.", ".mlp."),
+            (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
+            (r"^model\.final_layernorm\.", "model.norm."),
+        ),
+        defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
     ),
     "SmolLM3ForCausalLM": _LLAMA._replace(
         windows="by layer type",

@@ -237,6 +237,9 @@ class MixtureMlp:
 
     def destinations(self, prefix: str) -> dict[str, Destination]:
         names, size = self.config.names, self.config.intermediate_size
+        if self.config.stacked:
+            parts = self._stacked_destinations(f"{prefix}.{names.block}")
+            return parts if self.shared is None else {**parts, **self.shared.destinations(prefix)}
         parts = stacked_destinations(f"{prefix}.{names.block}", [("gate", self.config.num_experts)], self.router)
         for index in range(self.config.num_experts):
             expert = f"{prefix}.{names.block}.experts.{index}"
@@ -247,3 +250,21 @@ class MixtureMlp:
             name = f"{prefix}.{names.block}.gate.e_score_correction_bias"
             parts[name] = Destination(tuple(self.bias_N.shape), self.bias_N.copy_)
         return parts if self.shared is None else {**parts, **self.shared.destinations(prefix)}
+
+    def _stacked_destinations(self, block: str) -> dict[str, Destination]:
+        """Return the destinations of tensors [N, outputs, inputs] of all experts. Raises ValueError unless all are
+        dense."""
+        parts = stacked_destinations(f"{block}.router", [("layer", self.config.num_experts)], self.router)
+        for place, name in enumerate(("input_linear", "output_linear")):
+            size = (2 * self.config.intermediate_size, self.hidden_size)[place]
+            each = [self.expert(n)[place].row_destinations(0, size) for n in range(self.config.num_experts)]
+            if any(list(one) != ["weight"] for one in each):
+                raise ValueError(f"{block}.{name}: stacked experts are read as dense tensors only")
+            weights = [one["weight"] for one in each]
+
+            def put(stored: torch.Tensor, weights: Sequence[Destination] = weights) -> None:
+                for own, weight in zip(weights, stored, strict=True):
+                    own.put(weight)
+
+            parts[f"{block}.{name}.weight"] = Destination((len(weights), *weights[0].shape), put)
+        return parts

@@ -202,8 +202,10 @@ def allocate_parameters(
                 return TensorParallelMixture(experts, E, router, slices, shared, bias_N, group=group)
             return MixtureMlp(experts, E, router, slices, shared, bias_N)
         router = DenseLinear(tensor(experts.num_experts, E))
-        shared = None
-        if experts.shared_size is not None:
+        shared: Mlp | None = None
+        if experts.shared_size is not None and experts.stacked:
+            shared = dense(index, "mlp", experts.shared_size, False)
+        elif experts.shared_size is not None:
             mlp = dense(index, f"{names.block}.shared_expert", experts.shared_size, False)
             shared = SharedExpert(mlp, DenseLinear(tensor(1, E)), names.block)
         if cut:

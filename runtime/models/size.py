@@ -69,9 +69,7 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
     if mixture is not None:
         experts = num_mixtures * mixture.num_experts * 3 * E * mixture.intermediate_size
         shared = num_mixtures * 3 * E * (mixture.shared_size or 0)
-        routers = (
-            num_mixtures * E * (mixture.num_experts + (mixture.shared_size is not None and mixture.groups is None))
-        )
+        routers = num_mixtures * E * (mixture.num_experts + mixture.has_shared_gate)
         if mixture.groups is not None and mixture.groups.sigmoid:
             routers += num_mixtures * mixture.num_experts
     mlps = (config.num_layers - num_mixtures) * dense + shared + experts

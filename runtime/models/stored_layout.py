@@ -41,15 +41,14 @@ def as_stored(parts: Parts, config: ModelConfig, layers: range) -> Parts:
     counts = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
     for index in layers:
         attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
-        if config.is_recurrent(index):
-            continue
-        if order_D is not None:
+        attends = not config.is_recurrent(index)
+        if order_D is not None and attends:
             for name, count in zip(("q_proj", "k_proj", "q_norm", "k_norm"), counts[:2] * 2, strict=True):
                 _reorder(parts, f"{attention}.{name}", order_D, count * config.head_dim)
-        if config.output_gate:
+        if config.output_gate and attends:
             each = config.num_heads * config.head_dim
             _stack(parts, attention, ("q_proj", "q_gate"), "q_proj", [each] * 2, _queries_then_gates(config))
-        if stored.qkv != "separate":
+        if stored.qkv != "separate" and attends:
             sizes = [count * config.head_dim for count in counts]
             order = _by_group(config) if stored.qkv == "by group" else None
             _stack(parts, attention, ("q_proj", "k_proj", "v_proj"), "qkv_proj", sizes, order)

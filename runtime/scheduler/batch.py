@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...radix.cache import PrefixCache
+from ...radix.cache import Lease, PrefixCache
 from ...radix.state_slots import SlotCopy
 from ..protocol.config import CoreConfig
 from .plan import PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
@@ -137,12 +137,15 @@ class Batch:
         `contended` is true when waiting requests could use what long prompts leave. Returns None if a request would
         have to be retracted and `may_retract` is false: pages that a plan in flight writes cannot be taken away.
         """
+        retracted = [request for request in self._requests if request.lease and _has_lost_state(request.lease)]
+        for request in retracted:
+            self.suspend(request)
+            request.num_retractions += 1
         num_unplanned_R = [request.num_unplanned for request in self._requests]
         num_decoding = num_unplanned_R.count(1)
         contended = contended or len(self._requests) - num_decoding > 1
         chunks = PrefillBudget(budget - num_decoding, contended=contended)
         scheduled: list[ScheduledRequest] = []
-        retracted: list[Request] = []
         for request, num_unplanned in zip(list(self._requests), num_unplanned_R, strict=True):
             if request.lease is None:
                 continue  # retracted for a more senior request
@@ -281,3 +284,8 @@ class Batch:
     def _room(self, request: Request, num_available: int) -> int:
         assert request.lease is not None
         return (len(request.lease.pages) + num_available) * self._cache.page_size - request.next_position
+
+
+def _has_lost_state(lease: Lease) -> bool:
+    """True if the recurrent state is no longer that of the computed tokens: the nearest checkpoint is needed."""
+    return lease.states is not None and lease.states.is_ahead

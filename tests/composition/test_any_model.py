@@ -65,6 +65,8 @@ _LOCAL = {**SIZES, **_EXPERTS, "num_local_experts": 4}
 _ROUTED = {**SIZES, **_EXPERTS, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
 _LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16,
            "qk_rope_head_dim": 8, "v_head_dim": 12}  # fmt: skip
+_LINEAR = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "head_dim": 16,
+           "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 10}  # fmt: skip
 
 # Fields of the config, by its class.
 NATIVE: dict[str, dict[str, Any]] = {
@@ -76,6 +78,9 @@ NATIVE: dict[str, dict[str, Any]] = {
     "Qwen2Moe": {**_MANY, "shared_expert_intermediate_size": 24, "sliding_window": None},
     "Qwen3": {**SIZES, "head_dim": 16},
     "Qwen3Moe": {**_MANY, "head_dim": 16},
+    "Qwen3Next": {**_MANY, **_LINEAR, "shared_expert_intermediate_size": 24},
+    "Qwen3_5Text": {**SIZES, **_LINEAR},
+    "Qwen3_5MoeText": {**_MANY, **_LINEAR, "shared_expert_intermediate_size": 24},
     "Gemma": {**SIZES, "head_dim": 16},
     "Gemma2": {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24, **_WINDOWS},
     "Gemma3Text": {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24, **_WINDOWS},
@@ -133,7 +138,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DiffLlama": (SIZES, "one attention module serves several layers"),
     "Doge": (SIZES, "passes a mask of its own"),
     "Mamba": ({"vocab_size": 2048, "hidden_size": 48, "num_hidden_layers": 2}, "of the types linear_attention"),
-    "Qwen3Next": (_MANY, "of the types linear_attention"),
 }
 Judge = tuple[PreTrainedModel, Path]
 

@@ -6,7 +6,7 @@ what transformers does not know, the requests one by one without a cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,16 @@ import transformers
 from transformers import PreTrainedModel
 
 from ramiform.runtime.engine import ForwardEngine, build_engine
+from ramiform.runtime.engine.draft_source import DraftRow, DraftSource
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import CoreStats, Generate
 from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler import batch
 from ramiform.runtime.speculation.build import build_source, resolve_speculation
+from ramiform.runtime.speculation.tree import DraftTree
 
-from .alone import Got, run
+from .alone import AnyTree, Got, run
 from .test_any_model import SIZES
 from .test_speculation import REQUESTS, check, crowding_requests
 
@@ -63,8 +65,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return made.eval(), path
 
 
-def make_engine(model: Model, **settings: Any) -> ForwardEngine:
-    return build_engine(CoreConfig(**SHAPE | settings), model[1])
+def make_engine(model: Model, source: DraftSource | None = None, **settings: Any) -> ForwardEngine:
+    return build_engine(CoreConfig(**SHAPE | settings), model[1], make_source=lambda *_, **__: source)
 
 
 @torch.inference_mode()
@@ -127,10 +129,7 @@ def test_turns_of_a_conversation_get_transformers_tokens(shape: dict[str, Any], 
 @pytest.fixture(scope="module")
 def alone(model: Model) -> dict[str, Got]:
     engine = make_engine(model, prefix_cache=False, num_pages=512)
-    found: dict[str, Got] = {}
-    for one in [*REQUESTS, *samples()]:
-        found |= run([one], engine=engine, **SHAPE | {"prefix_cache": False})[0]
-    return found
+    return run([*REQUESTS[:16], *samples(), REPEATED], engine=engine, stagger=40, **SHAPE | {"prefix_cache": False})[0]
 
 
 def samples() -> list[Generate]:
@@ -139,16 +138,40 @@ def samples() -> list[Generate]:
     return [request(f"sample {seed}", tokens, temperature=1.0, seed=seed) for seed in range(4)]
 
 
-def run_all(model: Model, requests: list[Generate], **shape: Any) -> tuple[dict[str, Got], CoreStats]:
+def run_all(
+    model: Model, requests: list[Generate], stagger: int = 2, source: DraftSource | None = None, **shape: Any
+) -> tuple[dict[str, Got], CoreStats]:
     settings = SHAPE | {"num_pages": 512, "speculative_eagle_topk": 1, "speculative_adaptive": False} | shape
-    got, stats, _ = run(requests, engine=make_engine(model, **settings), stagger=2, **settings)
+    engine = make_engine(model, source, **settings)
+    got, stats, _ = run(requests, engine=engine, stagger=stagger, **settings)
     return got, stats
+
+
+# A word that is likely again and again, whatever the model says.
+REPEATED = request("repeated", some_tokens(20, seed=3), max_new_tokens=30, logit_bias={50: 100.0})
+
+
+class Chains(AnyTree):
+    """Proposes chains. It peeks at what is going to be said, and most of it is right."""
+
+    def _any(self, row: DraftRow, tokens: list[int]) -> DraftTree:
+        assert row.want is not None
+        right = next((rest for rest in map(self._after(tokens), self._outputs) if rest), [])
+        chain = right[: self._random.randint(1, row.want.num_tokens)] or [7]
+        if self._random.random() < 0.4:
+            chain[-1] = (chain[-1] + 1) % 2048
+        return DraftTree(chain, list(range(-1, len(chain) - 1)), [-0.1] * len(chain))
+
+    @staticmethod
+    def _after(tokens: list[int]) -> Callable[[tuple[list[int], list[int]]], list[int]]:
+        return lambda one: [*one[0], *one[1]][len(tokens) :] if [*one[0], *one[1]][: len(tokens)] == tokens else []
 
 
 MIXES: dict[str, dict[str, Any]] = {
     "cached, chunks": {"prefill_budget": 32},
     "few pages and slots": {"num_pages": 30, "state_slots": 9, "max_running": 8},
     "n-grams": {"speculative": "ngram", "speculative_num_steps": 4},
+    "any chains": {"speculative": "draft", "num_pages": 40},
     "suffixes, few pages": {"speculative": "suffix", "num_pages": 30, "state_slots": 20, "max_running": 8},
 }
 
@@ -160,18 +183,24 @@ def test_whatever_a_request_asks_for_is_the_same(
 ) -> None:
     """Draws, grammars, stops, penalties, log-probabilities, forced text, evictions."""
     monkeypatch.setattr(batch, "STATE_INTERVAL", 24)
-    got, stats = run_all(model, [*REQUESTS, *samples()], **shape)
+    requests = [*REQUESTS[:16], *samples(), REPEATED]
+    outputs = [(one.tokens, alone[one.rid].ids) for one in requests]
+    source = Chains(1, outputs) if shape.get("speculative") == "draft" else None
+    got, stats = run_all(model, requests, source=source, **shape)
     check(got, alone)
     assert stats.num_kept_states > 0
     assert (stats.num_accepted_tokens > 0) == ("speculative" in shape)
 
 
 def test_samples_of_a_prompt_compute_it_once(model: Model, alone: dict[str, Got]) -> None:
-    got, stats = run_all(model, samples())
-    check(got, alone)
-    assert len({tuple(mine.ids) for mine in got.values()}) == 4
-    assert stats.num_cached_tokens == 3 * 82
-    assert stats.num_replayed_tokens == 0
+    together, one_by_one = run_all(model, samples(), stagger=0), run_all(model, samples())
+    for got, _ in (together, one_by_one):
+        check(got, alone)
+        assert len({tuple(mine.ids) for mine in got.values()}) == 4
+    # Samples that wait for the first one tell it where they leave it.
+    assert (together[1].num_cached_tokens, together[1].num_replayed_tokens) == (3 * 82, 0)
+    # A later one goes on from the last whole page, and leaves a state where it has to begin: the others find it.
+    assert (one_by_one[1].num_cached_tokens, one_by_one[1].num_replayed_tokens) == (80 + 2 * 82, 2)
 
 
 @pytest.mark.slow

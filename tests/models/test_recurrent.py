@@ -42,6 +42,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5": ("Qwen3_5Text", {**SIZES, **_DELTA}),
     "qwen3.5 moe": ("Qwen3_5MoeText", {**SIZES, **_DELTA, **_EXPERTS}),
 }
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 12, "mamba_expand": 2, "mamba_n_groups": 2, "mamba_d_conv": 3}
+_GRANITE = {**SIZES, **_MAMBA, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 0.5,
+            "shared_intermediate_size": 72}  # fmt: skip
+CONFIGS |= {
+    "granite 4": ("GraniteMoeHybrid", {**_GRANITE, "num_local_experts": 0}),
+    "granite 4, experts": ("GraniteMoeHybrid", {**_GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2,
+                                                "intermediate_size": 24, "position_embedding_type": "rope"}),
+    "bamba": ("Bamba", {**SIZES, **_MAMBA, "attn_layer_indices": [1], "mamba_proj_bias": True, "mlp_bias": False}),
+}  # fmt: skip
 every_family = pytest.mark.parametrize("name", CONFIGS)
 
 
@@ -56,6 +66,8 @@ def make_judge(name: str) -> PreTrainedModel:
         for path, parameter in model.named_parameters():
             if path.endswith("A_log"):
                 parameter.sub_(3.0)
+            elif path.endswith("dt_bias"):
+                parameter.sub_(1.5 + torch.rand_like(parameter))
             elif parameter.dim() == 1 or "conv1d" in path:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()

@@ -139,6 +139,10 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
 def _recurrent_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
     names = ("linear_attention", "mamba", "full_attention", "attention")
     types = fields.raw.get("layer_types") or fields.raw.get("layers_block_type")
+    if types is None and (attending := fields.raw.get("attn_layer_indices")) is not None:
+        if not isinstance(attending, list) or not all(type(layer) is int for layer in attending):
+            raise fields.invalid("attn_layer_indices", "must list layers")
+        types = ["attention" if layer in attending else "mamba" for layer in range(num_layers)]
     if types is None:
         interval = fields.count("full_attention_interval", default=4)
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
@@ -151,12 +155,12 @@ def _recurrent_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]
 
 
 def _step_limit(fields: ConfigFields) -> tuple[float, float]:
-    """Return the bounds of time steps. JSON has no infinity; files write the word."""
+    """Return the bounds of time steps. JSON has no infinity; files write the word, or an object around it."""
     limit = fields.raw.get("time_step_limit")
     if limit is None:
         return 0.0, float("inf")
     try:
-        low, high = (float(bound) for bound in limit)
-    except (TypeError, ValueError):
+        low, high = (float(bound["__float__"] if isinstance(bound, dict) else bound) for bound in limit)
+    except (TypeError, ValueError, KeyError):
         raise fields.invalid("time_step_limit", "must be two numbers") from None
     return low, high
