@@ -9,7 +9,7 @@ import torch
 from ..arguments import AttentionArgs, DecodeAttentionArgs
 from ..reference import sampling as reference_sampling
 from ..reference import trees
-from . import experts, layers, logits, paged_attention, sampling, store
+from . import experts, layers, logits, lora, paged_attention, sampling, store
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class TritonOps:
     rope_and_store = staticmethod(store.rope_and_store)
     route = staticmethod(experts.route)
     combine_experts = staticmethod(experts.combine_experts)
+    add_low_rank = staticmethod(lora.add_low_rank)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     likeliest_tokens = staticmethod(reference_sampling.likeliest_tokens)
     sample_tokens = staticmethod(sampling.sample_tokens)

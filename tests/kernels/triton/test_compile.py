@@ -13,12 +13,14 @@ import pytest
 MODELS = (
     "llama-8b",
     "qwen3-30b-a3b",
+    "llama-8b-lora",
     "llama-8b-int4",
     "llama-8b-w8a8",
     "llama-8b-fp8-kv",
     "gemma-2-9b",
 )
 KERNELS = {
+    "_add_outer_products",
     "_add_parts",
     "_attend_chunk",
     "_attend_split",
@@ -29,6 +31,7 @@ KERNELS = {
     "_combine_experts",
     "_dequantise",
     "_grouped_matmul",
+    "_inner_products",
     "_logprob",
     "_mask",
     "_merge_parts",
