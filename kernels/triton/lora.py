@@ -16,6 +16,7 @@ from ..lora import BLOCK_TOKENS, AdapterSegments, LowRankProduct
 from .launching import launch
 
 _BLOCK_INPUTS, _BLOCK_OUTPUTS = 128, 128
+_WIDE_RANK, _WIDE_BLOCK = 64, 32  # above this rank blocks are smaller, as a multiprocessor has registers for
 _PROGRAMS = 256  # of the first kernel, as far as there are inputs to divide
 _MAX_SECTIONS = 3
 
@@ -32,7 +33,9 @@ def add_low_rank(y_TO: torch.Tensor, x_TC: torch.Tensor, product: LowRankProduct
     assert x_TC.stride(1) == 1
     assert y_TO.stride(1) == 1
     S, C, block_rank = len(product.sizes), x_TC.shape[1], max(16, triton.next_power_of_2(most))
-    num_parts = max(1, min(triton.cdiv(C, _BLOCK_INPUTS), _PROGRAMS // (num_blocks * S)))
+    block_inputs = _BLOCK_INPUTS if block_rank <= _WIDE_RANK else _WIDE_BLOCK
+    block_outputs = _BLOCK_OUTPUTS if block_rank <= _WIDE_RANK else _WIDE_BLOCK
+    num_parts = max(1, min(triton.cdiv(C, block_inputs), _PROGRAMS // (num_blocks * S)))
     inner_PNSR = torch.empty((num_parts, num_tokens, S, block_rank), dtype=torch.float32, device=x_TC.device)
     launch(
         _inner_products,
@@ -44,16 +47,16 @@ def add_low_rank(y_TO: torch.Tensor, x_TC: torch.Tensor, product: LowRankProduct
         inner_PNSR,
         x_TC.stride(0),
         num_tokens,
-        triton.cdiv(triton.cdiv(C, _BLOCK_INPUTS), num_parts) * _BLOCK_INPUTS,
+        triton.cdiv(triton.cdiv(C, block_inputs), num_parts) * block_inputs,
         C=C,
         S=S,
         BLOCK_M=BLOCK_TOKENS,
         BLOCK_R=block_rank,
-        BLOCK_C=_BLOCK_INPUTS,
+        BLOCK_C=block_inputs,
         num_warps=4,
     )
     sizes = [*product.sizes, *[0] * (_MAX_SECTIONS - S)]
-    tiles = sum(triton.cdiv(size, _BLOCK_OUTPUTS) for size in sizes)
+    tiles = sum(triton.cdiv(size, block_outputs) for size in sizes)
     launch(
         _add_outer_products,
         (num_blocks, tiles),
@@ -71,7 +74,7 @@ def add_low_rank(y_TO: torch.Tensor, x_TC: torch.Tensor, product: LowRankProduct
         S=S,
         BLOCK_M=BLOCK_TOKENS,
         BLOCK_R=block_rank,
-        BLOCK_O=_BLOCK_OUTPUTS,
+        BLOCK_O=block_outputs,
         num_warps=4,
     )
 
