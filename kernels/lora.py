@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 RANK_ALIGNMENT = 4
+BLOCK_TOKENS = 16  # of one adapter that a program of Triton's kernels computes
 
 
 class LowRank(NamedTuple):
@@ -25,7 +26,7 @@ class LowRankProduct(NamedTuple):
 
     sizes: tuple[int, ...]  # outputs of each section
     by_place: list[LowRank | None]  # None: the adapter leaves the product as it is
-    table: torch.Tensor | None = None  # int64 [places, 3] on a CUDA device: addresses of A and B, and the rank
+    table: torch.Tensor | None = None  # int64 [places, 3] on the device: addresses of A and B, and the rank
 
 
 class AdapterSegments(NamedTuple):
@@ -34,4 +35,6 @@ class AdapterSegments(NamedTuple):
     places: list[int]  # of the A adapters, in `LowRankProduct.by_place`
     ends: list[int]  # where each adapter's tokens end in `tokens_N`
     tokens_N: torch.Tensor  # int64 on the device: indices of the tokens
-    blocks: torch.Tensor | None = None  # int32 [blocks, 3] on a CUDA device: place, first token, end
+    blocks: torch.Tensor | None = (
+        None  # int32 [blocks, 3] on the device: place, first token, end of BLOCK_TOKENS or less
+    )

@@ -17,7 +17,14 @@ from .types.result_types import ReasoningFormat
 StringOrMany = str | Sequence[str]
 # Arguments of `gen` that are sampling parameters: the parameter's name -> the argument's.
 GEN_NAMES = {row.name: name for row in PARAMETERS.values() if (name := row.name_in("gen")) is not None}
-_REQUEST_ARGUMENTS = ("n", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+_REQUEST_ARGUMENTS = (
+    "n",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_text_in_logprobs",
+    "lora",
+)
 # Arguments that `run` takes too, by the parameter's name or gen's: the name in `run` -> the name in `gen`.
 RUN_ARGUMENTS = GEN_NAMES | {name: name for name in (*GEN_NAMES.values(), *_REQUEST_ARGUMENTS)}
 RESULT = "\nResult: {result}\n"  # appended after a tool's call
@@ -105,6 +112,7 @@ class SelectExpr(Expr):
     temperature: float
     method: Method
     seed: int | None = None
+    lora: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,9 +192,22 @@ def gen_operation(gen: GenExpr, defaults: Defaults, stream: bool) -> tuple[sessi
     texts = logprobs is not None and bool(pick("return_text_in_logprobs"))
     ahead = defaults.get("num_api_spec_tokens")  # of the program, see `function`
     operation = session.Gen(
-        sampling=sampling, logprobs=logprobs, n=n, stream=stream, token_texts=texts, num_api_spec_tokens=ahead
+        sampling=sampling,
+        logprobs=logprobs,
+        n=n,
+        stream=stream,
+        token_texts=texts,
+        num_api_spec_tokens=ahead,
+        lora=checked_lora(pick("lora")),
     )
     return operation, result
+
+
+def checked_lora(name: Any) -> str | None:
+    """Return the name of a LoRA adapter. Raises RequestError for a value that is none."""
+    if name is not None and not (isinstance(name, str) and name):
+        raise RequestError(f"lora must be the name of an adapter, got {name!r}", param="lora")
+    return name
 
 
 def select_operation(select: SelectExpr, defaults: Defaults) -> session.Select:
@@ -212,6 +225,7 @@ def select_operation(select: SelectExpr, defaults: Defaults) -> session.Select:
             "append": isinstance(select.method, BuiltInMethod),
             "temperature": select.temperature,
             "seed": defaults.get("seed") if select.seed is None else select.seed,
+            "lora": checked_lora(defaults.get("lora") if select.lora is None else select.lora),
         },
     )
 

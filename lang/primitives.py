@@ -86,6 +86,7 @@ def gen(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
+    lora: str | None = None,
     dtype: type | str | None = None,
     choices: Sequence[str] | None = None,
     choices_method: Method | str | None = None,
@@ -111,6 +112,8 @@ def gen(
     `tools` are functions, sync or async, with type hints, or what `tool` declares. A call of one of them is generated
     as JSON and made; `tool_result`, with the returned value filled in, is appended. The returned value is the variable.
     An exception, or a call that was cut off, is appended as the result, or raised with `tool_errors="raise"`.
+
+    `lora` is the name of a LoRA adapter that the runtime has loaded, which generates the text.
 
     `additional_properties` applies to `json_schema`, `schema` and `tools`. "closed" allows an object that lists
     properties no others, "schema" allows any others, as JSON Schema does. None is the runtime's default for
@@ -149,7 +152,7 @@ def gen(
         selected = select(name, choices, 0.0 if temperature is None else temperature, method)
         if isinstance(selected, ConstraintExpr):
             raise RequestError("choices of gen must be strings; select takes expressions", param="choices")
-        return replace(selected, seed=seed)
+        return replace(selected, seed=seed, lora=lora)
     if choices_method is not None:
         raise RequestError("choices_method says how choices are compared: give choices", param="choices_method")
     if tool_errors not in ("text", "raise"):
@@ -197,11 +200,12 @@ def select(
     choices: Sequence[str | Expr] | None = None,
     temperature: float = 0.0,
     choices_method: Method | str = token_length_normalized,
+    lora: str | None = None,
 ) -> SelectExpr | ConstraintExpr:
     """Score every choice as a continuation, append one, and keep it as the variable `name`.
 
     `choices_method` is one of the three of the runtime, by object or name, or a callable as `ChoicesSamplingMethod`
-    describes it. Raises RequestError for an argument out of range.
+    describes it. `lora` is the name of a LoRA adapter, which scores. Raises RequestError for an argument out of range.
 
     Choices may be expressions too, such as `gen("b", regex=...)`. Then one of them is generated under one grammar
     instead of scored, and its captures are variables (see `seq`). `select([...])` makes no variable of its own.
@@ -218,6 +222,8 @@ def select(
                 "give a temperature to the seq around select, or to run",
                 param="temperature" if temperature else "choices_method",
             )
+        if lora is not None:
+            raise RequestError("choices that are expressions are generated: give lora to run", param="lora")
         return choice_of(name, given)
     if isinstance(given, str) or not given or not all(isinstance(choice, str) and choice for choice in given):
         raise RequestError(f"choices must be a sequence of non-empty strings, got {given!r}", param="choices")
@@ -228,7 +234,7 @@ def select(
         raise RequestError(
             "temperature must be 0 with a choices method of one's own, which decides by itself", param="temperature"
         )
-    return SelectExpr(name=name, choices=tuple(given), temperature=temperature, method=method)
+    return SelectExpr(name=name, choices=tuple(given), temperature=temperature, method=method, lora=lora)
 
 
 def separate_reasoning(expr: Expr | str | None = None, model_type: str = "qwen3") -> Concat:
@@ -420,7 +426,7 @@ def _refuse_sampling(given: Mapping[str, Any], tool_errors: str, tool_result: st
     """Raise RequestError for an argument of gen that a choice cannot honour; one sample is what it makes."""
     _refuse_tool_options(tool_errors, tool_result)
     for name, value in given.items():
-        if name in ("temperature", "seed", "return_logprob") or (name == "n" and value == 1):
+        if name in ("temperature", "seed", "return_logprob", "lora") or (name == "n" and value == 1):
             continue  # a choice has log-probabilities in any case
         raise RequestError(
             f"{name} = {value!r} does not apply to choices: all are scored, nothing else is generated, and one is "

@@ -315,7 +315,7 @@ class Program(Generic[P, R]):
             return
         state = ProgramState(StateHandle.open(Execution(channel_of(backend))), defaults={})
         nothing = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
-        state._handle.append([*prefix, session.Gen(sampling=nothing)])
+        state._handle.append([*prefix, session.Gen(sampling=nothing, lora=self._bound_run.sampling.get("lora"))])
         state.sync()
         self._prepared.prefix = state
 

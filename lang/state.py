@@ -12,7 +12,7 @@ from ..runtime.protocol.errors import RequestError, did_you_mean
 from .callbacks import ask_when_answered, check_attempts
 from .expr import Expr, RoleBeginExpr, RoleEndExpr, parts_of
 from .format_marks import refuse_marks
-from .lowering import Defaults, lower
+from .lowering import Defaults, checked_lora, lower
 from .operation_log import OperationLog
 from .plans.symbols import known
 from .primitives import gen, questions_of, role
@@ -235,12 +235,13 @@ class ProgramState(ReadableState):
         `s.decide(urgent="Is it urgent?", team=pick(...), anger=rate(...))` makes each name a variable, whose value is
         the answer with its probabilities. A type stands for a pick of its values: `team=Team` with an Enum, a Literal
         or bool, whose question is in `Annotated[Team, "Which team?"]` or its docstring. Answers depend neither on each
-        other nor on their order. Raises RequestError naming an invalid question.
+        other nor on their order. The run's `lora` answers them. Raises RequestError naming an invalid question.
         """
         asked = questions_of(questions)
         with self._log.changed:
             operation = self._handle.append(
-                [session.Decide(tuple(question for question, _ in asked))], {0: ", ".join(questions)}
+                [session.Decide(tuple(question for question, _ in asked), checked_lora(self._defaults.get("lora")))],
+                {0: ", ".join(questions)},
             )
             for index, (name, (_, values)) in enumerate(zip(questions, asked, strict=True)):
                 self._reader.define(name, DecisionVariable(self._handle, operation, index, values))

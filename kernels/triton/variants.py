@@ -17,7 +17,8 @@ import torch
 from ..arguments import RopeAndStoreArgs, SamplingTensors
 from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
-from . import experts, latent_attention, layers, logits, sampling, store
+from ..lora import AdapterSegments, LowRank, LowRankProduct
+from . import experts, latent_attention, layers, logits, lora, sampling, store
 from .chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
 from .launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile
 from .launching import Launch, recorded
@@ -54,6 +55,7 @@ class KernelShapes:
     weights: Literal["dense", "int4", "mxfp4", "int8", "fp8", "int8-inputs", "fp8-inputs", "fp8-blocks"] = "dense"
     group: int = 0  # inputs of a scale, of int4
     linears: tuple[tuple[int, int, bool], ...] = ()  # quantised layers: outputs, inputs, whether there is a bias
+    adapter_rank: int = 0  # of LoRA adapters of queries, keys and values, and of the MLP; 0: there are none
 
 
 def variants(shapes: KernelShapes) -> list[Launch]:
@@ -66,6 +68,8 @@ def variants(shapes: KernelShapes) -> list[Launch]:
         _collect(found, _sampling(shapes))
         if shapes.num_experts:
             _collect(found, _experts(shapes))
+        if shapes.adapter_rank:
+            _collect(found, _adapters(shapes))
         for outputs, inputs, bias in shapes.linears:
             _collect(found, _quantised(shapes, outputs, inputs, bias))
         if shapes.num_experts and shapes.weights != "dense":
@@ -211,6 +215,21 @@ def _experts(shapes: KernelShapes) -> Iterator[None]:
     experts.combine_experts(
         torch.empty(pairs, E, dtype=dtype), torch.zeros(pairs, dtype=torch.int64), torch.empty(4, shapes.num_chosen)
     )
+    yield
+
+
+def _adapters(shapes: KernelShapes) -> Iterator[None]:
+    """Add adapters to the product of queries, keys and values, and to that of gates and ups."""
+    E, rank, D = shapes.hidden_size, shapes.adapter_rank, shapes.head_dim
+    qkv = (shapes.num_heads * D, shapes.num_kv_heads * D, shapes.num_kv_heads * D)
+    for sizes in (qkv, (shapes.gated_size, shapes.gated_size)):
+        part = LowRank(
+            torch.empty(len(sizes) * rank, E, dtype=shapes.dtype), torch.empty(rank, sum(sizes), dtype=shapes.dtype)
+        )
+        product = LowRankProduct(sizes, [part], torch.zeros(1, 3, dtype=torch.int64))
+        segments = AdapterSegments([0], [4], torch.zeros(4, dtype=torch.int64), _ints(1, 3))
+        x, y = torch.empty(4, E, dtype=shapes.dtype), torch.empty(4, sum(sizes), dtype=shapes.dtype)
+        lora.add_low_rank(y, x, product, segments)
     yield
 
 

@@ -124,6 +124,7 @@ def identity_of(backend: Any, channel: Channel) -> str:
     if info is not None:
         facts: list[Any] = [info.name, info.path, info.architecture, info.num_parameters, info.vocab_size]
         facts += [info.dtype, info.kv_dtype, info.kv_scales]
+        facts += [(adapter.name, adapter.digest) for adapter in info.adapters]
     else:
         facts = [type(backend).__name__, getattr(backend, "model", None)]
     http = getattr(backend, "_http", None)

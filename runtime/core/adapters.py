@@ -46,7 +46,6 @@ class _Loaded:
 
     number: int
     info: AdapterInfo
-    digest: str
 
 
 class Adapters:
@@ -92,7 +91,7 @@ class Adapters:
         if (loaded := self._loaded.get(message.adapter)) is None:
             raise RequestError(f"no LoRA adapter {message.adapter!r} is loaded", param="lora", code="model_not_found")
         self._numbers_in_use[message.rid] = loaded.number
-        namespace = f"{message.namespace}{ADAPTER_MARK}{message.adapter}\0{loaded.digest}"
+        namespace = f"{message.namespace}{ADAPTER_MARK}{message.adapter}\0{loaded.info.digest}"
         return replace(message, adapter_number=loaded.number, namespace=namespace)
 
     def note_answers(self, answers: Iterable[FromCore]) -> None:
@@ -161,7 +160,7 @@ class Adapters:
                 f"the device has no {weights.nbytes / 2**20:,.0f} MiB for the adapter: lower mem_fraction",
                 param="lora_path",
             ) from None
-        self._loaded[name] = _Loaded(number, AdapterInfo(name, path, weights.rank), weights.digest)
+        self._loaded[name] = _Loaded(number, AdapterInfo(name, path, weights.rank, weights.digest))
         logger.info("loaded the adapter %s of rank %d from %s", name, weights.rank, path)
 
     def _unload(self, name: str) -> None:

@@ -86,7 +86,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="LoRA adapter as NAME=PATH, a folder in PEFT's format; may be given several times"),
     ] = []
     max_loras: Annotated[int, Meta(ge=1, le=1024, description="maximum number of LoRA adapters loaded at once")] = 8
-    max_lora_rank: Annotated[int, Meta(ge=1, le=1024, description="maximum rank of a LoRA adapter")] = 64
+    max_lora_rank: Annotated[int, Meta(ge=1, le=256, description="maximum rank of a LoRA adapter")] = 64
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],

@@ -18,6 +18,7 @@ class AdapterInfo(msgspec.Struct, frozen=True):
     name: str
     path: str
     rank: int
+    digest: str  # of its weights
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ import torch
 import transformers
 
 import ramiform
+from ramiform import gen, select
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 
 from .lora_files import merged, write_adapter
@@ -100,9 +101,115 @@ def check_all(runtime: ramiform.Runtime, expected: dict[tuple[str, str], list[in
     return answers
 
 
+@pytest.fixture
+def client(served: ramiform.Runtime) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url or "", timeout=120) as http:
+        yield http
+
+
+def completion(client: httpx.Client, model: str, prompt: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": model, "prompt": prompt, "temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    answer = client.post("/v1/completions", json=body | {"return_token_ids": True} | fields)
+    found: dict[str, Any] = answer.json()
+    return found
+
+
 def test_adapters_and_the_base_in_shared_steps_give_the_tokens_of_merged_weights(
     served: ramiform.Runtime, expected: dict[tuple[str, str], list[int]]
 ) -> None:
     check_all(served, expected)
     warm = check_all(served, expected)
     assert min(answer["meta_info"]["cached_tokens"] for answer in warm) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_pages": 16, "prefill_budget": 24, "max_running": 12, "host_kv_memory": 0.01},
+        {"speculative": "suffix", "speculative_adaptive": False, "overlap": "on"},
+        {"tp": 2},
+    ],
+    ids=["chunks, retractions, host memory", "speculation", "two ranks"],
+)
+def test_under_other_settings(
+    adapters: dict[str, Path], expected: dict[tuple[str, str], list[int]], settings: dict[str, Any]
+) -> None:
+    with start(adapters, **settings) as runtime:
+        check_all(runtime, expected)
+        check_all(runtime, expected)
+        stats = httpx.get(f"{runtime.url}/get_server_info").json()
+    if "num_pages" in settings:
+        assert stats["num_retractions"] > 0
+    if "speculative" in settings:
+        assert stats["num_accepted_tokens"] > 0
+
+
+def test_an_adapter_is_a_model_beside_its_base(
+    client: httpx.Client, served: ramiform.Runtime, expected: dict[tuple[str, str], list[int]]
+) -> None:
+    listed = {entry["id"]: entry for entry in client.get("/v1/models").json()["data"]}
+    assert [listed[name]["parent"] for name in NAMES] == [served.info.name] * len(NAMES)
+    assert client.get("/v1/models/sql").json()["id"] == "sql"
+    text = completion(client, "law", PROMPTS[0])
+    assert text["model"] == "law"
+    assert text["choices"][0]["text"] == generate(served.url or "", "law", PROMPTS[0])["text"]
+    chat = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 12, "seed": 1}
+    answers = [client.post("/v1/chat/completions", json=chat | {"model": name}).json() for name in ("sql", "")]
+    assert [answer["model"] for answer in answers] == ["sql", served.info.name]
+    assert answers[0]["choices"] != answers[1]["choices"]
+    assert client.post("/v1/completions", json={"model": "none", "prompt": "a"}).status_code == 404
+    refused = client.post("/generate", json={"text": "a", "lora_path": "none"})
+    assert refused.status_code == 400
+    assert "no LoRA adapter 'none'" in refused.text
+
+
+def test_adapters_come_and_go_while_requests_run(
+    client: httpx.Client, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    for route in ("/v1/load_lora_adapter", "/load_lora_adapter"):
+        wrong = client.post(route, json={"lora_name": "new", "lora_path": str(tmp_path)})
+        assert wrong.status_code == 400
+        assert "adapter_config.json" in wrong.text
+    first = {"lora_name": "new", "lora_path": str(adapters["sql"])}
+    assert "Success" in client.post("/v1/load_lora_adapter", json=first).text
+    assert client.post("/v1/load_lora_adapter", json=first).status_code == 400  # it is loaded
+    sql = completion(client, "new", PROMPTS[1])
+    assert sql["choices"] == completion(client, "sql", PROMPTS[1])["choices"]
+    body = {"model": "new", "prompt": PROMPTS[0], "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        unloaded = client.post("/unload_lora_adapter", json={"lora_name": "new"}).json()
+        assert "new" not in unloaded["loaded_adapters"]
+        assert client.post("/v1/completions", json=body).status_code == 404
+        rest = [line for line in lines if line.startswith("data:")]
+    assert rest[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in rest[-2]
+    # The same name with other weights reuses nothing, with the same weights all of it.
+    assert client.post("/load_lora_adapter", json=first | {"lora_path": str(adapters["law"])}).json()["success"]
+    law = completion(client, "new", PROMPTS[1])
+    assert law["choices"] == completion(client, "law", PROMPTS[1])["choices"]
+    assert law["choices"] != sql["choices"]
+    client.post("/v1/unload_lora_adapter", json={"lora_name": "new"})
+
+
+def test_programs_fork_select_and_generate_with_an_adapter(
+    served: ramiform.Runtime, expected: dict[tuple[str, str], list[int]]
+) -> None:
+    texts = {name: generate(served.url or "", name, PROMPTS[0])["text"] for name in ("", "chat", "sql")}
+
+    @ramiform.function
+    def ask(s: ramiform.ProgramState) -> None:
+        s += PROMPTS[0]
+        forks = s.fork(2)
+        forks[0] += gen("own", max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+        forks[1] += gen("other", max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, lora="sql")
+        forks.join()
+        s += select("choice", [texts["chat"], texts["sql"]])
+
+    state = ask.run(lora="chat", backend=served)
+    assert (state["own"], state["other"]) == ([texts["chat"]], [texts["sql"]])
+    assert state["choice"] == texts["chat"]
+    with pytest.raises(ramiform.RequestError, match="no LoRA adapter 'none'"):
+        ask.run(lora="none", backend=served).text()

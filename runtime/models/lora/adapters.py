@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ....kernels import Ops, to_device
-from ....kernels.lora import AdapterSegments, LowRank, LowRankProduct
+from ....kernels.lora import BLOCK_TOKENS, AdapterSegments, LowRank, LowRankProduct
 from ..config import ModelConfig
 from ..linear import Linear
 from ..mlp import DenseMlp, Mlp
@@ -139,10 +139,9 @@ class LoraLayers:
     def _segments(self, adapter_T: np.ndarray, adapters_A: np.ndarray) -> AdapterSegments:
         order_T = adapter_T.argsort(kind="stable")
         first, *ends = np.searchsorted(adapter_T[order_T], [0.5, *adapters_A], side="right").tolist()
-        [tokens_N] = to_device([order_T[first:]], self._device)
-        return AdapterSegments(
-            [self._places[adapter] for adapter in adapters_A.tolist()], [end - first for end in ends], tokens_N
-        )
+        places, ends = [self._places[adapter] for adapter in adapters_A.tolist()], [end - first for end in ends]
+        tokens_N, blocks = to_device([order_T[first:], _blocks(places, ends)], self._device)
+        return AdapterSegments(places, ends, tokens_N, blocks)
 
     def _part(self, whole: tuple[torch.Tensor, torch.Tensor] | None, pieces: _Pieces) -> LowRank | None:
         if whole is None:
@@ -155,8 +154,6 @@ class LoraLayers:
         return part.to(self._device, self._dtype, copy=True).contiguous()
 
     def _with_table(self, sizes: tuple[int, ...], parts: Sequence[LowRank | None]) -> LowRankProduct:
-        if self._device.type != "cuda":
-            return LowRankProduct(sizes, list(parts))
         rows = torch.tensor([self._record(part) for part in parts], dtype=torch.int64)
         return LowRankProduct(sizes, list(parts), rows.to(self._device))
 
@@ -171,6 +168,17 @@ class _Pieces:
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(part.stop - part.start for part in self.outputs)
+
+
+def _blocks(places: Sequence[int], ends: Sequence[int]) -> np.ndarray:
+    """Cut each adapter's tokens into blocks: its place, and the block's first token and end, int32 [blocks, 3]."""
+    starts = [0, *ends[:-1]]
+    rows = [
+        (place, first, min(first + BLOCK_TOKENS, end))
+        for place, start, end in zip(places, starts, ends, strict=True)
+        for first in range(start, end, BLOCK_TOKENS)
+    ]
+    return np.array(rows, dtype=np.int32).reshape(-1, 3)
 
 
 def _pieces(whole: ModelConfig, group: Group) -> dict[Product, _Pieces]:

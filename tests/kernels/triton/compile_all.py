@@ -20,6 +20,7 @@ from compiling import compile_launch
 LLAMA_8B = KernelShapes(32, 8, 128, 4096, 128256, gated_size=14336)
 MODELS = {
     "llama-8b": LLAMA_8B,
+    "llama-8b-lora": replace(LLAMA_8B, adapter_rank=16),
     "llama-8b-fp8-kv": replace(LLAMA_8B, kv_dtype=torch.float8_e4m3fn),
     "llama-8b-int8-kv": replace(LLAMA_8B, kv_dtype=torch.int8),
     "llama-8b-tp8": replace(LLAMA_8B, num_heads=4, num_kv_heads=1, gated_size=1792),

@@ -13,6 +13,7 @@ import pytest
 MODELS = (
     "llama-8b",
     "qwen3-30b-a3b",
+    "llama-8b-lora",
     "llama-8b-int4",
     "llama-8b-w8a8",
     "llama-8b-fp8-kv",
@@ -20,6 +21,7 @@ MODELS = (
     "llama-8b-latents",
 )
 KERNELS = {
+    "_add_outer_products",
     "_add_parts",
     "_attend_chunk",
     "_attend_latents",
@@ -31,6 +33,7 @@ KERNELS = {
     "_combine_experts",
     "_dequantise",
     "_grouped_matmul",
+    "_inner_products",
     "_logprob",
     "_mask",
     "_merge_parts",
