@@ -9,16 +9,27 @@ from dataclasses import dataclass
 
 import torch
 
+from .reference.quantise import INT4, SCALE_BYTES
+
 
 @dataclass(frozen=True)
 class KvCache:
-    """Keys and values of one layer. In a quantised cache a code times its head's scale is the number it stands for;
-    other caches have no scales."""
+    """Keys and values of one layer. In a cache with scales a code times its head's scale is the number it stands for.
+
+    A cache of four-bit codes (uint8) has the bytes of `reference.quantise.pack_int4` in place of D numbers. A key that
+    is unpacked and rotated back has to be multiplied by its channel's scale, a value by none.
+    """
 
     k_SKD: torch.Tensor
     v_SKD: torch.Tensor
-    k_scale_K: torch.Tensor | None = None  # float32
+    k_scale_K: torch.Tensor | None = None  # float32; of four-bit codes [K, D], powers of two
     v_scale_K: torch.Tensor | None = None
+
+    @property
+    def head_dim(self) -> int:
+        """D, whatever the format."""
+        size = self.k_SKD.shape[2]
+        return 2 * (size - SCALE_BYTES) if self.k_SKD.dtype == INT4 else size
 
     def heads(self, part: slice) -> KvCache:
         """Return views of some heads; their slots are not contiguous in memory."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...kernels import stored_size
 from ..models.decoder import Decoder
 from ..models.parallel.group import SINGLE_RANK, Group
 from ..protocol.config import DEFAULT_MAX_RUNNING
@@ -82,7 +83,10 @@ class ForwardEngine:
 
         whole = model.whole_config
         self.kv_shape = KvShape(
-            whole.num_layers, whole.num_kv_heads, whole.head_dim * pool.dtype.itemsize, kv_scales.digest
+            whole.num_layers,
+            whole.num_kv_heads,
+            stored_size(whole.head_dim, pool.dtype) * pool.dtype.itemsize,
+            kv_scales.digest,
         )
 
     @torch.inference_mode()

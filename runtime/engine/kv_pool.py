@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ...kernels import QUANTISED_MAX, KvCache
+from ...kernels import INT4, QUANTISED_MAX, KvCache, stored_size
 from ..models.config import ModelConfig
 from ..models.kv_scales import KvScales
 from ..scheduler.plan import PageCopy
@@ -21,12 +21,13 @@ PAGE_SIZE = 16  # slots
 
 def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes of a page's keys and values in all layers."""
-    return 2 * config.num_layers * PAGE_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
+    head_bytes = stored_size(config.head_dim, dtype) * dtype.itemsize
+    return 2 * config.num_layers * PAGE_SIZE * config.num_kv_heads * head_bytes
 
 
 @dataclass(frozen=True)
 class KvShape:
-    """Shape of the whole model's pages, all ranks together, and a digest of the scales of eight-bit ones ("none": there
+    """Shape of the whole model's pages, all ranks together, and a digest of the scales of quantised ones ("none": there
     are none)."""
 
     num_layers: int
@@ -47,27 +48,29 @@ class KvShape:
 
 class KvMemory:
     """Pages of keys and values on one device. Slot s of page p is `p * PAGE_SIZE + s`. Contents are undefined until
-    written. `dtype` may differ from the model's; int8 and e4m3 need scales."""
+    written. `dtype` may differ from the model's; int8, e4m3 and four-bit codes (uint8) need scales."""
 
     def __init__(
         self, config: ModelConfig, num_pages: int, *, device: torch.device, dtype: torch.dtype, pinned: bool = False
     ) -> None:
         """`pinned` host memory is copied from and to a CUDA device without waiting."""
-        shape = (config.num_layers, num_pages * PAGE_SIZE, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_pages * PAGE_SIZE, config.num_kv_heads, stored_size(config.head_dim, dtype))
         self.num_pages = num_pages
         self.k_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
         self.v_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
 
     def layers(self, scales: KvScales | None = None) -> tuple[KvCache, ...]:
         """Return the KV cache of each layer."""
-        assert (scales is not None) == (self.k_LSKD.dtype in QUANTISED_MAX), "eight-bit caches need scales"
+        assert (scales is not None) == (self.k_LSKD.dtype in (*QUANTISED_MAX, INT4)), "quantised caches need scales"
         if scales is None:
             return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind()))
         scales = scales.to(self.k_LSKD.device)
+        if scales.v_LK is None:
+            return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind(), scales.k_LK))
         return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind(), scales.k_LK, scales.v_LK))
 
     def page(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of a page's keys and values, [L, PAGE_SIZE, K, D] each."""
+        """Return views of a page's keys and values, [L, PAGE_SIZE, K, D] each (of four-bit codes their bytes)."""
         slots = slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
         return self.k_LSKD[:, slots], self.v_LSKD[:, slots]
 
