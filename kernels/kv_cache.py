@@ -9,23 +9,34 @@ from dataclasses import dataclass
 
 import torch
 
+from .reference.quantise import INT4, SCALE_BYTES
+
 
 @dataclass(frozen=True)
 class KvCache:
-    """Keys and values of one layer. In a quantised cache a code times its head's scale is the number it stands for;
-    other caches have no scales.
+    """Keys and values of one layer. In a cache with scales a code times its head's scale is the number it stands for.
 
-    With latent attention `v_SKD` is a view of the first dimensions of `k_SKD`, and the scales are the same."""
+    A cache of four-bit codes (uint8) has the bytes of `reference.quantise.pack_int4` in place of D numbers. A key that
+    is unpacked and rotated back has to be multiplied by its channel's scale, a value by none.
+
+    With latent attention `v_SKD` is a view of the first dimensions of `k_SKD`, and the scales are the same.
+    """
 
     k_SKD: torch.Tensor
     v_SKD: torch.Tensor
-    k_scale_K: torch.Tensor | None = None  # float32
+    k_scale_K: torch.Tensor | None = None  # float32; of four-bit codes [K, D], powers of two
     v_scale_K: torch.Tensor | None = None
 
     @property
     def is_latent(self) -> bool:
         """True if values are a part of the keys."""
         return self.v_SKD.shape[2] != self.k_SKD.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        """D, whatever the format."""
+        size = self.k_SKD.shape[2]
+        return 2 * (size - SCALE_BYTES) if self.k_SKD.dtype == INT4 else size
 
     def heads(self, part: slice) -> KvCache:
         """Return views of some heads; their slots are not contiguous in memory."""

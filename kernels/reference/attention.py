@@ -1,7 +1,8 @@
 """Attention over a paged KV cache: store the step's keys and values, and attend to each row's.
 
-A cache may have another dtype than the queries, eight-bit codes with scales included. The keys' scales multiply the
-queries and the values' scales the outputs, which are fewer numbers than the gathered keys and values.
+A cache may have another dtype than the queries, codes with scales included. The keys' scales multiply the queries and
+the values' scales the outputs, which are fewer numbers than the gathered keys and values. For the same reason queries
+are rotated as four-bit keys are, and outputs back.
 
 Legend: T tokens of the step, S slots of the cache, L keys, H query heads, K key/value heads, G = H / K, D head size,
 B rows of a group; in `attend_chunk` B queries of a block, N key/value heads at a time, R = B * G rows of a product.
@@ -16,7 +17,7 @@ from ..arguments import RopeAndStoreArgs
 from ..kv_cache import KvCache
 from .attention_layout import AttentionLayout, PaddedRows
 from .layers import apply_rope
-from .quantise import E4M3, expand_e4m3, quantise
+from .quantise import E4M3, E5M2, INT4, expand_e4m3, expand_e5m2, pack_int4, quantise, rotate, to_e5m2, unpack_int4
 
 _HAS_ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 # Rows of a key head's product that repay a call, and bytes of its scores that stay in a processor's cache.
@@ -45,15 +46,19 @@ def store_latent(
 
 
 def _store(x_TKD: torch.Tensor, cache_SKD: torch.Tensor, scale_K: torch.Tensor | None, slots_T: torch.Tensor) -> None:
-    if scale_K is None:
-        cache_SKD.index_copy_(0, slots_T, x_TKD.to(cache_SKD.dtype))
+    if cache_SKD.dtype == INT4:
+        x_TKD = x_TKD if scale_K is None else x_TKD / scale_K.to(x_TKD.dtype)
+        stored = pack_int4(rotate(x_TKD))
+    elif scale_K is not None:
+        stored = quantise(x_TKD, scale_K, cache_SKD.dtype)
     else:
-        _bits(cache_SKD).index_copy_(0, slots_T, _bits(quantise(x_TKD, scale_K, cache_SKD.dtype)))
+        stored = to_e5m2(x_TKD) if cache_SKD.dtype == E5M2 else x_TKD.to(cache_SKD.dtype)
+    _bits(cache_SKD).index_copy_(0, slots_T, _bits(stored))
 
 
 def _bits(cache: torch.Tensor) -> torch.Tensor:
-    """View e4m3 as int8 of the same bits, because some torch ops lack it on some devices."""
-    return cache.view(torch.int8) if cache.dtype == E4M3 else cache
+    """View eight-bit floats as int8 of the same bits, because some torch ops lack them on some devices."""
+    return cache.view(torch.int8) if cache.dtype in (E4M3, E5M2) else cache
 
 
 def paged_attention(
@@ -71,20 +76,35 @@ def paged_attention(
     `sinks_H` are further logits, one a head, that take part in the softmax and have no value (Xiao et al. 2023).
     Query head h reads key/value head `h // (H // K)` (Ainslie et al. 2023, grouped-query attention).
     """
-    if kv.k_scale_K is not None:
-        q_THD = scale_heads(q_THD, kv.k_scale_K)
+    unrotated = layout.groups[0].rope is not None
+    q_THD = rotated_queries(q_THD, kv, unrotated=unrotated)
     outputs = [_attend(q_THD, kv, group, scale, cap, sinks_H) for group in layout.groups]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    if kv.v_scale_K is not None:
-        output = scale_heads(output, kv.v_scale_K)
+    output = plain_outputs(output, kv)
     return output if layout.order is None else output.index_select(0, layout.order)
 
 
-def scale_heads(x_THD: torch.Tensor, scale_K: torch.Tensor) -> torch.Tensor:
-    """Multiply each head by the scale of its key/value head."""
+def rotated_queries(q_THD: torch.Tensor, kv: KvCache, *, unrotated: bool = False) -> torch.Tensor:
+    """Return the queries as the cache's keys are stored: times the keys' scales, rotated for four-bit keys. With
+    `unrotated`, four-bit keys are rotated back when they are read instead."""
+    packed = kv.k_SKD.dtype == INT4
+    if kv.k_scale_K is not None and not (packed and unrotated):
+        q_THD = _scale_heads(q_THD, kv.k_scale_K)
+    return rotate(q_THD) if packed and not unrotated else q_THD
+
+
+def plain_outputs(output_THD: torch.Tensor, kv: KvCache) -> torch.Tensor:
+    """Return sums of the cache's values as sums of the numbers meant."""
+    if kv.v_scale_K is not None:
+        output_THD = _scale_heads(output_THD, kv.v_scale_K)
+    return rotate(output_THD) if kv.v_SKD.dtype == INT4 else output_THD
+
+
+def _scale_heads(x_THD: torch.Tensor, scale_K: torch.Tensor) -> torch.Tensor:
+    """Multiply each head by the scale of its key/value head, or its channels' scales."""
     T, H, D = x_THD.shape
     K = len(scale_K)
-    return (x_THD.reshape(T, K, H // K, D) * scale_K.to(x_THD.dtype)[:, None, None]).view(T, H, D)
+    return (x_THD.reshape(T, K, H // K, D) * scale_K.to(x_THD.dtype).view(K, 1, -1)).view(T, H, D)
 
 
 def _attend(
@@ -98,12 +118,15 @@ def _attend(
     B, T, L = group.num_rows, group.num_queries, group.num_keys
     H, D, K = q_THD.shape[1], q_THD.shape[2], kv.k_SKD.shape[1]
     q = q_THD if group.queries is None else q_THD.index_select(0, group.queries)
-    k_BKLD = group.rotate(gather_slots(kv.k_SKD, group.slots, q.dtype).view(B, L, K, D)).transpose(1, 2)
-    V = kv.v_SKD.shape[2]
+    k_BLKD = gather_slots(kv.k_SKD, group.slots, q.dtype).view(B, L, K, D)
+    if group.rope is not None and kv.k_SKD.dtype == INT4:
+        k_BLKD = rotate(k_BLKD)
+        k_BLKD = k_BLKD if kv.k_scale_K is None else k_BLKD * kv.k_scale_K.to(q.dtype)
+    k_BKLD = group.rotate(k_BLKD).transpose(1, 2)
     if kv.is_latent:
-        v_BKLD = k_BKLD[..., :V]
+        v_BKLD = k_BKLD[..., : kv.v_SKD.shape[2]]
     else:
-        v_BKLD = gather_slots(kv.v_SKD, group.slots, q.dtype).view(B, L, K, V).transpose(1, 2)
+        v_BKLD = gather_slots(kv.v_SKD, group.slots, q.dtype).view(B, L, K, D).transpose(1, 2)
     # torch's fused attention would repeat the one latent for every head.
     if cap is not None or sinks_H is not None or (kv.is_latent and not group.causal):
         return _attend_by_scores(q.reshape(B, T, H, D), k_BKLD, v_BKLD, group, scale, cap, sinks_H)
@@ -150,8 +173,12 @@ def _attend_by_scores(
 
 
 def gather_slots(cache_SKD: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the contents of the slots as `dtype`, without scales."""
+    """Return the contents of the slots as `dtype`, without scales of heads; four-bit ones as they were rotated."""
     found = _bits(cache_SKD).view(cache_SKD.shape[0], -1).index_select(0, slots)
+    if cache_SKD.dtype == INT4:
+        return unpack_int4(found.view(-1, *cache_SKD.shape[1:]), dtype)
+    if cache_SKD.dtype == E5M2:
+        return expand_e5m2(found, dtype)
     return expand_e4m3(found, dtype) if cache_SKD.dtype == E4M3 else found.to(dtype)
 
 

@@ -19,7 +19,7 @@ import torch
 from ..arguments import RowSpan
 from ..kv_cache import KvCache
 from ..transfer import to_device
-from .attention import gather_slots, scale_heads
+from .attention import gather_slots, plain_outputs, rotated_queries
 from .attention_layout import tree_paths
 
 _QUERIES = 8
@@ -38,8 +38,7 @@ class DeterministicAttention:
         _, H, D = q_THD.shape
         K = kv.k_SKD.shape[1]
         G, Q = H // K, _QUERIES
-        if kv.k_scale_K is not None:
-            q_THD = scale_heads(q_THD, kv.k_scale_K)
+        q_THD = rotated_queries(q_THD, kv)
         B = len(self.queries_BQ)
         q_BKMD = q_THD[self.queries_BQ].float().view(B, Q, K, G, D).transpose(1, 2).reshape(B * K, Q * G, D) * scale
         V = kv.v_SKD.shape[2]
@@ -67,7 +66,7 @@ class DeterministicAttention:
         out_BQHD = (acc / total).view(B, K, Q, G, V).transpose(1, 2).reshape(B * Q, H, V).to(q_THD.dtype)
         out_THD = q_THD.new_empty((len(q_THD), H, V))
         out_THD[self.queries_BQ.flatten()] = out_BQHD  # a repeated query has the same output
-        return out_THD if kv.v_scale_K is None else scale_heads(out_THD, kv.v_scale_K)
+        return plain_outputs(out_THD, kv)
 
 
 class _Run(NamedTuple):

@@ -1,20 +1,26 @@
-"""Quantisation of keys and values to eight bits, and back.
+"""Quantisation of keys and values to eight bits or four, and back.
 
-A code times its head's scale is the number it stands for. Formats: int8, symmetric; e4m3, eight bits of floating point
-(Micikevicius et al. 2022, "FP8 formats for deep learning", table 1).
+Formats of eight bits: int8, symmetric, and e4m3, whose codes times their head's scale are the numbers meant; e5m2, the
+first half of a float16, without a scale (Micikevicius et al. 2022, "FP8 formats for deep learning", table 1).
 
-Legend: T tokens, K key/value heads, D head size.
+Four bits: each key and value is rotated by a Hadamard matrix, which spreads its large channels over all of them (Ashkboos
+et al. 2024, QuaRot, section 4), and has a scale of its own beside its codes, so that any copy of its bytes is whole.
+Keys are first divided by a factor of their channel (Lin et al. 2024, QServe, section 4.2).
+
+Legend: T tokens, K key/value heads, D head size, B bytes of a packed key or value.
 """
 
 from __future__ import annotations
 
 import torch
 
-E4M3 = torch.float8_e4m3fn
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+INT4 = torch.uint8  # caches of this dtype hold packed four-bit codes
 QUANTISED_MAX = {
     torch.int8: 127.0,
     E4M3: 448.0,
-}  # largest code of each format; quantised caches have one of these dtypes
+}  # largest code of each format with scales by head
+_E5M2_MAX = 57344.0
 
 # An e4m3 code, shifted, is the same number in a wider format, subnormals included, except for the bias of its exponent.
 # By dtype: the integer to shift in, the shift, the bits to keep (sign, exponent, mantissa), the factor for the bias.
@@ -45,3 +51,63 @@ def expand_e4m3(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     wide <<= shift
     wide &= bits
     return wide.view(dtype).mul_(factor)
+
+
+def to_e5m2(x: torch.Tensor) -> torch.Tensor:
+    """Return the nearest e5m2 numbers, ties to even; numbers out of range become the largest."""
+    return x.float().clamp(-_E5M2_MAX, _E5M2_MAX).to(E5M2)
+
+
+def expand_e5m2(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Convert e5m2 `codes`, given as int8 of the same bits, to `dtype` exactly."""
+    return (codes.to(torch.int16) << 8).view(torch.float16).to(dtype)
+
+
+SCALE_BYTES = 2  # bfloat16, before the codes
+# The codes 0 to 15 stand for -7.5 to 7.5 times the scale. The largest of some dozens of normal numbers is worth clipping:
+# the error of all others shrinks with the scale (the least mean square error for 64 to 128 numbers).
+_MIDDLE, CLIP = 7.5, 0.9
+_LEAST_SCALE = 2.0**-100  # of zeros, in place of 0, which is no divisor
+
+
+def stored_size(head_dim: int, dtype: torch.dtype) -> int:
+    """Return the elements of a cache of `dtype` that hold one head's key or value."""
+    return head_dim // 2 + SCALE_BYTES if dtype == INT4 else head_dim
+
+
+def rotation_size(head_dim: int) -> int:
+    """Return the size of the Hadamard matrices along the diagonal: the largest power of two that divides `head_dim`."""
+    return head_dim & -head_dim
+
+
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """Multiply the last dimension by the orthonormal Hadamard matrix, which is its own inverse.
+
+    Sums are made in float32 at least and in one order, so a row's bits do not depend on the other rows.
+    """
+    D = x.shape[-1]
+    size = rotation_size(D)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    half = 1
+    while half < size:
+        a, b = wide.unflatten(-1, (D // (2 * half), 2, half)).unbind(-2)
+        wide = torch.stack((a + b, a - b), -2).flatten(-3)
+        half *= 2
+    return (wide * size**-0.5).to(x.dtype)
+
+
+def pack_int4(x_TKD: torch.Tensor) -> torch.Tensor:
+    """Return rotated keys or values as scale and codes, uint8 [T, K, B]. A byte holds the codes of channels d, in its low
+    half, and d + D / 2."""
+    x_TKD = x_TKD.float()
+    scale_TK1 = (x_TKD.abs().amax(-1, keepdim=True) * (CLIP / _MIDDLE)).clamp_min_(_LEAST_SCALE).bfloat16()
+    codes_TKD = (x_TKD / scale_TK1.float() + _MIDDLE).round_().clamp_(0, 15).to(torch.uint8)
+    low, high = codes_TKD.chunk(2, dim=-1)
+    return torch.cat((scale_TK1.view(torch.uint8), low | (high << 4)), -1)
+
+
+def unpack_int4(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the rotated numbers that `pack_int4` packed, [..., D] of `dtype`."""
+    scale = packed[..., :SCALE_BYTES].contiguous().view(torch.bfloat16).to(dtype)
+    codes = packed[..., SCALE_BYTES:]
+    return torch.cat((codes & 15, codes >> 4), -1).to(dtype).sub_(_MIDDLE).mul_(scale)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from ..kv_cache import KvCache
 from ..transfer import to_device
-from .flash_attention import attend, score_factor, start
+from .flash_attention import attend, head_offset, score_factor, start
 from .launch_configs import AttentionTile, num_parts
 from .launching import launch
 from .paged_rows import PagedRows, product_dtype
@@ -201,7 +201,7 @@ def _attend_chunk(
 
     end = prefix + tl.minimum(first_own + TOKENS, num_queries)
     pages = page_table_RP + row.to(tl.int64) * stride_pages
-    kv_offset = head_k * D
+    kv_offset = head_offset(head_k, k_SKD, D)
     acc_MD, max_M, sum_M = start(BLOCK_M, BLOCK_D)
     begin = tl.maximum(prefix + first_own - WINDOW + 1, 0) if WINDOW else 0
     if partial_STHD is not None:

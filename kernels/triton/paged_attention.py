@@ -18,6 +18,7 @@ from ..attention_groups import LEVELS, PIECE_TOKENS, SHARED_KEYS, SharedTokens, 
 from ..kv_cache import KvCache
 from ..reference.attention import paged_attention
 from ..reference.attention_layout import AttentionLayout, attention_layout
+from ..reference.quantise import INT4
 from ..transfer import to_device
 from .chunk_attention import QueryTiles, chunk_attention
 from .latent_attention import attend_chunks
@@ -31,6 +32,7 @@ from .launch_configs import (
 from .paged_rows import PagedRows
 from .row_segments import RowSegment, kernel_inputs, piece_rows, segments_by_kernel
 from .split_attention import Merge, SharedPass, attend_shared, split_attention
+from .store import rotate
 from .splits import Splits, fixed_splits, make_splits, num_seen
 
 _LATENT_QUERIES = 8  # tokens of a segment with latents in deterministic mode
@@ -59,6 +61,9 @@ class TritonAttention:
         shape = *q_THD.shape[:2], kv.v_SKD.shape[2]
         out_THD = torch.empty(shape, dtype=q_THD.dtype, device=q_THD.device)
         cap, fixed = self.soft_cap, self.deterministic
+        given_THD, given, packed = q_THD, kv, kv.k_SKD.dtype == INT4
+        if packed:  # the kernels compute in the rotated basis
+            q_THD, kv = rotate(q_THD, kv.k_scale_K), KvCache(kv.k_SKD, kv.v_SKD)
         merge = None
         if self.shared is not None:
             most = max(splits.num_max * rows.max_queries for rows, splits in self.few)
@@ -70,16 +75,18 @@ class TritonAttention:
             attend_chunks(q_THD, kv, self.many[0], out_THD, scale)
         elif self.many is not None:
             chunk_attention(q_THD, kv, *self.many, out_THD, scale, cap)
+        if packed:
+            out_THD = rotate(out_THD)
         if self.plain is not None:
             tokens_n, layout = self.plain
-            out_THD.index_copy_(0, tokens_n, paged_attention(q_THD[tokens_n], kv, layout, scale, cap))
+            out_THD.index_copy_(0, tokens_n, paged_attention(given_THD[tokens_n], given, layout, scale, cap))
         return out_THD
 
 
 def step_attention(args: AttentionArgs, *, deterministic: bool, soft_cap: float | None = None) -> TritonAttention:
     """Assign a step's rows to kernels and build their tables. The arguments are those of `Ops.attention`."""
     kv, device = args.kv, args.kv.k_SKD.device
-    K, D = kv.k_SKD.shape[1:]
+    K, D = kv.k_SKD.shape[1], kv.head_dim
     group = args.num_heads // K
     most = None
     if deterministic:

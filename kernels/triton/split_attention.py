@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
-from .flash_attention import attend, score_factor, start
+from .flash_attention import attend, head_offset, score_factor, start
 from .latent_attention import attend_latents
 from .launch_configs import split_tile
 from .launching import launch
@@ -285,7 +285,7 @@ def _attend_split(
 
     acc_MD, max_M, sum_M = start(BLOCK_M, BLOCK_D)
     pages = page_table_RP + row.to(tl.int64) * stride_pages - first_key // PAGE
-    kv_offset = head_k * D
+    kv_offset = head_offset(head_k, k_SKD, D)
     if WINDOW:
         unmasked_end = first
     else:

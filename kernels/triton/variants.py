@@ -18,6 +18,7 @@ from ..arguments import RopeAndStoreArgs, SamplingTensors
 from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
 from ..lora import AdapterSegments, LowRank, LowRankProduct
+from ..reference.quantise import INT4, QUANTISED_MAX, stored_size
 from . import experts, latent_attention, layers, logits, lora, sampling, store
 from .chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
 from .launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile
@@ -111,6 +112,12 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
     H, K, D, fixed = shapes.num_heads, shapes.num_kv_heads, shapes.head_dim, shapes.deterministic
     cap, scale = shapes.soft_cap, 0.1
     kv = _cache(shapes)
+    if shapes.kv_dtype == INT4:  # its rotations are launches of their own
+        q = torch.empty(4, H, D, dtype=shapes.dtype)
+        store.rotate(q, kv.k_scale_K)
+        store.rotate(q)
+        kv = KvCache(kv.k_SKD, kv.v_SKD)
+        yield
     R = 4
 
     def splits_of(rows: PagedRows):  # type: ignore[no-untyped-def]
@@ -156,8 +163,11 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
 
 
 def _cache(shapes: KernelShapes) -> KvCache:
-    scale = torch.ones(shapes.num_kv_heads) if shapes.kv_dtype.itemsize == 1 else None
-    memory = torch.empty(2, 4 * shapes.page_size, shapes.num_kv_heads, shapes.head_dim, dtype=shapes.kv_dtype)
+    K, size = shapes.num_kv_heads, stored_size(shapes.head_dim, shapes.kv_dtype)
+    memory = torch.empty(2, 4 * shapes.page_size, K, size, dtype=shapes.kv_dtype)
+    if shapes.kv_dtype == INT4:
+        return KvCache(memory[0], memory[1], torch.ones(K, shapes.head_dim))
+    scale = torch.ones(K) if shapes.kv_dtype in QUANTISED_MAX else None
     if shapes.latent_rank:
         return KvCache(memory[0], memory[0][..., : shapes.latent_rank], scale, scale)
     return KvCache(memory[0], memory[1], scale, scale)

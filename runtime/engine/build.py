@@ -104,7 +104,8 @@ def build_engine(
     dtype = choose_dtype(config.dtype, device, num_weights)
     context_length = _context_length(config, model_config)
     model_config = replace(model_config, rope=model_config.rope.within(context_length))
-    kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device)
+    head_dim, is_latent = model_config.head_dim, model_config.latent is not None
+    kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device, head_dim=head_dim, is_latent=is_latent)
     # Pages have the same numbers on every stage, so there are as many as the largest stage has memory for.
     largest = replace(model_config, num_layers=max(layer_counts(whole_config, group.stage.size)))
     # The draft source's memory comes out of the same budget.

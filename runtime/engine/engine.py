@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...kernels import stored_size
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.lora.peft import AdapterWeights
@@ -90,7 +91,7 @@ class ForwardEngine:
         self.kv_shape = KvShape(
             whole.num_kv_layers,
             whole.num_kv_heads,
-            whole.head_dim * pool.dtype.itemsize,
+            stored_size(whole.head_dim, pool.dtype) * pool.dtype.itemsize,
             kv_scales.digest,
             whole.num_kv_parts,
         )

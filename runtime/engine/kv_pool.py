@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ...kernels import QUANTISED_MAX, KvCache
+from ...kernels import INT4, QUANTISED_MAX, KvCache, stored_size
 from ..models.config import ModelConfig
 from ..models.kv_scales import KvScales
 from ..scheduler.plan import PageCopy
@@ -21,14 +21,13 @@ PAGE_SIZE = 16  # slots
 
 def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
     """Return the bytes of a page's keys and values in all layers."""
-    return (
-        config.num_kv_parts * config.num_kv_layers * PAGE_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
-    )
+    head_bytes = stored_size(config.head_dim, dtype) * dtype.itemsize
+    return config.num_kv_parts * config.num_kv_layers * PAGE_SIZE * config.num_kv_heads * head_bytes
 
 
 @dataclass(frozen=True)
 class KvShape:
-    """Shape of the whole model's pages, all ranks together, and a digest of the scales of eight-bit ones ("none": there
+    """Shape of the whole model's pages, all ranks together, and a digest of the scales of quantised ones ("none": there
     are none)."""
 
     num_layers: int
@@ -50,7 +49,7 @@ class KvShape:
 
 class KvMemory:
     """Pages of keys and values on one device. Slot s of page p is `p * PAGE_SIZE + s`. Contents are undefined until
-    written. `dtype` may differ from the model's; int8 and e4m3 need scales.
+    written. `dtype` may differ from the model's; int8, e4m3 and four-bit codes (uint8) need scales.
 
     With latent attention values are the first dimensions of keys: `v_LSKD` is a view, and `parts` are the keys alone.
     """
@@ -59,7 +58,8 @@ class KvMemory:
         self, config: ModelConfig, num_pages: int, *, device: torch.device, dtype: torch.dtype, pinned: bool = False
     ) -> None:
         """`pinned` host memory is copied from and to a CUDA device without waiting."""
-        shape = (config.num_kv_layers, num_pages * PAGE_SIZE, config.num_kv_heads, config.head_dim)
+        head_size = stored_size(config.head_dim, dtype)
+        shape = (config.num_kv_layers, num_pages * PAGE_SIZE, config.num_kv_heads, head_size)
         self.num_pages = num_pages
         self.k_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
         self.parts: tuple[torch.Tensor, ...] = (self.k_LSKD,)  # [L, S, ...] each
@@ -71,15 +71,17 @@ class KvMemory:
 
     def layers(self, scales: KvScales | None = None) -> tuple[KvCache, ...]:
         """Return the KV cache of each layer."""
-        assert (scales is not None) == (self.k_LSKD.dtype in QUANTISED_MAX), "eight-bit caches need scales"
+        assert (scales is not None) == (self.k_LSKD.dtype in (*QUANTISED_MAX, INT4)), "quantised caches need scales"
         if scales is None:
             return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind()))
         scales = scales.to(self.k_LSKD.device)
         v_LK = scales.v_LK if len(self.parts) == 2 else scales.k_LK
+        if v_LK is None:
+            return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind(), scales.k_LK))
         return tuple(map(KvCache, self.k_LSKD.unbind(), self.v_LSKD.unbind(), scales.k_LK, v_LK))
 
     def page(self, page: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of a page's keys and values, [L, PAGE_SIZE, K, D] each."""
+        """Return views of a page's keys and values, [L, PAGE_SIZE, K, D] each (of four-bit codes their bytes)."""
         slots = slice(page * PAGE_SIZE, (page + 1) * PAGE_SIZE)
         return self.k_LSKD[:, slots], self.v_LSKD[:, slots]
 

@@ -2,7 +2,7 @@
 
 Ranges belong to the model. A scale follows from a range and the format of the codes, so one file serves all formats.
 
-Legend: L layers, K key/value heads.
+Legend: L layers, K key/value heads, D head size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
-from ...kernels import QUANTISED_MAX
+from ...kernels import INT4, QUANTISED_MAX
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
@@ -41,12 +41,29 @@ class KvRanges:
     k_LK: torch.Tensor
     v_LK: torch.Tensor
     num_tokens: int  # of the texts measured
+    k_LKD: torch.Tensor | None = None  # of keys by channel; None in files written before there were any
 
     def scales(self, dtype: torch.dtype) -> KvScales:
-        """Return the scales for codes of `dtype`."""
+        """Return the scales for codes of `dtype`; four-bit ones need the ranges by channel."""
+        if dtype == INT4:
+            assert self.k_LKD is not None, "four-bit keys need ranges by channel"
+            return KvScales(_channel_scales(self.k_LKD), None)
         factor = MARGIN[dtype] / QUANTISED_MAX[dtype]
         # A head whose values are all zero still needs a divisor.
         return KvScales(*((range_LK * factor).clamp_min(1e-6) for range_LK in (self.k_LK, self.v_LK)))
+
+
+def _channel_scales(k_LKD: torch.Tensor) -> torch.Tensor:
+    """Return the square root of each channel's range, compared with the head's other channels, as a power of two.
+
+    Queries are multiplied by what keys are divided by. Where both have large numbers in a channel, dividing keys by
+    their whole range would make the queries as uneven as the keys were (Lin et al. 2024, QServe, section 4.2). Powers
+    of two round no number, and are the same after small changes of a range.
+    """
+    # A channel of small numbers may have had smaller ones here than it will have.
+    ranges_LKD = k_LKD.clamp_min(1e-6).maximum(k_LKD.amax(-1, keepdim=True) * 1e-3)
+    exponent_LKD = ranges_LKD.log2()
+    return torch.exp2(((exponent_LKD - exponent_LKD.mean(-1, keepdim=True)) / 2).round())
 
 
 @torch.inference_mode()
@@ -57,7 +74,10 @@ def measure(model: Decoder, texts: Iterable[Sequence[int]], group: Group = SINGL
     finite.
     """
     config = model.config
-    k_LK, v_LK = torch.zeros(2, config.num_kv_layers, config.num_kv_heads, device=model.device)
+    heads = config.num_kv_layers, config.num_kv_heads
+    value_size = config.head_dim if config.latent is None else config.latent.rank
+    k_LKD = torch.zeros(*heads, config.head_dim, device=model.device)
+    v_LKD = torch.zeros(*heads, value_size, device=model.device)
     num_tokens = 0
     for text in texts:
         pages = list(range(-(-len(text) // PAGE_SIZE)))
@@ -66,14 +86,14 @@ def measure(model: Decoder, texts: Iterable[Sequence[int]], group: Group = SINGL
         for start in range(0, len(text), chunk):
             row = Row(rid="", tokens=list(text[start : start + chunk]), first_position=start, pages=pages)
             hidden_and_features([row], np.array([len(row.tokens) - 1]), model, memory.layers(), group, ())
-        for range_LK, memory_LSKD in ((k_LK, memory.k_LSKD), (v_LK, memory.v_LSKD)):
-            seen_LK = memory_LSKD[:, : len(text)].abs().amax((1, 3)).float()
-            torch.maximum(range_LK, seen_LK, out=range_LK)
+        for range_LKD, memory_LSKD in ((k_LKD, memory.k_LSKD), (v_LKD, memory.v_LSKD)):
+            seen_LKD = memory_LSKD[:, : len(text)].abs().amax(1).float()
+            torch.maximum(range_LKD, seen_LKD, out=range_LKD)
         num_tokens += len(text)
-    for range_LK in (k_LK, v_LK):
-        if not range_LK.isfinite().all():
+    for range_LKD in (k_LKD, v_LKD):
+        if not range_LKD.isfinite().all():
             raise RequestError(f"keys or values are not finite in {model.dtype}: they have no range", param="dtype")
-    return KvRanges(k_LK.cpu(), v_LK.cpu(), num_tokens)
+    return KvRanges(k_LKD.amax(-1).cpu(), v_LKD.amax(-1).cpu(), num_tokens, k_LKD.cpu())
 
 
 def random_texts(config: ModelConfig, *, num_texts: int = 4, length: int = 512) -> list[list[int]]:
@@ -93,6 +113,7 @@ class _RangesFile(msgspec.Struct, forbid_unknown_fields=True):
     num_tokens: Annotated[int, msgspec.Meta(ge=1)]
     k_absmax: list[list[Range]]
     v_absmax: list[list[Range]]
+    k_channel_absmax: list[list[list[Range]]] | None = None  # by layer, head and channel
 
 
 def ranges_file(path: Path) -> Path:
@@ -102,7 +123,10 @@ def ranges_file(path: Path) -> Path:
 
 def write_ranges(ranges: KvRanges, file: Path) -> None:
     """Write ranges as JSON."""
-    content = _RangesFile("ramiform KV ranges, 1", ranges.num_tokens, ranges.k_LK.tolist(), ranges.v_LK.tolist())
+    channels = None if ranges.k_LKD is None else ranges.k_LKD.tolist()
+    content = _RangesFile(
+        "ramiform KV ranges, 1", ranges.num_tokens, ranges.k_LK.tolist(), ranges.v_LK.tolist(), channels
+    )
     file.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
@@ -121,4 +145,19 @@ def read_ranges(file: Path, config: ModelConfig) -> KvRanges:
                 f"{name} must have {config.num_kv_layers} layers of {config.num_kv_heads} KV heads each: "
                 "the file is of another model",
             )
-    return KvRanges(torch.tensor(content.k_absmax), torch.tensor(content.v_absmax), content.num_tokens)
+    channels = content.k_channel_absmax
+    if channels is not None and (
+        [len(heads) for heads in channels] != [config.num_kv_heads] * config.num_kv_layers
+        or any(len(head) != config.head_dim for heads in channels for head in heads)
+    ):
+        raise CheckpointError(
+            file,
+            f"k_channel_absmax must have {config.num_kv_layers} layers of {config.num_kv_heads} KV heads of "
+            f"{config.head_dim} channels each: the file is of another model",
+        )
+    return KvRanges(
+        torch.tensor(content.k_absmax),
+        torch.tensor(content.v_absmax),
+        content.num_tokens,
+        None if channels is None else torch.tensor(channels),
+    )

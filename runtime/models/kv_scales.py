@@ -21,22 +21,25 @@ from .weights import weight_files
 
 @dataclass(frozen=True)
 class KvScales:
-    """Scales in float32, positive: a stored code times its head's scale is the value."""
+    """Scales in float32, positive: a stored code times its head's scale is the value.
+
+    Four-bit keys have scales by channel, powers of two, [L, K, D]; each four-bit value has one of its own in the cache.
+    """
 
     k_LK: torch.Tensor
-    v_LK: torch.Tensor
+    v_LK: torch.Tensor | None
 
     def layers(self, part: range) -> KvScales:
         """Return the scales of some layers."""
         own = slice(part.start, part.stop)
-        return KvScales(self.k_LK[own], self.v_LK[own])
+        return KvScales(self.k_LK[own], None if self.v_LK is None else self.v_LK[own])
 
     def heads(self, part: slice) -> KvScales:
         """Return the scales of some heads."""
-        return KvScales(self.k_LK[:, part], self.v_LK[:, part])
+        return KvScales(self.k_LK[:, part], None if self.v_LK is None else self.v_LK[:, part])
 
     def to(self, device: torch.device) -> KvScales:
-        return KvScales(self.k_LK.to(device), self.v_LK.to(device))
+        return KvScales(self.k_LK.to(device), None if self.v_LK is None else self.v_LK.to(device))
 
 
 def read_kv_scales(path: Path, config: ModelConfig, dtype: torch.dtype) -> KvScales | None:

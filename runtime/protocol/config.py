@@ -18,7 +18,7 @@ GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 ModelImplName = Literal["auto", "native", "transformers"]
 QuantizeName = Literal["int8", "int4", "fp8"]
 OverlapName = Literal["auto", "on", "off"]
-KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
+KvDtypeName = Literal["auto", "fp32", "bf16", "fp16", "fp8", "fp8_e5m2", "int8", "int4"]
 CacheScope = Literal["auto", "key", "shared"]
 EngineName = Literal["http", "dynamo"]
 PageTextsName = Literal["auto", "on", "off"]
@@ -94,12 +94,15 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     kv_dtype: Annotated[
         KvDtypeName,
-        Meta(description="dtype of keys and values; auto: as dtype; fp8 and int8 take half of bf16's memory"),
+        Meta(
+            description="dtype of keys and values; auto: as dtype; fp8 (e4m3), fp8_e5m2 and int8 take half of bf16's "
+            "memory, int4 little more than a quarter"
+        ),
     ] = "auto"
     kv_scales: Annotated[
         str | None,
         Meta(
-            description="file of `ramiform calibrate-kv` for fp8 and int8; default: kv_scales.json in MODEL, else the "
+            description="file of `ramiform calibrate-kv` for fp8, int8 and int4; default: kv_scales.json in MODEL, else the "
             "checkpoint's own, else measured on random tokens at start"
         ),
     ] = None

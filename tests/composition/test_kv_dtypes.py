@@ -32,7 +32,7 @@ from .test_cache_and_schedule import check_flush, check_pages, start
 from .test_speculation import REQUESTS, check
 
 TOLERANCE = 1e-6
-NAMES: tuple[KvDtypeName, ...] = ("fp8", "int8")
+NAMES: tuple[KvDtypeName, ...] = ("fp8", "int8", "int4")
 
 
 def writers() -> list[Generate]:

@@ -23,6 +23,8 @@ MODELS = {
     "llama-8b-lora": replace(LLAMA_8B, adapter_rank=16),
     "llama-8b-fp8-kv": replace(LLAMA_8B, kv_dtype=torch.float8_e4m3fn),
     "llama-8b-int8-kv": replace(LLAMA_8B, kv_dtype=torch.int8),
+    "llama-8b-int4-kv": replace(LLAMA_8B, kv_dtype=torch.uint8),
+    "llama-8b-e5m2-kv": replace(LLAMA_8B, kv_dtype=torch.float8_e5m2),
     "llama-8b-tp8": replace(LLAMA_8B, num_heads=4, num_kv_heads=1, gated_size=1792),
     "llama-8b-deterministic": replace(LLAMA_8B, deterministic=True),
     "llama-70b-fp8-kv-tp4": KernelShapes(16, 2, 128, 8192, 128256, kv_dtype=torch.float8_e4m3fn, gated_size=7168),
