@@ -18,7 +18,8 @@ PANELS = {
     "Model": "served_model_name model_impl device kernels cuda_graphs wait_for_loops deterministic dtype quantize "
     "context_length",
     "Several devices and machines": "tp pp nnodes node_rank master node_keys engine",
-    "Memory and reuse": "num_pages kv_memory mem_fraction state_slots kv_dtype kv_scales host_kv_memory prefix_cache eviction "
+    "Memory and reuse": "num_pages kv_memory mem_fraction state_slots kv_dtype kv_scales host_kv_memory prefix_cache "
+    "eviction "
     "kv_events kv_events_format kv_events_topic",
     "Prefill and decode apart": "role transfer_bind prefill_workers transfer_keys transfer remote_prefill_tokens",
     "Scheduling": "overlap prefill_budget max_running max_waiting order log_plans",
