@@ -50,8 +50,8 @@ class LeaseStates:
     is_ahead: bool = False  # the state counts a token that has to be computed again; states do not go back
 
     def plan(self, num_tokens: int, *, is_strong: bool) -> int | None:
-        """Take a slot for the state after `num_tokens` tokens, which the step that is planned leaves there. Returns None
-        without a slot to spare: only a strong one may take the place of another strong one."""
+        """Take a slot for the state after `num_tokens` tokens, which the step that is planned leaves there. Returns
+        None without a slot to spare: only a strong one may take the place of another strong one."""
         if (slot := self.slots.take(evicts_strong=is_strong)) is not None:
             self.planned.append(PlannedState(num_tokens, slot, is_strong))
         return slot

@@ -59,6 +59,7 @@ MODEL_FLAGS = {
     "--num-pages",
     "--kv-memory",
     "--mem-fraction",
+    "--state-slots",
     "--grammar-memory",
     "--kv-dtype",
     "--kv-scales",

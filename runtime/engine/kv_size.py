@@ -159,7 +159,8 @@ def pages_from_memory(
 ) -> int:
     """Return the number of pages that fit into the device's memory, and are of use.
 
-    `num_sharing` ranks share a CPU's memory, of which recurrent states take `num_state_bytes`. `measure` is for CUDA devices. No more pages are of use than `max_running`
+    `num_sharing` ranks share a CPU's memory, of which recurrent states take `num_state_bytes`; on a CUDA device they
+    are there already. `measure` is for CUDA devices. No more pages are of use than `max_running`
     sequences of `context_length` tokens have. Raises RequestError naming `mem_fraction` when the memory left holds
     nothing.
     """

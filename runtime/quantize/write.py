@@ -56,7 +56,7 @@ def write_quantised(
     config = read_config(source)
     if config.quantisation is not None:
         raise CheckpointError(source, f"holds {config.quantisation.scheme.kind} weights already")
-    if config.stored.renames or config.stored.transposed:
+    if config.stored.renames or config.stored.transposed or config.recurrent is not None:
         raise CheckpointError(
             source, f"{config.architecture} names its tensors otherwise: quantize it while loading (--quantize)"
         )

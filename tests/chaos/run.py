@@ -22,7 +22,7 @@ import msgspec
 
 from ramiform.tests.chaos.clients import PATIENCE, Outcome, ask_server
 from ramiform.tests.chaos.server import CAN_MOVE_CLOCK, ChaosServer, Finding, resident_bytes, serving, strike
-from ramiform.tests.chaos.walk import Ask, Fault, Flags, Life, Step, bodies, key_of, make_life
+from ramiform.tests.chaos.walk import Ask, Fault, Flags, Life, Step, allowed, bodies, key_of, make_life
 
 
 @dataclass
@@ -83,7 +83,7 @@ def live(life: Life, judge: Judge, figures: Figures) -> None:
         judge.learn(plain, asks)
     with serving(life.flags) as server:
         for ask in _first_of_each(bodies()):
-            outcome = ask_server(server.at, ask, Event())
+            outcome = ask_server(server.at, allowed(ask, life.flags), Event())
             if outcome.kind != "answer":
                 raise Finding(f"{outcome} to {ask}")
         server.rest()

@@ -67,6 +67,7 @@ _LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_
            "qk_rope_head_dim": 8, "v_head_dim": 12}  # fmt: skip
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "head_dim": 16,
            "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 10}  # fmt: skip
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2}
 
 # Fields of the config, by its class.
 NATIVE: dict[str, dict[str, Any]] = {
@@ -81,6 +82,9 @@ NATIVE: dict[str, dict[str, Any]] = {
     "Qwen3Next": {**_MANY, **_LINEAR, "shared_expert_intermediate_size": 24},
     "Qwen3_5Text": {**SIZES, **_LINEAR},
     "Qwen3_5MoeText": {**_MANY, **_LINEAR, "shared_expert_intermediate_size": 24},
+    "GraniteMoeHybrid": {**_LOCAL, **_MAMBA, "shared_intermediate_size": 40,
+                         "layer_types": _LINEAR["layer_types"]},
+    "Bamba": {**SIZES, **_MAMBA, "attn_layer_indices": [1]},
     "Gemma": {**SIZES, "head_dim": 16},
     "Gemma2": {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24, **_WINDOWS},
     "Gemma3Text": {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24, **_WINDOWS},

@@ -1,7 +1,7 @@
 """Linear recurrences with decay, in plain torch and float32: one step of many rows, or many tokens of one row.
 
-A head's state S [K, V] follows S' = exp(g) S + k d^T with an output o = S'^T q. Mamba2 adds its value, d = v (Dao and Gu
-2024). The gated delta rule replaces what the state holds at the key: d = beta (v - exp(g) S^T k) (Yang et al. 2024).
+A head's state S [K, V] follows S' = exp(g) S + k d^T with an output o = S'^T q. Mamba2 adds its value, d = v (Dao and
+Gu 2024). The gated delta rule replaces what the state holds at the key: d = beta (v - exp(g) S^T k) (Yang et al. 2024).
 
 Legend: R rows, N tokens of one row, H heads, K key size, V value size.
 """

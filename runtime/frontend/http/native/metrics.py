@@ -141,6 +141,12 @@ class _MetricFamilies:
         self._accepted_lengths(stats.accepted_lengths)
         counter("retractions", "Times that a running request was retracted", stats.num_retractions)
         counter("evicted_pages", "KV pages that lost what they held", stats.num_evicted_pages)
+        if info.num_state_slots:
+            gauge("state_slots", "Slots of recurrent states", info.num_state_slots)
+            gauge("state_checkpoints", "Recurrent states kept of cached prefixes", stats.num_checkpoints)
+            counter("kept_states", "Recurrent states that were kept of cached prefixes", stats.num_kept_states)
+            counter("evicted_states", "Kept states that were given away for want of slots", stats.num_evicted_states)
+            counter("replayed_tokens", "Cached tokens computed again for want of a state", stats.num_replayed_tokens)
         counter("steps", "Forward steps", stats.num_steps)
         histogram("queue_seconds", "A request's wait for its turn, beside that for its grammar", measures.queue)
         histogram("prefill_seconds", "From a request's first step to its first token", measures.prefill)
