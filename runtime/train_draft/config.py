@@ -53,8 +53,8 @@ def head_config(kind: HeadKind, target: ModelConfig, draft_vocab_size: int, prob
         target_hidden_size=target.hidden_size,
         intermediate_size=target.intermediate_size,
         num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
+        num_kv_heads=target.num_kv_heads if target.latent is None else target.num_heads,
+        head_dim=target.output_dim,
         norm_eps=target.norm_eps,
         # Scaled rotary embeddings are for lengths that no head is trained on.
         rope=RopeConfig(type="default", theta=target.rope.theta, original_context=target.context_length),
