@@ -17,7 +17,7 @@ from .runtime.protocol.setting_aliases import setting_for_alias, value_for_alias
 PANELS = {
     "Model": "served_model_name model_impl device kernels cuda_graphs wait_for_loops deterministic dtype quantize "
     "context_length",
-    "Several devices and machines": "tp pp nnodes node_rank master node_keys engine",
+    "Several devices and machines": "tp pp ep nnodes node_rank master node_keys engine",
     "Memory and reuse": "num_pages kv_memory mem_fraction kv_dtype kv_scales host_kv_memory prefix_cache eviction "
     "kv_events kv_events_format kv_events_topic",
     "Prefill and decode apart": "role transfer_bind prefill_workers transfer_keys transfer remote_prefill_tokens",
