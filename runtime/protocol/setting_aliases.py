@@ -32,7 +32,6 @@ _ALIASES = {
     "enable_prefix_caching": "prefix_cache",
     "enforce_eager": "cuda_graphs",
     "ep_size": "ep",
-    "expert_parallel_size": "ep",
     "gpu_memory_utilization": "mem_fraction",
     "guided_decoding_backend": "grammar_backend",
     "hicache_size": "host_kv_memory",
