@@ -18,7 +18,7 @@ PANELS = {
     "Model": "served_model_name model_impl device kernels cuda_graphs wait_for_loops deterministic dtype quantize "
     "context_length",
     "LoRA adapters": "lora max_loras max_lora_rank",
-    "Several devices and machines": "tp pp nnodes node_rank master node_keys engine",
+    "Several devices and machines": "tp pp ep nnodes node_rank master node_keys engine",
     "Memory and reuse": "num_pages kv_memory mem_fraction state_slots kv_dtype kv_scales host_kv_memory prefix_cache "
     "eviction kv_events kv_events_format kv_events_topic",
     "Prefill and decode apart": "role transfer_bind prefill_workers transfer_keys transfer remote_prefill_tokens",

@@ -49,6 +49,7 @@ MODEL_FLAGS = {
     "--dtype",
     "--model-impl",
     "--tp",
+    "--ep",
     "--pp",
     "--nnodes",
     "--node-rank",

@@ -96,6 +96,8 @@ def build_engine(
         _check_transformers_settings(config, group)
         logger.info("transformers computes the layers of %s", whole_config.architecture)
     check_recurrent_settings(config, whole_config, group)
+    if config.ep > 1 and group.shard.size == 1:
+        raise RequestError(f"ep {config.ep} is neither 1 nor tp, 1: the processes of tp hold the experts", param="ep")
     if config.deterministic and group is SINGLE_RANK:
         group = SingleRank(shard_of(whole_config, rank=0, size=1, ordered=True))
     model_config = group.shard.local(group.stage.local(whole_config))

@@ -16,6 +16,7 @@ from .errors import CheckpointError
 from .gguf.file import is_gguf
 from .linear import Destination
 from .parallel.group import SINGLE_RANK, Group
+from .parallel.shard import Shard
 from .parallel.stage import Stage
 from .parameters import allocate_parameters, checkpoint_destinations
 from .quantised.rounding import int4_group_size
@@ -27,6 +28,9 @@ from .weights import Progress, load_weights, weight_files
 
 MAX_PARAMETERS_PER_BYTE = 4  # weights of two bits
 UNCHECKED_PARAMETERS = 1 << 28  # as many may be allocated before a truncated file is found out
+
+
+_EXPERT = re.compile(r"model\.layers\.\d+\.\w+\.experts\.(\d+)\.")
 
 
 def load_model(
@@ -81,7 +85,7 @@ def load_model(
         parts = checkpoint_destinations(parameters, config, group)
     except ValueError as error:
         raise CheckpointError(path, str(error)) from None
-    _fill(path, config, parts, on_progress, stage=group.stage)
+    _fill(path, config, parts, on_progress, stage=group.stage, shard=group.shard)
     del parts  # it holds the layers' first memory, which `finish` replaces
     for linear in (*parameters.linears(), *parameters.packed_vocabulary()):
         linear.finish()
@@ -123,13 +127,21 @@ def _fill(
     on_progress: Progress | None = None,
     *,
     stage: Stage | None,
+    shard: Shard = SINGLE_RANK.shard,
 ) -> None:
-    """Read the weights. Tensors of other stages are skipped; without a stage, all those that have no destination."""
+    """Read the weights. Tensors of other stages and of other ranks' experts are skipped; without a stage, all those
+    that have no destination."""
 
     skipped = re.compile(config.stored.skipped or r"$.")
 
     def ignored(name: str) -> bool:
-        return stage is None or stage.is_foreign(name, config) or skipped.match(name) is not None
+        if stage is None or stage.is_foreign(name, config) or skipped.match(name) is not None:
+            return True
+        expert = _EXPERT.match(name) if shard.whole_experts and config.experts is not None else None
+        if expert is None or config.experts is None:
+            return False
+        index, count = int(expert[1]), config.experts.num_experts
+        return index < count and index not in shard.experts(count)
 
     if is_gguf(path):
         from .gguf.weights import load_gguf_weights  # needs the optional package `gguf`

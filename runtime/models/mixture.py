@@ -215,6 +215,10 @@ class MixtureMlp:
             gate_up_PJ = experts.gate_up(x_TE, routing.ends_N, routing.tokens_P, ops)
             y_PE = experts.down(ops.silu_and_mul(gate_up_PJ), routing.ends_N, None, ops)
             parts_TE.append(ops.combine_experts(y_PE, routing.place_P, routing.weights_TK))
+        return self.add_shared(parts_TE, x_TE, ops)
+
+    def add_shared(self, parts_TE: Sequence[torch.Tensor], x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
+        """Add the shared expert's outputs, if there is one."""
         if self.shared is None:
             return parts_TE
         # Added slice by slice, so that one all-reduce sums both.
@@ -223,6 +227,11 @@ class MixtureMlp:
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
         [y_TE] = parts_TE
         return y_TE
+
+    @property
+    def held(self) -> range:
+        """Experts of which this rank has at least a part."""
+        return range(self.config.num_experts)
 
     def expert(self, index: int) -> tuple[Linear, Linear]:
         """Return the two products of one whole expert, to be filled."""
@@ -241,7 +250,7 @@ class MixtureMlp:
             parts = self._stacked_destinations(f"{prefix}.{names.block}")
             return parts if self.shared is None else {**parts, **self.shared.destinations(prefix)}
         parts = stacked_destinations(f"{prefix}.{names.block}", [("gate", self.config.num_experts)], self.router)
-        for index in range(self.config.num_experts):
+        for index in self.held:
             expert = f"{prefix}.{names.block}.experts.{index}"
             gate_up, down = self.expert(index)
             parts |= stacked_destinations(expert, [(names.gate, size), (names.up, size)], gate_up)

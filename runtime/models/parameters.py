@@ -25,6 +25,7 @@ from .norm import Norm, allocate_norm, norm_destination
 from .parallel.group import SINGLE_RANK, Group
 from .parallel.layers import (
     ColumnParallelLinear,
+    ExpertParallelMixture,
     OutputSection,
     RowParallelLinear,
     TensorParallelMixture,
@@ -182,13 +183,16 @@ def allocate_parameters(
         each = [f"model.layers.{index}.{names.block}.experts.{n}" for n in range(experts.num_experts)]
         gates_ups = [(f"{expert}.{names.gate}", f"{expert}.{names.up}") for expert in each]
         downs = [(f"{expert}.{names.down}",) for expert in each]
-        inner = size // num_slices
+        if group.shard.whole_experts:
+            held = group.shard.experts(experts.num_experts)
+            gates_ups, downs = gates_ups[held.start : held.stop], downs[held.start : held.stop]
+        inner, slice_indices = (size, (0,)) if group.shard.whole_experts else (size // num_slices, group.shard.slices)
         slices = tuple(
             ExpertSlice(
                 experts_of(gates_ups, outputs=2 * inner, inputs=E),
                 experts_of(downs, outputs=E, inputs=inner),
             )
-            for _ in group.shard.slices
+            for _ in slice_indices
         )
         if experts.groups is not None:
             shared = (
@@ -208,6 +212,8 @@ def allocate_parameters(
         elif experts.shared_size is not None:
             mlp = dense(index, f"{names.block}.shared_expert", experts.shared_size, False)
             shared = SharedExpert(mlp, DenseLinear(tensor(1, E)), names.block)
+        if group.shard.whole_experts:
+            return ExpertParallelMixture(experts, E, router, slices, shared, group=group)
         if cut:
             return TensorParallelMixture(experts, E, router, slices, shared, group=group)
         return MixtureMlp(experts, E, router, slices, shared)

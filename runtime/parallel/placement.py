@@ -37,10 +37,22 @@ def placement_of(config: CoreConfig, path: Path, rank: int) -> RankPlacement:
         raise RequestError(
             "tp and pp need a native family; transformers computes this model", param="pp" if config.pp > 1 else "tp"
         )
-    shard = shard_of(model, rank=rank % config.tp, size=config.tp, ordered=config.deterministic)
+    if config.ep not in (1, config.tp):
+        raise RequestError(
+            f"ep {config.ep} is neither 1 nor tp, {config.tp}: the processes of tp hold the experts", param="ep"
+        )
+    shard = shard_of(
+        model,
+        rank=rank % config.tp,
+        size=config.tp,
+        ordered=config.deterministic,
+        whole_experts=config.ep > 1,
+    )
     stage = stage_of(model, index=rank // config.tp, size=config.pp)
     device = choose_device(config.device)
     if device.type == "cuda":
+        if config.ep > 1:
+            raise RequestError("ep runs on CPUs only so far; tp divides every expert", param="ep")
         first, count = device.index or 0, len(config.own_ranks)
         if first + count > torch.cuda.device_count():
             here = "" if config.nnodes == 1 else f" over {config.nnodes} nodes"

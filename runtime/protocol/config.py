@@ -112,6 +112,10 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     pp: Annotated[
         int, Meta(ge=1, le=64, description="pipeline parallelism: stages of some layers each, with tp processes")
     ] = 1
+    ep: Annotated[
+        int,
+        Meta(ge=1, le=64, description="expert parallelism: 1, or as tp: its processes hold whole experts; on CPUs"),
+    ] = 1
     nnodes: Annotated[int, Meta(ge=1, le=256, description="machines that share the tp x pp processes evenly")] = 1
     node_rank: Annotated[int, Meta(ge=0, description="rank of this machine; 0 serves clients")] = 0
     master: Annotated[

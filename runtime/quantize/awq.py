@@ -57,7 +57,7 @@ def round_clipped(weight_NC: torch.Tensor, hessian_CC: torch.Tensor, group_size:
     for clip in CLIPS:
         tried = round_to_nearest(groups_NGC.clamp(low * clip, high * clip).view(N, C), group_size)
         error_GNC = (tried.dense() - weight_NC).view(N, -1, group_size).transpose(0, 1)
-        error_NG = (torch.bmm(error_GNC, within_GCC) * error_GNC).sum(2).t()
+        error_NG = (torch.bmm(error_GNC, within_GCC) * error_GNC).sum(2).t().contiguous()
         better_NG = error_NG < least_NG
         columns_NC = better_NG.repeat_interleave(group_size, 1)
         best = Int4Matrix(

@@ -197,7 +197,8 @@ def calibrate(
     if method != "gptq" and (config.norm, config.norm_placement, config.gated_mlp) != ("rms", "pre", True):
         raise CheckpointError(
             path,
-            f"{'awq' if method == 'awq' else 'smoothing'} scales a pre-norm block of RMS norms and gated MLPs, which this model has not: use gptq",
+            f"{'awq' if method == 'awq' else 'smoothing'} scales a pre-norm block of RMS norms and gated MLPs, "
+            f"which this model has not: use {'gptq' if method == 'awq' else 'int8 as it is'}",
         )
     tokens = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text, add_special_tokens=False).ids[:MAX_TOKENS]
     window = min(WINDOW, config.context_length)

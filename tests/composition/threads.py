@@ -94,7 +94,9 @@ def number(group: Group) -> int:
     return group.stage.index * group.shard.size + group.shard.rank
 
 
-def groups(path: Path, size: int, *, stages: int = 1, ordered: bool = False) -> list[ThreadGroup]:
+def groups(
+    path: Path, size: int, *, stages: int = 1, ordered: bool = False, whole_experts: bool = False
+) -> list[ThreadGroup]:
     """Groups of the model in directory `path`, one per rank; `size` ranks in each stage."""
     config, everybody = read_config(path), Meeting(size * stages)
     ways = itertools.product(range(size), range(stages), range(stages))
@@ -103,7 +105,7 @@ def groups(path: Path, size: int, *, stages: int = 1, ordered: bool = False) -> 
     for index in range(stages):
         stage, meeting = stage_of(config, index=index, size=stages), Meeting(size)
         for rank in range(size):
-            shard = shard_of(config, rank=rank, size=size, ordered=ordered)
+            shard = shard_of(config, rank=rank, size=size, ordered=ordered, whole_experts=whole_experts)
             made.append(ThreadGroup(shard, stage, meeting, everybody, mail))
     return made
 

@@ -3,7 +3,7 @@
 Any kind of linear layer may be cut: its `Destination`s name the axes that follow its outputs and inputs. An MLP's
 slices are computed separately from first to last product, so that no operation between the two depends on the number of
 slices: on a CPU, the end of a vector is computed by other instructions than its middle. Every expert of a mixture is
-cut as a dense MLP is, so that all ranks have the same work for any choice of experts.
+cut as a dense MLP is, so that all ranks have the same work for any choice of experts, or whole on one rank.
 
 The vocabulary's slices are multiples of 16 rows, so that they begin at aligned addresses. All slices have the same
 number of rows: rows behind the vocabulary's end are zero, and their logits are dropped.
@@ -211,6 +211,40 @@ class TensorParallelMixture(MixtureMlp):
 
     def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
         return self.group.all_reduce(tree_sum(parts_TE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertParallelMixture(MixtureMlp):
+    """A mixture of which a rank holds some experts, whole. All ranks have all tokens, and add up their experts'
+    outputs.
+
+    Only for CPUs: where a rank's experts begin is read back from the device.
+    """
+
+    group: Group
+
+    @property
+    def held(self) -> range:
+        return self.group.shard.experts(self.config.num_experts)
+
+    def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
+        routing = ops.route(self.router(x_TE), self.config.num_per_token, self.config.normalised)
+        first, ends_N = self.held.start, routing.ends_N[self.held.start : self.held.stop]
+        start, end = int(routing.ends_N[first - 1]) if first else 0, int(ends_N[-1])
+        [experts] = self.slices
+        gate_up_PJ = experts.gate_up(x_TE, ends_N - start, routing.tokens_P[start:end], ops)
+        y_PE = x_TE.new_zeros((len(routing.tokens_P), self.hidden_size))  # other ranks' experts add nothing
+        y_PE[start:end] = experts.down(ops.silu_and_mul(gate_up_PJ), ends_N - start, None, ops)
+        part_TE = ops.combine_experts(y_PE, routing.place_P, routing.weights_TK)
+        return self.add_shared([part_TE], x_TE, ops)
+
+    def total(self, parts_TE: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.group.all_reduce(tree_sum(parts_TE))
+
+    def expert(self, index: int) -> tuple[Linear, Linear]:
+        [experts] = self.slices
+        place = index - self.held.start
+        return experts.gate_up.expert(place), experts.down.expert(place)
 
 
 class VocabParallelEmbedding:

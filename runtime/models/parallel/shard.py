@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from ...protocol.errors import RequestError
 from ..config import ModelConfig
 
+_EXPERTS_SIZE = "the experts' intermediate_size"
 CANONICAL_SLICE_COUNTS = (8, 4, 2, 1)  # of ordered shards, the best first
 
 
@@ -24,12 +25,17 @@ class Shard:
     size: int = 1  # ranks
     num_slices: int = 1  # of the whole model; `size` divides it
     ordered: bool = False  # slices and the bits of sums do not depend on the number of ranks
+    whole_experts: bool = False  # a rank holds some experts of a mixture whole, not a slice of each
 
     @property
     def slices(self) -> range:
         """Slices of this rank."""
         each = self.num_slices // self.size
         return range(self.rank * each, (self.rank + 1) * each)
+
+    def experts(self, num_experts: int) -> range:
+        """Experts of this rank, with `whole_experts`: as many as others have, or one more."""
+        return range(self.rank * num_experts // self.size, (self.rank + 1) * num_experts // self.size)
 
     def heads(self, config: ModelConfig) -> int:
         """Number of query heads of this rank."""
@@ -59,16 +65,23 @@ class Shard:
         return replace(config, num_heads=self.heads(config), num_kv_heads=self.kv_heads(config))
 
 
-def shard_of(config: ModelConfig, *, rank: int, size: int, ordered: bool) -> Shard:
-    """Return the shard of rank `rank` of `size`. `ordered` cuts into slices whose number does not depend on `size`.
+def shard_of(config: ModelConfig, *, rank: int, size: int, ordered: bool, whole_experts: bool = False) -> Shard:
+    """Return the shard of rank `rank` of `size`. `ordered` cuts into slices whose number does not depend on `size`;
+    `whole_experts` divides the experts of mixtures among the ranks (expert parallelism).
 
-    Raises RequestError, naming tp, when the model cannot be divided.
+    Raises RequestError, naming tp or ep, when the model cannot be divided.
     """
-    problem = why_indivisible(config, size)
+    if whole_experts:
+        num_experts = 0 if config.experts is None else config.experts.num_experts
+        if num_experts < size:
+            raise RequestError(f"ep {size} does not fit the model: it has {num_experts} experts a layer", param="ep")
+        if ordered:
+            raise RequestError("ep adds experts in another order than one rank: not with deterministic", param="ep")
+    problem = why_indivisible(config, size, whole_experts=whole_experts)
     if problem is not None:
         raise RequestError(f"tp {size} does not fit the model: {problem}", param="tp")
     if not ordered:
-        return Shard(rank, size, size)
+        return Shard(rank, size, size, whole_experts=whole_experts)
     num_slices = next(count for count in CANONICAL_SLICE_COUNTS if why_indivisible(config, count) is None)
     if num_slices % size:
         raise RequestError(
@@ -79,8 +92,9 @@ def shard_of(config: ModelConfig, *, rank: int, size: int, ordered: bool) -> Sha
     return Shard(rank, size, num_slices, ordered=True)
 
 
-def why_indivisible(config: ModelConfig, count: int) -> str | None:
-    """Return the reason why the model cannot be cut into `count` equal slices; None when it can."""
+def why_indivisible(config: ModelConfig, count: int, *, whole_experts: bool = False) -> str | None:
+    """Return the reason why the model cannot be cut into `count` equal slices, its experts too or but for them; None
+    when it can."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
     if heads % count:
         return f"num_attention_heads {heads} is not divisible by it"
@@ -95,7 +109,7 @@ def why_indivisible(config: ModelConfig, count: int) -> str | None:
     if config.head_bias and count > 1:
         return "its head has a bias, which is not divided"
     for name, size in mlp_sizes(config).items():
-        if size % count:
+        if size % count and not (whole_experts and name == _EXPERTS_SIZE):
             return f"{name} {size} is not divisible by it"
     return None
 
@@ -107,7 +121,7 @@ def mlp_sizes(config: ModelConfig) -> dict[str, int]:
     if experts is None or not all(experts.layers):
         sizes["intermediate_size"] = config.intermediate_size
     if experts is not None:
-        sizes["the experts' intermediate_size"] = experts.intermediate_size
+        sizes[_EXPERTS_SIZE] = experts.intermediate_size
         if experts.shared_size is not None:
             sizes["shared_expert_intermediate_size"] = experts.shared_size
     return sizes
