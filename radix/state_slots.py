@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .tree import PrefixMatch, RadixTree, TreeNode
 
@@ -104,7 +104,7 @@ class StateSlots:
     def num_checkpoints(self) -> int:
         return len(self._weak) + len(self._strong)
 
-    def figures(self) -> dict[str, int]:
+    def figures(self) -> dict[str, Any]:
         """Return the counts by their names in the runtime's statistics."""
         return {
             "num_checkpoints": self.num_checkpoints,

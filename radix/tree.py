@@ -150,7 +150,7 @@ class PrefixMatch(NamedTuple):
         """The match of the first `num_tokens` tokens, in the same nodes. A new match might end in a sibling that shares
         as many tokens of its first page."""
         assert num_tokens <= self.num_tokens
-        num_above, nodes = 0, []
+        num_above, nodes = 0, list[TreeNode]()
         for node in self.nodes if self.last is None else (*self.nodes, self.last):
             if num_above + node.num_tokens > num_tokens or node is self.last:
                 num_pages, num_more = divmod(num_tokens - num_above, page_size)

@@ -186,7 +186,7 @@ def test_adapters_come_and_go_while_requests_run(
         rest = [line for line in lines if line.startswith("data:")]
     assert rest[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in rest[-2]
-    # The same name with other weights reuses nothing, with the same weights all of it.
+    # The same name with other weights reuses nothing.
     assert client.post("/load_lora_adapter", json=first | {"lora_path": str(adapters["law"])}).json()["success"]
     law = completion(client, "new", PROMPTS[1])
     assert law["choices"] == completion(client, "law", PROMPTS[1])["choices"]

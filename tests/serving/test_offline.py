@@ -122,7 +122,7 @@ def test_more_prompts_than_fit_at_once_come_back_in_order(engine: ramiform.Engin
         ({"prompt": "a", "sampling_params": {"temprature": 1}}, "temprature", "temprature"),
         ({"prompt": "a", "sampling_params": {"top_p": 2}}, "top_p", "top_p"),
         ({"prompt": ["a"], "sampling_params": [{}, {}]}, "sampling_params", "one for each prompt"),
-        ({"prompt": "a", "lora_path": "b"}, "lora_path", "not supported"),
+        ({"prompt": "a", "lora_path": "b"}, "lora_path", "no LoRA adapter 'b'"),
         ({"prompt": "a", "input_ids": [1]}, "prompt", "either"),
         ({"prompt": ["a"], "stream": True}, "stream", "one prompt"),
         ({}, "prompt", "either"),

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from ...protocol.core import ModelInfo
 from ...protocol.errors import RequestError
 from ...protocol.sampling import (
     MAX_BAD_WORD,
@@ -367,6 +368,12 @@ def logprob_params(
         of=tuple(asked or ()),
         details=details,
     )
+
+
+def require_adapter(info: ModelInfo, name: str) -> None:
+    """Raise RequestError unless a LoRA adapter of that name is loaded."""
+    if all(name != adapter.name for adapter in info.adapters):
+        raise RequestError(f"no LoRA adapter {name!r} is loaded", param="lora_path")
 
 
 class AbortBody(Body):

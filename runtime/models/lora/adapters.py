@@ -73,6 +73,7 @@ class LoraLayers:
         self._whole_sizes = product_sizes(whole)
         self._pieces = _pieces(whole, group)
         self._places: dict[int, int] = {}  # of the loaded adapters
+        self._records: np.ndarray | None = None  # of all adapters, once a compiled step has asked for them
         self._products: dict[tuple[int, Product], LowRankProduct] = {
             (place, product): LowRankProduct(self._pieces[product].sizes, [])
             for place in range(len(layers))
@@ -100,10 +101,11 @@ class LoraLayers:
             parts[place] = own[key]
             self._products[key] = self._with_table(product.sizes, parts)
         self._places[adapter] = place
+        self._records = None
 
     def remove(self, adapter: int) -> None:
         """Remove an adapter that no step uses any more."""
-        place = self._places.pop(adapter)
+        place, self._records = self._places.pop(adapter), None
         for key, product in self._products.items():
             parts = [None if index == place else part for index, part in enumerate(product.by_place)]
             self._products[key] = self._with_table(product.sizes, parts)
@@ -120,12 +122,10 @@ class LoraLayers:
 
     def records(self, places: Sequence[int]) -> np.ndarray:
         """Return the records of adapters at these places for the compiled step, int64 [L, products, A, words]."""
-        rows = [
-            [self._record(self._products[place, product].by_place[index]) for index in places]
-            for place in range(len(self._layers))
-            for product in PRODUCTS
-        ]
-        return np.array(rows, dtype=np.int64).reshape(len(self._layers), len(PRODUCTS), len(places), -1)
+        if self._records is None:
+            rows = [[self._record(part) for part in product.by_place] for product in self._products.values()]
+            self._records = np.array(rows, dtype=np.int64).reshape(len(self._layers), len(PRODUCTS), -1, 3)
+        return np.ascontiguousarray(self._records[:, :, places])
 
     @property
     def section_sizes(self) -> np.ndarray:

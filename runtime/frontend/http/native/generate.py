@@ -22,7 +22,7 @@ from ...core.sessions import requested_session
 from ...core.tenant import current_tenant
 from ...text.generation import Generator, Prompt, SampleStream
 from ...text.offload import cooperative_iter
-from ..bodies import MAX_BATCH, AbortBody, GenerateBody, SessionParams, logprob_params
+from ..bodies import MAX_BATCH, AbortBody, GenerateBody, SessionParams, logprob_params, require_adapter
 from ..errors import name_prompt_field
 from ..middleware.auth import require_admin
 from ..openai.logprobs import TokenTexts, token_entry
@@ -270,6 +270,8 @@ class NativeApi:
         settings = [body.per_prompt(name, num) for name in ("return_logprob", "logprob_start_len", "top_logprobs_num")]
         if sum(part.n for part in sampling) > MAX_BATCH:
             raise RequestError(f"n must be such that {num} prompts make at most {MAX_BATCH} outputs in all", param="n")
+        for name in {*body.per_prompt("lora_path", num)} - {None}:
+            require_adapter(self._generator.core.require_info(), name)
         continued = body.per_prompt("continued_tokens", num)
         # Before tokenisation: the check is cheap, and often fails.
         params = [part.params(after) for part, after in zip(sampling, continued, strict=True)]

@@ -21,7 +21,16 @@ from ...core.sessions import (
 from ...core.tenant import current_adapter
 from ...text.encoding import TokenLimit
 from ...text.generation import MAX_SAMPLES
-from ..bodies import Body, Priority, Text, TokenIds, described, sampling_fields, sampling_params
+from ..bodies import (
+    Body,
+    Priority,
+    Text,
+    TokenIds,
+    described,
+    require_adapter,
+    sampling_fields,
+    sampling_params,
+)
 from ..errors import NotFoundError
 from ..peer_fields import PEER_FIELDS
 from .constraints import ConstraintFields
@@ -96,8 +105,7 @@ class GenerationFields(OpenAISampling):
         """Check the fields together. Raises NotFoundError for another model, RequestError for conflicting fields."""
         require_model(info, self.model)
         if self.lora_path is not None:
-            if all(self.lora_path != adapter.name for adapter in info.adapters):
-                raise RequestError(f"no LoRA adapter {self.lora_path!r} is loaded", param="lora_path")
+            require_adapter(info, self.lora_path)
             current_adapter.set(self.lora_path)
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options are for streams: set stream", param="stream_options")
