@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import MixtralConfig, PretrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import MixtralConfig, MixtralForCausalLM, PretrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 from ramiform.runtime.engine.build import build_engine
 from ramiform.runtime.models.load import load_model
@@ -18,7 +18,7 @@ from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
 
 from .architectures import SIZES, checkpoint_maker
-from .test_divided_models import logits
+from .test_divided_models import TOKENS, logits
 from .threads import groups, on_each
 
 # Seven experts of 27 columns: neither number divides among ranks.
@@ -57,6 +57,24 @@ def test_quantised_experts_stay_whole(checkpoint: Callable[[str], Path]) -> None
     made = groups(path, 2, whole_experts=True)
     for mine in on_each(made, lambda group: logits(path, group, quantize="int8")):
         # Experts and queries are the same numbers; attention's output is rounded for each rank's part.
+        assert ((mine - whole).norm() / whole.norm()).item() < 0.03
+
+
+def test_experts_of_a_gguf_file_in_mxfp4(tmp_path: Path) -> None:
+    kind = pytest.importorskip("gguf").GGMLQuantizationType.MXFP4
+    from ramiform.tests.models.gguf_files import write_gguf
+    from ramiform.tests.models.test_gguf import dequantised
+
+    torch.manual_seed(1)
+    config = MixtralConfig(**SIZES | {"intermediate_size": 64}, num_local_experts=5, num_experts_per_tok=5)
+    model = MixtralForCausalLM(config)
+    model.config.architectures = ["MixtralForCausalLM"]
+    path = write_gguf(model, tmp_path / "model.gguf", lambda _: kind)
+    whole = logits(path)
+    with torch.inference_mode():
+        judge = dequantised(model, path)(torch.tensor([TOKENS])).logits[0]
+    assert ((whole - judge).norm() / judge.norm()).item() < 0.03  # inputs are rounded
+    for mine in on_each(groups(path, 2, whole_experts=True), lambda group: logits(path, group)):
         assert ((mine - whole).norm() / whole.norm()).item() < 0.03
 
 
