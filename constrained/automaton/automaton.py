@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..budget import INTERPRETED, count
 from ..errors import Refusals, StatesExhaustedError
+from ..record import record
 from ..regex.dfa import START as DFA_START
 from ..regex.dfa import Dfa, free_kinds
 from .actions import (
@@ -53,7 +54,7 @@ MEASURE_INTERVAL = 64  # rows that are filled between two checks of the size
 FILL_STEPS = 100 * INTERPRETED  # steps counted for the row of a state, beside those charged for its expansion
 
 
-@dataclass(frozen=True)
+@record()
 class TransitionRow:
     """Transitions of one state.
 
@@ -141,7 +142,7 @@ class Counting(Limited):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@record()
 class Accepted:
     """The final state: the whole text has been read."""
 

@@ -3,11 +3,11 @@ r"""Reader of the parts of a pattern that match one character: escapes and brack
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NoReturn
 
 from ..errors import GrammarError
+from ..record import record
 from .charset import ASCII_SPACE, DIGITS, ECMA_SPACE, MAX_CODE_POINT, WORD, CharSet, chars, charset, complement
 from .unicode_sets import case_variants, property_set, python_class
 
@@ -20,7 +20,7 @@ _LOW_SURROGATE = re.compile(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})")
 _PROPERTY = re.compile(r"\{([A-Za-z_=]{1,60})\}")
 
 
-@dataclass(frozen=True)
+@record()
 class Flags:
     """Flags of a pattern, named as in the standard library's `re`."""
 

@@ -7,40 +7,40 @@ functions: they reduce every expression that matches nothing to `NOTHING`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from ..record import record
 from .charset import CharSet, charset
 
 
-@dataclass(frozen=True)
+@record()
 class Bytes:
     """A literal byte string."""
 
     data: bytes
 
 
-@dataclass(frozen=True)
+@record()
 class Chars:
     """One character of the set."""
 
     ranges: CharSet
 
 
-@dataclass(frozen=True)
+@record()
 class Seq:
     """A concatenation. Without parts it matches the empty text."""
 
     parts: tuple[Expression, ...]
 
 
-@dataclass(frozen=True)
+@record()
 class Alt:
     """An alternation, the preferred part first. Without parts it matches nothing."""
 
     parts: tuple[Expression, ...]
 
 
-@dataclass(frozen=True)
+@record()
 class Repeat:
     """`least` to `most` repetitions, unbounded if `most` is None. `lazy` affects only the leftmost-first automaton."""
 
@@ -50,17 +50,17 @@ class Repeat:
     lazy: bool = False
 
 
-@dataclass(frozen=True)
+@record()
 class TextStart:
     """The anchor before the first character of the whole text."""
 
 
-@dataclass(frozen=True)
+@record()
 class TextEnd:
     """The anchor after the last character of the whole text."""
 
 
-@dataclass(frozen=True)
+@record()
 class Look:
     """A look-behind (or, if `ahead`, a look-ahead) for `part`; if `negated`, `part` must not match there."""
 

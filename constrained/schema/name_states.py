@@ -14,6 +14,7 @@ from ..automaton.blocks import Block
 from ..automaton.literals import literal_states, without_text
 from ..budget import CompileBudget
 from ..errors import GrammarError
+from ..record import record
 from ..regex.counted_chars import NEVER
 from ..regex.dfa import DEAD, START, Dfa
 from .formula import Formula, Truths, atoms, evaluate, has_negation
@@ -57,7 +58,7 @@ MAX_LISTED_NAMES = 64  # names of a kind that are listed
 MAX_NEEDED_NAMES = 1024  # names of a kind that are listed because a minimum number of members may need them
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class NameClass:
     """A listed name by its number, or all other names of a kind (`number` None). Compared by identity."""
 

@@ -7,10 +7,11 @@ Names that have come (`seen`) and parts that may still hold (`alive`) are bit se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ..budget import INTERPRETED, cached_property, charge
+from ..record import record
 from .formula import Formula, Or, ResultCodes, atoms, disj, evaluate, has_negation, optimistic, size_of
 from .interface import SchemaCompiler
 from .name_states import MemberNames, NameClass, NameKind
@@ -23,7 +24,7 @@ MAX_ORDERED_PARTS = 6  # of a closed object whose members come in order: a searc
 OpenGoals = tuple[tuple[Formula, int], ...]  # distinct goals, each with the parts that have it
 
 
-@dataclass(frozen=True)
+@record()
 class MemberGoal:
     """Goals of one member's value: what it needs, and what is tracked of it. `known` are certain truths.
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ..automaton.automaton import Automaton, ControlState, Counting, Frame, Limited, TransitionRow
 from ..automaton.duplicate_names import used_names
+from ..record import record
 from .alternatives.object_search import ObjectEndSearch
 from .formula import Formula, Truths
 from .name_states import NameClass, NameKind
@@ -25,7 +26,7 @@ CLOSE, COMMA, COLON = 0x7D, 0x2C, 0x3A
 SOME_NAME = "\udc00"
 
 
-@dataclass(frozen=True)
+@record()
 class ObjectState(Counting):
     """State after `{` ("open"), after a member ("after"), or after a comma ("comma"), with `spaces` as in `ValueStart`.
 
@@ -244,7 +245,7 @@ class ObjectState(Counting):
         return self.closing_result() is not None or any(self.allowed())
 
 
-@dataclass(frozen=True)
+@record()
 class NameFrame(Frame):
     """Stack frame below a name. `once`: unlisted names are compared with the object's text, as no state keeps them."""
 
@@ -293,7 +294,7 @@ class NameFrame(Frame):
         return MemberStart(ObjectState(self.search, self.alive, self.seen, self.count, others), name)
 
 
-@dataclass(frozen=True)
+@record()
 class MemberStart(Limited):
     """State between a name and its colon."""
 

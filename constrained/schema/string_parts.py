@@ -12,6 +12,7 @@ import numpy as np
 
 from ..budget import CompileBudget, cached_piece, cached_property
 from ..errors import GrammarError
+from ..record import record
 from ..regex.alphabet import NO_CLASS
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa, choice, length_char_dfa
@@ -38,7 +39,7 @@ class TextAlternatives:
     exactly_one: bool
 
 
-@dataclass(frozen=True)
+@record()
 class StringPart:
     """Conjunction of string keywords: a length in characters, patterns, formats, and one of `texts` unless None.
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from ..automaton.actions import UNBOUNDED
 from ..budget import cached_property
+from ..record import record
 from .document import Document
 from .formula import Formula, conj, evaluate
 from .interface import SchemaCompiler, joined_goal
@@ -23,7 +23,7 @@ MORE_THAN_ANY = 1 << 64  # count
 LEAST_LONG = 8  # counts of a range that one state serves; shorter ones have a state for each count
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class ObjectKeywords:
     """The object keywords of one schema.
 
@@ -79,7 +79,7 @@ class ObjectKeywords:
         return joined_goal(goals)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class ObjectPart:
     """Conjunction of the object keywords of several schemas. A compiler makes one part for the same set of keywords."""
 
@@ -170,7 +170,7 @@ class ObjectPart:
         return True
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class ArrayKeywords:
     """The array keywords of one schema.
 
@@ -201,7 +201,7 @@ class ArrayKeywords:
         return self.first[index] if index < len(self.first) else self.rest
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class ArrayPart:
     """Conjunction of the array keywords of several schemas. A compiler makes one part for the same set of keywords."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..automaton.automaton import Automaton, Nested, TransitionRow
 from ..automaton.blocks import Block
 from ..automaton.literals import literal_states
 from ..errors import GrammarError
+from ..record import record
 from ..regex.dfa import START
 from .formula import And, ExactlyOne, Formula, Not, Or, ResultCodes, atoms, bits_reader, conj, evaluate
 from .interface import SchemaCompiler, located
@@ -33,7 +34,7 @@ def result_codes(compiler: SchemaCompiler, tracked: tuple[Formula, ...]) -> Resu
     return found
 
 
-@dataclass(frozen=True)
+@record()
 class ValueStart(Nested):
     """State before a value that must satisfy the goal `need`, and whose result code says which `tracked` goals hold.
 

@@ -200,7 +200,7 @@ def test_each_of_many_members_has_its_own_conditions_to_be_evaluated(schema: Any
     judged, rng = judge(schema), random.Random(7)
     grammar = compile_constraint(JsonSchema(schema), shared_vocabulary())
     num_valid = 0
-    for _ in range(150):
+    for _ in range(200):
         names = [f"{rng.choice('pq')}{rng.randrange(41)}" for _ in range(rng.randrange(4))]
         value = {name: rng.choice([7, int(name[1:])]) for name in names}
         text = json.dumps(value)
