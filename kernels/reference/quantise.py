@@ -76,8 +76,9 @@ def stored_size(head_dim: int, dtype: torch.dtype) -> int:
 
 
 def rotation_size(head_dim: int) -> int:
-    """Return the size of the Hadamard matrices along the diagonal: the largest power of two that divides `head_dim`."""
-    return head_dim & -head_dim
+    """Return the size of the Hadamard matrices along the diagonal: the largest power of two that divides `head_dim`, at
+    most 256."""
+    return min(head_dim & -head_dim, 256)
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:

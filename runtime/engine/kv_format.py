@@ -35,9 +35,7 @@ KV_DTYPES: dict[KvDtypeName, torch.dtype] = {
 _E4M3_CAPABILITY = (8, 9)  # CUDA devices convert e4m3 from this capability on
 
 
-def choose_kv_dtype(
-    name: KvDtypeName, dtype: torch.dtype, device: torch.device, *, head_dim: int = 64
-) -> torch.dtype:
+def choose_kv_dtype(name: KvDtypeName, dtype: torch.dtype, device: torch.device, *, head_dim: int = 64) -> torch.dtype:
     """Return the dtype that a setting names; `auto` is the model's `dtype`. Raises RequestError when the device lacks
     it, or heads of `head_dim` numbers do."""
     chosen = KV_DTYPES.get(name, dtype)
@@ -82,7 +80,9 @@ def choose_scales(
     """
     if dtype not in QUANTISED_MAX and dtype != INT4:
         if config.kv_scales is not None:
-            raise RequestError(f"kv_scales are for kv_dtype fp8, int8 and int4, not {config.kv_dtype!r}", param="kv_scales")
+            raise RequestError(
+                f"kv_scales are for kv_dtype fp8, int8 and int4, not {config.kv_dtype!r}", param="kv_scales"
+            )
         return ChosenScales(None, "none")
     file = ranges_file(path) if config.kv_scales is None else Path(config.kv_scales)
     if config.kv_scales is not None or file.is_file():
