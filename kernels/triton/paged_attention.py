@@ -31,8 +31,8 @@ from .launch_configs import (
 from .paged_rows import PagedRows
 from .row_segments import RowSegment, kernel_inputs, piece_rows, segments_by_kernel
 from .split_attention import Merge, SharedPass, attend_shared, split_attention
-from .store import rotate
 from .splits import Splits, fixed_splits, make_splits, num_seen
+from .store import rotate
 
 
 class ReferenceRows(NamedTuple):
