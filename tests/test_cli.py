@@ -311,7 +311,7 @@ def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
         (["--kv-memory", "0.001"], "kv_memory"),
         (["--kv-memory", "1000000"], "kv_memory"),
         (["--num-pages", "100000000000"], "num_pages"),
-        (["--kv-scales", "scales.json"], "kv_scales are for kv_dtype fp8 and int8"),
+        (["--kv-scales", "scales.json"], "kv_scales are for kv_dtype fp8, int8 and int4"),
         (["--kv-dtype", "int8", "--kv-scales", "no-such-file"], "no-such-file"),
     ],
 )

@@ -43,6 +43,8 @@ def split_tile(device: torch.device, head_dim: int, stored: torch.dtype, queries
     queries, also fewer ones: with 16, keys become float16 in every warp, by a third more instructions.
     """
     queries = min(queries, most_split_queries(device, head_dim))
+    if stored == torch.uint8:  # four-bit codes are unpacked in registers, which hold no more
+        return AttentionTile(min(queries, 32), 32, 4, 3)
     deep = stored.itemsize <= 2 and (capability(device) == (8, 0) or capability(device) >= (9, 0))
     if head_dim > 128:
         return AttentionTile(queries, 32 if capability(device) >= (9, 0) else 16, 4, 5 if deep else 3)
@@ -54,6 +56,8 @@ def split_tile(device: torch.device, head_dim: int, stored: torch.dtype, queries
 def chunk_tile(device: torch.device, head_dim: int, stored: torch.dtype) -> AttentionTile:
     """Return the tile for rows of many tokens, which are bound by compute. `stored` is the cache's dtype."""
     hopper = capability(device) >= (9, 0)
+    if stored == torch.uint8:
+        return AttentionTile(64, 32, 8, 3)
     if stored == torch.float32:
         return AttentionTile(64, 32, 8, 2)
     if head_dim > 128:

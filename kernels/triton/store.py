@@ -26,8 +26,8 @@ def rope_and_store(
 ) -> torch.Tensor:
     """Return the rotated queries [T, H, D]; write rotated keys, and values, to the cache.
 
-    In a quantised cache they are divided by their head's scale, or packed as by `pack_int4`. A token with slot -1 is not written. The arguments are
-    those of `Ops.rope_and_store`; keys are always rotated.
+    In a quantised cache they are divided by their head's scale, or packed as by `pack_int4`. A token with slot -1 is
+    not written. The arguments are those of `Ops.rope_and_store`; keys are always rotated.
     """
     assert args.rotate_keys, "Triton kernels do not rotate keys when they read them"
     T, N, D = qkv_TND.shape

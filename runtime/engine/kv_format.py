@@ -102,7 +102,7 @@ def choose_scales(
     if dtype != INT4 and (stored := read_kv_scales(path, model.whole_config, dtype)) is not None:
         return ChosenScales(_own(stored, model), "checkpoint", _digest(stored))
     ranges = measure(model, random_texts(model.config), group)
-    # Four-bit keys and values have scales of their own: the channels' only balance them, and nothing is clipped by them.
+    # Four-bit keys and values have scales of their own: the channels' only balance them, and clip nothing.
     logger.log(
         logging.INFO if dtype == INT4 else logging.WARNING,
         "KV in %s with scales measured on %d RANDOM tokens: neither %s nor the checkpoint has any. "

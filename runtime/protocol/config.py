@@ -102,8 +102,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_scales: Annotated[
         str | None,
         Meta(
-            description="file of `ramiform calibrate-kv` for fp8, int8 and int4; default: kv_scales.json in MODEL, else the "
-            "checkpoint's own, else measured on random tokens at start"
+            description="file of `ramiform calibrate-kv` for fp8, int8, int4; default: kv_scales.json in MODEL, else "
+            "the checkpoint's own, else measured on random tokens at start"
         ),
     ] = None
     tp: Annotated[

@@ -78,6 +78,14 @@ _ALIASES = {
 
 
 _VALUES = {  # setting -> their value -> ours
+    "kv_dtype": {
+        "bfloat16": "bf16",
+        "f16": "fp16",
+        "f32": "fp32",
+        "float16": "fp16",
+        "float32": "fp32",
+        "fp8_e4m3": "fp8",
+    },
     "tool_call_parser": {
         "apertus2509": "apertus",
         "deepseek_v3": "deepseek",

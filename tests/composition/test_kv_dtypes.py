@@ -32,7 +32,7 @@ from .test_cache_and_schedule import check_flush, check_pages, start
 from .test_speculation import REQUESTS, check
 
 TOLERANCE = 1e-6
-NAMES: tuple[KvDtypeName, ...] = ("fp8", "int8", "int4")
+NAMES: tuple[KvDtypeName, ...] = ("fp8", "int8")
 
 
 def writers() -> list[Generate]:
@@ -167,3 +167,27 @@ def test_programs_forks_and_samples_on_a_crowded_runtime() -> None:
         assert stats["num_cached_tokens"] > 0
         assert stats["num_forced_tokens"] > 0
         check_flush(target)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kv_dtype", ["int4", "fp8_e5m2"])
+def test_four_bits_and_e5m2_say_together_what_they_say_alone(kv_dtype: KvDtypeName, wide: None) -> None:
+    """All at once: chunks, forks, reuse, guesses, retractions, pages that go to the host and come back."""
+    torch.set_num_threads(1)
+    everyone = REQUESTS[:2] + writers()[:3]
+    engine = engine_of(kv_dtype)
+    expected = {
+        one.rid: run([one], engine=engine, speculative="off", prefix_cache=False)[0][one.rid] for one in everyone
+    }
+    settings: dict[str, Any] = {"num_pages": 11, "host_kv_memory": 0.001, "prefill_budget": 24, "max_running": 8}
+    settings |= {"speculative": "ngram", "speculative_adaptive": False}
+    got, stats, _ = run(everyone, engine=engine_of(kv_dtype, **settings), **settings)
+    check(got, expected, TOLERANCE)
+    assert min(stats.num_cached_tokens, stats.num_retractions, stats.num_promoted_pages) > 0
+    assert stats.num_accepted_tokens > 0
+    if kv_dtype == "int4":
+        source = AnyTree(1, [(request.tokens, expected[request.rid].ids) for request in everyone])
+        settings = {"num_pages": 64, "speculative": "eagle", "speculative_adaptive": False}
+        got, stats, _ = run(everyone, engine=engine_of(kv_dtype, source, **settings), **settings)
+        check(got, expected, TOLERANCE)
+        assert sum(stats.accepted_lengths[2:]) > 5

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +43,16 @@ def logprobs(engine: ForwardEngine) -> list[float]:
     return [entry.logprob for entry in entries]
 
 
-@pytest.mark.parametrize(("kv_dtype", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp8", 1), ("int8", 1)])
-def test_smaller_dtypes_give_more_pages_in_the_same_memory(kv_dtype: KvDtypeName, size: int, checkpoint: Path) -> None:
+@pytest.mark.parametrize(
+    ("kv_dtype", "size"),
+    [("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp8", 1), ("fp8_e5m2", 1), ("int8", 1), ("int4", 8 / 12)],
+)
+def test_smaller_dtypes_give_more_pages_in_the_same_memory(
+    kv_dtype: KvDtypeName, size: float, checkpoint: Path
+) -> None:
     engine = build(checkpoint, kv_dtype=kv_dtype, num_pages=None, kv_memory=0.01, host_kv_memory=0.005)
     page_bytes = sum(tensor.nbytes for tensor in engine._runner.pool._memory.page(0))
-    assert page_bytes == 2 * 2 * 16 * 2 * 12 * size  # keys and values, layers, slots, KV heads, head size
+    assert page_bytes == round(2 * 2 * 16 * 2 * 12 * size)  # keys and values, layers, slots, KV heads, head size
     assert engine.info.num_pages == int(0.01 * 2**30) // page_bytes
     assert engine.info.num_host_pages == int(0.005 * 2**30) // page_bytes
     assert engine._runner.pool._host is not None
@@ -60,7 +67,8 @@ def test_auto_is_the_dtype_of_the_model(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "tolerance"), [("fp32", 1e-5), ("fp16", 0.02), ("bf16", 0.1), ("fp8", 0.5), ("int8", 0.3)]
+    ("kv_dtype", "tolerance"),
+    [("fp32", 1e-5), ("fp16", 0.02), ("bf16", 0.1), ("fp8", 0.5), ("fp8_e5m2", 1.0), ("int8", 0.3), ("int4", 3.0)],
 )
 def test_log_probabilities_are_close_to_those_of_the_model_s_dtype(
     kv_dtype: KvDtypeName, tolerance: float, checkpoint: Path
@@ -88,6 +96,34 @@ def test_pages_go_to_the_host_and_come_back_as_they_were(kv_dtype: KvDtypeName, 
     after = [tensor.view(torch.int8) for page in (6, 0, 7) for tensor in engine._runner.pool._memory.page(page)]
     for index in range(4):  # the third page's last slots were never written
         assert torch.equal(before[index], after[index])
+
+
+def test_factors_of_channels_come_from_the_file_or_random_tokens(checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "scales"
+    model = load_model(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    ranges = measure(model, [PROMPT])
+    assert ranges.k_LKD is not None
+    ranges = dataclasses.replace(ranges, k_LKD=ranges.k_LKD.clone())
+    assert ranges.k_LKD is not None
+    ranges.k_LKD[1, 0, 3] *= 64
+    write_ranges(ranges, file)
+    assert build(checkpoint, kv_dtype="int4").info.kv_scales == "random tokens"
+    engine = build(checkpoint, kv_dtype="int4", kv_scales=str(file))
+    factors_KD = engine._runner.pool.layers[1].k_scale_K
+    assert factors_KD is not None
+    assert factors_KD[0, 3] == 2 ** round(math.log2(float(factors_KD[0, 3])))
+    assert factors_KD[0, 3] / factors_KD[0].median() in (4, 8, 16)
+    write_ranges(dataclasses.replace(ranges, k_LKD=None), file)
+    with pytest.raises(CheckpointError, match="k_channel_absmax"):
+        build(checkpoint, kv_dtype="int4", kv_scales=str(file))
+    write_ranges(dataclasses.replace(ranges, k_LKD=ranges.k_LKD[:, :, :5]), file)
+    with pytest.raises(CheckpointError, match="of another model"):
+        build(checkpoint, kv_dtype="int4", kv_scales=str(file))
+
+
+def test_four_bits_need_heads_of_a_multiple_of_four() -> None:
+    with pytest.raises(RequestError, match="multiple of 4, this model's is 18"):
+        choose_kv_dtype("int4", torch.float32, torch.device("cpu"), head_dim=18)
 
 
 @QUANTISED

@@ -15,11 +15,16 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 TORCH = {
     tl.bfloat16: torch.bfloat16,
     tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
     tl.float16: torch.float16,
     tl.float32: torch.float32,
     tl.float64: torch.float64,
 }
-BITS = {tl.bfloat16: (torch.uint16, np.uint16), tl.float8e4nv: (torch.uint8, np.uint8)}
+BITS = {
+    tl.bfloat16: (torch.uint16, np.uint16),
+    tl.float8e4nv: (torch.uint8, np.uint8),
+    tl.float8e5: (torch.uint8, np.uint8),
+}
 
 
 def to_torch(handle: TensorHandle) -> torch.Tensor:

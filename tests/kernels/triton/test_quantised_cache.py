@@ -133,8 +133,8 @@ def test_kernels_attend_to_four_bit_codes_as_plain_torch_does(device: torch.devi
     torch.manual_seed(3)
     kv = four_bits(D, torch.float32, device)
     store_kv(*torch.randn(2, 8 * PAGE_SIZE, K, D, device=device), kv, torch.arange(8 * PAGE_SIZE, device=device))
-    spans = [RowSpan(39, 1, np.array([3, 0, 6])), RowSpan(17, 3, np.array([5, 2])), RowSpan(3, 26, np.array([7, 1]))]
-    q_THD = torch.randn(30, H, D, device=device)
+    spans = [RowSpan(19, 1, np.array([3, 0])), RowSpan(9, 2, np.array([5])), RowSpan(2, 17, np.array([7, 1]))]
+    q_THD = torch.randn(20, H, D, device=device)
     args = AttentionArgs(spans, kv, H, PAGE_SIZE, None, torch.float32)
     got = step_attention(args, deterministic=False).attend(q_THD, kv, SCALE)
     layout = attention_layout(spans, page_size=PAGE_SIZE, window=None, dtype=torch.float32, device=device)
