@@ -30,7 +30,7 @@ class SlotAdvance(NamedTuple):
     num_drafts: int
 
 
-class PlannedState(NamedTuple):
+class StateToKeep(NamedTuple):
     """A state of a prefix of a lease's tokens that a planned step leaves in a slot."""
 
     num_tokens: int
@@ -46,14 +46,14 @@ class LeaseStates:
     namespace: str
     slot: int
     num_replayed: int  # tokens that were cached, but have no state: they come after the reused prefix
-    planned: list[PlannedState] = field(default_factory=list)  # ascending
+    planned: list[StateToKeep] = field(default_factory=list)  # ascending
     is_ahead: bool = False  # the state counts a token that has to be computed again; states do not go back
 
     def plan(self, num_tokens: int, *, is_strong: bool) -> int | None:
         """Take a slot for the state after `num_tokens` tokens, which the step that is planned leaves there. Returns
         None without a slot to spare: only a strong one may take the place of another strong one."""
         if (slot := self.slots.take(evicts_strong=is_strong)) is not None:
-            self.planned.append(PlannedState(num_tokens, slot, is_strong))
+            self.planned.append(StateToKeep(num_tokens, slot, is_strong))
         return slot
 
     def advance(self, num_drafts: int) -> None:

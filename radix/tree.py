@@ -10,13 +10,10 @@ round.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from .child_index import ParentNode
 from .packed_tokens import TOKEN_BYTES, common_prefix_length, pack, unpack
-
-if TYPE_CHECKING:
-    from .state_slots import StateSlots
 
 FIRST_PACKED_TOKENS = 128  # a match packs this many tokens first, then twice as many as long as they agree
 
@@ -100,6 +97,22 @@ class TreeNode(ParentNode["TreeNode"]):
             self.priority = priority
 
 
+class CheckpointLedger(Protocol):
+    """Record of the nodes' checkpoints, which follows the changes of the tree (`state_slots`, which imports it)."""
+
+    def split(self, node: TreeNode, upper: TreeNode) -> None:
+        """Move the checkpoints of the first tokens of `node`, which `upper` has got."""
+
+    def move(self, node: TreeNode, heir: TreeNode, shift: int) -> None:
+        """Move a node's checkpoints to `heir`, in which the same tokens come `shift` tokens later."""
+
+    def cut(self, node: TreeNode) -> None:
+        """Drop the checkpoints beyond the end of a node that was cut."""
+
+    def drop(self, slots: Sequence[int]) -> None:
+        """Drop checkpoints that their nodes no longer hold."""
+
+
 class PrefixMatch(NamedTuple):
     """Longest cached prefix: whole nodes, then whole pages of one more node, then the first tokens of one more page."""
 
@@ -171,7 +184,7 @@ class RadixTree:
         self.num_host_pages = 0
         self.num_pinned_pages = 0  # on the device
         self.changed: set[TreeNode] | None = None  # nodes that changed, while somebody follows the tree
-        self.states: StateSlots | None = None  # of models with recurrent layers
+        self.states: CheckpointLedger | None = None  # of models with recurrent layers
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[str, TreeRoot] = {}
 

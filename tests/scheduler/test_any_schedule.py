@@ -146,7 +146,7 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=3000, deadline=None, derandomize=True)
+@settings(max_examples=250, deadline=None, derandomize=True)
 @given(scenarios())
 def test_every_request_gets_the_tokens_it_would_get_alone(
     scenario: tuple[dict[str, Any], list[Generate], list[list[Event]]],
@@ -155,7 +155,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
 
 
 @pytest.mark.exhaustive
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(scenarios(), st.integers(0, 12), st.sampled_from([1, 3, 7, 1024]))
 def test_recurrent_states_follow_the_tokens_of_their_requests(
     scenario: tuple[dict[str, Any], list[Generate], list[list[Event]]], num_more: int, interval: int
