@@ -16,12 +16,13 @@ import triton.language as tl
 
 from ..arguments import RopeAndStoreArgs
 from ..kv_cache import KvCache
+from ..reference.quantise import E5M2, QUANTISED_MAX
 from .flash_attention import LOG2E, start
 from .launch_configs import latent_tile
 from .launching import launch
 from .paged_rows import PagedRows, product_dtype
 from .splits import ROWS_AT_ONCE, Splits, fixed_splits, row_of_split
-from .store import FP8_MAX, quantise
+from .store import E5M2_MAX, quantise
 
 
 def attend_latents(
@@ -221,7 +222,7 @@ def store_latent(
 ) -> torch.Tensor:
     """Return the rotated queries [T, N - 1, X]; write latents, with the rotated key behind, to the cache.
 
-    In a quantised cache they are divided by its scale. A token with slot -1 is not written. The arguments are those of
+    Quantised ones are divided by the cache's scale; those without one keep within the dtype's range. A token with slot -1 is not written. The arguments are those of
     `Ops.store_latent`.
     """
     T, N, X = rope_TNX.shape
@@ -249,7 +250,7 @@ def store_latent(
         BLOCK_N=min(triton.next_power_of_2(N), 16),
         BLOCK_C=triton.next_power_of_2(C),
         BLOCK_X=triton.next_power_of_2(X),
-        LIMIT=127.0 if kv.k_SKD.dtype == torch.int8 else FP8_MAX,
+        LIMIT=E5M2_MAX.value if kv.k_SKD.dtype == E5M2 else QUANTISED_MAX.get(kv.k_SKD.dtype, 0.0),
         num_warps=4,
     )
     return q_THX
@@ -306,7 +307,7 @@ def _store_latent(
         tl.store(q_THX + at_NX, rotated_NX, mask=valid_NX & is_q[:, None])
         is_key = (n == N - 1) & (slot >= 0)
         at_NX = slot + C + x[None, :] + n[:, None] * 0
-        if scale_1 is None:
+        if LIMIT == 0.0:
             tl.store(kv_SD + at_NX, rotated_NX.to(dtype), mask=valid_NX & is_key[:, None])
         else:
             codes_NX = quantise(rotated_NX.to(tl.float32), scale, LIMIT, dtype)
@@ -315,7 +316,7 @@ def _store_latent(
         return
     c = tl.arange(0, BLOCK_C)
     latent_C = tl.load(latent_TC + token * stride_latent + c, mask=c < C, other=0.0)
-    if scale_1 is None:
+    if LIMIT == 0.0:
         tl.store(kv_SD + slot + c, latent_C.to(dtype), mask=c < C)
     else:
         tl.store(kv_SD + slot + c, quantise(latent_C.to(tl.float32), scale, LIMIT, dtype), mask=c < C)

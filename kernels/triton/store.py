@@ -16,7 +16,7 @@ from .launching import launch
 
 # 1.5 * 2**23, whose float32 neighbours are integers: adding it rounds a number to the nearest integer, ties to even.
 ROUNDER = tl.constexpr(12582912.0)
-_E5M2_MAX = tl.constexpr(57344.0)
+E5M2_MAX = tl.constexpr(57344.0)
 _STEP = tl.constexpr(CLIP / 7.5)  # of four-bit codes, where the largest number is 1
 _LEAST_SCALE = tl.constexpr(2.0**-100)
 
@@ -247,7 +247,7 @@ def _rope_and_store(
         tl.store(v_SKD + index_v, quantise(x_ND, v_scale_N[:, None], LIMIT, dtype), mask=is_v[:, None] & valid_ND)
     else:
         if dtype == tl.float8e5:
-            rotated_ND = tl.minimum(tl.maximum(rotated_ND, -_E5M2_MAX), _E5M2_MAX)
-            x_ND = tl.minimum(tl.maximum(x_ND, -_E5M2_MAX), _E5M2_MAX)
+            rotated_ND = tl.minimum(tl.maximum(rotated_ND, -E5M2_MAX), E5M2_MAX)
+            x_ND = tl.minimum(tl.maximum(x_ND, -E5M2_MAX), E5M2_MAX)
         tl.store(k_SKD + index_k, rotated_ND.to(dtype), mask=is_k[:, None] & valid_ND)
         tl.store(v_SKD + index_v, x_ND.to(dtype), mask=is_v[:, None] & valid_ND)
