@@ -222,8 +222,8 @@ def store_latent(
 ) -> torch.Tensor:
     """Return the rotated queries [T, N - 1, X]; write latents, with the rotated key behind, to the cache.
 
-    Quantised ones are divided by the cache's scale; those without one keep within the dtype's range. A token with slot -1 is not written. The arguments are those of
-    `Ops.store_latent`.
+    In a quantised cache they are divided by its scale. In e5m2 they are kept within its range. A token with slot -1 is
+    not written. The arguments are those of `Ops.store_latent`.
     """
     T, N, X = rope_TNX.shape
     C = latent_TC.shape[1]
