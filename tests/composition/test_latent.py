@@ -52,7 +52,7 @@ FIELDS: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 0,
 }
-TO_RUN = REQUESTS[:16]
+TO_RUN = REQUESTS[:8]
 LONGEST = max((request.tokens for request in TO_RUN), key=len)
 
 
