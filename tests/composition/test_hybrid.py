@@ -17,6 +17,9 @@ from transformers import PreTrainedModel
 
 from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.engine.draft_source import DraftRow, DraftSource
+from ramiform.runtime.models.parallel.shard import shard_of
+from ramiform.runtime.models.parallel.stage import stage_of
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import CoreStats, Generate
 from ramiform.runtime.protocol.errors import RequestError
@@ -235,6 +238,14 @@ def test_settings_that_hybrid_models_do_not_know_are_refused(
 ) -> None:
     with pytest.raises(RequestError, match=message):
         make_engine(model, **settings)
+
+
+def test_ranks_are_refused(model: Model) -> None:
+    config = read_config(model[1])
+    with pytest.raises(RequestError, match="tp 2 does not fit the model: its recurrent layers are not divided"):
+        shard_of(config, rank=0, size=2, ordered=False)
+    with pytest.raises(RequestError, match="pp 2 does not fit the model: its recurrent layers are not divided"):
+        stage_of(config, index=0, size=2)
 
 
 def test_trees_and_draft_heads_are_refused(model: Model) -> None:

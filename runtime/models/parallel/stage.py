@@ -78,6 +78,8 @@ def stage_of(config: ModelConfig, *, index: int, size: int) -> Stage:
             f"pp {size} does not fit the model: it has {config.num_layers} layers, and every stage needs one",
             param="pp",
         )
+    if size > 1 and config.recurrent is not None:
+        raise RequestError(f"pp {size} does not fit the model: its recurrent layers are not divided", param="pp")
     return Stage(index, size)
 
 
