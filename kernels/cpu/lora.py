@@ -1,6 +1,7 @@
 """Low-rank products of adapters as dot loops, for the compiled decoder step.
 
-Legend: as in `kernels.lora`; W words of an adapter's record: the addresses of A and B, float32, and the rank.
+Legend: as in `kernels.lora`; W words of an adapter's record: the addresses of A and B, the rank, and 1 if both are
+bfloat16, 0 if they are float32.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import numpy as np
 from numba import carray, types
 
 from .attention_inner import pointer_to
+from .bfloat16 import widen
 from .compiled import Floats, Ints, compiled
 
-A_ADDRESS, B_ADDRESS, RANK, NUM_WORDS = range(4)
+A_ADDRESS, B_ADDRESS, RANK, IS_HALF, NUM_WORDS = range(5)
 MAX_SECTIONS = 3
 
-_floats = pointer_to(types.float32)
+_floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
 
 
 @compiled("int64(int64[:,::1], int64)")
@@ -44,12 +46,18 @@ def multiply_inner(
     for adapter in range(len(adapters_AW)):
         rows, stop = num_sections * adapters_AW[adapter, RANK], ends_A[adapter]
         for row in range(max(first - before, 0), min(end - before, rows)):
-            a_C = carray(_floats(adapters_AW[adapter, A_ADDRESS] + 4 * row * C), (C,))
+            address = adapters_AW[adapter, A_ADDRESS]
             for n in range(start, stop):
                 x_C = x_TC[tokens_N[n]]
                 total = np.float32(0)
-                for c in range(C):
-                    total += a_C[c] * x_C[c]
+                if adapters_AW[adapter, IS_HALF]:
+                    half_C = carray(_halves(address + 2 * row * C), (C,))
+                    for c in range(C):
+                        total += widen(half_C[c]) * x_C[c]
+                else:
+                    a_C = carray(_floats(address + 4 * row * C), (C,))
+                    for c in range(C):
+                        total += a_C[c] * x_C[c]
                 inner_NR[n, row] = total
         before += rows
         start = stop
@@ -80,12 +88,19 @@ def add_outer(
             section_start += sizes_S[section]
             if low >= high:
                 continue
+            half_RO = carray(_halves(adapters_AW[adapter, B_ADDRESS]), (rank, O))
             b_RO = carray(_floats(adapters_AW[adapter, B_ADDRESS]), (rank, O))
             for n in range(start, stop):
                 y_O = y_TO[tokens_N[n], low:high]
                 inner_R = inner_NR[n, section * rank : (section + 1) * rank]
                 for r in range(0, rank, 4):  # ranks are multiples of four
                     h0, h1, h2, h3 = inner_R[r], inner_R[r + 1], inner_R[r + 2], inner_R[r + 3]
+                    if adapters_AW[adapter, IS_HALF]:
+                        g0, g1 = half_RO[r, low:high], half_RO[r + 1, low:high]
+                        g2, g3 = half_RO[r + 2, low:high], half_RO[r + 3, low:high]
+                        for o in range(high - low):
+                            y_O[o] += h0 * widen(g0[o]) + h1 * widen(g1[o]) + h2 * widen(g2[o]) + h3 * widen(g3[o])
+                        continue
                     b0, b1 = b_RO[r, low:high], b_RO[r + 1, low:high]
                     b2, b3 = b_RO[r + 2, low:high], b_RO[r + 3, low:high]
                     for o in range(high - low):

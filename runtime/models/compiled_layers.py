@@ -37,6 +37,7 @@ from ...kernels.cpu.decoder_step import (
     decoder_layers,
 )
 from ...kernels.cpu.lora import MAX_SECTIONS, RANK
+from ...kernels.cpu.lora import NUM_WORDS as NUM_ADAPTER_WORDS
 from ...kernels.cpu.matmul import prepared_size
 from ...kernels.cpu.packed_matrix import PackedMatrix
 from ...kernels.cpu.shared_phases import new_phases
@@ -222,7 +223,7 @@ def _adapter_arrays(adapters: StepAdapters | None, L: int) -> list[Any]:
     if adapters is None:
         empty = np.empty((2, 0), np.int64)
         return [
-            np.empty((L, 4, 0, 3), np.int64),
+            np.empty((L, 4, 0, NUM_ADAPTER_WORDS), np.int64),
             empty,
             empty,
             np.zeros((4, 3), np.int64),

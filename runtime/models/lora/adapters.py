@@ -69,7 +69,8 @@ class LoraLayers:
     def __init__(self, whole: ModelConfig, group: Group, layers: range, *, device: torch.device, dtype: torch.dtype):
         """`layers` are those of the model that this rank computes; `dtype` is that of its activations."""
         self._group, self._layers, self._device = group, layers, device
-        self._dtype = dtype if device.type == "cuda" else torch.float32
+        # The CPU's loops read these two.
+        self._dtype = dtype if device.type == "cuda" or dtype == torch.bfloat16 else torch.float32
         self._whole_sizes = product_sizes(whole)
         self._pieces = _pieces(whole, group)
         self._places: dict[int, int] = {}  # of the loaded adapters
@@ -124,7 +125,9 @@ class LoraLayers:
         """Return the records of adapters at these places for the compiled step, int64 [L, products, A, words]."""
         if self._records is None:
             rows = [[self._record(part) for part in product.by_place] for product in self._products.values()]
-            self._records = np.array(rows, dtype=np.int64).reshape(len(self._layers), len(PRODUCTS), -1, 3)
+            records = np.array(rows, dtype=np.int64).reshape(len(self._layers), len(PRODUCTS), -1, 3)
+            is_half = np.full((*records.shape[:-1], 1), self._dtype == torch.bfloat16, dtype=np.int64)
+            self._records = np.concatenate((records, is_half), axis=-1)
         return np.ascontiguousarray(self._records[:, :, places])
 
     @property
