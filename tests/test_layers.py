@@ -23,7 +23,7 @@ ROOT_MODULES = ("__init__", "chat", "cli", "flags", "loops")
 LAYERS = (
     ("loops",),
     ("radix",),
-    ("constrained/errors", "constrained/budget", "constrained/constraint"),
+    ("constrained/errors", "constrained/budget", "constrained/constraint", "constrained/record"),
     ("constrained/regex",),
     ("constrained/automaton",),
     ("constrained/schema", "constrained/grammar"),
