@@ -4,7 +4,7 @@ Formats of eight bits: int8, symmetric, and e4m3, whose codes times their head's
 first half of a float16, without a scale (Micikevicius et al. 2022, "FP8 formats for deep learning", table 1).
 
 Four bits: each key and value is rotated by a Hadamard matrix, which spreads its large channels over all of them
-(Ashkboos et al. 2024, QuaRot, section 4), and has a scale of its own beside its codes, so any copy of its bytes is whole.
+(Ashkboos et al. 2024, QuaRot, section 4), and has a scale of its own beside its codes, so a copy of its bytes is whole.
 Keys are first divided by a factor of their channel (Lin et al. 2024, QServe, section 4.2).
 
 Legend: T tokens, K key/value heads, D head size, B bytes of a packed key or value.
