@@ -1,6 +1,6 @@
 """Speculation against plain decoding, in one run: tokens of a pass of the model, and tokens a second.
 
-    python -P bench/speculation.py [MODEL] [--sources off,ngram,suffix,eagle,medusa,early-exit] [--draft-model PATH] [--batches 1,4,16]
+    python -P bench/speculation.py [MODEL] [--sources off,suffix,eagle,medusa] [--medusa HEADS] [--batches 1,4,16]
 
 The skills of the model that ships: extraction, JSON under a schema, tool calls, ReAct steps, chat, free text; and texts
 of agents, which repeat themselves: ReAct loops, records one after the other, edits of code. The defaults take about
