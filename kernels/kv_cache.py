@@ -38,6 +38,11 @@ class KvCache:
         size = self.k_SKD.shape[2]
         return 2 * (size - SCALE_BYTES) if self.k_SKD.dtype == INT4 else size
 
+    @property
+    def value_dim(self) -> int:
+        """Numbers of a value: D, or with latent attention those of a key that are its value."""
+        return self.v_SKD.shape[2] if self.is_latent else self.head_dim
+
     def heads(self, part: slice) -> KvCache:
         """Return views of some heads; their slots are not contiguous in memory."""
         k_scale_k, v_scale_k = (

@@ -41,7 +41,7 @@ class DeterministicAttention:
         q_THD = rotated_queries(q_THD, kv)
         B = len(self.queries_BQ)
         q_BKMD = q_THD[self.queries_BQ].float().view(B, Q, K, G, D).transpose(1, 2).reshape(B * K, Q * G, D) * scale
-        V = kv.v_SKD.shape[2]
+        V = kv.value_dim
         acc = q_BKMD.new_zeros((B * K, Q * G, V))
         largest = q_BKMD.new_full((B * K, Q * G, 1), float("-inf"))
         total = torch.zeros_like(largest)
@@ -50,7 +50,7 @@ class DeterministicAttention:
                 gather_slots(cache_SKD, slots_BN.flatten(), torch.float32)
                 .view(B, _KEYS, K, -1)
                 .transpose(1, 2)
-                .reshape(B * K, _KEYS, cache_SKD.shape[2])
+                .flatten(0, 1)
                 for cache_SKD in (kv.k_SKD, kv.v_SKD)
             )
             scores = torch.bmm(q_BKMD, k.transpose(1, 2)).view(B, K, Q, G, _KEYS)

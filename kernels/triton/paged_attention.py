@@ -58,7 +58,7 @@ class TritonAttention:
     soft_cap: float | None = None
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
-        shape = *q_THD.shape[:2], kv.v_SKD.shape[2]
+        shape = *q_THD.shape[:2], kv.value_dim
         out_THD = torch.empty(shape, dtype=q_THD.dtype, device=q_THD.device)
         cap, fixed = self.soft_cap, self.deterministic
         given_THD, given, packed = q_THD, kv, kv.k_SKD.dtype == INT4

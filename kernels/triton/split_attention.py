@@ -61,7 +61,7 @@ class Merge(NamedTuple):
     def empty(cls, shared: SharedPass, num_own: int, q_THD: torch.Tensor, kv: KvCache) -> Merge:
         """Allocate the results over shared keys, and `num_own` of a later launch behind them."""
         num_shared = shared.splits.num_max * PIECE_TOKENS
-        return cls(shared, Partials.empty(num_shared + num_own, q_THD.shape[1], kv.v_SKD.shape[2], q_THD.device))
+        return cls(shared, Partials.empty(num_shared + num_own, q_THD.shape[1], kv.value_dim, q_THD.device))
 
 
 def split_attention(
@@ -83,7 +83,7 @@ def split_attention(
     (`fixed_splits`, of all of a row's keys) that begin where the sequence does, for any window. Where `rows` have a
     `first_key_R`, the keys before it come from `merge`, which `attend_shared` filled.
     """
-    H, D = q_THD.shape[1], kv.v_SKD.shape[2]
+    H, D = q_THD.shape[1], kv.value_dim
     Q = rows.max_queries
     if merge is None:
         partials, base = Partials.empty(splits.num_max * Q, H, D, q_THD.device), 0

@@ -424,7 +424,9 @@ def run_loop(link: FrontendSocket, core: LoadedCore, ranks: RankProcesses, loade
             for owner, reply in viewer.work():
                 link.reply(owner, reply)
         for owner, abort in unsent:
-            recorder.record_answers(scheduler.handle(abort, time.monotonic(), owner))
+            aborted = scheduler.handle(abort, time.monotonic(), owner)
+            recorder.record_answers(aborted)
+            adapters.note_answers(aborted)
         unsent.clear()
         if core.publisher is not None:
             core.publisher.publish(core.cache.take_events())

@@ -54,11 +54,12 @@ class WritePages(msgspec.Struct, frozen=True, tag="write"):
 
 
 class PutAdapter(msgspec.Struct, frozen=True, tag="put_adapter"):
-    """Put a LoRA adapter on the device; `data` is as `AdapterWeights.to_bytes`."""
+    """Put a LoRA adapter on the device; `data` is a part of `AdapterWeights.to_bytes`, which the last one completes."""
 
     number: int
     rank: int
     data: bytes
+    is_last: bool
 
 
 class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):

@@ -46,6 +46,7 @@ from .rendezvous import write_rendezvous
 
 _CAUSE_TIMEOUT = 3.0  # seconds: a rank's exit may be noticed after the collective that it broke
 _CHECK_INTERVAL = 0.1  # seconds between checks of the other ranks while they join
+_ADAPTER_PART_BYTES = 32 << 20  # of an adapter in one message: the sockets between nodes bound theirs
 
 
 @contextmanager
@@ -137,7 +138,10 @@ class RankZeroEngine:
     def load_adapter(self, number: int, weights: AdapterWeights) -> None:
         """Put a LoRA adapter on every rank, as `ForwardEngine.load_adapter` does."""
         self._engine.load_adapter(number, weights)
-        self._ranks.send(PutAdapter(number, weights.rank, weights.to_bytes()))
+        data = weights.to_bytes()
+        for start in range(0, len(data), _ADAPTER_PART_BYTES):
+            end = start + _ADAPTER_PART_BYTES
+            self._ranks.send(PutAdapter(number, weights.rank, data[start:end], is_last=end >= len(data)))
 
     def unload_adapter(self, number: int) -> None:
         """Remove an adapter from every rank."""

@@ -90,6 +90,7 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
     draft_memory = partial(draft_bytes, core, path)
     engine = build_engine(core, path, make_source=source, draft_memory=draft_memory, group=group)
     launched: InFlightStep | None = None
+    adapter_parts: list[bytes] = []
     while True:
         match decoder.decode(socket.recv()):
             case RunPlan(plan):
@@ -106,8 +107,11 @@ def serve(config: RuntimeConfig, rank: int, report: Callable[[RankReport], None]
             case WritePages(row, first, data):
                 shape = (-1, *engine.kv_shape.page_shape)
                 engine.write_pages(row, first, torch.frombuffer(bytearray(data), dtype=torch.uint8).view(shape))
-            case PutAdapter(number, adapter_rank, data):
-                engine.load_adapter(number, AdapterWeights.from_bytes(data, adapter_rank))
+            case PutAdapter(number, adapter_rank, data, is_last):
+                adapter_parts.append(data)
+                if is_last:
+                    engine.load_adapter(number, AdapterWeights.from_bytes(b"".join(adapter_parts), adapter_rank))
+                    adapter_parts.clear()
             case DropAdapter(number):
                 engine.unload_adapter(number)
             case StartSteps():

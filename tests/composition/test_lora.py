@@ -5,6 +5,7 @@ Judge: transformers, greedy, on the model that ships with each adapter merged in
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ import httpx
 import pytest
 import torch
 import transformers
+from websockets.sync.client import connect
 
 import ramiform
 from ramiform import gen, select
@@ -162,6 +164,60 @@ def test_an_adapter_is_a_model_beside_its_base(
     refused = client.post("/generate", json={"text": "a", "lora_path": "none"})
     assert refused.status_code == 400
     assert "no LoRA adapter 'none'" in refused.text
+
+
+def test_every_dialect_answers_with_the_adapter_that_is_its_model(
+    client: httpx.Client, served: ramiform.Runtime, expected: dict[tuple[str, str], list[int]]
+) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+
+    def chat(model: str) -> str:
+        body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 12, "exact_history": False}
+        text: str = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        return text
+
+    texts = {model: chat(model) for model in ("sql", served.info.name)}
+    assert len(set(texts.values())) == 2
+    for model, text in texts.items():
+        anthropic = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 12}
+        message = client.post("/v1/messages", json=anthropic).json()
+        assert (message["model"], message["content"][0]["text"]) == (model, text)
+        responses = {"model": model, "input": messages, "temperature": 0, "max_output_tokens": 12}
+        response = client.post("/v1/responses", json=responses).json()
+        assert (response["model"], response["output"][0]["content"][0]["text"]) == (model, text)
+        options = {"temperature": 0, "num_predict": 12}
+        ollama = {"model": model, "messages": messages, "stream": False, "options": options}
+        assert client.post("/api/chat", json=ollama).json()["message"]["content"] == text
+    asked: list[tuple[str, dict[str, Any], Any]] = [
+        ("/v1/constrained", {"prompt": PROMPTS[0], "regex": "[a-z ]{24}"}, lambda answer: answer["value"]),
+        ("/v1/score", {"prompt": "a", "continuations": [" b"]}, lambda answer: answer["data"]),
+        ("/v1/embeddings", {"input": "Hello"}, lambda answer: answer["data"]),
+        ("/api/embed", {"input": "Hello"}, lambda answer: answer["embeddings"]),
+        ("/api/embeddings", {"prompt": "Hello"}, lambda answer: answer["embedding"]),
+        (
+            "/v1/decisions",
+            {"input": "Hello", "questions": [{"type": "predicate", "instructions": "Is it good?"}]},
+            lambda answer: answer["answers"],
+        ),
+    ]
+    for route, body, value in asked:
+        answers = [client.post(route, json=body | {"model": model}).json() for model in texts]
+        assert value(answers[0]) != value(answers[1]), route
+        if "model" in answers[0]:
+            assert [answer["model"] for answer in answers] == list(texts)
+
+
+def test_responses_on_one_socket_name_their_own_models(client: httpx.Client, served: ramiform.Runtime) -> None:
+    with connect(f"{served.url}/v1/responses".replace("http", "ws", 1)) as socket:
+        answers = []
+        for model in ("sql", served.info.name, "sql"):
+            body = {"model": model, "input": "Hello", "temperature": 0, "max_output_tokens": 12}
+            socket.send(json.dumps(body | {"type": "response.create"}))
+            events = map(json.loads, iter(socket))
+            done = next(event for event in events if event["type"] in ("response.incomplete", "response.completed"))
+            answers.append((done["response"]["model"], done["response"]["output"][0]["content"][0]["text"]))
+    assert [model for model, _ in answers] == ["sql", served.info.name, "sql"]
+    assert answers[0] == answers[2] != answers[1]
 
 
 def test_adapters_come_and_go_while_requests_run(

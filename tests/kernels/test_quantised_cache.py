@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ramiform.kernels import INT4, KvCache, RowSpan, attention_layout, paged_attention, store_kv, stored_size
+from ramiform.kernels.reference.deterministic_attention import deterministic_attention
 from ramiform.kernels.reference.layers import apply_rope
 from ramiform.kernels.reference.quantise import (
     E4M3,
@@ -177,6 +178,10 @@ def test_attention_over_four_bits_equals_attention_over_the_numbers_they_stand_f
     q_THD = torch.randn(5, 4, D)
     got, want = (paged_attention(q_THD, cache, layout, scale=0.1) for cache in (kv, meant))
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    if not unrotated:
+        spans = [RowSpan(2, 5, np.array([2, 0]))]
+        fixed = deterministic_attention(spans, page_size=PAGE_SIZE, window=None, device=CPU)
+        torch.testing.assert_close(fixed.attend(q_THD, kv, 0.1), want, atol=1e-4, rtol=1e-4)
 
 
 def test_four_bits_of_zeros_and_of_nan_are_zeros_and_nan() -> None:

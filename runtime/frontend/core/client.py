@@ -49,7 +49,7 @@ from ...protocol.errors import ErrorInfo, RequestError, RuntimeFailed, context_e
 from ...protocol.metrics import CoreMetrics
 from ...protocol.tree import GetTree, GetTreeNode, NodeContent, TreeMessage
 from .request_metrics import RequestMetrics, RequestObserver
-from .tenant import current_adapter, current_tenant, scoped_namespace
+from .tenant import current_tenant, scoped_namespace
 
 logger = logging.getLogger("ramiform.frontend")
 
@@ -176,8 +176,6 @@ class CoreClient:
             raise context_exceeded(most, len(request.tokens))
         if (namespace := scoped_namespace(request.namespace)) != request.namespace:
             request = msgspec.structs.replace(request, namespace=namespace)
-        if request.adapter is None and (adapter := current_adapter.get()) is not None:
-            request = msgspec.structs.replace(request, adapter=adapter)
         data = wire.encode(request)
         answer = self._answers[request.rid] = TokenStream(self, request.rid, self.observer.begin(request))
         self._send_bytes(data)

@@ -19,8 +19,6 @@ class Tenant(NamedTuple):
 
 
 NO_TENANT = Tenant()
-# LoRA adapter that the request names as its model. Set as the tenant is, in the request's own context.
-current_adapter: ContextVar[str | None] = ContextVar("ramiform_adapter", default=None)
 current_tenant: ContextVar[Tenant] = ContextVar("ramiform_tenant", default=NO_TENANT)
 
 

@@ -33,25 +33,22 @@ async def decide(
     content: TokenContent,
     questions: Sequence[Question],
     *,
-    namespace: str = "",
-    context_for: Callable[[list[int], int], RequestContext] | None = None,
+    context_for: Callable[[list[int], int], RequestContext] = lambda tokens, num_kept: RequestContext(),
 ) -> Decided:
     """Answer every question about `content`, which is not changed, independently of the other questions.
 
     With chat messages in the content a question is put in a user's message, the open one or a new one, and answered
     in the assistant's; otherwise it follows the text. An answer's mass is the probability of its label's tokens and of
     the token that ends the answer, so labels may have any length and be prefixes of each other.
-    `context_for(tokens, num_kept)` gives the context of the requests, instead of `namespace`; the content begins with
-    the first `num_kept` tokens. Raises RequestError naming the question that is invalid.
+    `context_for(tokens, num_kept)` gives the context of the requests; the content begins with the first `num_kept`
+    tokens. Raises RequestError naming the question that is invalid.
     """
     protocol.check(questions)
     held = await content.fork().flush()  # pinned: the state's next request begins with these tokens
     batch: list[Continuation] = []
     for question in questions:
         batch += await _continuations(generator, content, question)
-    first = RequestContext(namespace=namespace)
-    if context_for is not None:
-        first = context_for(batch[0].tokens, common_prefix_length(held, batch[0].tokens))
+    first = context_for(batch[0].tokens, common_prefix_length(held, batch[0].tokens))
     others = replace(first, claims=[])
     parts = iter(batch)
     scored: list[Scored] = []

@@ -26,9 +26,15 @@ class Embedded:
 
 
 async def embed(
-    core: CoreClient, prompts: Sequence[list[int]], pooling: Pooling, *, namespace: str = "", priority: int = 0
+    core: CoreClient,
+    prompts: Sequence[list[int]],
+    pooling: Pooling,
+    *,
+    namespace: str = "",
+    priority: int = 0,
+    adapter: str | None = None,
 ) -> list[Embedded]:
-    """Embed prompts, given as token ids and submitted together.
+    """Embed prompts, given as token ids and submitted together, with a LoRA adapter or by the base alone.
 
     Raises RamiformError and aborts the others when one fails.
     """
@@ -43,6 +49,7 @@ async def embed(
                         pooling=pooling,
                         priority=priority,
                         namespace=namespace,
+                        adapter=adapter,
                     )
                 )
             )

@@ -51,7 +51,7 @@ class Prompt:
     name: str | None = None
     in_bulk: bool = False  # nobody reads the stream: pieces may be long
     continued: int = 0
-    adapter: str | None = None  # LoRA adapter; None: the one that the HTTP request names as its model, if any
+    adapter: str | None = None  # LoRA adapter; None: the base alone
 
 
 class Piece(NamedTuple):

@@ -31,7 +31,7 @@ class RequestContext:
     namespace: str = ""
     claims: list[SoftPin] = field(default_factory=list)
     outlook: ProgramProgress | None = None
-    adapter: str | None = None  # LoRA adapter; None: the one that the HTTP request names as its model, if any
+    adapter: str | None = None  # LoRA adapter; None: the base alone
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ....constrained.budget import PATTERN_STEPS, CompileBudget
 from ....constrained.errors import GrammarError
@@ -17,9 +18,13 @@ from ....constrained.regex.subset import char_dfa
 from ..config_fields import ConfigFields, read_json_object
 from ..errors import CheckpointError
 
+T = TypeVar("T")
 CONFIG_FILE = "adapter_config.json"
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_STATES = 4000  # of a pattern's automaton
+_MAX_NAMES, _MAX_PATTERNS = 4096, 64  # of modules in a field; patterns are those that have an automaton
+# Patterns whose only special characters are dots, as of single modules: PEFT writes one for each.
+_IS_NAME = re.compile(r"[A-Za-z0-9_.]*")
 _ALL_LINEAR = "all-linear"
 
 # Fields that say how the adapter was trained, or what it was trained for.
@@ -59,11 +64,11 @@ class PeftConfig:
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module's adapter."""
-        return self.ranks.get(_matching(self.ranks, module) or "", self.rank)
+        return _of_module(self.ranks, module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """Return the factor of a module's adapter."""
-        alpha = self.alphas.get(_matching(self.alphas, module) or "", self.alpha)
+        alpha = _of_module(self.alphas, module, self.alpha)
         rank = self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
 
@@ -124,7 +129,10 @@ def _number(fields: ConfigFields, field: str, value: Any) -> float:
 
 def _patterns(fields: ConfigFields, field: str) -> list[str]:
     patterns = list(fields.nested(field).raw)
-    for pattern in patterns:
+    special = [pattern for pattern in patterns if _IS_NAME.fullmatch(pattern) is None]
+    if len(patterns) > _MAX_NAMES or len(special) > _MAX_PATTERNS:
+        raise fields.invalid(field, f"must have at most {_MAX_NAMES} names of modules and {_MAX_PATTERNS} patterns")
+    for pattern in special:
         _compile(fields, field, pattern)
     return patterns
 
@@ -139,6 +147,8 @@ def _modules(fields: ConfigFields, field: str) -> str | tuple[str, ...] | None:
         return value
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise fields.invalid(field, "must be a pattern or a list of modules")
+    if len(value) > _MAX_NAMES:
+        raise fields.invalid(field, f"must have at most {_MAX_NAMES} modules")
     return tuple(value)
 
 
@@ -159,17 +169,25 @@ def _compile(fields: ConfigFields, field: str, pattern: str) -> None:
         raise fields.invalid(field, f"holds a pattern that cannot be read: {error}") from None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4 * _MAX_PATTERNS)
 def _automaton(pattern: str) -> CharDfa:
     """Compile a pattern to an automaton, which takes linear time for any pattern. Raises GrammarError."""
     return char_dfa(parse_regex(pattern), CompileBudget(_MAX_STATES, PATTERN_STEPS))
 
 
-def _matching(patterns: Collection[str], module: str) -> str | None:
-    """Return the first pattern that matches the module's name, or its end after a dot."""
+def _of_module(values: Mapping[str, T], module: str, default: T) -> T:
+    """Return the value of the first pattern that matches the module's name, or its end after a dot."""
     parts = module.split(".")
-    ends = [".".join(parts[start:]) for start in range(len(parts))]
-    return next((pattern for pattern in patterns if any(map(_automaton(pattern).accepts, ends))), None)
+    ends = {len(end): end for end in (".".join(parts[start:]) for start in range(len(parts)))}
+    return next((value for pattern, value in values.items() if _matches(pattern, ends)), default)
+
+
+def _matches(pattern: str, ends: dict[int, str]) -> bool:
+    """Return True if a pattern matches one of the texts, which are given by their lengths."""
+    if _IS_NAME.fullmatch(pattern) is None:
+        return any(map(_automaton(pattern).accepts, ends.values()))
+    end = ends.get(len(pattern))
+    return end is not None and all(part in (".", other) for part, other in zip(pattern, end, strict=True))
 
 
 def _selects(modules: str | tuple[str, ...], module: str) -> bool:

@@ -155,7 +155,7 @@ class MessagesApi:
             "id": f"msg_{new_rid()}",
             "type": "message",
             "role": "assistant",
-            "model": self._service.generator.core.require_info().name,
+            "model": chat.prompt.adapter or self._service.generator.core.require_info().name,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

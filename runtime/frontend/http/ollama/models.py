@@ -68,9 +68,14 @@ class OllamaModelsApi:
         return json_response({"version": API_VERSION})
 
     async def tags(self) -> Response:
-        """List the served model under each of its names."""
+        """List the served model under each of its names, then its LoRA adapters."""
         info = self._core.require_info()
-        return json_response({"models": [_entry(info) | {"name": name, "model": name} for name in info.names]})
+        models = [_entry(info) | {"name": name, "model": name} for name in info.names]
+        details = _details(info) | {"parent_model": info.name}
+        for each in info.adapters:
+            own = {"name": each.name, "model": each.name, "digest": each.digest, "details": details}
+            models.append(_entry(info) | own)
+        return json_response({"models": models})
 
     async def running(self) -> Response:
         """List the served model, which is always loaded."""
@@ -114,11 +119,13 @@ class OllamaModelsApi:
         """Return the vector of each input, of length 1."""
         began = time.monotonic_ns()
         info = self._core.require_info()
-        model = require_ollama_model(info, body)
+        model, adapter = require_ollama_model(info, body)
         inputs = [body.input] if isinstance(body.input, str) else body.input
         if not 1 <= len(inputs) <= MAX_INPUTS:
             raise RequestError(f"give 1 to {MAX_INPUTS} inputs", param="input")
-        embedded = await cancel_on_disconnect(request, self._embed(inputs, info, "input", truncate=body.truncate))
+        embedded = await cancel_on_disconnect(
+            request, self._embed(inputs, info, "input", adapter, truncate=body.truncate)
+        )
         size = len(embedded[0].values)
         if body.dimensions not in (None, size):
             raise RequestError(f"the model's embeddings have {size} dimensions, and no others", param="dimensions")
@@ -135,11 +142,15 @@ class OllamaModelsApi:
     async def embeddings(self, body: OllamaEmbeddingsBody, request: Request) -> Response:
         """Return the vector of one prompt, of any length. Newer clients ask `/api/embed`."""
         info = self._core.require_info()
-        require_ollama_model(info, body)
-        [embedded] = await cancel_on_disconnect(request, self._embed([body.prompt], info, "prompt", truncate=True))
+        _, adapter = require_ollama_model(info, body)
+        [embedded] = await cancel_on_disconnect(
+            request, self._embed([body.prompt], info, "prompt", adapter, truncate=True)
+        )
         return json_response({"embedding": embedded.values.tolist()})
 
-    async def _embed(self, texts: list[str], info: ModelInfo, param: str, *, truncate: bool) -> list[Embedded]:
+    async def _embed(
+        self, texts: list[str], info: ModelInfo, param: str, adapter: str | None, *, truncate: bool
+    ) -> list[Embedded]:
         encoder = self._generator.encoder
         bound = TokenLimit(max(MAX_TRUNCATED_TOKENS, info.max_request_tokens), param, 0) if truncate else None
         prompts = [await encoder.encode_prompt(text, param=param, bound=bound) for text in texts]
@@ -148,7 +159,7 @@ class OllamaModelsApi:
         if not all(prompts):
             raise RequestError(f"{param} must not be empty", param=param)
         with name_prompt_field(param):
-            return await embed(self._core, prompts, checkpoint_pooling(Path(info.path)))
+            return await embed(self._core, prompts, checkpoint_pooling(Path(info.path)), adapter=adapter)
 
     async def pull(self, body: OllamaPullBody) -> Response:
         """Answer that the served model is there. Raises NotFoundError for another model."""

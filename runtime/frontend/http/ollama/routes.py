@@ -49,14 +49,16 @@ OLLAMA_STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def require_ollama_model(info: ModelInfo, body: ServedModelBody) -> str:
-    """Return the model's name as the client wrote it, or the served name. Raises NotFoundError for another model.
+def require_ollama_model(info: ModelInfo, body: ServedModelBody) -> tuple[str, str | None]:
+    """Return the model's name as the client wrote it, or the served name, and the LoRA adapter that it is, if it is
+    one. Raises NotFoundError for another model.
 
     Ollama's clients may append the tag ":latest".
     """
     name = body.asked_model
-    require_model(info, name if name is None or name in info.names else name.removesuffix(":latest"))
-    return name or info.name
+    is_known = name is None or name in (*info.names, *(adapter.name for adapter in info.adapters))
+    adapter = require_model(info, name if name is None or is_known else name.removesuffix(":latest"))
+    return name or info.name, adapter
 
 
 @dataclass
@@ -132,7 +134,7 @@ class OllamaApi:
     ) -> Response:
         began = time.monotonic_ns()
         info = self._generator.core.require_info()
-        model = require_ollama_model(info, body)
+        model, adapter = require_ollama_model(info, body)
 
         def written(part: AnswerPart) -> Line:
             return {"model": model, "created_at": timestamp()} | line(part)
@@ -143,6 +145,7 @@ class OllamaApi:
         if body.think not in (None, False) and not self._service.can_reason:
             raise RequestError(f"{model!r} does not support thinking", param="think")
         prepared = await cancel_on_disconnect(request, self._request(body, info, context))
+        prepared = replace(prepared, prompt=replace(prepared.prompt, adapter=adapter))
         parts = self._parts(body, prepared, began)
         if not body.stream:
             return json_response(written(await cancel_on_disconnect(request, _whole(parts))))

@@ -22,7 +22,6 @@ from .chat_body import ChatBody
 from .chat_messages import retention_hints, template_messages
 from .chat_service import ChatService
 from .chunks import ChunkBuilder
-from .fields import answering_model
 from .finish import finish_fields
 from .logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from .usage import Stopwatch, Usage
@@ -80,7 +79,7 @@ class ChatApi:
             "id": body.response_id("chatcmpl"),
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
-            "model": answering_model(info),
+            "model": body.answering(info),
             "system_fingerprint": f"ramiform-{__version__}",
         }
 

@@ -297,4 +297,5 @@ class ChatService:
             session=fields.session,
             name=name,
             in_bulk=in_bulk,
+            adapter=fields.adapter(info),
         )

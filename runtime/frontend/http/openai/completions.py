@@ -24,7 +24,7 @@ from ..transport.body_route import BodyRoute
 from ..transport.merge import merge
 from ..transport.streaming import STREAM_RESPONSES, EventStream, cancel_on_disconnect, json_response
 from .chunks import ChunkBuilder
-from .fields import MAX_TOP, CompletionFields, answering_model, completion_token_limit, truncation_bound
+from .fields import MAX_TOP, CompletionFields, completion_token_limit, truncation_bound
 from .finish import finish_fields, name_constraint_field
 from .logprobs import CompletionLogprobs, TokenTexts, prompt_logprobs
 from .usage import Stopwatch, Usage
@@ -120,7 +120,7 @@ class CompletionsApi:
             "id": body.response_id("cmpl"),
             "object": "text_completion",
             "created": int(time.time()),
-            "model": answering_model(info),
+            "model": body.answering(info),
             "system_fingerprint": f"ramiform-{__version__}",
         }
         prompts = await cancel_on_disconnect(request, self._prompts(body, info))
@@ -164,6 +164,7 @@ class CompletionsApi:
                         name=body.name,
                         in_bulk=not body.stream,
                         continued=body.continued_tokens,
+                        adapter=body.adapter(info),
                     ),
                 )
             )

@@ -84,7 +84,7 @@ class ConstrainedApi:
         info = self._generator.core.require_info()
         body.check(info)
         return json_response(
-            {"id": f"con-{new_rid()}", "object": "constrained", "model": info.name}
+            {"id": f"con-{new_rid()}", "object": "constrained", "model": body.answering(info)}
             | await cancel_on_disconnect(request, self._answer(body))
         )
 

@@ -17,12 +17,13 @@ from ...programs.decisions import Decided, decide
 from ...text.encoding import TokenLimit
 from ...text.generation import Generator
 from ...text.offload import CancellationToken, offload_if_large
+from ...text.scoring import RequestContext
 from ..bodies import Body, Many, RequestBody, Text, described, example
 from ..errors import name_prompt_field
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
 from .chat_messages import template_messages
-from .fields import answering_model, require_model
+from .fields import require_model
 from .responses.items import InputItem, as_items, to_messages
 
 NOT_BLANK = r"\S"
@@ -97,15 +98,15 @@ class DecisionsApi:
     async def create(self, body: DecisionBody, request: Request) -> Response:
         """Answer predicates, choices and scores about one input."""
         info = self._generator.core.require_info()
-        require_model(info, body.model)
+        adapter = require_model(info, body.model)
         asked = [question.model_dump(exclude_none=True) for question in body.questions]
         questions = msgspec.convert(asked, list[Question])
         with name_prompt_field("input"):
-            decided = await cancel_on_disconnect(request, self._decide(body, questions))
+            decided = await cancel_on_disconnect(request, self._decide(body, questions, adapter))
         return json_response(
             {
                 "object": "decision",
-                "model": answering_model(info),
+                "model": adapter or info.name,
                 "answers": decided.answers,
                 "usage": {
                     "input_tokens": decided.prompt_tokens,
@@ -120,10 +121,11 @@ class DecisionsApi:
             }
         )
 
-    async def _decide(self, body: DecisionBody, questions: list[Question]) -> Decided:
+    async def _decide(self, body: DecisionBody, questions: list[Question], adapter: str | None) -> Decided:
         bound = await self._generator.encoder.prompt_bound("input")
         content = await offload_if_large(partial(self._content, body, bound), body.input)
-        return await decide(self._generator, content, questions, namespace=body.cache_salt)
+        context = RequestContext(namespace=body.cache_salt, adapter=adapter)
+        return await decide(self._generator, content, questions, context_for=lambda *_: context)
 
     def _content(self, body: DecisionBody, bound: TokenLimit | None, cancellation: CancellationToken) -> TokenContent:
         """Build the input with its last user message left open, for the questions to follow inside it. Raises

@@ -20,7 +20,7 @@ from ..bodies import Many, Priority, RequestBody, Text, TokenIds, described, exa
 from ..errors import name_prompt_field
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
-from .fields import answering_model, require_model
+from .fields import require_model
 
 MAX_INPUTS = 2048
 
@@ -78,12 +78,12 @@ class EmbeddingsApi:
     async def answer(self, body: EmbeddingBody) -> dict[str, Any]:
         """Return the answer. Raises RamiformError."""
         info = self._generator.core.require_info()
-        require_model(info, body.model)
-        embedded = await self._embed(body, info)
+        adapter = require_model(info, body.model)
+        embedded = await self._embed(body, info, adapter)
         num_tokens = sum(each.prompt_tokens for each in embedded)
         return {
             "object": "list",
-            "model": answering_model(info),
+            "model": adapter or info.name,
             "data": [
                 {"object": "embedding", "index": index, "embedding": _encode(body, each)}
                 for index, each in enumerate(embedded)
@@ -91,12 +91,14 @@ class EmbeddingsApi:
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
 
-    async def _embed(self, body: EmbeddingBody, info: ModelInfo) -> list[Embedded]:
+    async def _embed(self, body: EmbeddingBody, info: ModelInfo, adapter: str | None) -> list[Embedded]:
         prompts = [await self._token_ids(text, body.add_special_tokens) for text in body.inputs()]
         pooling = body.pooling or checkpoint_pooling(Path(info.path))
         core = self._generator.core
         with name_prompt_field("input"):
-            embedded = await embed(core, prompts, pooling, namespace=body.cache_salt, priority=body.priority)
+            embedded = await embed(
+                core, prompts, pooling, namespace=body.cache_salt, priority=body.priority, adapter=adapter
+            )
         size = len(embedded[0].values)
         if body.dimensions not in (None, size):
             raise RequestError(f"the model's embeddings have {size} dimensions, and no others", param="dimensions")

@@ -18,7 +18,6 @@ from ...core.sessions import (
     cache_control_seconds,
     requested_session,
 )
-from ...core.tenant import current_adapter
 from ...text.encoding import TokenLimit
 from ...text.generation import MAX_SAMPLES
 from ..bodies import (
@@ -101,12 +100,26 @@ class GenerationFields(OpenAISampling):
         is_switched_off = value is False and name not in cls.model_fields and name not in PEER_FIELDS
         return is_switched_off or super().is_neutral(name, value)
 
+    def adapter(self, info: ModelInfo) -> str | None:
+        """Return the LoRA adapter that answers, by `model` or `lora_path`; None: the model itself answers.
+
+        Raises NotFoundError for another model, RequestError for an adapter that is not loaded, and for two.
+        """
+        named = require_model(info, self.model)
+        if self.lora_path is None:
+            return named
+        require_adapter(info, self.lora_path)
+        if named not in (None, self.lora_path):
+            raise RequestError(f"model is another LoRA adapter, {named!r}: name one", param="lora_path")
+        return self.lora_path
+
+    def answering(self, info: ModelInfo) -> str:
+        """Return the name of the adapter or model that answers. Raises as `adapter`."""
+        return self.adapter(info) or info.name
+
     def check(self, info: ModelInfo) -> None:
         """Check the fields together. Raises NotFoundError for another model, RequestError for conflicting fields."""
-        require_model(info, self.model)
-        if self.lora_path is not None:
-            require_adapter(info, self.lora_path)
-            current_adapter.set(self.lora_path)
+        self.adapter(info)
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options are for streams: set stream", param="stream_options")
 
@@ -234,21 +247,16 @@ class CompletionFields(GenerationFields):
         return Truncation(max(1, info.max_request_tokens - (1 if asked is None else asked)), self.truncation_side)
 
 
-def require_model(info: ModelInfo, name: str | None) -> None:
-    """Raise NotFoundError unless `name` is a name of the served model, its path, or a LoRA adapter, which then computes
-    what the request asks for. None and "" mean the model."""
+def require_model(info: ModelInfo, name: str | None) -> str | None:
+    """Return `name` if it is that of a LoRA adapter, which then answers; None if it is a name of the served model or
+    its path. None and "" mean the model. Raises NotFoundError for another name."""
     if name and any(name == adapter.name for adapter in info.adapters):
-        current_adapter.set(name)
-        return
+        return name
     if name and name not in (*info.names, info.path):
         raise NotFoundError(
             f"the model {name!r} does not exist; {info.name!r} is served", param="model", code="model_not_found"
         )
-
-
-def answering_model(info: ModelInfo) -> str:
-    """Return the name of the model that answers the current request: the LoRA adapter that it names, if any."""
-    return current_adapter.get() or info.name
+    return None
 
 
 def completion_token_limit(

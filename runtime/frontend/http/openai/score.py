@@ -18,7 +18,7 @@ from ...text.scoring import Continuation, RequestContext, Scored, score
 from ..bodies import Many, RequestBody, Text, TokenIds, described, example
 from ..transport.body_route import BodyRoute
 from ..transport.streaming import cancel_on_disconnect, json_response
-from .fields import answering_model, require_model
+from .fields import require_model
 from .usage import Usage
 
 MAX_CONTINUATIONS = 1024
@@ -93,20 +93,20 @@ class ScoreApi:
     async def answer(self, body: ScoreBody) -> dict[str, Any]:
         """Return the answer. Raises RamiformError."""
         info = self._generator.core.require_info()
-        require_model(info, body.model)
+        adapter = require_model(info, body.model)
         if body.has_labels:
-            return await self._label_scores(body, info)
+            return await self._label_scores(body, info, adapter)
         batch = await self._batch(body)
-        scored = await score(self._generator.core, batch, RequestContext(namespace=body.cache_salt))
+        scored = await score(self._generator.core, batch, RequestContext(namespace=body.cache_salt, adapter=adapter))
         num_prompt = sum(part.prompt_tokens for part in scored)
         return {
             "object": "list",
-            "model": answering_model(info),
+            "model": adapter or info.name,
             "data": [_score_entry(index, part) for index, part in enumerate(scored)],
             "usage": _usage(num_prompt, sum(part.cached_tokens for part in scored)),
         }
 
-    async def _label_scores(self, body: ScoreBody, info: ModelInfo) -> dict[str, Any]:
+    async def _label_scores(self, body: ScoreBody, info: ModelInfo, adapter: str | None) -> dict[str, Any]:
         """Return the probability of each label token after each item: among all tokens, or by softmax among labels.
 
         Source: SGLang's scoring API. Raises RequestError.
@@ -124,7 +124,13 @@ class ScoreApi:
             samples = [
                 stack.enter_context(
                     self._generator.start(
-                        Prompt(tokens=tokens, sampling=sampling, logprobs=logprobs, namespace=body.cache_salt)
+                        Prompt(
+                            tokens=tokens,
+                            sampling=sampling,
+                            logprobs=logprobs,
+                            namespace=body.cache_salt,
+                            adapter=adapter,
+                        )
                     )
                 )[0]
                 for tokens in await self._label_prompts(body)
@@ -139,7 +145,7 @@ class ScoreApi:
                 num_cached += sequence.cached_tokens
         return {
             "object": "scoring",
-            "model": answering_model(info),
+            "model": adapter or info.name,
             "scores": scores,
             "usage": _usage(num_prompt, num_cached),
         }

@@ -14,7 +14,7 @@ from ...bodies import Many, Text, described, example
 from ..chat_messages import template_messages
 from ..chat_service import ChatService
 from ..constraints import ConstraintFields
-from ..fields import GenerationFields, answering_model
+from ..fields import GenerationFields
 from .items import InputItem, as_items, encode_compaction, to_messages
 from .output import new_id
 from .service import ResponseService, response_usage
@@ -72,7 +72,7 @@ class Compactor:
             "id": new_id("resp"),
             "object": "response.compaction",
             "created_at": int(time.time()),
-            "model": answering_model(info),
+            "model": body.answering(info),
             "output": [
                 *({"id": new_id("msg"), "status": "completed", **item, "content": _parts(item)} for item in said),
                 {"type": "compaction", "id": new_id("cmp"), "encrypted_content": encode_compaction(summary)},

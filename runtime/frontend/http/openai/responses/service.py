@@ -17,7 +17,6 @@ from ....core.tenant import current_tenant
 from ....text.offload import offload_if_large
 from ..chat_messages import template_messages
 from ..chat_service import ChatService
-from ..fields import answering_model
 from ..logprobs import TokenTexts, chat_logprobs
 from .body import ResponseBody
 from .items import as_items, to_messages
@@ -49,7 +48,7 @@ class ResponseService:
             "status": "queued" if body.background else "in_progress",
             "error": None,
             "incomplete_details": None,
-            "model": answering_model(info),
+            "model": body.answering(info),
             "output": [],
             "usage": None,
             **body.echoed(),
