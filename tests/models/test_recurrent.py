@@ -200,3 +200,14 @@ def test_what_no_recurrent_layer_computes_is_refused(
     (tmp_path / "config.json").write_text(json.dumps({**raw, "layers_block_type": None, **fields}))
     with pytest.raises(CheckpointError, match=message):
         read_config(tmp_path)
+
+
+def test_attention_without_its_gate_is_refused(checkpoints: Any, tmp_path: Path) -> None:
+    raw = json.loads((checkpoints("qwen3.5") / "config.json").read_text())
+    for value in (True, False):
+        (tmp_path / "config.json").write_text(json.dumps(raw | {"attn_output_gate": value}))
+        if value:
+            assert read_config(tmp_path).output_gate
+            continue
+        with pytest.raises(CheckpointError, match="attn_output_gate: for Qwen3_5ForCausalLM False is not supported"):
+            read_config(tmp_path)
