@@ -14,7 +14,9 @@ import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
+from typer.testing import CliRunner
 
+from ramiform.cli import app
 from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.engine.draft_source import DraftRow, DraftSource
 from ramiform.runtime.models.parallel.shard import shard_of
@@ -254,3 +256,11 @@ def test_trees_and_draft_heads_are_refused(model: Model) -> None:
     config = CoreConfig(device="cpu", speculative="eagle", speculative_draft_model=str(model[1]))
     with pytest.raises(RequestError, match="draft heads are not for models with recurrent layers"):
         build_source(config, model[1], engine._runner.model, num_pages=8, num_host_pages=0)
+
+
+def test_no_head_is_trained_that_would_be_refused(model: Model, tmp_path: Path) -> None:
+    arguments = ["train-draft", str(model[1]), "--data", __file__, "--out", str(tmp_path / "head")]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code != 0
+    assert "draft heads are not for models with recurrent layers" in str(done.exception)
+    assert not (tmp_path / "head").exists()
