@@ -98,6 +98,7 @@ class Loop:
     def load(self) -> Any:
         """Load the function from disk or compile it; return numba's dispatcher."""
         if self._compiled is None:
+            _import_numba()
             from numba.core.compiler_lock import global_compiler_lock
 
             _prepare_numba()
@@ -189,6 +190,21 @@ def _compile(compile_now: Callable[..., Any], function: Callable[..., Any]) -> A
 
 
 @cache
+def _import_numba() -> None:
+    """Import numba. An import that finds no memory leaves nothing behind: with parts of it every later one would fail.
+
+    Raises ImportError, OSError or MemoryError.
+    """
+    try:
+        import numba.core.compiler_lock
+        import numba.extending  # noqa: F401
+    except (ImportError, OSError, MemoryError):
+        for name in [name for name in sys.modules if name.split(".")[0] in ("numba", "llvmlite")]:
+            del sys.modules[name]
+        raise
+
+
+@cache
 def _prepare_numba() -> None:
     """Register the type of a Loop for compiled functions, that of its dispatcher; restrict LLVM to CPU_LEVEL."""
     _restrict_processor()
@@ -245,6 +261,7 @@ def compile_function(function: Callable[..., Any], signature: str, **options: An
     It lasts as long as the callback. Functions that another one makes need names (`__qualname__`) of their own: the
     cache's files have them.
     """
+    _import_numba()
     from numba import cfunc
     from numba.core.compiler_lock import global_compiler_lock
 

@@ -148,9 +148,9 @@ import sys
 from ramiform import loops
 loops.postpone("grown", interpret=True)
 import grown.loop
-print(grown.loop.scaled(7), loops.ready("grown"), "numba" in sys.modules)
+print(grown.loop.scaled(7), loops.ready("grown"), "numba.core" in sys.modules)
 loops.allow("grown")
-print(grown.loop.scaled(7), loops.ready("grown"), "numba" in sys.modules)
+print(grown.loop.scaled(7), loops.ready("grown"), "numba.core" in sys.modules)
 """
 
 
@@ -214,3 +214,30 @@ def test_every_loop_is_compiled_through_the_cache() -> None:
             if isinstance(node, ast.ImportFrom) and node.module == "numba":
                 names = {alias.name for alias in node.names}
                 assert not names & {"njit", "jit", "vectorize", "guvectorize"}, path
+
+
+IMPORT_WITHOUT_MEMORY = """
+import resource, sys
+import numpy
+from ramiform.constrained.regex.search import search
+
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+try:
+    search(("[a-z]{3}x",))
+except (ImportError, OSError, MemoryError) as error:
+    print(type(error).__name__, "numba.core" in sys.modules)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(search(("[a-z]{3}x",)).scan().feed(b"abcx").text)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_loops_are_loaded_after_an_import_that_found_no_memory() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", IMPORT_WITHOUT_MEMORY], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.split()[1] == "False"
+    assert second == "b'abcx'"
