@@ -254,7 +254,7 @@ def test_trees_and_draft_heads_are_refused(model: Model) -> None:
     with pytest.raises(RequestError, match="follows one chain of draft tokens, not a tree"):
         resolve_speculation(config, model[1])
     config = CoreConfig(device="cpu", speculative="eagle", speculative_draft_model=str(model[1]))
-    with pytest.raises(RequestError, match="draft heads are not for models with recurrent layers"):
+    with pytest.raises(RequestError, match="eagle is not for models with recurrent layers"):
         build_source(config, model[1], engine._runner.model, num_pages=8, num_host_pages=0)
 
 

@@ -204,7 +204,7 @@ class RecurrentLayer:
         for name, order in stored_projections(config):
             size = len(order)
             for last, part in projection.row_destinations(start, size).items():
-                found[f"{name}.{last}"] = part._replace(put=_put_ordered(part, order))
+                found[f"{name}.{last}"] = part._replace(put=_put_ordered(f"{config.family.block}.{name}", part, order))
             start += size
         assert start == config.projected
         return found
@@ -235,11 +235,11 @@ def projection_modules(config: RecurrentConfig) -> Sequence[str]:
     return [f"{config.family.block}.{name}" for name, _ in stored_projections(config)]
 
 
-def _put_ordered(to: Destination, order: torch.Tensor) -> Callable[[torch.Tensor], object]:
+def _put_ordered(module: str, to: Destination, order: torch.Tensor) -> Callable[[torch.Tensor], object]:
     if to.outputs is None or torch.equal(order, torch.arange(len(order))):
         return to.put
     if to.shape[to.outputs] != len(order):
-        raise ValueError("its rows are stored in another order than its format allows")
+        raise ValueError(f"{module}: its rows are stored in another order than its format allows")
     axis = to.outputs
     return lambda stored: to.put(stored.index_select(axis, order.to(stored.device)))
 
