@@ -116,7 +116,9 @@ def main(
     tokens = [token for text in texts for token in encode(text)]
     rows: dict[str, list[str]] = {}
     for head_dim, num_outliers in MODELS:
-        cells, sizes, baseline = [], [], 0.0
+        cells: list[str] = []
+        sizes: list[str] = []
+        baseline = 0.0
         with tempfile.TemporaryDirectory() as name:
             write_copy(Path(name), head_dim, num_outliers)
             for kind in KINDS:

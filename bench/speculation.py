@@ -1,6 +1,6 @@
 """Speculation against plain decoding, in one run: tokens of a pass of the model, and tokens a second.
 
-    python -P bench/speculation.py [MODEL] [--sources off,ngram,suffix,eagle] [--draft-model PATH] [--batches 1,4,16]
+    python -P bench/speculation.py [MODEL] [--sources off,suffix,eagle,medusa] [--medusa HEADS] [--batches 1,4,16]
 
 The skills of the model that ships: extraction, JSON under a schema, tool calls, ReAct steps, chat, free text; and texts
 of agents, which repeat themselves: ReAct loops, records one after the other, edits of code. The defaults take about
@@ -166,6 +166,8 @@ def main(
         str, typer.Option(help="Who guesses, with commas; off is the baseline.")
     ] = "off,ngram,suffix,eagle",
     draft_model: Annotated[str | None, typer.Option(help="For the source draft.")] = None,
+    medusa: Annotated[str | None, typer.Option(help="Folder of heads for the source medusa.")] = None,
+    exit_layer: Annotated[int | None, typer.Option(help="--speculative-exit-layer, for early-exit.")] = None,
     batches: Batches = "1,4,16",
     kinds: Annotated[str, typer.Option(help="Of text, with commas.")] = "extraction,json,react,chat,loop,records,edit",
     rounds: Annotated[int, typer.Option(help="Of each cell, after one to warm up.")] = 3,
@@ -201,8 +203,10 @@ def main(
                     "speculative_eagle_topk": top_k,
                     "speculative_adaptive": adaptive,
                 }
-            if name == "draft":
-                settings["speculative_draft_model"] = draft_model
+            if name in ("draft", "medusa"):
+                settings["speculative_draft_model"] = draft_model if name == "draft" else medusa
+            if name == "early-exit":
+                settings["speculative_exit_layer"] = exit_layer
             runtime = stack.enter_context(ramiform.Runtime(model, port=0, **settings))
             assert runtime.url is not None
             clients[name] = stack.enter_context(httpx.Client(base_url=runtime.url, timeout=600))

@@ -24,6 +24,8 @@ from functools import update_wrapper
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+import numpy as np
+
 from .errors import GrammarError
 
 MAX_STATES = 100_000  # of each intermediate automaton
@@ -32,6 +34,8 @@ PATTERN_STEPS = 60_000_000  # of one pattern
 GRAMMAR_STEPS = 200_000_000  # for all terminals of a grammar
 COMPILATION_STEPS = 200_000_000  # of one constraint, with all pieces that it uses
 MAX_CACHED_STEPS = 100_000_000  # of the results that one function keeps, some tens of MB
+MAX_CACHED_BYTES = 64 << 20  # of the results that all functions keep
+_OBJECT_BYTES = 400  # of a result and its entry, beside its arrays
 INTERPRETED = 100  # steps of one operation in Python
 EACH_PATTERN = 250 * INTERPRETED  # steps of reading a pattern, beside those of its automaton
 
@@ -178,27 +182,53 @@ class cached_property(locking_property[R]):  # noqa: N801
             return value
 
 
+class _KeptBytes:
+    """Results of all cached functions, the one used least recently first, within `MAX_CACHED_BYTES`."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.num_bytes = 0
+        self._kept: OrderedDict[tuple[CachedPiece[Any, Any], Hashable], int] = OrderedDict()
+
+    def note_use(self, piece: CachedPiece[Any, Any], key: Hashable) -> None:
+        self._kept.move_to_end((piece, key))
+
+    def add(self, piece: CachedPiece[Any, Any], key: Hashable, num_bytes: int) -> None:
+        """Note a new result, and drop old ones of any function beyond the bound. Call under the lock, as all others."""
+        self._kept[piece, key] = num_bytes
+        self.num_bytes += num_bytes
+        while self.num_bytes > MAX_CACHED_BYTES and len(self._kept) > 1:
+            other, old = next(iter(self._kept))
+            other.drop(old)
+
+    def remove(self, piece: CachedPiece[Any, Any], key: Hashable) -> None:
+        self.num_bytes -= self._kept.pop((piece, key))
+
+
+_kept_bytes = _KeptBytes()
+
+
 class CachedPiece(Generic[P, R]):
     """A function whose results are cached with the work that they took.
 
-    The results used least recently are dropped beyond `maxsize`, or beyond `max_steps` for those that are kept: what
-    took many steps takes much memory.
+    The results used least recently are dropped beyond `maxsize`, beyond `max_steps` for those that are kept, and beyond
+    `MAX_CACHED_BYTES` for those of all functions.
     """
 
     def __init__(self, make: Callable[P, R], maxsize: int, max_steps: int) -> None:
         update_wrapper(self, make)
         self._make, self._maxsize, self._max_steps = make, maxsize, max_steps
-        self._lock = Lock()
         self._results: OrderedDict[Hashable, tuple[R, _Work]] = OrderedDict()
         self._steps = 0
         self.num_made = 0  # results that were not in the cache
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         key = (args, tuple(kwargs.items())) if kwargs else args
-        with self._lock:
+        with _kept_bytes.lock:
             found = self._results.get(key)
             if found is not None:
                 self._results.move_to_end(key)
+                _kept_bytes.note_use(self, key)
         if found is None:
             found = self._made(*args, **kwargs)
             self._keep(key, found)
@@ -211,19 +241,26 @@ class CachedPiece(Generic[P, R]):
 
     def cache_clear(self) -> None:
         """Forget all results."""
-        with self._lock:
-            self._results.clear()
-            self._steps = 0
+        with _kept_bytes.lock:
+            for key in list(self._results):
+                self.drop(key)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget a result. Call under the lock of the kept bytes."""
+        _, work = self._results.pop(key)
+        self._steps -= work.steps
+        _kept_bytes.remove(self, key)
 
     def _keep(self, key: Hashable, found: tuple[R, _Work]) -> None:
-        with self._lock:
+        num_bytes = _num_bytes(found[0])
+        with _kept_bytes.lock:
             if key in self._results:
                 return
             self._results[key] = found
             self._steps += found[1].steps
+            _kept_bytes.add(self, key, num_bytes)
             while len(self._results) > 1 and (len(self._results) > self._maxsize or self._steps > self._max_steps):
-                _, (_, dropped) = self._results.popitem(last=False)
-                self._steps -= dropped.steps
+                self.drop(next(iter(self._results)))
 
     def _made(self, *args: Any, **kwargs: Any) -> tuple[R, _Work]:
         self.num_made += 1
@@ -237,6 +274,15 @@ class CachedPiece(Generic[P, R]):
         finally:
             _open.pieces.pop()
             _open.compilation = compilation
+
+
+def _num_bytes(result: object, depth: int = 3) -> int:
+    """Estimate the bytes of a result: those of its arrays, of its fields and items too, and some hundreds."""
+    if isinstance(result, np.ndarray):
+        return _OBJECT_BYTES + result.nbytes
+    parts = result if isinstance(result, tuple) else tuple(getattr(result, "__dict__", {}).values())
+    inner = [part for part in parts if isinstance(part, np.ndarray | tuple) or hasattr(part, "__dict__")]
+    return _OBJECT_BYTES + 8 * len(parts) + (sum(_num_bytes(part, depth - 1) for part in inner) if depth else 0)
 
 
 def cached_piece(maxsize: int, max_steps: int = MAX_CACHED_STEPS) -> Callable[[Callable[P, R]], CachedPiece[P, R]]:

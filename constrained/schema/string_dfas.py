@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,21 +151,32 @@ def any_string() -> Dfa:
     return byte_dfa(char_dfa(repeat(Chars(ALL), 0, None), CompileBudget()), "json_string")
 
 
-@lru_cache(maxsize=2048)
+# By automaton, as long as something else keeps it.
+_plain_states: WeakKeyDictionary[Dfa, NDArray[np.bool_]] = WeakKeyDictionary()
+_looping_states: WeakKeyDictionary[Dfa, NDArray[np.bool_]] = WeakKeyDictionary()
+
+
 def plain_states(dfa: Dfa) -> NDArray[np.bool_]:
     """Return the states from which every text of plain characters leads to such a state again: bool[S]."""
-    from ..regex import dfa_kernel  # here, because it imports numba
+    found = _plain_states.get(dfa)
+    if found is None:
+        from ..regex import dfa_kernel  # here, because it imports numba
 
-    return dfa_kernel.plain_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8)
+        found = dfa_kernel.plain_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8)
+        _plain_states[dfa] = found
+    return found
 
 
-@lru_cache(maxsize=2048)
 def looping_states(dfa: Dfa) -> NDArray[np.bool_]:
     """Return the states from which every plain character leads back to the same state: bool[S]."""
-    from ..regex import dfa_kernel  # here, because it imports numba
+    found = _looping_states.get(dfa)
+    if found is None:
+        from ..regex import dfa_kernel  # here, because it imports numba
 
-    plain = plain_states(dfa)
-    return dfa_kernel.looping_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8, plain)
+        plain = plain_states(dfa)
+        found = dfa_kernel.looping_states(np.ascontiguousarray(dfa.table), dfa.class_of, _PLAIN, _UTF8, plain)
+        _looping_states[dfa] = found
+    return found
 
 
 @cached_piece(maxsize=64)

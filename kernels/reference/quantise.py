@@ -94,7 +94,8 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
         a, b = wide.unflatten(-1, (D // (2 * half), 2, half)).unbind(-2)
         wide = torch.stack((a + b, a - b), -2).flatten(-3)
         half *= 2
-    return (wide * size**-0.5).to(x.dtype)
+    factor: float = size**-0.5
+    return (wide * factor).to(x.dtype)
 
 
 def pack_int4(x_TKD: torch.Tensor) -> torch.Tensor:

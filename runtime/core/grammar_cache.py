@@ -202,7 +202,9 @@ class GrammarCache:
         try:
             return self._compile_source(grammar_source(constraint), constraint.order)
         except GrammarError as error:
-            raise _invalid_grammar(constraint.kind, str(error)) from None
+            message = str(error)
+        # Raised here, the error that is cached refers to nothing of the compilation.
+        raise _invalid_grammar(constraint.kind, message)
 
     def _wait(self) -> None:
         if self._wait_for_loops is not None:

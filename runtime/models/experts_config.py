@@ -120,10 +120,10 @@ def _parse_groups(fields: ConfigFields, family: ExpertFamily, num_layers: int) -
 def _routed_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
     types = fields.raw.get("mlp_layer_types")
     if types is not None:
-        kinds = {"dense": False, "sparse": True}
+        kinds = ("dense", "sparse")
         if not isinstance(types, list) or len(types) != num_layers or not all(kind in kinds for kind in types):
             raise fields.invalid("mlp_layer_types", f"must name dense or sparse for each of {num_layers} layers")
-        return tuple(kinds[kind] for kind in types)
+        return tuple(kind == kinds[1] for kind in types)
     first = fields.count("first_k_dense_replace", default=0, least=0)
     step = fields.count("moe_layer_freq", default=1)
     return tuple(layer >= first and layer % step == 0 for layer in range(num_layers))

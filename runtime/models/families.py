@@ -205,6 +205,7 @@ _QWEN3_NEXT = Family(
     output_gate=True,
     skipped=r"mtp\.",
     defaults={"partial_rotary_factor": 0.25, "norm_topk_prob": True},
+    required={"attn_output_gate": True},
 )
 _QWEN3_5 = _QWEN3_NEXT._replace(recurrent=QWEN3_5, renames=_LANGUAGE_MODEL, skipped=rf"mtp\.|{_VISION}")
 _SHARED_MLP = {"intermediate_size": "shared_intermediate_size"}  # without experts it is the only one

@@ -14,6 +14,7 @@ import torch
 
 from ... import kernels
 from ...kernels import Ops
+from ...kernels.reference.experts import Routing
 from .experts_config import ExpertsConfig
 from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations, total_bytes
 from .mlp import DenseMlp, Mlp
@@ -205,17 +206,21 @@ class MixtureMlp:
         return self.total(self.parts(x_TE, ops))
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
-        groups = self.config.groups
-        if groups is None:
-            routing = ops.route(self.router(x_TE), self.config.num_per_token, self.config.normalised)
-        else:  # its router is float32
-            routing = ops.route_by_groups(self.router(x_TE.float()), self.bias_N, groups)
+        routing = self.route(x_TE, ops)
         parts_TE = []
         for experts in self.slices:
             gate_up_PJ = experts.gate_up(x_TE, routing.ends_N, routing.tokens_P, ops)
             y_PE = experts.down(ops.silu_and_mul(gate_up_PJ), routing.ends_N, None, ops)
             parts_TE.append(ops.combine_experts(y_PE, routing.place_P, routing.weights_TK))
         return self.add_shared(parts_TE, x_TE, ops)
+
+    def route(self, x_TE: torch.Tensor, ops: Ops) -> Routing:
+        """Choose the tokens' experts."""
+        groups = self.config.groups
+        if groups is None:
+            return ops.route(self.router(x_TE), self.config.num_per_token, self.config.normalised)
+        # The router is float32.
+        return ops.route_by_groups(self.router(x_TE.float()), self.bias_N, groups)
 
     def add_shared(self, parts_TE: Sequence[torch.Tensor], x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
         """Add the shared expert's outputs, if there is one."""

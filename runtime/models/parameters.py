@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -175,6 +175,11 @@ def allocate_parameters(
         kind = TensorParallelMlp if cut else DenseMlp
         return kind(gate_up, down, size, E, block, config.mlp_names, config.activation)
 
+    def mixture(*parts: Any) -> MixtureMlp:
+        if group.shard.whole_experts:
+            return ExpertParallelMixture(*parts, group=group)
+        return TensorParallelMixture(*parts, group=group) if cut else MixtureMlp(*parts)
+
     def mlp(index: int) -> Mlp:
         experts = config.experts
         if experts is None or not experts.layers[index]:
@@ -202,9 +207,7 @@ def allocate_parameters(
             )
             router = DenseLinear(torch.empty((experts.num_experts, E), device=device, dtype=torch.float32))
             bias_N = torch.empty(experts.num_experts, device=device) if experts.groups.sigmoid else None
-            if cut:
-                return TensorParallelMixture(experts, E, router, slices, shared, bias_N, group=group)
-            return MixtureMlp(experts, E, router, slices, shared, bias_N)
+            return mixture(experts, E, router, slices, shared, bias_N)
         router = DenseLinear(tensor(experts.num_experts, E))
         shared: Mlp | None = None
         if experts.shared_size is not None and experts.stacked:
@@ -212,11 +215,7 @@ def allocate_parameters(
         elif experts.shared_size is not None:
             mlp = dense(index, f"{names.block}.shared_expert", experts.shared_size, False)
             shared = SharedExpert(mlp, DenseLinear(tensor(1, E)), names.block)
-        if group.shard.whole_experts:
-            return ExpertParallelMixture(experts, E, router, slices, shared, group=group)
-        if cut:
-            return TensorParallelMixture(experts, E, router, slices, shared, group=group)
-        return MixtureMlp(experts, E, router, slices, shared)
+        return mixture(experts, E, router, slices, shared)
 
     def norm(size: int) -> Norm:
         return allocate_norm(config.norm, size, config.norm_eps, device=device, dtype=dtype)

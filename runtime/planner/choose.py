@@ -16,11 +16,12 @@ KV_FORMATS: tuple[KvFormat, ...] = ("bf16", "fp8")
 
 def arrangements(config: ModelConfig, num_devices: int) -> Iterator[Arrangement]:
     """Iterate over arrangements with at most `num_devices`: tp a power of two that divides the model, pp up to its
-    layers."""
+    layers, but 1 of a model with recurrent layers, which are not divided."""
+    most_stages = config.num_layers if config.recurrent is None else 1
     for tp in (1 << exponent for exponent in range(num_devices.bit_length())):
         if why_indivisible(config, tp) is not None:
             continue
-        for pp in range(1, min(num_devices // tp, config.num_layers) + 1):
+        for pp in range(1, min(num_devices // tp, most_stages) + 1):
             for weights in WEIGHT_FORMATS:
                 for kv in KV_FORMATS:
                     yield Arrangement(tp=tp, pp=pp, weights=weights, kv=kv)

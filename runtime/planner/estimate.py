@@ -14,7 +14,7 @@ import msgspec
 from ..models.config import ModelConfig
 from ..models.parallel.stage import MIN_MICRO_BATCH_TOKENS, Stage, num_micro_batches
 from .devices import DeviceSpec
-from .memory import KvFormat, WeightFormat, kv_bytes, mean_kept_tokens, mlp_width, read_bytes, weight_bytes
+from .memory import KvFormat, WeightFormat, kv_bytes, mean_kept_tokens, mlp_width, read_bytes, state_bytes, weight_bytes
 
 # Part of the bandwidth at which a kernel reads weights, by its instructions: the one for int4 issues 541 for 4 kB, in
 # which time an H100 reads 8 kB (docs/kernels.md).
@@ -59,7 +59,8 @@ def step_seconds(
     """Time between two tokens of a sequence when all sequences are half-way."""
     batch = workload.concurrency
     length = mean_kept_tokens(config, round(workload.mean_length))
-    read = batch * length * kv_bytes(config, arrangement.kv, arrangement.tp) / config.num_layers
+    of_a_sequence = length * kv_bytes(config, arrangement.kv, arrangement.tp) + 2 * state_bytes(config)  # and written
+    read = batch * of_a_sequence / config.num_layers
     return _forward_seconds(config, device, arrangement, StepLoad(batch, batch, read, 0.0), efficiency)
 
 
@@ -83,7 +84,8 @@ def _forward_seconds(
         products = 2 * size.active_linear * T / rate
         # Two products: scores and values.
         both_sizes = config.head_dim + (config.head_dim if config.latent is None else config.latent.rank)
-        attention = 2 * config.num_heads * both_sizes * num_layers * step.attended / num_parts / tp / device.bf16
+        num_attending = num_layers * config.num_kv_layers / config.num_layers
+        attention = 2 * config.num_heads * both_sizes * num_attending * step.attended / num_parts / tp / device.bf16
         stages.append(
             max(products + attention, read / device.bandwidth) / efficiency
             + num_layers * _all_reduce_seconds(config, device, arrangement, T)
@@ -182,7 +184,8 @@ def estimate(
     # All stages have the same number of pages, which hold all of their layers, windowed ones included.
     pages = -(-workload.context // PAGE_SIZE)
     sequences = [
-        (device.memory * memory_share - held - activations - logits * stage.has_ends) // (token * pages * PAGE_SIZE)
+        (device.memory * memory_share - held - activations - logits * stage.has_ends)
+        // (token * pages * PAGE_SIZE + state_bytes(config))
         for stage, held, token in zip(stages, weights, tokens, strict=True)
     ]
     step = step_seconds(config, device, workload, arrangement, efficiency=efficiency)

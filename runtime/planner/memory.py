@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
+
 from ..models.config import ModelConfig
 from ..models.size import ModelSize
 
@@ -45,6 +47,11 @@ def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
     """Bytes of one token's KV on one of `tp` devices. Key heads that cannot be split are held twice."""
     heads = math.ceil(config.num_kv_heads / tp)
     return config.num_kv_parts * config.num_kv_layers * heads * config.head_dim * KV_BYTES[kv]
+
+
+def state_bytes(config: ModelConfig) -> int:
+    """Bytes of one sequence's recurrent states, whose convolutions' inputs are in bf16."""
+    return 0 if config.recurrent is None else config.recurrent.state_bytes(torch.bfloat16)
 
 
 def mean_kept_tokens(config: ModelConfig, context: int) -> float:

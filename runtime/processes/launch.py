@@ -131,6 +131,8 @@ def make_config(model: str | None, settings: dict[str, Any]) -> RuntimeConfig:
             # For example an unset shell variable: serving everybody is certainly not intended.
             raise RequestError(f"{name} is empty, so no key would be required: leave it out, or set it", param=name)
     check_nodes(core)
+    if core.lora and checked.engine != "http":
+        raise RequestError("workers of Dynamo have no LoRA adapters: leave out lora", param="lora")
     draft = local_model(core.speculative_draft_model, param="speculative_draft_model")
     core = msgspec.structs.replace(core, model=local_model(core.model), speculative_draft_model=draft)
     find_checkpoint(core.model)

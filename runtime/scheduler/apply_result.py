@@ -67,9 +67,9 @@ def apply_result(
         else:
             try:
                 finish = _append_token(request, token, vocabulary)
+                _keep_logprob(request, result, index, forced=False)  # `follow` asks which known tokens lack theirs
                 is_last = index + 1 == len(result.tokens)
                 is_followed = follow(request, None if token in vocabulary.eos_ids else token, finish is None, is_last)
-                _keep_logprob(request, result, index, forced=False)
             except RequestError as failure:
                 error = failure
                 break

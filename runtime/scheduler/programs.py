@@ -17,6 +17,7 @@ from .request import Request
 
 MAX_PROGRAMS = 1 << 16  # bounds the memory if a frontend never ends its programs
 MAX_SOFT_PINS = 1 << 16
+MIN_SESSIONS = 64  # recognised sessions that are remembered with the smallest pool
 # Kinds of waits: until the frontend says what for, of states whose forks have run, and of requests for their start
 TURN, FORKED, QUEUED = "", "fork", "queue"
 USER = "user"  # the kind of wait of an answer that calls no tool
@@ -46,6 +47,8 @@ class LivePrograms:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._programs: OrderedDict[str, _LiveProgram] = OrderedDict()
+        self._sessions: OrderedDict[str, None] = OrderedDict()  # recognised ones, used last at the end
+        self._max_sessions = max(MIN_SESSIONS, cache.num_pages + cache.num_host_pages)  # others can have no page
         self._num_soft_pins = 0
         # By account: prefixes that clients have asked to keep, with their tokens, refreshed last at the end
         self._retained: dict[str, OrderedDict[Hashable, int]] = {}
@@ -94,6 +97,8 @@ class LivePrograms:
         program = self._programs[name]
         program.has_started = program.is_running = True
         self._programs.move_to_end(name)
+        self._sessions[name] = None
+        self._sessions.move_to_end(name)
         self._cache.forecast.end_wait((name, 0))
         self._end_oldest()
 
@@ -220,6 +225,7 @@ class LivePrograms:
             return
         if states is None:
             del self._programs[program_id]
+            self._sessions.pop(program_id, None)
         for state in program.states.intersection(program.states if states is None else states):
             program.states.remove(state)
             program.num_tokens.pop(state, None)
@@ -228,6 +234,8 @@ class LivePrograms:
             self._cache.forecast.forget((program_id, state))
 
     def _end_oldest(self) -> None:
+        while len(self._sessions) > self._max_sessions:
+            self.end(next(iter(self._sessions)))
         while len(self._programs) > MAX_PROGRAMS or self._num_soft_pins > MAX_SOFT_PINS:
             self.end(next(iter(self._programs)))
 

@@ -20,6 +20,7 @@ from ..engine.build import choose_device
 from ..models.checkpoint import fetch_checkpoint
 from ..models.decoder import Decoder
 from ..models.load import load_model
+from ..models.read_config import read_config
 from ..protocol.errors import RequestError
 from ..scheduler.plan import DraftSpec
 from ..speculation.eagle.config import HeadKind
@@ -86,6 +87,8 @@ def train_draft(options: TrainingOptions, console: Console) -> dict[str, Accepte
     path = fetch_checkpoint(options.model, out=options.out)
     out = options.out or path / "draft"
     kind: HeadKind = "eagle3" if options.eagle == 3 else "eagle"
+    if read_config(path).recurrent is not None:
+        raise RequestError("draft heads are not for models with recurrent layers", param="model")
     model = load_model(path, device=choose_device(options.device), dtype=_DTYPES[options.dtype])
     tokenizer = load_tokenizer(path)
     out.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM, PretrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import (
+    DeepseekV3Config,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PretrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
 from ramiform.runtime.engine.build import build_engine
 from ramiform.runtime.models.load import load_model
@@ -19,6 +26,7 @@ from ramiform.runtime.protocol.errors import RequestError
 
 from .architectures import SIZES, checkpoint_maker
 from .test_divided_models import TOKENS, logits
+from .test_latent import FIELDS as LATENT
 from .threads import groups, on_each
 
 # Seven experts of 27 columns: neither number divides among ranks.
@@ -29,6 +37,7 @@ MODELS: dict[str, Callable[[], PretrainedConfig]] = {
         **SIZES, **EXPERTS, shared_expert_intermediate_size=40, mlp_only_layers=[0], sliding_window=None
     ),
     "qwen3 moe": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=24, norm_topk_prob=True),
+    "deepseek v3": lambda: DeepseekV3Config(**LATENT),
 }
 
 
@@ -38,7 +47,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "stages"), [("mixtral", 4, 1), ("mixtral", 1, 1), ("qwen2 moe", 2, 1), ("qwen3 moe", 4, 1)]
+    ("name", "size", "stages"),
+    [("mixtral", 4, 1), ("mixtral", 1, 1), ("qwen2 moe", 2, 1), ("qwen3 moe", 4, 1), ("deepseek v3", 2, 1)],
 )
 def test_experts_over_ranks_compute_what_one_rank_does(
     checkpoint: Callable[[str], Path], name: str, size: int, stages: int

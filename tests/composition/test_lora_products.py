@@ -90,3 +90,17 @@ def test_four_adapters_and_the_base_in_one_step_equal_merged_weights(
     for adapter, found in zip([2, 0, 1, 4, 3, 1], got, strict=True):
         torch.testing.assert_close(found, wanted[adapter], atol=1e-4, rtol=1e-4)
     assert (wanted[1] - wanted[0]).abs().max() > 0.1
+
+
+def test_loops_of_bfloat16_compute_what_plain_torch_does(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    base = checkpoint("qwen3")
+    adapter = write_adapter(tmp_path / "1", base, seed=5, rank=8)
+    found = []
+    for ops in (None, for_device(CPU, "reference")):
+        model = load_model(base, device=CPU, dtype=torch.bfloat16, ops=ops)
+        model.lora.add(1, read_adapter(adapter, model.whole_config, max_rank=8))
+        found.append(logits(model, [0, 1, 1]))
+    compiled, plain = found
+    assert (compiled - plain).abs().mean() < 0.02
+    assert (compiled[1] - compiled[0]).abs().mean() > 0.2
+    assert torch.equal(compiled[1], compiled[2])

@@ -93,9 +93,14 @@ def test_those_that_give_up_their_place_get_the_same_tokens_in_the_end(size: int
     check(got, run(requests, **settings | {"num_pages": 512})[0])
 
 
-def test_eight_bit_keys_and_values_have_the_scales_of_their_own_layers() -> None:
-    settings = {"device": "cpu", "dtype": "float32", "num_pages": 64, "kv_dtype": "int8", "speculative": "off"}
-    got, _, _ = run(FEW[:6], engine=engine(CoreConfig(**settings, pp=3), 1, stages=3), **settings)
+@pytest.mark.parametrize(("kv_dtype", "size", "stages"), [("int8", 1, 3), ("int4", 2, 1), ("int4", 1, 3)])
+def test_quantised_keys_and_values_have_the_scales_of_their_own_layers_and_heads(
+    kv_dtype: str, size: int, stages: int
+) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_pages": 64, "speculative": "off"}
+    settings["kv_dtype"] = kv_dtype
+    ranks = engine(CoreConfig(**settings, tp=size, pp=stages), size, stages=stages)
+    got, _, _ = run(FEW[:6], engine=ranks, **settings)
     check(got, run(FEW[:6], **settings)[0], tolerance=0.1)  # a product of other rows may move a number to the next code
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from ramiform.constrained import Grammar, GrammarError, JsonSchema, Regex, compile_constraint
@@ -160,3 +163,39 @@ def test_results_that_took_many_steps_are_not_kept_in_number() -> None:
     for number in (1, 2, 3, 3, 2, 1):
         piece(number)
     assert made == [1, 2, 3, 1]
+
+
+@cached_piece(100)
+def zeros(num_bytes: int) -> np.ndarray:
+    return np.zeros(num_bytes, np.uint8)
+
+
+@cached_piece(100)
+def pairs(num_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
+
+
+def test_results_of_all_functions_share_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_all()
+    monkeypatch.setattr(budgets, "MAX_CACHED_BYTES", 1 << 20)
+    first = zeros(400_000)
+    pairs(100_000)
+    assert zeros(400_000) is first
+    zeros(500_000)  # more than fits: the pair was used least recently
+    assert zeros(400_000) is first
+    before = pairs.num_made
+    pairs(100_000)
+    assert pairs.num_made == before + 1
+    assert budgets._kept_bytes.num_bytes <= 1 << 20
+    for piece in (zeros, pairs):
+        piece.cache_clear()
+
+
+def test_an_automaton_is_freed_with_what_is_known_of_its_states() -> None:
+    dfa = string_dfas.regex_dfa("[a-c]{1,3}")
+    string_dfas.looping_states(dfa)
+    known = weakref.ref(dfa)
+    del dfa
+    forget_all()
+    gc.collect()
+    assert known() is None

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -20,6 +21,7 @@ from ramiform.constrained.budget import cached_property, count
 from ramiform.runtime.core import turns as turns_module
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.turns import OLDEST_SHARE, TURN_STEPS, Turns
+from ramiform.runtime.protocol.errors import RequestError
 from ramiform.runtime.protocol.sampling import Constraint
 
 TOKENS: list[bytes | None] = [*(bytes([byte]) for byte in range(256)), b'": "', b'", "', b"12", b"abc", b"</s>"]
@@ -263,3 +265,14 @@ def test_a_property_that_is_computed_holds_no_lock_that_others_need(turns: Turns
 def test_no_property_of_what_gives_way_is_the_standard_librarys(folder: str) -> None:
     files = (Path(ramiform.__file__).parent / "constrained" / folder).rglob("*.py")
     assert not [file for file in files if re.search(r"from functools import .*cached_property", file.read_text())]
+
+
+def test_an_error_that_is_cached_keeps_nothing_of_the_compilation() -> None:
+    grammars = GrammarCache(TOKENS, {EOS})
+    error = grammars.get(Constraint("regex", "[a-c]{3}(")).exception(PATIENCE)
+    grammars.close()
+    assert isinstance(error, RequestError)
+    assert error.__context__ is None
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    assert "_compile" in names
+    assert not any("regex" in name or "parse" in name for name in names)

@@ -17,6 +17,7 @@ from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SingleRank
 from ramiform.runtime.models.parallel.shard import Shard
+from ramiform.runtime.models.quantised.bitsandbytes import _nested_maxima
 
 from .packing import Tensors, changed
 from .test_quantised import SIZES, logits
@@ -166,3 +167,10 @@ def test_states_that_do_not_fit_are_refused(state: dict[str, Any], message: str,
     )
     with pytest.raises(CheckpointError, match=message):
         logits(path)
+
+
+def test_a_stored_size_of_blocks_decides_on_no_memory() -> None:
+    parts = {"weight.nested_absmax": torch.tensor([3.0]), "weight.nested_quant_map": torch.arange(256.0)}
+    state = {"nested_blocksize": 1 << 62, "nested_offset": 0.5}
+    found = _nested_maxima(torch.tensor([2, 7], dtype=torch.uint8), parts, state)
+    assert found.tolist() == [6.5, 21.5]

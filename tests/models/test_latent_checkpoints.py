@@ -14,7 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from ramiform.runtime.models.errors import CheckpointError
-from ramiform.runtime.models.parallel.group import SingleRank
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.parallel.group import SINGLE_RANK, SingleRank
 from ramiform.runtime.models.parallel.shard import Shard
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.quantize.write import write_quantised
@@ -79,6 +80,28 @@ def test_blocks_of_fp8_give_the_logits_of_their_dequantised_weights(dense: Path,
     expected = logits(changed(dense, tmp_path / "weights", unpack))
     for options in ({}, {"group": TWO_SLICES}):
         assert ((logits(packed, **options) - expected).norm() / expected.norm()).item() < 1e-3
+
+
+@pytest.mark.parametrize("group", [SINGLE_RANK, TWO_SLICES], ids=["whole", "two slices"])
+def test_stored_scales_of_inputs_do_not_round_the_weights_of_latents(
+    group: SingleRank, dense: Path, tmp_path: Path
+) -> None:
+    def pack(module: str, w: torch.Tensor) -> Tensors:
+        scale = w.abs().max() / 448
+        codes = (w / scale).to(torch.float8_e4m3fn)
+        # Ones are neither within such a scale's range nor multiples of it.
+        return {f"{module}.weight": codes, f"{module}.weight_scale": scale, f"{module}.input_scale": torch.tensor(1e-3)}
+
+    config = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+    path = changed(dense, tmp_path / "packed", pack, quantization_config=config)
+    model = load_model(path, device=torch.device("cpu"), dtype=torch.float32, group=group)
+    module, tensors = "model.layers.0.self_attn.kv_b_proj", load_file(path / "model.safetensors")
+    weight = tensors[f"{module}.weight"].float() * tensors[f"{module}.weight_scale"]
+    latent = model.parameters.layers[0].latent
+    assert latent is not None
+    x = torch.randn(3, 4, 128, generator=torch.Generator().manual_seed(1))
+    expected = torch.einsum("thc,hvc->thv", x, weight.unflatten(0, (4, 128))[:, 64:])
+    torch.testing.assert_close(latent.expansion.values(x, slice(0, 4), fixed=False), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["int8", "int4-rtn"])

@@ -415,6 +415,8 @@ def test_quantised_checkpoints_are_not_quantised_again(dense: Path, tmp_path: Pa
     ("change", "message"),
     [
         ({"format": "marlin-24"}, r"format: .*'marlin-24' is not supported"),
+        ({"ignore": "lm_head"}, r"ignore must list names of modules, got 'lm_head'"),
+        ({"ignore": ["re:(.*"]}, r"ignore must list names and patterns, not 're:\(\.\*'"),
         ({"config_groups": {}}, r"config_groups\.\{\}: other than one group is not supported"),
         ({"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme\.type: .*'int' is not supported"),
         (compressed("pack-quantized", num_bits=3), r"weights\.num_bits: 3 bits of int are not supported"),

@@ -3,6 +3,7 @@ as loops."""
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import transformers
 from msgspec.structs import replace
 from transformers import PreTrainedModel
 
+from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.parameters import num_parameters
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.models.recurrent.scan import CHUNK, scan, step
@@ -178,3 +180,34 @@ def test_chunks_of_a_scan_equal_single_steps(count: int, is_delta: bool) -> None
             d = v[t, h] if beta is None else beta[t, h] * (v[t, h] - S.t() @ k[t, h])
             S = S + torch.outer(k[t, h], d)
         torch.testing.assert_close(after[h], S, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        # Without a list all layers are recurrent, as in transformers.
+        ({"attn_layer_indices": None}, "layer_types: a model without a layer of attention is not supported"),
+        ({"attn_layer_indices": [1.5]}, "attn_layer_indices must list layers"),
+        ({"time_step_limit": [0.1, 0.01]}, "time_step_limit must be two numbers, the lower one first"),
+        ({"mamba_d_head": 7}, "mamba_d_head must be"),
+    ],
+)
+def test_what_no_recurrent_layer_computes_is_refused(
+    fields: dict[str, Any], message: str, checkpoints: Any, tmp_path: Path
+) -> None:
+    raw = json.loads((checkpoints("bamba") / "config.json").read_text())
+    raw.pop("layer_types", None)
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "layers_block_type": None, **fields}))
+    with pytest.raises(CheckpointError, match=message):
+        read_config(tmp_path)
+
+
+def test_attention_without_its_gate_is_refused(checkpoints: Any, tmp_path: Path) -> None:
+    raw = json.loads((checkpoints("qwen3.5") / "config.json").read_text())
+    for value in (True, False):
+        (tmp_path / "config.json").write_text(json.dumps(raw | {"attn_output_gate": value}))
+        if value:
+            assert read_config(tmp_path).output_gate
+            continue
+        with pytest.raises(CheckpointError, match="attn_output_gate: for Qwen3_5ForCausalLM False is not supported"):
+            read_config(tmp_path)

@@ -207,6 +207,39 @@ def test_only_divisible_arrangements_are_offered() -> None:
     assert {one.tp for one in arrangements(model, 8)} == {1, 2}
 
 
+def test_a_sequence_of_a_hybrid_model_has_a_state_too() -> None:
+    model = config(
+        {
+            "architectures": ["Qwen3NextForCausalLM"],
+            "hidden_act": "silu",
+            "max_position_embeddings": 262144,
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 5120,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        }
+    )
+    assert model_size(model).num_parameters == pytest.approx(79.7e9, rel=0.01)  # the model's card: 80 billion
+    assert kv_bytes(model, "bf16") == 12 * 2 * 2 * 256 * 2
+    state = 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    workload = Workload(prompt=1024, context=2048, concurrency=16)
+    found = estimate(model, DEVICES["b200"], workload, Arrangement(weights="fp8"))
+    each = 2048 * kv_bytes(model, "bf16") + state
+    assert found.max_sequences * each < DEVICES["b200"].memory - found.weight_bytes < 2 * found.max_sequences * each
+    assert {one.num_devices for one in arrangements(model, 8)} == {1}  # as the runtime refuses more
+
+
 sizes = st.sampled_from([LLAMA_8B, LLAMA_70B, MIXTRAL])
 kinds = st.sampled_from(sorted(DEVICES))
 

@@ -80,3 +80,13 @@ def test_a_state_of_a_session_that_runs_is_not_replaced_by_another() -> None:
     [program] = runtime.scheduler._programs._programs.values()
     assert program.num_states == 2
     assert program.given_up == {24: ""}  # the sub-agent's, when the third turn began
+
+
+def test_no_more_sessions_are_remembered_than_the_pool_has_pages() -> None:
+    runtime = Runtime(num_pages=80)
+    for number in range(120):
+        runtime.add(
+            generate(f"r{number}", [2 + number % 8, 2 + number // 8 % 8, 2 + number // 64, 5] * 4, max_new_tokens=2)
+        )
+        runtime.finish()
+    assert len(runtime.scheduler._programs._programs) == 80

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ramiform.constrained.errors import GrammarError
-from ramiform.runtime.protocol.sampling import Constraint
+from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 from ramiform.runtime.scheduler import scheduler
 
 from .fake_grammars import FakeGrammars, FakeMatcher
@@ -180,3 +181,19 @@ def test_no_step_calls_what_may_wait_for_a_thread(
     assert_equal(runtime.answers["constrained"], sequential(sent))
     if speculative != "off" and not jump_forward:
         assert any(row.parents is not None for plan in runtime.plans for row in plan.rows), "nothing was drafted"
+
+
+@pytest.mark.parametrize("num_state_slots", [0, 4])
+def test_text_that_is_forced_behind_a_token_with_its_log_probability_costs_no_second_pass(num_state_slots: int) -> None:
+    since[0] = 99
+    language = json.dumps([[2, *[3, 4, 5] * 2], [3, *[4, 5, 2] * 2]])
+    message = replace(CONSTRAINED, logprobs=LogprobParams(num_top=1))
+    message = replace(message, sampling=replace(message.sampling, constraint=Constraint("choices", language)))
+    runtime = Runtime(slow_masks=0, num_state_slots=num_state_slots)
+    runtime.add(message)
+    runtime.grammars.compile()
+    runtime.finish()
+    answer = runtime.answers["constrained"]
+    assert_equal(answer, sequential(message, context_length=200, num_slots=256))
+    assert answer.num_retractions == 0
+    assert runtime.engine.num_computed == len(message.tokens) + len(answer.ids) - 1

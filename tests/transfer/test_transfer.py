@@ -57,7 +57,7 @@ def pair(address: str, **settings: Any) -> tuple[Core, Core]:
 
 
 without_nixl = pytest.mark.skipif(not has_nixl, reason="without the extra nixl")
-CARRIERS = [("zmq", name) for name in ("bf16", "int8", "fp8")]
+CARRIERS = [("zmq", name) for name in ("bf16", "int8", "fp8", "int4")]
 
 
 @pytest.mark.parametrize(("transfer", "kv_dtype"), [*CARRIERS, pytest.param("nixl", "int8", marks=without_nixl)])

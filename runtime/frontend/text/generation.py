@@ -15,7 +15,7 @@ import msgspec
 from ....constrained.errors import GrammarError
 from ....constrained.regex.search import Search, search
 from ...protocol.core import ClientSession, Finish, Generate, ProgramProgress, Retention, SoftPin, Tokens
-from ...protocol.errors import ErrorInfo, RamiformError, RequestError
+from ...protocol.errors import BusyError, ErrorInfo, RamiformError, RequestError
 from ...protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ...protocol.session import Sequence
 from ...tokenizer.detokenize import Detokenizer, cut
@@ -277,7 +277,8 @@ class Generator:
     def start(self, prompt: Prompt, n: int = 1) -> SampleStreams:
         """Submit `n` samples together; sample i has seed + i.
 
-        Raises RequestError for an invalid prompt, RuntimeFailed when the core is gone.
+        Raises RequestError for an invalid prompt, BusyError without memory for its patterns, RuntimeFailed when the
+        core is gone.
         """
         if not 1 <= n <= MAX_SAMPLES:
             raise RequestError(f"n must be between 1 and {MAX_SAMPLES}, got {n}", param="n")
@@ -287,6 +288,8 @@ class Generator:
             patterns = search(prompt.sampling.stop_regex)
         except GrammarError as error:
             raise RequestError(str(error), param="stop_regex") from None
+        except (ImportError, OSError, MemoryError) as error:  # the first pattern loads libraries
+            raise BusyError(f"no memory is left to compile stop_regex: {error}") from None
         banned = banned_sequences(self.tokenizer, prompt.sampling.bad_words)
         return SampleStreams(
             [

@@ -45,8 +45,11 @@ class Expansion:
         return self._linear.row_destinations(start, size)
 
     def finish(self) -> None:
-        self._linear.finish()
         sizes = self._sizes
+        for part in getattr(self._linear, "slices", (self._linear,)):
+            if (scale_1 := getattr(part, "input_scale_1", None)) is not None:
+                scale_1.fill_(1.0)  # the stored one is of latents: it would round the identity
+        self._linear.finish()
         weight_CO = self._linear(torch.eye(sizes.rank, dtype=self._dtype, device=self._device))
         weight_CHX = weight_CO.unflatten(1, (-1, sizes.expanded_size))
         self._key_HNC = weight_CHX[..., : sizes.plain_size].permute(1, 2, 0).contiguous()

@@ -228,7 +228,7 @@ class ExpertParallelMixture(MixtureMlp):
         return self.group.shard.experts(self.config.num_experts)
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
-        routing = ops.route(self.router(x_TE), self.config.num_per_token, self.config.normalised)
+        routing = self.route(x_TE, ops)
         first, ends_N = self.held.start, routing.ends_N[self.held.start : self.held.stop]
         start, end = int(routing.ends_N[first - 1]) if first else 0, int(ends_N[-1])
         [experts] = self.slices

@@ -148,4 +148,5 @@ def _nested_maxima(codes_B: torch.Tensor, parts: dict[str, torch.Tensor], state:
     if not isinstance(offset, (int, float)) or not abs(offset) < float("inf"):
         raise ValueError(f"has the offset {offset!r}")
     numbers = parts["weight.nested_quant_map"][codes_B.to(torch.int32)]
-    return numbers * outer.repeat_interleave(size)[: len(codes_B)] + offset
+    blocks_B = torch.arange(len(codes_B)) // min(size, max(1, len(codes_B)))  # a size may be any number
+    return numbers * outer[blocks_B] + offset

@@ -44,7 +44,7 @@ def _awq(fields: ConfigFields) -> Quantisation:
     if not fields.boolean("zero_point", default=True):
         raise fields.unsupported("zero_point", "without one is")
     scheme = Scheme(kind="int4", source="awq", group_size=_four_bits(fields, "bits", "group_size"))
-    return Quantisation(scheme, tuple(fields.raw.get("modules_to_not_convert") or ()))
+    return Quantisation(scheme, tuple(_modules(fields, "modules_to_not_convert")))
 
 
 def _gptq(fields: ConfigFields) -> Quantisation:
@@ -62,7 +62,7 @@ def _gptq(fields: ConfigFields) -> Quantisation:
 def _fp8(fields: ConfigFields) -> Quantisation:
     static = fields.one_of("activation_scheme", ("dynamic", "static"), default="dynamic") == "static"
     fields.one_of("fmt", ("e4m3",), default="e4m3")
-    names = [*(fields.raw.get("modules_to_not_convert") or ()), *(fields.raw.get("ignored_layers") or ())]
+    names = _modules(fields, "modules_to_not_convert") + _modules(fields, "ignored_layers")
     ignored = tuple(name for name in names if name not in _LAYERS_ONLY)
     if fields.raw.get("weight_block_size") is None:
         scheme = Scheme(kind="fp8", source="compressed-tensors", activations=True, static=static, per_tensor=True)
@@ -75,7 +75,7 @@ def _fp8(fields: ConfigFields) -> Quantisation:
 
 def _bitsandbytes(fields: ConfigFields) -> Quantisation:
     # A name of the list stands for the modules below it too, in any part of the model.
-    names = [name for name in fields.raw.get("llm_int8_skip_modules") or () if isinstance(name, str)]
+    names = _modules(fields, "llm_int8_skip_modules")
     skipped = tuple(f"re:(?:.*\\.)?{re.escape(name)}(?:\\.|$)" for name in names)
     if fields.boolean("load_in_8bit", default=False):
         return Quantisation(Scheme(kind="int8", source="bitsandbytes"), skipped)
@@ -123,7 +123,7 @@ def _compressed_tensors(fields: ConfigFields) -> Quantisation:
         raise weights.unsupported("num_bits", f"{bits} bits of {kind} are")
     fields.one_of("format", formats[kind, bits], default=formats[kind, bits][0])
     activations, static = _activations(inputs, kind)
-    ignored = tuple(name for name in fields.raw.get("ignore") or () if name not in _LAYERS_ONLY)
+    ignored = tuple(name for name in _modules(fields, "ignore") if name not in _LAYERS_ONLY)
     symmetric = weights.boolean("symmetric", default=True)
     if bits == 4:
         if activations:
@@ -184,6 +184,19 @@ def _activations(inputs: ConfigFields, kind: str) -> tuple[bool, bool]:
     if not inputs.boolean("symmetric", default=True):
         raise inputs.unsupported("symmetric", "inputs with zero points are")
     return True, not dynamic
+
+
+def _modules(fields: ConfigFields, field: str) -> list[str]:
+    """Return a list of modules that stay dense; "re:" begins a pattern."""
+    names = fields.raw.get(field) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise fields.invalid(field, "must list names of modules")
+    for name in names:
+        try:
+            re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+        except re.error as error:
+            raise fields.invalid(field, f"must list names and patterns, not {name!r} ({error})") from None
+    return names
 
 
 def _equal(fields: ConfigFields, field: str, wanted: Any) -> None:

@@ -101,7 +101,7 @@ class RecurrentConfig:
 
 def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: int) -> RecurrentConfig:
     """Read the fields of recurrent layers. Raises CheckpointError, naming the field."""
-    layers = _recurrent_layers(fields, num_layers)
+    layers = _recurrent_layers(fields, family, num_layers)
     if family.kind == "gated delta":
         fields.one_of("hidden_act", ("silu", "swish"), default="silu")
         num_key_heads, num_heads = fields.count("linear_num_key_heads"), fields.count("linear_num_value_heads")
@@ -136,13 +136,15 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
     )
 
 
-def _recurrent_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+def _recurrent_layers(fields: ConfigFields, family: RecurrentFamily, num_layers: int) -> tuple[bool, ...]:
     names = ("linear_attention", "mamba", "full_attention", "attention")
     types = fields.raw.get("layer_types") or fields.raw.get("layers_block_type")
     if types is None and (attending := fields.raw.get("attn_layer_indices")) is not None:
         if not isinstance(attending, list) or not all(type(layer) is int for layer in attending):
             raise fields.invalid("attn_layer_indices", "must list layers")
         types = ["attention" if layer in attending else "mamba" for layer in range(num_layers)]
+    if types is None and family.kind == "mamba2":
+        types = ["mamba"] * num_layers
     if types is None:
         interval = fields.count("full_attention_interval", default=4)
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
@@ -163,4 +165,6 @@ def _step_limit(fields: ConfigFields) -> tuple[float, float]:
         low, high = (float(bound["__float__"] if isinstance(bound, dict) else bound) for bound in limit)
     except (TypeError, ValueError, KeyError):
         raise fields.invalid("time_step_limit", "must be two numbers") from None
+    if not low <= high:
+        raise fields.invalid("time_step_limit", "must be two numbers, the lower one first")
     return low, high

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from ramiform.runtime.frontend.text import generation
 from ramiform.runtime.frontend.text.generation import FinishedSample, Generator, Piece, Prompt
 from ramiform.runtime.protocol import wire
 from ramiform.runtime.protocol.core import Finish, Generate
-from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.protocol.errors import BusyError, RequestError
 from ramiform.runtime.protocol.sampling import LogprobParams, SamplingParams, TokenLogprob
 from ramiform.tests.frontend.fake_core import BUSY, entries, logprob
 from ramiform.tests.frontend.harness import House, house, run, says, shipped_tokenizer
@@ -85,6 +86,22 @@ def test_a_bad_stop_pattern_is_refused_before_anything_is_submitted() -> None:
                 await finish(built, stop_regex=("a*",))
             assert caught.value.param == "stop_regex"
             assert not built.core.requests
+
+    run(main())
+
+
+def test_a_stop_pattern_whose_libraries_find_no_memory_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(patterns: tuple[str, ...]) -> None:
+        raise OSError("failed to map segment from shared object")
+
+    async def main() -> None:
+        async with house(says(TEXT)) as built:
+            with monkeypatch.context() as patch:
+                patch.setattr(generation, "search", no_memory)
+                with pytest.raises(BusyError, match="stop_regex: failed to map"):
+                    await finish(built, stop_regex=("[a-z]{4}",))
+            _, generated = await finish(built, stop_regex=("[a-z]{4}",))
+            assert generated.sequence.text
 
     run(main())
 

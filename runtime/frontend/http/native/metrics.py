@@ -163,7 +163,8 @@ class _MetricFamilies:
     def _endpoint_picker(self, info: ModelInfo) -> None:
         """Add what the endpoint pickers of llm-d and the gateway inference extension read from labels.
 
-        The gauge of adapters has the time of the last change as its value: there are none.
+        The gauge of adapters has the time of the last change as its value. Requests are not counted by adapter, so it
+        names none.
         """
         cache = {"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)}
         adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
