@@ -65,11 +65,12 @@ class Adapters:
             name, is_pair, path = setting.partition("=")
             if not is_pair:
                 raise RequestError(f"lora must be NAME=PATH, got {setting!r}", param="lora")
-            self._check_free(name)
             try:
+                self._check_free(name)
                 self._install(name, path, self._read(path))
-            except RequestError as error:
-                raise RequestError(str(error), param="lora") from None
+            except RequestError as error:  # not by the fields of the routes
+                param = "lora" if error.param in ("lora_name", "lora_path") else error.param
+                raise RequestError(f"{setting}: {error}", param=param) from None
 
     @property
     def listed(self) -> tuple[AdapterInfo, ...]:

@@ -214,6 +214,8 @@ def load_core(
     Raises RamiformError when the checkpoint or a setting is at fault.
     """
     has_transfers = uses_transfers(config)
+    if has_transfers and config.lora:
+        raise RequestError("runtimes that exchange KV have no LoRA adapters: leave out lora", param="lora")
     path = find_checkpoint(config.model)
     name = served_name(config.model, config.served_model_name)
     tokenizer = load_tokenizer(path)
@@ -241,8 +243,6 @@ def load_core(
         version=__version__,
         **asdict(engine.info),
     )
-    if has_transfers and config.lora:
-        raise RequestError("runtimes that exchange KV have no LoRA adapters: leave out lora", param="lora")
     adapters = Adapters(config, engine, (*info.names, info.path))
     token_bytes = (tokenizer.token_bytes + [None] * info.vocab_size)[: info.vocab_size]
     facts = VocabularyInfo(info.vocab_size, token_bytes, frozenset(tokenizer.eos_ids))
