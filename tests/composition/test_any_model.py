@@ -315,7 +315,7 @@ def test_settings_that_transformers_models_do_not_know_are_refused(settings: dic
 def test_a_draft_head_is_refused_for_a_model_through_transformers() -> None:
     config = CoreConfig(device="cpu", dtype="float32", num_pages=8, model_impl="transformers", speculative="eagle")
     engine = build_engine(config, SHIPPED_MODEL)
-    with pytest.raises(RequestError, match="a draft head reads hidden states of native families"):
+    with pytest.raises(RequestError, match="eagle reads hidden states of native families"):
         build_source(config, SHIPPED_MODEL, engine._runner.model, num_pages=8, num_host_pages=0)
 
 

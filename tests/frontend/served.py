@@ -17,7 +17,7 @@ from .harness import House, house
 async def served(script: Script | None = None, **options: Any) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
     async with (
         house(script, http=True, **options) as built,
-        httpx.AsyncClient(base_url=built.url, timeout=20) as client,
+        httpx.AsyncClient(base_url=built.url, timeout=120) as client,
     ):
         yield built, client
 
