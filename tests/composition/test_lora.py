@@ -153,6 +153,7 @@ def test_an_adapter_is_a_model_beside_its_base(
     listed = {entry["id"]: entry for entry in client.get("/v1/models").json()["data"]}
     assert [listed[name]["parent"] for name in NAMES] == [served.info.name] * len(NAMES)
     assert client.get("/v1/models/sql").json()["id"] == "sql"
+    assert f'running_lora_adapters="{",".join(NAMES)}"' in client.get("/metrics").text
     text = completion(client, "law", PROMPTS[0])
     assert text["model"] == "law"
     assert text["choices"][0]["text"] == generate(served.url or "", "law", PROMPTS[0])["text"]

@@ -163,14 +163,18 @@ class _MetricFamilies:
     def _endpoint_picker(self, info: ModelInfo) -> None:
         """Add what the endpoint pickers of llm-d and the gateway inference extension read from labels.
 
-        The gauge of adapters has the time of the last change as its value. Requests are not counted by adapter, so it
-        names none.
+        Requests are not counted by adapter. All that are loaded can run at once, so they are named as running.
         """
         cache = {"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)}
-        adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        loaded = [adapter.name for adapter in info.adapters]
+        adapters = {
+            "max_lora": str(len(loaded)),
+            "running_lora_adapters": ",".join(loaded),
+            "waiting_lora_adapters": "",
+        }
         for name, meaning, labels, value in (
             ("vllm:cache_config_info", "Size and number of the KV pages", cache, 1),
-            ("vllm:lora_requests_info", "LoRA adapters of requests", adapters, 0),
+            ("vllm:lora_requests_info", "LoRA adapters that are loaded", adapters, 0),
         ):
             family = GaugeMetricFamily(name, meaning, labels=["model_name", *labels])
             family.add_metric([self._model, *labels.values()], value)
