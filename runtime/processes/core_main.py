@@ -9,13 +9,14 @@ import sys
 from . import parent_watchdog
 from .deferred_imports import defer_parts_of_torch
 
-
 _M_ARENA_MAX = -8  # of glibc's mallopt
 
 
 def _share_heap() -> None:
-    """Let all threads allocate from one heap of glibc: each heap keeps what its largest grammar has needed, and grammars
-    are compiled in many threads, by turns."""
+    """Let all threads allocate from one heap of glibc.
+
+    Each heap keeps what its largest grammar has needed, and grammars are compiled in many threads, by turns.
+    """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is not None and hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 1)
