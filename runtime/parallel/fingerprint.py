@@ -27,6 +27,7 @@ _PER_NODE = frozenset(
         *_FILE_SETTINGS,
         *("served_model_name", "device", "node_rank", "master", "node_keys", "log_plans"),
         *("kv_events", "kv_events_format", "kv_events_topic"),
+        "lora",  # node 0 reads the files, and sends the others their parts
     )
 )
 _HEAD_BYTES = 1 << 16  # bytes hashed of a large file: its header has names and shapes

@@ -16,7 +16,12 @@ SECONDS = 500
 
 
 def with_test_data(described: Any, http: httpx.Client, model: str) -> Any:
-    """The document with names of what there is: the one model, and a stored response for each operation on one."""
+    """The document with names of what there is: the one model, and a stored response for each operation on one.
+
+    Without the routes of adapters, of which there are none.
+    """
+    for path in [path for path in described["paths"] if path.endswith("_lora_adapter")]:
+        del described["paths"][path]
     for schema in described["components"]["schemas"].values():
         if "model" in schema.get("properties", {}):
             schema["properties"]["model"] = {"enum": [model, None]}
@@ -52,6 +57,7 @@ def test_every_body_has_an_example_that_is_answered(http: httpx.Client) -> None:
         for path, operations in described["paths"].items()
         for operation in operations.values()
         if "requestBody" in operation and path not in ("/abort_request", "/pause_generation")
+        if not path.endswith("_lora_adapter")  # its example needs a folder
     }
     assert len(bodies) >= 13
     for path, schema in bodies.items():

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 
 from ...core.client import CoreClient
 from ..bodies import Body, Text, example
@@ -45,14 +45,11 @@ class AdaptersApi:
     @property
     def router(self) -> APIRouter:
         router = APIRouter(tags=["native"], route_class=BodyRoute)
-        routes: tuple[tuple[str, Any, type[Response]], ...] = (
-            ("/v1/load_lora_adapter", self.load, PlainTextResponse),
-            ("/v1/unload_lora_adapter", self.unload, PlainTextResponse),
-            ("/load_lora_adapter", self.load_and_list, JSONResponse),
-            ("/unload_lora_adapter", self.unload_and_list, JSONResponse),
-        )
-        for path, endpoint, kind in routes:
-            router.add_api_route(path, endpoint, methods=["POST"], response_model=None, response_class=kind)
+        text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}  # errors are JSON
+        router.post("/v1/load_lora_adapter", response_model=None, responses=text)(self.load)
+        router.post("/v1/unload_lora_adapter", response_model=None, responses=text)(self.unload)
+        router.post("/load_lora_adapter", response_model=None)(self.load_and_list)
+        router.post("/unload_lora_adapter", response_model=None)(self.unload_and_list)
         return router
 
     async def load(self, body: LoadAdapterBody, request: Request) -> Response:
