@@ -124,7 +124,7 @@ class FilesApi:
             field.encode_name: getattr(config, field.name)
             for config in self._configs
             for field in msgspec.structs.fields(config)
-            if field.name not in _HIDDEN_SETTINGS and getattr(config, field.name) != field.default
+            if field.name not in _HIDDEN_SETTINGS and getattr(config, field.name) not in (field.default, [])
         }
 
     def _respond(self, request: Request, name: str) -> Response:
