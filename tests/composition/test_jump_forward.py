@@ -100,14 +100,16 @@ def test_programs_whose_texts_are_forced_are_the_same_with_and_without_jumps(
 ) -> None:
     @ramiform.function
     def interview(s: ramiform.ProgramState) -> None:
-        s += PROMPT + gen("head", regex=FORCED[0]["regex"], max_tokens=60)
+        s += PROMPT + gen("head", regex=FORCED[0]["regex"], max_tokens=60, temperature=0)
         forks = s.fork(3)
         for index, fork in enumerate(forks):
             fork += f"\nWitness {index}: " + gen("says", regex=FORCED[1]["regex"], max_tokens=60, temperature=0)
             # As text: what the model reads from here on is the same, whatever ids the answer was made of.
             fork += "\nIs it true? " + gen("samples", choices=["Certainly so."], temperature=1.0, seed=index)
         forks.join()
-        s += "\nTo sum up: " + gen("record", json_schema=json.loads(FORCED[2]["json_schema"]), max_tokens=80)
+        s += "\nTo sum up: " + gen(
+            "record", json_schema=json.loads(FORCED[2]["json_schema"]), max_tokens=80, temperature=0
+        )
 
     @ramiform.function
     def verdict(s: ramiform.ProgramState, text: str) -> None:
