@@ -66,9 +66,7 @@ class Family(NamedTuple):
     second_rope: SecondRope | None = None
     rope_switch_field: str | None = None  # attention has positions only where this field says "rope"
     interleaved_rope: bool = False  # pairs (2i, 2i + 1) of a head's dimensions, instead of (i, i + D / 2)
-    rotary_field: str | None = (
-        None  # older field with the share (or, named "...dim", the number) of rotating dimensions
-    )
+    rotary_field: str | None = None  # older field with the share (or, named "...dim", the number) of rotating sizes
     stored_qkv: StoredQkv = "separate"  # one tensor: all queries, keys, values; or those of each key/value head
     stored_gate_up: Literal["separate", "stacked"] = "separate"
     transposed: bool = False  # the layers' matrices are stored [in, out]
@@ -85,9 +83,7 @@ _BIAS = Flag("attention_bias")
 _LLAMA = Family(_BIAS, _BIAS, Flag("mlp_bias"))
 _QWEN2 = Family(qkv_bias=True, windows="by layer")
 _QWEN3 = Family(_BIAS, _BIAS, qk_norm="per head", windows="by layer", default_head_dim=128)
-_GEMMA = Family(
-    _BIAS,
-    _BIAS,
+_GEMMA = Family(_BIAS, _BIAS)._replace(
     activations=("gelu_tanh",),
     activation_field=None,
     norm="rms_plus_one",
@@ -134,10 +130,15 @@ _LANGUAGE_MODEL = (
     (r"^model\.language_model\.", "model."),
 )
 _VISION = r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector)\."
+
+
+def _text_part(family: Family, *text_types: str) -> Family:
+    """Return the row of a multimodal model whose text part is of a family."""
+    return family._replace(renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=text_types)
+
+
 _OLMO2 = Family(_BIAS, _BIAS, norm_placement="post", qk_norm="all heads")
-_COHERE = Family(
-    _BIAS,
-    _BIAS,
+_COHERE = Family(_BIAS, _BIAS)._replace(
     norm="layer_norm_no_bias",
     norm_placement="parallel",
     norm_eps_field="layer_norm_eps",
@@ -240,9 +241,7 @@ FAMILIES = {
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _GEMMA3._replace(
-        renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("gemma3_text",)
-    ),
+    "Gemma3ForConditionalGeneration": _text_part(_GEMMA3, "gemma3_text"),
     "Phi3ForCausalLM": Family(
         windows="every layer",
         stored_qkv="stacked",
@@ -486,22 +485,14 @@ FAMILIES = {
         renames=((r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),),
     ),
     "MinistralForCausalLM": Family(windows="by layer type", defaults={"sliding_window": 4096}),
-    "Qwen2VLForConditionalGeneration": _QWEN2._replace(
-        renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("qwen2_vl", "qwen2_vl_text")
-    ),
-    "Qwen2_5_VLForConditionalGeneration": _QWEN2._replace(
-        renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("qwen2_5_vl", "qwen2_5_vl_text")
-    ),
-    "Qwen3VLForConditionalGeneration": _QWEN3._replace(
-        renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("qwen3_vl_text",)
-    ),
-    "Mistral3ForConditionalGeneration": Family(
-        windows="every layer", renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("mistral",)
-    ),
+    "Qwen2VLForConditionalGeneration": _text_part(_QWEN2, "qwen2_vl", "qwen2_vl_text"),
+    "Qwen2_5_VLForConditionalGeneration": _text_part(_QWEN2, "qwen2_5_vl", "qwen2_5_vl_text"),
+    "Qwen3VLForConditionalGeneration": _text_part(_QWEN3, "qwen3_vl_text"),
+    "Mistral3ForConditionalGeneration": _text_part(Family(windows="every layer"), "mistral"),
     "Qwen3NextForCausalLM": _QWEN3_NEXT,
     "Qwen3_5ForCausalLM": _QWEN3_5._replace(experts=None),
     "Qwen3_5MoeForCausalLM": _QWEN3_5,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5._replace(experts=None, text_types=("qwen3_5_text",)),
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5._replace(text_types=("qwen3_5_moe_text",)),
-    "LlavaForConditionalGeneration": _LLAMA._replace(renames=_LANGUAGE_MODEL, skipped=_VISION, text_types=("llama",)),
+    "LlavaForConditionalGeneration": _text_part(_LLAMA, "llama"),
 }

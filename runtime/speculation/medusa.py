@@ -8,7 +8,6 @@ Legend: B rows that want a tree, T kept tokens of the step, E hidden size, V voc
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +16,16 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from ..engine.draft_source import DraftStep
 from ..models.config import ModelConfig
+from ..models.config_fields import read_json_object
 from ..models.decoder import Decoder
 from ..models.errors import CheckpointError
 from ..models.linear import DenseLinear, Linear
 from ..models.packed_linear import pack_linear
 from ..scheduler.plan import DraftSpec, PageCopy, Row
+from .eagle.load import read_tensors
 from .eagle.tree_growth import draft_temperature
 from .tree import DraftTree
 
@@ -126,7 +126,7 @@ def likeliest_tree(levels: Sequence[Sequence[tuple[float, int]]], num_tokens: in
 
 def is_medusa(folder: Path) -> bool:
     """Return True if the folder holds Medusa heads, by its config.json."""
-    config = _read_config(folder)
+    config = read_json_object(folder / "config.json")
     return "medusa_num_heads" in config or config.get("model_type") == "medusa"
 
 
@@ -142,7 +142,7 @@ def load_medusa(folder: Path, target: Decoder) -> list[MedusaHead]:
     """
     num_heads, num_blocks = _counts(folder)
     file = _file(folder)
-    tensors = _read_tensors(file)
+    tensors = read_tensors(file)
     E, V = target.config.hidden_size, target.config.vocab_size
     parts: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -173,7 +173,7 @@ def load_medusa(folder: Path, target: Decoder) -> list[MedusaHead]:
 
 def _counts(folder: Path) -> tuple[int, int]:
     """Read the number of heads, and of the blocks of each."""
-    config = _read_config(folder)
+    config = read_json_object(folder / "config.json")
     counts = []
     for what, most in (("heads", MAX_HEADS), ("blocks", MAX_BLOCKS)):
         name = next((name for name in _COUNTS[what] if name in config), _COUNTS[what][0])
@@ -186,35 +186,11 @@ def _counts(folder: Path) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def _read_config(folder: Path) -> dict[str, object]:
-    file = folder / "config.json"
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(file, f"cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(file, "must hold an object")
-    return config
-
-
 def _file(folder: Path) -> Path:
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None:
         raise CheckpointError(folder, f"holds none of {', '.join(FILES)}: no Medusa heads")
     return file
-
-
-def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
-    try:
-        if file.suffix == ".safetensors":
-            tensors = load_file(file)
-        else:
-            tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle may raise anything
-        raise CheckpointError(file, f"corrupt, truncated, or more than tensors: {error}") from None
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise CheckpointError(file, "must hold tensors by name")
-    return tensors
 
 
 def _place(file: Path, name: str, num_blocks: int) -> tuple[int, int, str]:

@@ -20,7 +20,7 @@ from ramiform.runtime.protocol.sampling import SamplingParams
 
 
 class Engine:
-    """Knows which adapters are on the device."""
+    """Engine that records the numbers of the adapters it holds."""
 
     model_config = read_config(SHIPPED_MODEL)
 

@@ -198,14 +198,10 @@ def test_inputs_quantised_by_token_give_the_logits_of_rounded_inputs(kind: str, 
 
 # As AutoFP8, transformers and llm-compressor write them: names and shapes of the scales.
 STATIC: dict[str, tuple[dict[str, Any], str, str, tuple[int, ...]]] = {
-    "AutoFP8": (
-        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
-        "weight_scale", "input_scale", (),
-    ),
-    "transformers": (
-        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
-        "weight_scale_inv", "activation_scale", (),
-    ),
+    "AutoFP8": ({"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+                "weight_scale", "input_scale", ()),
+    "transformers": ({"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+                     "weight_scale_inv", "activation_scale", ()),
     "float-quantized": (compressed("float-quantized", strategy="tensor"), "weight_scale", "input_scale", (1,)),
     "int-quantized": (compressed("int-quantized", strategy="tensor"), "weight_scale", "input_scale", (1,)),
 }  # fmt: skip
@@ -218,16 +214,10 @@ def test_stored_scales_of_inputs_are_honoured(kind: str, dense: Path, tmp_path: 
     largest = 127.0 if kind == "int-quantized" else 448.0
     stored = torch.int8 if kind == "int-quantized" else torch.float8_e4m3fn
     if "config_groups" in config:
-        inputs = {
-            "num_bits": 8,
-            "type": kind.partition("-")[0],
-            "symmetric": True,
-            "strategy": "tensor",
-            "dynamic": False,
-        }
-        config = config | {
-            "config_groups": {"group_0": {**config["config_groups"]["group_0"], "input_activations": inputs}}
-        }
+        number = kind.partition("-")[0]
+        inputs = {"num_bits": 8, "type": number, "symmetric": True, "strategy": "tensor", "dynamic": False}
+        group = config["config_groups"]["group_0"] | {"input_activations": inputs}
+        config = config | {"config_groups": {"group_0": group}}
 
     def pack(module: str, w: torch.Tensor) -> Tensors:
         scale = w.abs().max() / largest

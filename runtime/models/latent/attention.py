@@ -23,7 +23,7 @@ from .config import NORM_EPS, LatentConfig
 
 
 class LatentStep(NamedTuple):
-    """What all layers of a step share."""
+    """Arguments of latent attention that are the same in all layers of a step."""
 
     attention: Attention
     scale: float

@@ -50,7 +50,7 @@ _CHANGES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """What an adapter's configuration says."""
+    """Configuration of a LoRA adapter in PEFT's format, checked."""
 
     file: Path
     rank: int

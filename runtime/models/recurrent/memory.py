@@ -42,7 +42,7 @@ class DecodeStates(NamedTuple):
 
 
 class RecurrentStep(NamedTuple):
-    """What a step does with recurrent states."""
+    """Recurrent states of a step: those that decode, and those of its other rows."""
 
     decoding: DecodeStates | None
     spans: list[StateSpan]

@@ -100,6 +100,22 @@ def _file(path: Path) -> Path:
 def _read(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     """Read the file and its tensors, without the prefix `model.`."""
     file = _file(path)
+    tensors = read_tensors(file)
+    named: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        short = name.removeprefix("model.")
+        if short in named:
+            raise CheckpointError(file, f"the tensor {short} is stored twice, with and without the prefix model.")
+        if not _DERIVED_TENSOR.search(short):
+            named[short] = tensor
+    return file, named
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """Read the tensors of a safetensors file or of a pickle that holds tensors only, by name.
+
+    Raises CheckpointError when the file is damaged or holds anything else.
+    """
     try:
         if file.suffix == ".safetensors":
             tensors = load_file(file)
@@ -109,14 +125,7 @@ def _read(path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
         raise CheckpointError(file, f"corrupt, truncated, or more than tensors: {error}") from None
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise CheckpointError(file, "must hold tensors by name")
-    named: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        short = name.removeprefix("model.")
-        if short in named:
-            raise CheckpointError(file, f"the tensor {short} is stored twice, with and without the prefix model.")
-        if not _DERIVED_TENSOR.search(short):
-            named[short] = tensor
-    return file, named
+    return tensors
 
 
 def _kind(tensors: Iterable[str]) -> HeadKind:
