@@ -26,6 +26,7 @@ class TritonOps:
     rms_norm = staticmethod(layers.rms_norm)
     add_rms_norm = staticmethod(layers.add_rms_norm)
     silu_and_mul = staticmethod(layers.silu_and_mul)
+    clamped_swiglu = staticmethod(layers.clamped_swiglu)
     rope_and_store = staticmethod(store.rope_and_store)
     route = staticmethod(experts.route)
     store_latent = staticmethod(latent_attention.store_latent)

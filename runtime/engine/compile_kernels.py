@@ -39,12 +39,14 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
         kv_dtype=kv_dtype,
         windows=tuple(dict.fromkeys(config.windows)),
         soft_cap=config.attention_cap,
+        sinks=config.sinks,
         deterministic=model.ops.deterministic,
         qk_norm=config.qk_norm == "per head",
         gated_size=config.intermediate_size if config.gated_mlp and config.activation == "silu" else 0,
         num_experts=0 if experts is None else experts.num_experts,
         num_chosen=0 if experts is None else experts.num_per_token,
         expert_size=0 if experts is None else experts.intermediate_size,
+        clamped_experts=experts is not None and experts.swiglu is not None,
         normalised=experts is None or experts.normalised,
     )
     launches = variants(shapes)

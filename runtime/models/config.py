@@ -73,6 +73,7 @@ class ModelConfig:
     norm: NormKind = "rms"
     norm_placement: NormPlacement = "pre"
     attention_scale: float  # of q k^T
+    sinks: bool = False  # each head has a logit without a value in its softmax
     attention_cap: float | None = None  # c: scores become c * tanh(score / c)
     embedding_scale: float | None = None
     residual_scale: float | None = None  # of each part's output, before it is added to the residual stream
@@ -180,6 +181,9 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     second_rope, second_rope_layers = _second_rope(fields, family, max_positions, head_dim, windows)
     if rope.depends_on_length and second_rope is not None:
         raise fields.unsupported("rope_scaling", f"{rope.type} in some layers only is")
+    quantisation = parse_quantisation(fields.nested("quantization_config"))
+    experts = None if family.experts is None else parse_experts(fields, family.experts, num_layers)
+    _check_stacked(fields, quantisation, experts)
     scaled_by, factor = optional(family.attention_scale_field), optional(family.attention_factor_field)
     if latent is not None:
         factor = latent_scale(fields, latent, rope)
@@ -212,6 +216,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         norm=family.norm,
         norm_placement=family.norm_placement,
         attention_scale=(head_dim if scaled_by is None else scaled_by) ** -0.5 if factor is None else factor,
+        sinks=family.sinks,
         attention_cap=optional(family.attention_cap_field),
         embedding_scale=hidden_size**0.5 if family.scales_embeddings else optional(family.embedding_scale_field),
         residual_scale=optional(family.residual_scale_field),
@@ -227,10 +232,10 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
             _skipped(fields, family, num_layers),
         ),
         latent=latent,
-        experts=None if family.experts is None else parse_experts(fields, family.experts, num_layers),
+        experts=experts,
         recurrent=None if family.recurrent is None else parse_recurrent(fields, family.recurrent, num_layers),
         output_gate=family.output_gate,
-        quantisation=parse_quantisation(fields.nested("quantization_config")),
+        quantisation=quantisation,
     )
 
 
@@ -250,6 +255,13 @@ def _family_fields(family: Family, raw: dict[str, Any], file: Path) -> tuple[Fam
             family = family._replace(**changes)
     named = {name: present[own] for name, own in family.aliases.items() if own in present}
     return family, ConfigFields(present | named, file)
+
+
+def _check_stacked(fields: ConfigFields, quantisation: Quantisation | None, experts: ExpertsConfig | None) -> None:
+    """Refuse MXFP4 in one tensor of all experts where the family stores none."""
+    stacked = experts is not None and experts.stacked is not None
+    if quantisation is not None and quantisation.scheme.source == "mxfp4" and not stacked:
+        raise fields.nested("quantization_config").unsupported("quant_method", "'mxfp4' without gpt-oss's experts is")
 
 
 def _skipped(fields: ConfigFields, family: Family, num_layers: int) -> str | None:

@@ -342,10 +342,14 @@ class Decoder:
             qkv, qk_norm_HD = torch.cat((normed, qkv[:, H + K :]), dim=1), None
         q_THD = self.ops.rope_and_store(qkv, kv, qk_norm_HD, args)
         if self._head_slices is None:
-            output_TC = attention.attend(q_THD, kv, scale).view(T, -1)
+            output_TC = attention.attend(q_THD, kv, scale, layer.sinks_H).view(T, -1)
             return output_TC if gate_TC is None else output_TC * gate_TC.sigmoid()
+        sinks_H = layer.sinks_H
         parts = [
-            attention.attend(q_THD[:, own].contiguous(), kv.heads(own_kv), scale) for own, own_kv in self._head_slices
+            attention.attend(
+                q_THD[:, own].contiguous(), kv.heads(own_kv), scale, None if sinks_H is None else sinks_H[own]
+            )
+            for own, own_kv in self._head_slices
         ]
         return torch.cat(parts, dim=1).view(T, -1)
 

@@ -16,6 +16,17 @@ class ExpertNames(NamedTuple):
     gate: str
     up: str
     down: str
+    router: str = "gate"
+
+
+class StackedNames(NamedTuple):
+    """Names and layout of tensors [N, outputs, inputs] that hold the matrices of all experts."""
+
+    gate_up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
+    end: str = ""  # of the two names above, where a matrix's name ends so
+    transposed: bool = True  # [N, inputs, outputs]
+    alternating: bool = False  # gates and ups take turns; else all gates come first
 
 
 class ExpertFamily(NamedTuple):
@@ -26,15 +37,29 @@ class ExpertFamily(NamedTuple):
     everywhere: bool  # no layer has a dense MLP, and weights are always normalised
     shared: bool  # a shared expert with a gate of its own
     routing: Literal["softmax", "groups by softmax", "groups by sigmoid"] = "softmax"
-    stacked: bool = False  # tensors of all experts, and a shared expert without a gate
+    stacked: StackedNames | None = None  # tensors of all experts
+    shared_size_field: str | None = None  # of a shared expert without a gate
+    biases: bool = False  # of the router and the experts
+    swiglu: bool = False  # gates are clamped and ups have 1 added (`Ops.clamped_swiglu`)
 
 
 MIXTRAL = ExpertFamily(ExpertNames("block_sparse_moe", "w1", "w3", "w2"), "intermediate_size", True, False)
 _PROJECTIONS = ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
 QWEN3_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, False)
 # The experts' matrices are stacked in two tensors; the MLP beside them has no gate of its own.
-GRANITE = ExpertFamily(
-    ExpertNames("block_sparse_moe", "w1", "w3", "w2"), "intermediate_size", True, False, stacked=True
+GRANITE = MIXTRAL._replace(
+    names=MIXTRAL.names._replace(router="router.layer"),
+    stacked=StackedNames("input_linear", "output_linear", ".weight", transposed=False),
+    shared_size_field="shared_intermediate_size",
+)
+GPT_OSS = ExpertFamily(
+    _PROJECTIONS._replace(router="router"),
+    "intermediate_size",
+    True,
+    False,
+    stacked=StackedNames(alternating=True),
+    biases=True,
+    swiglu=True,
 )
 QWEN2_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, True)
 DEEPSEEK_V2 = QWEN3_MOE._replace(routing="groups by softmax")
@@ -53,12 +78,10 @@ class ExpertsConfig:
     shared_size: int | None  # of the shared expert
     groups: GroupRouting | None = None  # experts are chosen in groups, and a shared expert has no gate
     layers: tuple[bool, ...]  # True for layers with a mixture; the others have a dense MLP
-    stacked: bool = False  # tensors of all experts, and a shared expert without a gate
-
-    @property
-    def has_shared_gate(self) -> bool:
-        """True if a gate of its own scales the shared expert."""
-        return self.shared_size is not None and self.groups is None and not self.stacked
+    stacked: StackedNames | None = None  # tensors of all experts; None: each expert has its own
+    has_shared_gate: bool = False  # a gate of its own scales the shared expert
+    biases: bool = False  # of the router and the experts
+    swiglu: tuple[float, float] | None = None  # alpha and limit of `Ops.clamped_swiglu`; None: silu gates
 
 
 def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
@@ -71,17 +94,24 @@ def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -
     num_per_token = fields.count("num_experts_per_tok")
     if num_per_token > num_experts:
         raise fields.invalid("num_experts_per_tok", f"must be at most {spelling} {num_experts}")
-    shared_field = "shared_intermediate_size" if family.stacked else "shared_expert_intermediate_size"
+    shared_field = family.shared_size_field or ("shared_expert_intermediate_size" if family.shared else None)
     return ExpertsConfig(
         names=family.names,
         num_experts=num_experts,
         num_per_token=num_per_token,
         intermediate_size=fields.count(family.size_field),
         normalised=family.everywhere or fields.boolean("norm_topk_prob", default=False),
-        shared_size=fields.count(shared_field) if family.shared or family.stacked else None,
+        shared_size=None if shared_field is None else fields.count(shared_field),
+        has_shared_gate=family.shared,
         stacked=family.stacked,
+        biases=family.biases,
+        swiglu=_swiglu(fields) if family.swiglu else None,
         layers=(True,) * num_layers if family.everywhere else _sparse_layers(fields, num_layers),
     )
+
+
+def _swiglu(fields: ConfigFields) -> tuple[float, float]:
+    return fields.number("swiglu_alpha", default=1.702), fields.number("swiglu_limit", default=7.0)
 
 
 def _parse_groups(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from .experts_config import DEEPSEEK_V2, DEEPSEEK_V3, GRANITE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
+from .experts_config import DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, GRANITE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
 from .recurrent.config import MAMBA2, QWEN3_5, QWEN3_NEXT, RecurrentFamily
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
@@ -60,6 +60,7 @@ class Family(NamedTuple):
     attention_cap_field: str | None = None
     attention_scale_field: str | None = None  # v: scale v ** -0.5 instead of head_dim ** -0.5
     attention_factor_field: str | None = None  # the scale itself
+    sinks: bool = False  # each head has a logit without a value in its softmax
     tied_embeddings: bool = False  # when tie_word_embeddings is absent
     head_bias: bool = False
     learned_positions: int | None = None  # row of the position embedding that is position 0; None: there is none
@@ -489,6 +490,20 @@ FAMILIES = {
     "Qwen2_5_VLForConditionalGeneration": _text_part(_QWEN2, "qwen2_5_vl", "qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": _text_part(_QWEN3, "qwen3_vl_text"),
     "Mistral3ForConditionalGeneration": _text_part(Family(windows="every layer"), "mistral"),
+    "GptOssForCausalLM": Family(
+        *(Flag("attention_bias", default=True),) * 2,
+        windows="by layer type",
+        sinks=True,
+        experts=GPT_OSS,
+        default_head_dim=64,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "num_experts_per_tok": 4,
+        },
+    ),
     "Qwen3NextForCausalLM": _QWEN3_NEXT,
     "Qwen3_5ForCausalLM": _QWEN3_5._replace(experts=None),
     "Qwen3_5MoeForCausalLM": _QWEN3_5,

@@ -73,6 +73,7 @@ class LayerParameters:
     qk_norm_HD: torch.Tensor | None  # [H + K, D]: weights of the norm of queries, then of keys
     o: Linear  # H * D -> E
     mlp: Mlp
+    sinks_H: torch.Tensor | None = None  # float32, logits of attention without values
     latent: LatentParameters | None = None  # of latent attention, whose `qkv` is its first products
     recurrent: RecurrentLayer | None = None  # None: the layer attends
 
@@ -194,8 +195,8 @@ def allocate_parameters(
         inner, slice_indices = (size, (0,)) if group.shard.whole_experts else (size // num_slices, group.shard.slices)
         slices = tuple(
             ExpertSlice(
-                experts_of(gates_ups, outputs=2 * inner, inputs=E),
-                experts_of(downs, outputs=E, inputs=inner),
+                experts_of(gates_ups, outputs=2 * inner, inputs=E, bias=experts.biases),
+                experts_of(downs, outputs=E, inputs=inner, bias=experts.biases),
             )
             for _ in slice_indices
         )
@@ -208,9 +209,9 @@ def allocate_parameters(
             router = DenseLinear(torch.empty((experts.num_experts, E), device=device, dtype=torch.float32))
             bias_N = torch.empty(experts.num_experts, device=device) if experts.groups.sigmoid else None
             return mixture(experts, E, router, slices, shared, bias_N)
-        router = DenseLinear(tensor(experts.num_experts, E))
+        router = DenseLinear(tensor(experts.num_experts, E), tensor(experts.num_experts) if experts.biases else None)
         shared: Mlp | None = None
-        if experts.shared_size is not None and experts.stacked:
+        if experts.shared_size is not None and not experts.has_shared_gate:
             shared = dense(index, "mlp", experts.shared_size, False)
         elif experts.shared_size is not None:
             mlp = dense(index, f"{names.block}.shared_expert", experts.shared_size, False)
@@ -276,6 +277,7 @@ def allocate_parameters(
             qk_norm_HD=tensor(local_heads, D) if config.qk_norm is not None else None,
             o=rows(index, "self_attn.o_proj", E, H * config.output_dim, config.o_bias),
             mlp=mlp(index),
+            sinks_H=torch.empty(group.shard.heads(config), device=device) if config.sinks else None,
             latent=latent(index),
         )
 
@@ -344,6 +346,9 @@ def checkpoint_destinations(
                 parts[f"{prefix}.self_attn.{name}.weight"] = norm_destination(
                     weight, shape, plus_one=config.norm == "rms_plus_one"
                 )
+        if layer.sinks_H is not None:
+            own = slice(group.shard.rank * H_local, (group.shard.rank + 1) * H_local)
+            parts[f"{prefix}.self_attn.sinks"] = Destination((H,), layer.sinks_H.copy_, part=(own,))
         parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
         parts |= layer.mlp.destinations(prefix)
     parts = as_stored(parts, config, group.stage.layers(config))

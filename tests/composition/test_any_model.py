@@ -117,6 +117,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "DeepseekV2": {**_ROUTED, **_LATENT, "topk_method": "group_limited_greedy"},
     "DeepseekV3": {**_ROUTED, **_LATENT},
     "Glm4MoeLite": {**_ROUTED, **_LATENT},
+    "GptOss": {**_LOCAL, "head_dim": 16, **_WINDOWS},
 }  # fmt: skip
 THROUGH_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "Apertus": SIZES,
@@ -125,7 +126,6 @@ THROUGH_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "Ernie4_5_Moe": {**SIZES, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24},
     "FlexOlmo": _MANY,
     "Glm4Moe": {**_ROUTED, "head_dim": 16, "n_shared_experts": 1},
-    "GptOss": {**_LOCAL, "head_dim": 16, **_WINDOWS},
     "GPTBigCode": {"vocab_size": 2048, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128,
                    "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2},
     "GraniteMoe": _LOCAL,
@@ -159,8 +159,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
             config, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         with torch.no_grad():
-            for parameter in (*model.parameters(), *routing_biases(model)):
-                if parameter.dim() == 1:
+            for name, parameter in (*model.named_parameters(), *routing_biases(model)):
+                if parameter.dim() == 1 or name.endswith("proj_bias"):
                     parameter.add_(0.2 * torch.randn_like(parameter))
         path = tmp_path_factory.mktemp("checkpoint")
         model.save_pretrained(path)

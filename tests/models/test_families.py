@@ -123,6 +123,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek v2 lite": ("DeepseekV2", {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 1,
                                         "rope_parameters": _YARN}),
     "deepseek v3": ("DeepseekV3", {**_LATENT, "first_k_dense_replace": 1, "rope_parameters": _YARN}),
+    "gpt oss": ("GptOss", {**_TEXT, "intermediate_size": 96, "num_local_experts": 5, "num_experts_per_tok": 2,
+                           "rope_parameters": {**_YARN, "mscale": None, "mscale_all_dim": None, "truncate": False}}),
     "glm 4.7 flash": ("Glm4MoeLite", {**_LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False}),
 }  # fmt: skip
 Checkpoint = Callable[[str], Path]
@@ -137,15 +139,15 @@ def make_judge(name: str) -> PreTrainedModel:
     config = getattr(transformers, f"{kind}Config")(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        for parameter in (*model.parameters(), *routing_biases(model)):
-            if parameter.dim() == 1:
+        for name, parameter in (*model.named_parameters(), *routing_biases(model)):
+            if parameter.dim() == 1 or name.endswith("proj_bias"):
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
 
 
-def routing_biases(model: PreTrainedModel) -> list[torch.Tensor]:
+def routing_biases(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
     """The stored buffers of routers, which are no parameters to transformers."""
-    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +197,7 @@ def test_a_prompt_in_one_pass(name: str, checkpoint: Checkpoint) -> None:
 def test_parameters_are_counted_as_the_judge_counts_them(name: str, checkpoint: Checkpoint) -> None:
     config = read_config(checkpoint(name))
     judge = make_judge(name)
-    assert num_parameters(config) == judge.num_parameters() + sum(bias.numel() for bias in routing_biases(judge))
+    assert num_parameters(config) == judge.num_parameters() + sum(bias.numel() for _, bias in routing_biases(judge))
     assert model_size(config).num_parameters == num_parameters(config)
 
 

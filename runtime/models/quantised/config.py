@@ -17,7 +17,7 @@ from .rounding import GROUP_SIZES
 from .scheme import Quantisation, Scheme
 
 _GROUP_SIZES = (256, *GROUP_SIZES)
-_METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "bitsandbytes")
+_METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "bitsandbytes", "mxfp4")
 _LAYERS_ONLY = ("lm_head",)  # every writer lists it; here the head is never quantised
 
 
@@ -35,6 +35,8 @@ def parse_quantisation(fields: ConfigFields) -> Quantisation | None:
             return _fp8(fields)
         case "bitsandbytes":
             return _bitsandbytes(fields)
+        case "mxfp4":  # gpt-oss: its experts alone, whatever else the list of unconverted modules says
+            return Quantisation(Scheme(kind="mxfp4", source="mxfp4"), (r"re:(?!.*\.experts\.)",))
         case _:
             return _compressed_tensors(fields)
 
