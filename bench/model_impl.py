@@ -38,7 +38,7 @@ STEPS = {
 }
 FAMILIES = [
     "Llama", "Qwen3", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "Granite", "SmolLM3", "Glm4", "Exaone4",
-    "Cohere2", "Phi", "GPTNeoX", "Starcoder2", "Nemotron", "GPT2", "OPT", "DeepseekV2", "DeepseekV3",
+    "Cohere2", "Phi", "GPTNeoX", "Starcoder2", "Nemotron", "GPT2", "OPT", "DeepseekV2", "DeepseekV3", "GptOss",
 ]  # fmt: skip
 # Of DeepSeek V2 Lite, with fewer experts.
 LATENT = {
@@ -57,6 +57,9 @@ LATENT = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+
+
+MIXTURES = ["GptOss"]  # with 16 experts, of which a token has four
 
 
 def make_config(kind: str, hidden: int, layers: int) -> transformers.PretrainedConfig:
@@ -79,6 +82,8 @@ def make_config(kind: str, hidden: int, layers: int) -> transformers.PretrainedC
     }
     if kind.startswith("Deepseek"):
         sizes |= LATENT | {"moe_intermediate_size": 11 * hidden // 32}
+    elif kind in MIXTURES:
+        sizes |= {"intermediate_size": 11 * hidden // 32, "num_local_experts": 16, "num_experts_per_tok": 4}
     known = {name for base in of.__mro__ for name in getattr(base, "__annotations__", {})} | set(of.attribute_map)
     return of(**{name: value for name, value in sizes.items() if name in known})
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..arguments import RowSpan
+from ..arguments import RowSpan, first_seen
 from ..kv_cache import KvCache
 from ..transfer import to_device
 from .attention import gather_slots, plain_outputs, rotated_queries
@@ -109,7 +109,7 @@ def deterministic_attention(
         place_T = L - T + own
         hidden_TL = place_L > place_T[:, None]
         if window is not None:
-            hidden_TL |= place_L <= place_T[:, None] - window
+            hidden_TL |= place_L < first_seen(place_T[:, None], window)
         hidden.append(hidden_TL.reshape(num_blocks, _QUERIES, num_keys))
     arrays = [np.concatenate(queries)]
     slots_BL, hidden_BQL = np.concatenate(slots), np.concatenate(hidden)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...kernels import Chunk
 from .config_fields import ConfigFields
 from .experts_config import ExpertsConfig, parse_experts
 from .families import FAMILIES, Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
@@ -26,6 +27,13 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
+
+
+class QueryScales(NamedTuple):
+    """Factors of queries by their position p: `1 + strength * log(1 + floor((p + 1) / length))`."""
+
+    strength: float
+    length: float
 
 
 class StoredLayout(NamedTuple):
@@ -73,6 +81,7 @@ class ModelConfig:
     norm: NormKind = "rms"
     norm_placement: NormPlacement = "pre"
     attention_scale: float  # of q k^T
+    query_scales: QueryScales | None = None  # of the layers in `second_rope_layers`
     sinks: bool = False  # each head has a logit without a value in its softmax
     attention_cap: float | None = None  # c: scores become c * tanh(score / c)
     embedding_scale: float | None = None
@@ -183,6 +192,8 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         raise fields.unsupported("rope_scaling", f"{rope.type} in some layers only is")
     quantisation = parse_quantisation(fields.nested("quantization_config"))
     experts = None if family.experts is None else parse_experts(fields, family.experts, num_layers)
+    if quantisation is not None and quantisation.scheme.source != "mxfp4" and experts is not None:
+        experts = replace(experts, stacked=None)  # quantised experts are stored one by one
     _check_stacked(fields, quantisation, experts)
     scaled_by, factor = optional(family.attention_scale_field), optional(family.attention_factor_field)
     if latent is not None:
@@ -216,6 +227,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         norm=family.norm,
         norm_placement=family.norm_placement,
         attention_scale=(head_dim if scaled_by is None else scaled_by) ** -0.5 if factor is None else factor,
+        query_scales=_query_scales(fields) if family.query_scales else None,
         sinks=family.sinks,
         attention_cap=optional(family.attention_cap_field),
         embedding_scale=hidden_size**0.5 if family.scales_embeddings else optional(family.embedding_scale_field),
@@ -298,18 +310,25 @@ def _second_rope(
         case "none in full layers" if any(windows):
             return NO_ROPE, tuple(window is None for window in windows)
         case "none where listed":
-            listed = fields.raw.get("no_rope_layers")
-            interval = fields.count("no_rope_layer_interval", default=4)
-            if listed is None:
-                return NO_ROPE, tuple((layer + 1) % interval == 0 for layer in range(len(windows)))
-            if (
-                not isinstance(listed, list)
-                or len(listed) != len(windows)
-                or not all(used in (0, 1) for used in listed)
-            ):
-                raise fields.invalid("no_rope_layers", f"must give 0 or 1 for each of {len(windows)} layers")
-            return NO_ROPE, tuple(not used for used in listed)
+            return NO_ROPE, _layers_without_rope(fields, len(windows))
     return None, ()
+
+
+def _layers_without_rope(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    listed = fields.raw.get("no_rope_layers") or None
+    interval = fields.count("no_rope_layer_interval", default=4)
+    if listed is None:
+        return tuple((layer + 1) % interval == 0 for layer in range(num_layers))
+    if not isinstance(listed, list) or len(listed) != num_layers or not all(used in (0, 1) for used in listed):
+        raise fields.invalid("no_rope_layers", f"must give 0 or 1 for each of {num_layers} layers")
+    return tuple(not used for used in listed)
+
+
+def _query_scales(fields: ConfigFields) -> QueryScales | None:
+    # Older files have a number.
+    if fields.raw.get("attn_temperature_tuning") in (False, 0):
+        return None
+    return QueryScales(fields.number("attn_scale", default=0.1), fields.number("floor_scale", default=8192.0))
 
 
 def _architecture(fields: ConfigFields) -> str:
@@ -340,6 +359,8 @@ def _windows(fields: ConfigFields, family: Family, architecture: str, num_layers
     The rule "by layer type" follows `layer_types`, or in older files `sliding_window_pattern`, whose every n-th
     layer has no window.
     """
+    if family.windows == "chunks":
+        return _chunks(fields, num_layers)
     used = fields.boolean("use_sliding_window", default=False)
     if family.windows == "none":
         if used:
@@ -359,7 +380,22 @@ def _windows(fields: ConfigFields, family: Family, architecture: str, num_layers
     if types is None:
         pattern = fields.count("sliding_window_pattern")
         return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
-    kinds = {"sliding_attention": window, "full_attention": None}
+    return _by_layer_type(fields, types, {"sliding_attention": window, "full_attention": None}, num_layers)
+
+
+def _by_layer_type(
+    fields: ConfigFields, types: Any, kinds: dict[str, int | None], num_layers: int
+) -> tuple[int | None, ...]:
     if not isinstance(types, list) or len(types) != num_layers or not all(kind in kinds for kind in types):
         raise fields.invalid("layer_types", f"must name one of {', '.join(kinds)} for each of {num_layers} layers")
     return tuple(kinds[kind] for kind in types)
+
+
+def _chunks(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
+    """Return the chunks of layers with positions, or of those that `layer_types` names."""
+    if fields.raw.get("attention_chunk_size") is None:
+        return (None,) * num_layers
+    chunk, types = Chunk(fields.count("attention_chunk_size")), fields.raw.get("layer_types")
+    if types is None:
+        return tuple(None if without else chunk for without in _layers_without_rope(fields, num_layers))
+    return _by_layer_type(fields, types, {"chunked_attention": chunk, "full_attention": None}, num_layers)

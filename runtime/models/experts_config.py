@@ -17,6 +17,7 @@ class ExpertNames(NamedTuple):
     up: str
     down: str
     router: str = "gate"
+    shared: str = "mlp.shared_expert"  # below the layer
 
 
 class StackedNames(NamedTuple):
@@ -36,7 +37,8 @@ class ExpertFamily(NamedTuple):
     size_field: str
     everywhere: bool  # no layer has a dense MLP, and weights are always normalised
     shared: bool  # a shared expert with a gate of its own
-    routing: Literal["softmax", "groups by softmax", "groups by sigmoid"] = "softmax"
+    # sigmoid of inputs: the chosen scores' sigmoids multiply an expert's inputs, not its outputs
+    routing: Literal["softmax", "groups by softmax", "groups by sigmoid", "sigmoid of inputs"] = "softmax"
     stacked: StackedNames | None = None  # tensors of all experts
     shared_size_field: str | None = None  # of a shared expert without a gate
     biases: bool = False  # of the router and the experts
@@ -48,7 +50,7 @@ _PROJECTIONS = ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
 QWEN3_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, False)
 # The experts' matrices are stacked in two tensors; the MLP beside them has no gate of its own.
 GRANITE = MIXTRAL._replace(
-    names=MIXTRAL.names._replace(router="router.layer"),
+    names=MIXTRAL.names._replace(router="router.layer", shared="mlp"),
     stacked=StackedNames("input_linear", "output_linear", ".weight", transposed=False),
     shared_size_field="shared_intermediate_size",
 )
@@ -62,8 +64,17 @@ GPT_OSS = ExpertFamily(
     swiglu=True,
 )
 QWEN2_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, True)
-DEEPSEEK_V2 = QWEN3_MOE._replace(routing="groups by softmax")
-DEEPSEEK_V3 = QWEN3_MOE._replace(routing="groups by sigmoid")
+DEEPSEEK_V2 = QWEN3_MOE._replace(names=_PROJECTIONS._replace(shared="mlp.shared_experts"), routing="groups by softmax")
+DEEPSEEK_V3 = DEEPSEEK_V2._replace(routing="groups by sigmoid")
+LLAMA4 = ExpertFamily(
+    _PROJECTIONS._replace(router="router"),
+    "moe_intermediate_size",
+    False,
+    False,
+    routing="sigmoid of inputs",
+    stacked=StackedNames(),
+    shared_size_field="moe_intermediate_size",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +89,7 @@ class ExpertsConfig:
     shared_size: int | None  # of the shared expert
     groups: GroupRouting | None = None  # experts are chosen in groups, and a shared expert has no gate
     layers: tuple[bool, ...]  # True for layers with a mixture; the others have a dense MLP
+    scales_inputs: bool = False  # by the sigmoids of the chosen scores; then their outputs are not weighted
     stacked: StackedNames | None = None  # tensors of all experts; None: each expert has its own
     has_shared_gate: bool = False  # a gate of its own scales the shared expert
     biases: bool = False  # of the router and the experts
@@ -86,7 +98,7 @@ class ExpertsConfig:
 
 def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:
     """Read the fields of a mixture. Raises CheckpointError, naming the field."""
-    if family.routing != "softmax":
+    if family.routing.startswith("groups"):
         return _parse_groups(fields, family, num_layers)
     # Qwen writes `num_experts`, transformers 5 `num_local_experts`.
     spelling = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
@@ -106,7 +118,8 @@ def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -
         stacked=family.stacked,
         biases=family.biases,
         swiglu=_swiglu(fields) if family.swiglu else None,
-        layers=(True,) * num_layers if family.everywhere else _sparse_layers(fields, num_layers),
+        scales_inputs=family.routing == "sigmoid of inputs",
+        layers=_layers(fields, family, num_layers),
     )
 
 
@@ -145,6 +158,20 @@ def _parse_groups(fields: ConfigFields, family: ExpertFamily, num_layers: int) -
         groups=GroupRouting(num_per_token, num_groups, kept, sigmoid, normalised, scale),
         layers=_routed_layers(fields, num_layers),
     )
+
+
+def _layers(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> tuple[bool, ...]:
+    if family.everywhere:
+        return (True,) * num_layers
+    if family.routing != "sigmoid of inputs":
+        return _sparse_layers(fields, num_layers)
+    listed = fields.raw.get("moe_layers")
+    if listed is None:
+        step = fields.count("interleave_moe_layer_step", default=1)
+        return tuple((layer + 1) % step == 0 for layer in range(num_layers))
+    if not isinstance(listed, list) or not all(type(layer) is int and 0 <= layer < num_layers for layer in listed):
+        raise fields.invalid("moe_layers", f"must list layers below {num_layers}")
+    return tuple(layer in listed for layer in range(num_layers))
 
 
 def _routed_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:

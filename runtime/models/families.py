@@ -9,14 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from .experts_config import DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, GRANITE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
+from .experts_config import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GPT_OSS,
+    GRANITE,
+    LLAMA4,
+    MIXTRAL,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    ExpertFamily,
+)
 from .recurrent.config import MAMBA2, QWEN3_5, QWEN3_NEXT, RecurrentFamily
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 NormKind = Literal["rms", "rms_plus_one", "layer_norm", "layer_norm_plus_one", "layer_norm_no_bias", "layer_norm_plain"]
 NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel, two norms"]
-QkNorm = Literal["per head", "all heads", "layer norm per head"]
-WindowRule = Literal["none", "every layer", "every layer if used", "by layer", "by layer type"]
+# without weights: a norm of each head in the layers with positions
+QkNorm = Literal["per head", "all heads", "layer norm per head", "without weights"]
+WindowRule = Literal["none", "every layer", "every layer if used", "by layer", "by layer type", "chunks"]
 SecondRope = Literal["none where listed", "none in full layers", "own in window layers"]
 StoredQkv = Literal["separate", "stacked", "by group"]
 
@@ -60,6 +71,7 @@ class Family(NamedTuple):
     attention_cap_field: str | None = None
     attention_scale_field: str | None = None  # v: scale v ** -0.5 instead of head_dim ** -0.5
     attention_factor_field: str | None = None  # the scale itself
+    query_scales: bool = False  # queries of layers without positions grow with their position (attn_temperature_tuning)
     sinks: bool = False  # each head has a logit without a value in its softmax
     tied_embeddings: bool = False  # when tie_word_embeddings is absent
     head_bias: bool = False
@@ -211,6 +223,26 @@ _QWEN3_NEXT = Family(
 )
 _QWEN3_5 = _QWEN3_NEXT._replace(recurrent=QWEN3_5, renames=_LANGUAGE_MODEL, skipped=rf"mtp\.|{_VISION}")
 _SHARED_MLP = {"intermediate_size": "shared_intermediate_size"}  # without experts it is the only one
+_LLAMA4 = Family(
+    _BIAS,
+    _BIAS,
+    experts=LLAMA4,
+    windows="chunks",
+    second_rope="none where listed",
+    interleaved_rope=True,
+    query_scales=True,
+    default_head_dim=128,
+    renames=((r"\.feed_forward\.", ".mlp."),),
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "num_experts_per_tok": 1,
+        "use_qk_norm": True,
+        "attention_chunk_size": 8192,
+    },
+    aliases={"intermediate_size": "intermediate_size_mlp", "moe_intermediate_size": "intermediate_size"},
+    variants=(({"use_qk_norm": True}, {"qk_norm": "without weights"}),),
+)
 _GRANITE = _LLAMA._replace(
     embedding_scale_field="embedding_multiplier",
     attention_factor_field="attention_multiplier",
@@ -503,6 +535,10 @@ FAMILIES = {
             "sliding_window_pattern": 2,
             "num_experts_per_tok": 4,
         },
+    ),
+    "Llama4ForCausalLM": _LLAMA4,
+    "Llama4ForConditionalGeneration": _LLAMA4._replace(
+        renames=(*_LANGUAGE_MODEL, *_LLAMA4.renames), skipped=_VISION, text_types=("llama4_text",)
     ),
     "Qwen3NextForCausalLM": _QWEN3_NEXT,
     "Qwen3_5ForCausalLM": _QWEN3_5._replace(experts=None),

@@ -15,6 +15,7 @@ import torch
 from ... import kernels
 from ...kernels import Ops
 from ...kernels.reference.experts import Routing
+from ...kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
 from .experts_config import ExpertsConfig, StackedNames
 from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations, total_bytes
 from .mlp import DenseMlp, Mlp
@@ -223,10 +224,10 @@ class MixtureMlp:
         return self.total(self.parts(x_TE, ops))
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
-        routing = self.route(x_TE, ops)
+        routing, inputs, rows_P = self.routed(x_TE, ops)
         parts_TE = []
         for experts in self.slices:
-            gate_up_PJ = experts.gate_up(x_TE, routing.ends_N, routing.tokens_P, ops)
+            gate_up_PJ = experts.gate_up(inputs, routing.ends_N, rows_P, ops)
             y_PE = experts.down(self.activate(gate_up_PJ, ops), routing.ends_N, None, ops)
             parts_TE.append(ops.combine_experts(y_PE, routing.place_P, routing.weights_TK))
         return self.add_shared(parts_TE, x_TE, ops)
@@ -236,13 +237,23 @@ class MixtureMlp:
         swiglu = self.config.swiglu
         return ops.silu_and_mul(gate_up_PJ) if swiglu is None else ops.clamped_swiglu(gate_up_PJ, *swiglu)
 
-    def route(self, x_TE: torch.Tensor, ops: Ops) -> Routing:
-        """Choose the tokens' experts."""
+    def routed(self, x_TE: torch.Tensor, ops: Ops) -> tuple[Routing, torch.Tensor, torch.Tensor | None]:
+        """Choose the tokens' experts; return these, and the experts' inputs: the rows of a tensor, all if None."""
         groups = self.config.groups
-        if groups is None:
-            return ops.route(self.router(x_TE), self.config.num_per_token, self.config.normalised)
-        # The router is float32.
-        return ops.route_by_groups(self.router(x_TE.float()), self.bias_N, groups)
+        if groups is not None:  # the router is float32
+            routing = ops.route_by_groups(self.router(x_TE.float()), self.bias_N, groups)
+            return routing, x_TE, routing.tokens_P
+        scores_TN = self.router(x_TE)
+        routing = ops.route(scores_TN, self.config.num_per_token, self.config.normalised)
+        if not self.config.scales_inputs:
+            return routing, x_TE, routing.tokens_P
+        places_P = torch.arange(len(routing.tokens_P), device=x_TE.device)
+        experts_P = torch.searchsorted(routing.ends_N, places_P, right=True)
+        scores_P1 = scores_TN[routing.tokens_P, experts_P].float()[:, None]
+        # A vector's end is computed by other instructions than its middle.
+        scales_P1 = in_fixed_rows(torch.sigmoid, scores_P1, FIXED_ROWS) if ops.deterministic else scores_P1.sigmoid()
+        inputs_PE = x_TE[routing.tokens_P] * scales_P1.to(x_TE.dtype)
+        return routing._replace(weights_TK=torch.ones_like(routing.weights_TK)), inputs_PE, None
 
     def add_shared(self, parts_TE: Sequence[torch.Tensor], x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
         """Add the shared expert's outputs, if there is one."""

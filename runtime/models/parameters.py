@@ -201,20 +201,16 @@ def allocate_parameters(
             for _ in slice_indices
         )
         if experts.groups is not None:
-            shared = (
-                dense(index, f"{names.block}.shared_experts", experts.shared_size, False)
-                if experts.shared_size
-                else None
-            )
+            shared = dense(index, names.shared, experts.shared_size, False) if experts.shared_size else None
             router = DenseLinear(torch.empty((experts.num_experts, E), device=device, dtype=torch.float32))
             bias_N = torch.empty(experts.num_experts, device=device) if experts.groups.sigmoid else None
             return mixture(experts, E, router, slices, shared, bias_N)
         router = DenseLinear(tensor(experts.num_experts, E), tensor(experts.num_experts) if experts.biases else None)
         shared: Mlp | None = None
         if experts.shared_size is not None and not experts.has_shared_gate:
-            shared = dense(index, "mlp", experts.shared_size, False)
+            shared = dense(index, names.shared, experts.shared_size, False)
         elif experts.shared_size is not None:
-            mlp = dense(index, f"{names.block}.shared_expert", experts.shared_size, False)
+            mlp = dense(index, names.shared, experts.shared_size, False)
             shared = SharedExpert(mlp, DenseLinear(tensor(1, E)), names.block)
         return mixture(experts, E, router, slices, shared)
 
@@ -260,6 +256,11 @@ def allocate_parameters(
     def norms() -> BlockNorms:
         return BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement]))
 
+    def qk_norm(index: int) -> torch.Tensor | None:
+        if config.qk_norm == "without weights":
+            return None if config.uses_second_rope(index) else tensor(local_heads, D).fill_(1)
+        return tensor(local_heads, D) if config.qk_norm is not None else None
+
     def layer(index: int) -> LayerParameters:
         own = config.recurrent
         if own is not None and own.layers[index]:
@@ -274,7 +275,7 @@ def allocate_parameters(
         return LayerParameters(
             norms=norms(),
             qkv=projections(index),
-            qk_norm_HD=tensor(local_heads, D) if config.qk_norm is not None else None,
+            qk_norm_HD=qk_norm(index),
             o=rows(index, "self_attn.o_proj", E, H * config.output_dim, config.o_bias),
             mlp=mlp(index),
             sinks_H=torch.empty(group.shard.heads(config), device=device) if config.sinks else None,
@@ -338,7 +339,7 @@ def checkpoint_destinations(
             if config.output_gate:
                 heads.append(("q_gate", H * D))
         parts |= stacked_destinations(f"{prefix}.self_attn", heads, layer.qkv)
-        if layer.qk_norm_HD is not None:
+        if layer.qk_norm_HD is not None and config.qk_norm != "without weights":
             norms = ("q_norm", layer.qk_norm_HD[:H_local]), ("k_norm", layer.qk_norm_HD[H_local:])
             for name, weight_HD in norms:
                 weight = weight_HD.view(-1) if config.qk_norm == "all heads" else weight_HD

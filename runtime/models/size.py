@@ -96,4 +96,6 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
 def _qk_norms(config: ModelConfig) -> int:
     """Return the parameters of a layer's norms of queries and keys."""
     heads, D = config.num_heads + config.num_kv_heads, config.head_dim
-    return {None: 0, "per head": 2 * D, "all heads": heads * D, "layer norm per head": heads * D}[config.qk_norm]
+    return {None: 0, "without weights": 0, "per head": 2 * D, "all heads": heads * D, "layer norm per head": heads * D}[
+        config.qk_norm
+    ]

@@ -117,6 +117,8 @@ NATIVE: dict[str, dict[str, Any]] = {
     "DeepseekV2": {**_ROUTED, **_LATENT, "topk_method": "group_limited_greedy"},
     "DeepseekV3": {**_ROUTED, **_LATENT},
     "Glm4MoeLite": {**_ROUTED, **_LATENT},
+    "Llama4Text": {**_LOCAL, "head_dim": 16, "intermediate_size_mlp": 40, "no_rope_layers": [1, 0],
+                   "attention_chunk_size": 18, "floor_scale": 12, "num_experts_per_tok": 1},
     "GptOss": {**_LOCAL, "head_dim": 16, **_WINDOWS},
 }  # fmt: skip
 THROUGH_TRANSFORMERS: dict[str, dict[str, Any]] = {

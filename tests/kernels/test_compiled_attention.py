@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.kernels import AttentionArgs, KvCache, RowSpan, for_device
+from ramiform.kernels import AttentionArgs, Chunk, KvCache, RowSpan, for_device
 from ramiform.kernels.cpu import thread_pool
 from ramiform.kernels.cpu.attention import CompiledAttention
 from ramiform.kernels.cpu.attention_plan import NUM_TILES, AttentionPlan
@@ -101,7 +101,12 @@ class Memory:
         outputs = []
         for row in rows:
             for t in range(row.num_tokens):
-                slots = self.slots(row.pages, np.array(seen(row, t)[-window:] if window else seen(row, t)))
+                places = seen(row, t)
+                if isinstance(window, Chunk):
+                    places = places[(len(places) - 1) // window * window :]
+                elif window:
+                    places = places[-window:]
+                slots = self.slots(row.pages, np.array(places))
                 k_LHD, v_LHD = (x_SKD[slots].repeat_interleave(group, 1) for x_SKD in (k_SKD, v_SKD))
                 scores_HL = torch.einsum("hd,lhd->hl", q_THD[len(outputs)].double(), k_LHD) * SCALE
                 if cap is not None:
@@ -159,7 +164,7 @@ def mixes(draw: st.DrawFn) -> list[tuple[int, int, int, list[int]]]:
     mix=mixes(),
     heads=st.tuples(st.integers(1, 3), st.integers(1, 8)),
     head_dim=st.sampled_from([6, 16, 64, 80]),
-    window=st.none() | st.sampled_from([1, 3, 40, 100]),
+    window=st.none() | st.sampled_from([1, 3, 40, 100, Chunk(1), Chunk(7), Chunk(50)]),
     cap=st.none() | st.just(5.0),
     page_size=st.sampled_from([4, 16, 24]),
     seed=st.integers(0, 1 << 20),
@@ -301,7 +306,7 @@ def test_threads_share_the_query_heads_of_one_key_head(lengths: list[int]) -> No
         thread_pool.set_num_threads(before)
 
 
-@pytest.mark.parametrize("window", [None, 30])
+@pytest.mark.parametrize("window", [None, 30, Chunk(29)])
 @pytest.mark.parametrize(("K", "group"), [(2, 3), (1, 6)])
 def test_sinks_take_part_in_the_softmax(K: int, group: int, window: int | None) -> None:
     memory = Memory.of(K, 32, stored=torch.int8 if K == 2 else torch.float32)

@@ -69,6 +69,8 @@ _LATENT = {**SIZES, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank":
 _YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64, "mscale": 0.7,
          "mscale_all_dim": 0.9, "beta_fast": 32, "beta_slow": 1}  # fmt: skip
 _TEXT = {**SIZES, "head_dim": 16, "layer_types": _LAYERS, "sliding_window": 21}
+_LLAMA4 = {**SIZES, "head_dim": 16, "num_local_experts": 5, "intermediate_size_mlp": 96, "attention_chunk_size": 24,
+           "floor_scale": 16, "attn_scale": 0.3}  # fmt: skip
 
 # Class of the config, and its fields.
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -125,6 +127,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek v3": ("DeepseekV3", {**_LATENT, "first_k_dense_replace": 1, "rope_parameters": _YARN}),
     "gpt oss": ("GptOss", {**_TEXT, "intermediate_size": 96, "num_local_experts": 5, "num_experts_per_tok": 2,
                            "rope_parameters": {**_YARN, "mscale": None, "mscale_all_dim": None, "truncate": False}}),
+    "llama 4": ("Llama4Text", {**_LLAMA4, "no_rope_layers": [1, 0, 1], "moe_layers": [0, 1]}),
+    "llama 4, no norms": ("Llama4Text", {**_LLAMA4, "no_rope_layer_interval": 2, "use_qk_norm": False,
+                                         "interleave_moe_layer_step": 2, "num_experts_per_tok": 2,
+                                         "attn_temperature_tuning": False}),
     "glm 4.7 flash": ("Glm4MoeLite", {**_LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False}),
 }  # fmt: skip
 Checkpoint = Callable[[str], Path]
@@ -336,6 +342,9 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
                 "vision_config": _QWEN_VISION, **_QWEN_TOKENS},
     "Mistral3": {"text_config": {"model_type": "mistral", **SIZES}, "image_token_index": 200,
                  "vision_config": {"model_type": "pixtral", **_VISION}},
+    "Llama4": {"text_config": {**_LLAMA4, "no_rope_layers": [1, 0, 1]}, "image_token_index": 200,
+               "vision_config": {**_VISION, "vision_output_dim": 32, "projector_input_dim": 32,
+                                 "projector_output_dim": 32}},
     "Llava": {"text_config": {"model_type": "llama", **SIZES}, "image_token_index": 200,
               "vision_config": {"model_type": "clip_vision_model", "projection_dim": 32, **_VISION}},
 }  # fmt: skip
