@@ -39,6 +39,7 @@ STEPS = {
 FAMILIES = [
     "Llama", "Qwen3", "Gemma2", "Gemma3Text", "Phi3", "Olmo2", "Granite", "SmolLM3", "Glm4", "Exaone4",
     "Cohere2", "Phi", "GPTNeoX", "Starcoder2", "Nemotron", "GPT2", "OPT", "DeepseekV2", "DeepseekV3", "GptOss",
+    "Llama4Text",
 ]  # fmt: skip
 # Of DeepSeek V2 Lite, with fewer experts.
 LATENT = {
@@ -59,7 +60,8 @@ LATENT = {
 }
 
 
-MIXTURES = ["GptOss"]  # with 16 experts, of which a token has four
+# With 16 experts: those of a token; Llama 4 has a shared one beside it, and transformers computes all of them.
+MIXTURES = {"GptOss": 4, "Llama4Text": 1}
 
 
 def make_config(kind: str, hidden: int, layers: int) -> transformers.PretrainedConfig:
@@ -82,8 +84,14 @@ def make_config(kind: str, hidden: int, layers: int) -> transformers.PretrainedC
     }
     if kind.startswith("Deepseek"):
         sizes |= LATENT | {"moe_intermediate_size": 11 * hidden // 32}
-    elif kind in MIXTURES:
-        sizes |= {"intermediate_size": 11 * hidden // 32, "num_local_experts": 16, "num_experts_per_tok": 4}
+    if kind == "Llama4Text":
+        sizes["layer_types"] = ["full_attention"] * layers  # chunks through transformers are refused
+    if kind in MIXTURES:
+        sizes |= {
+            "intermediate_size": 11 * hidden // 32,
+            "num_local_experts": 16,
+            "num_experts_per_tok": MIXTURES[kind],
+        }
     known = {name for base in of.__mro__ for name in getattr(base, "__annotations__", {})} | set(of.attribute_map)
     return of(**{name: value for name, value in sizes.items() if name in known})
 

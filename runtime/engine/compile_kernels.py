@@ -42,7 +42,7 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
         soft_cap=config.attention_cap,
         sinks=config.sinks,
         deterministic=model.ops.deterministic,
-        qk_norm=config.qk_norm in ("per head", "without weights"),
+        qk_norm=config.qk_norm in ("per head", "per head after rope", "without weights"),
         gated_size=config.intermediate_size if config.gated_mlp and config.activation == "silu" else 0,
         num_experts=0 if experts is None else experts.num_experts,
         num_chosen=0 if experts is None else experts.num_per_token,

@@ -1,4 +1,4 @@
-"""The ModelConfig of a checkpoint, made from config.json's fields as the row of its family says (`families`)."""
+"""The ModelConfig of a checkpoint, made from config.json's fields as the row of its family says (`families.table`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from ...kernels import Chunk
 from .config_fields import ConfigFields
 from .experts_config import ExpertsConfig, parse_experts
-from .families import FAMILIES, Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
+from .families.row import Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
+from .families.table import FAMILIES
 from .latent.config import LatentConfig, latent_scale, parse_latent
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
@@ -265,8 +266,13 @@ def _family_fields(family: Family, raw: dict[str, Any], file: Path) -> tuple[Fam
     for values, changes in family.variants:
         if all(present.get(field) == value for field, value in values.items()):
             family = family._replace(**changes)
-    named = {name: present[own] for name, own in family.aliases.items() if own in present}
+    named = {name: _same(present[own]) for name, own in family.aliases.items() if own in present}
     return family, ConfigFields(present | named, file)
+
+
+def _same(value: Any) -> Any:
+    """Return the value that a list has for every layer; other values as they are."""
+    return value[0] if isinstance(value, list) and value and all(one == value[0] for one in value) else value
 
 
 def _check_stacked(fields: ConfigFields, quantisation: Quantisation | None, experts: ExpertsConfig | None) -> None:

@@ -364,6 +364,9 @@ class Decoder:
             normed = F.layer_norm(qkv[:, : H + K], (self.config.head_dim,), eps=self.config.norm_eps) * qk_norm_HD
             qkv, qk_norm_HD = torch.cat((normed, qkv[:, H + K :]), dim=1), None
         q_THD = self.ops.rope_and_store(qkv, kv, qk_norm_HD, args)
+        if layer.rotated_norms_2D is not None:
+            # A norm and a rotation may change places, its weights may not: scores take those of queries and keys here.
+            q_THD = (q_THD * layer.rotated_norms_2D.float().prod(0)).to(q_THD.dtype)
         if scales_T is not None:
             q_THD = (q_THD * scales_T[:, None, None]).to(q_THD.dtype)
         if self._head_slices is None:

@@ -294,9 +294,12 @@ class MixtureMlp:
             parts |= stacked_destinations(expert, [(names.gate, size), (names.up, size)], gate_up)
             parts |= stacked_destinations(expert, [(names.down, self.hidden_size)], down)
         if self.bias_N is not None:
-            name = f"{prefix}.{names.block}.gate.e_score_correction_bias"
-            parts[name] = Destination(tuple(self.bias_N.shape), self.bias_N.copy_)
+            parts[f"{prefix}.{names.block}.{names.bias}"] = Destination((len(self.bias_N),), self._put_bias)
         return parts if self.shared is None else {**parts, **self.shared.destinations(prefix)}
+
+    def _put_bias(self, stored: torch.Tensor) -> None:
+        assert self.bias_N is not None
+        self.bias_N.copy_(stored.view(-1))  # ERNIE's is [1, N]
 
     def _stacked_destinations(self, block: str, names: StackedNames) -> dict[str, Destination]:
         """Return the destinations of tensors of all experts. Raises ValueError when their format is not read so."""
@@ -321,22 +324,24 @@ class MixtureMlp:
         """
         first, held = pieces[0][0], self.held
         transposed, alternating = names.transposed and last == "weight", names.alternating and len(pieces) == 2
-        shape = [len(pieces) * first.shape[0], *first.shape[1:]]
-        shape = shape[::-1] if transposed else shape
+        plain = [len(pieces) * first.shape[0], *first.shape[1:]]
+        shape = plain[::-1] if transposed else plain
         if last == "weight_packed":  # a group's 32 numbers are 16 bytes
             shape = [shape[0], shape[1] // (MXFP4_GROUP // 2), MXFP4_GROUP // 2]
 
         def put(stored: torch.Tensor) -> None:
             for place, index in enumerate(held):
                 matrix = stored[index].flatten(1) if last == "weight_packed" else stored[index]
-                matrix = matrix.t() if transposed else matrix
+                matrix = matrix.t() if transposed and list(stored.shape[1:]) == shape else matrix
                 count = len(pieces)
                 rows = [matrix[part::count] for part in range(count)] if alternating else matrix.chunk(count)
                 for own, part in zip(pieces, rows, strict=True):
                     piece = own[place]
                     piece.put(part if piece.part is None else part[piece.part])
 
-        return Destination((self.config.num_experts, *shape), put, first.dtypes)
+        count = self.config.num_experts
+        other_shape = (count, *plain) if names.either_way else None
+        return Destination((count, *shape), put, first.dtypes, other_shape=other_shape)
 
 
 # Names of an expert's tensors, and what the names of those of all experts end in.

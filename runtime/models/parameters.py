@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .config import ModelConfig
-from .families import NormPlacement
+from .families.row import NormPlacement
 from .latent.attention import LatentParameters
 from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
 from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
@@ -73,6 +73,7 @@ class LayerParameters:
     qk_norm_HD: torch.Tensor | None  # [H + K, D]: weights of the norm of queries, then of keys
     o: Linear  # H * D -> E
     mlp: Mlp
+    rotated_norms_2D: torch.Tensor | None = None  # weights of norms of rotated queries and keys
     sinks_H: torch.Tensor | None = None  # float32, logits of attention without values
     latent: LatentParameters | None = None  # of latent attention, whose `qkv` is its first products
     recurrent: RecurrentLayer | None = None  # None: the layer attends
@@ -203,7 +204,7 @@ def allocate_parameters(
         if experts.groups is not None:
             shared = dense(index, names.shared, experts.shared_size, False) if experts.shared_size else None
             router = DenseLinear(torch.empty((experts.num_experts, E), device=device, dtype=torch.float32))
-            bias_N = torch.empty(experts.num_experts, device=device) if experts.groups.sigmoid else None
+            bias_N = torch.empty(experts.num_experts, device=device) if experts.choice_bias else None
             return mixture(experts, E, router, slices, shared, bias_N)
         router = DenseLinear(tensor(experts.num_experts, E), tensor(experts.num_experts) if experts.biases else None)
         shared: Mlp | None = None
@@ -257,7 +258,7 @@ def allocate_parameters(
         return BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement]))
 
     def qk_norm(index: int) -> torch.Tensor | None:
-        if config.qk_norm == "without weights":
+        if config.qk_norm in ("without weights", "per head after rope"):
             return None if config.uses_second_rope(index) else tensor(local_heads, D).fill_(1)
         return tensor(local_heads, D) if config.qk_norm is not None else None
 
@@ -278,6 +279,7 @@ def allocate_parameters(
             qk_norm_HD=qk_norm(index),
             o=rows(index, "self_attn.o_proj", E, H * config.output_dim, config.o_bias),
             mlp=mlp(index),
+            rotated_norms_2D=tensor(2, D) if config.qk_norm == "per head after rope" else None,
             sinks_H=torch.empty(group.shard.heads(config), device=device) if config.sinks else None,
             latent=latent(index),
         )
@@ -339,7 +341,10 @@ def checkpoint_destinations(
             if config.output_gate:
                 heads.append(("q_gate", H * D))
         parts |= stacked_destinations(f"{prefix}.self_attn", heads, layer.qkv)
-        if layer.qk_norm_HD is not None and config.qk_norm != "without weights":
+        if layer.rotated_norms_2D is not None:
+            for name, weight_D in zip(("query_layernorm", "key_layernorm"), layer.rotated_norms_2D, strict=True):
+                whole(f"{prefix}.self_attn.{name}.weight", weight_D)
+        elif layer.qk_norm_HD is not None and config.qk_norm != "without weights":
             norms = ("q_norm", layer.qk_norm_HD[:H_local]), ("k_norm", layer.qk_norm_HD[H_local:])
             for name, weight_HD in norms:
                 weight = weight_HD.view(-1) if config.qk_norm == "all heads" else weight_HD

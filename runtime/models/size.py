@@ -73,8 +73,7 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
         shared = num_mixtures * 3 * E * (mixture.shared_size or 0)
         routers = num_mixtures * E * (mixture.num_experts + mixture.has_shared_gate)
         routers += num_mixtures * mixture.num_experts * mixture.biases
-        if mixture.groups is not None and mixture.groups.sigmoid:
-            routers += num_mixtures * mixture.num_experts
+        routers += num_mixtures * mixture.num_experts * mixture.choice_bias
     mlps = (config.num_layers - num_mixtures) * dense + shared + experts
     norm = E * {"layer_norm": 2, "layer_norm_plus_one": 2, "layer_norm_plain": 0}.get(config.norm, 1)
     num_norms = {"sandwich": 4, "parallel": 1}.get(config.norm_placement, 2)
@@ -96,6 +95,11 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
 def _qk_norms(config: ModelConfig) -> int:
     """Return the parameters of a layer's norms of queries and keys."""
     heads, D = config.num_heads + config.num_kv_heads, config.head_dim
-    return {None: 0, "without weights": 0, "per head": 2 * D, "all heads": heads * D, "layer norm per head": heads * D}[
-        config.qk_norm
-    ]
+    return {
+        None: 0,
+        "without weights": 0,
+        "per head after rope": 2 * D,
+        "per head": 2 * D,
+        "all heads": heads * D,
+        "layer norm per head": heads * D,
+    }[config.qk_norm]
