@@ -33,7 +33,9 @@ from .parallel.layers import (
     VocabParallelEmbedding,
 )
 from .quantised.block_linear import BlockLinear
+from .quantised.blockwise import BLOCK
 from .quantised.factory import make_linear, make_vocabulary
+from .quantised.mxfp4 import GROUP as MXFP4_GROUP
 from .recurrent.layer import RecurrentLayer, projection_modules
 from .stored_layout import as_stored
 
@@ -148,6 +150,18 @@ def allocate_parameters(
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
 
+    def check_slices(module: str, size: int, kind: str = "outputs") -> None:
+        """Refuse slices that straddle the blocks of a format."""
+        scheme = None if config.quantisation is None or not cut else config.quantisation.scheme_of(module)
+        block = 0 if scheme is None else BLOCK if scheme.source == "fp8" else 0
+        if scheme is not None and scheme.kind == "mxfp4" and kind == "inputs":
+            block = MXFP4_GROUP
+        if block and size % block:
+            raise ValueError(
+                f"{module}: in {num_slices} slices (tp or deterministic) each has {size} {kind}, "
+                f"which blocks of {block} do not divide"
+            )
+
     def linear(index: int, names: str, sizes: list[int], inner: int, bias: bool) -> Linear:
         modules = [f"model.layers.{index}.{name}" for name in names.split()]
         quantisation = config.quantisation
@@ -159,12 +173,17 @@ def allocate_parameters(
         if not cut:
             return linear(index, names, [section.rows for section in sections], inner, bias)
         sizes = [section.size for section in sections]
+        for number, section in enumerate(sections):
+            if section.num_pieces > 1:
+                name = names.split()[min(number, len(names.split()) - 1)]
+                check_slices(f"model.layers.{index}.{name}", section.size)
         slices = [linear(index, names, sizes, inner, bias) for _ in group.shard.slices]
         return ColumnParallelLinear(group.shard, sections, slices)
 
     def rows(index: int, name: str, out: int, inner: int, bias: bool) -> Linear:
         if not cut:
             return linear(index, name, [out], inner, bias)
+        check_slices(f"model.layers.{index}.{name}", inner // num_slices, "inputs")
         slices = [linear(index, name, [out], inner // num_slices, bias=False) for _ in group.shard.slices]
         return RowParallelLinear(group, inner, tensor(out) if bias else None, slices)
 
@@ -194,6 +213,9 @@ def allocate_parameters(
             held = group.shard.experts(experts.num_experts)
             gates_ups, downs = gates_ups[held.start : held.stop], downs[held.start : held.stop]
         inner, slice_indices = (size, (0,)) if group.shard.whole_experts else (size // num_slices, group.shard.slices)
+        if not group.shard.whole_experts:
+            check_slices(gates_ups[0][0], inner)
+            check_slices(downs[0][0], inner, "inputs")
         slices = tuple(
             ExpertSlice(
                 experts_of(gates_ups, outputs=2 * inner, inputs=E, bias=experts.biases),

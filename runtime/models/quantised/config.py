@@ -18,6 +18,7 @@ from .scheme import Quantisation, Scheme
 
 _GROUP_SIZES = (256, *GROUP_SIZES)
 _METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "bitsandbytes", "mxfp4")
+_ROUTERS = ("gate", "router", "shared_expert_gate")
 _LAYERS_ONLY = ("lm_head",)  # every writer lists it; here the head is never quantised
 
 
@@ -46,7 +47,11 @@ def _awq(fields: ConfigFields) -> Quantisation:
     if not fields.boolean("zero_point", default=True):
         raise fields.unsupported("zero_point", "without one is")
     scheme = Scheme(kind="int4", source="awq", group_size=_four_bits(fields, "bits", "group_size"))
-    return Quantisation(scheme, tuple(_modules(fields, "modules_to_not_convert")))
+    # A name stands for every module whose name holds it (AutoAWQ, vLLM). Routers are dense anyway, and "gate" is in the
+    # names of experts' matrices too.
+    names = [name.strip(".") for name in _modules(fields, "modules_to_not_convert")]
+    held = [name for name in names if name and name.rpartition(".")[2] not in _ROUTERS]
+    return Quantisation(scheme, tuple(f"re:.*{re.escape(name)}" for name in held))
 
 
 def _gptq(fields: ConfigFields) -> Quantisation:
@@ -65,7 +70,10 @@ def _fp8(fields: ConfigFields) -> Quantisation:
     static = fields.one_of("activation_scheme", ("dynamic", "static"), default="dynamic") == "static"
     fields.one_of("fmt", ("e4m3",), default="e4m3")
     names = _modules(fields, "modules_to_not_convert") + _modules(fields, "ignored_layers")
-    ignored = tuple(name for name in names if name not in _LAYERS_ONLY)
+    # A name stands for the modules below it too, or is the end of one (transformers).
+    ignored = tuple(
+        f"re:{re.escape(name)}(?:\\.|$)|.*{re.escape(name)}$" for name in names if name and name not in _LAYERS_ONLY
+    )
     if fields.raw.get("weight_block_size") is None:
         scheme = Scheme(kind="fp8", source="compressed-tensors", activations=True, static=static, per_tensor=True)
         return Quantisation(scheme, ignored)
