@@ -49,9 +49,10 @@ def _awq(fields: ConfigFields) -> Quantisation:
     scheme = Scheme(kind="int4", source="awq", group_size=_four_bits(fields, "bits", "group_size"))
     # A name stands for every module whose name holds it (AutoAWQ, vLLM). Routers are dense anyway, and "gate" is in the
     # names of experts' matrices too.
-    names = [name.strip(".") for name in _modules(fields, "modules_to_not_convert")]
-    held = [name for name in names if name and name.rpartition(".")[2] not in _ROUTERS]
-    return Quantisation(scheme, tuple(f"re:.*{re.escape(name)}" for name in held))
+    names = [name for name in _modules(fields, "modules_to_not_convert") if name.strip(".")]
+    held = [name for name in names if name.strip(".").rpartition(".")[2] not in _ROUTERS]
+    ends = [(name.rstrip("."), r"(?:\.|$)" if name.endswith(".") else "") for name in held]
+    return Quantisation(scheme, tuple(f"re:.*{re.escape(name)}{end}" for name, end in ends))
 
 
 def _gptq(fields: ConfigFields) -> Quantisation:
