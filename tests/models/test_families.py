@@ -128,7 +128,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek v2 lite": ("DeepseekV2", {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 1,
                                         "rope_parameters": _YARN}),
     "deepseek v3": ("DeepseekV3", {**_LATENT, "first_k_dense_replace": 1, "rope_parameters": _YARN}),
-    "gpt oss": ("GptOss", {**_TEXT, "intermediate_size": 96, "num_local_experts": 5, "num_experts_per_tok": 2,
+    "gpt oss": ("GptOss", {**_TEXT, "intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 3,
                            "rope_parameters": {**_YARN, "mscale": None, "mscale_all_dim": None, "truncate": False}}),
     "llama 4": ("Llama4Text", {**_LLAMA4, "no_rope_layers": [1, 0, 1], "moe_layers": [0, 1]}),
     "llama 4, no norms": ("Llama4Text", {**_LLAMA4, "no_rope_layer_interval": 2, "use_qk_norm": False,
@@ -266,7 +266,7 @@ def test_weights_rounded_while_loading(name: str, checkpoint: Checkpoint) -> Non
     assert 0 < float((logits(checkpoint(name), quantize="int8") - exact).norm() / exact.norm()) < 0.1
 
 
-@pytest.mark.parametrize("name", ["phi 3", "helium", "granite", "olmo 3"])
+@pytest.mark.parametrize("name", ["phi 3", "helium", "granite", "olmo 3", "hunyuan moe"])
 def test_a_written_checkpoint_equals_rounding_while_loading(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
     write_quantised(checkpoint(name), tmp_path / "int8", "int8")
     torch.testing.assert_close(
@@ -277,6 +277,8 @@ def test_a_written_checkpoint_equals_rounding_while_loading(name: str, checkpoin
 def test_a_family_with_other_names_is_not_written_quantised(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="GPT2LMHeadModel names its tensors otherwise"):
         write_quantised(checkpoint("gpt 2"), tmp_path / "out", "int8")
+    with pytest.raises(CheckpointError, match="GptOssForCausalLM names its tensors otherwise"):
+        write_quantised(checkpoint("gpt oss"), tmp_path / "out", "int8")
     with pytest.raises(CheckpointError, match="gptq does not know how HeliumForCausalLM lays out its heads"):
         write_quantised(checkpoint("helium"), tmp_path / "out", "gptq", text="any")
 
