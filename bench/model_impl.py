@@ -60,8 +60,9 @@ LATENT = {
 }
 
 
-# With 16 experts: those of a token; Llama 4 has a shared one beside it, and transformers computes all of them.
+# Experts of a token, of 16. Llama 4 has a shared one beside it, and transformers computes all of them.
 MIXTURES = {"GptOss": 4, "Llama4Text": 1}
+ALONE = ["Llama4Text"]  # refused through transformers, which computes them with its own cache here
 
 
 def make_config(kind: str, hidden: int, layers: int) -> transformers.PretrainedConfig:
@@ -84,8 +85,6 @@ def make_config(kind: str, hidden: int, layers: int) -> transformers.PretrainedC
     }
     if kind.startswith("Deepseek"):
         sizes |= LATENT | {"moe_intermediate_size": 11 * hidden // 32}
-    if kind == "Llama4Text":
-        sizes["layer_types"] = ["full_attention"] * layers  # chunks through transformers are refused
     if kind in MIXTURES:
         sizes |= {
             "intermediate_size": 11 * hidden // 32,
@@ -113,19 +112,42 @@ def step_of(model: Decoder, step: list[Any]) -> Callable[[int], float]:
     return run
 
 
+def step_alone(model: transformers.PreTrainedModel, step: list[Any]) -> Callable[[int], float]:
+    """Return the function that computes the step by transformers alone and returns its seconds."""
+    first, ids = step[0].first_position, torch.tensor([row.tokens for row in step])
+    cache = transformers.DynamicCache(config=model.config)
+    if first:
+        with torch.inference_mode():
+            model(ids[:, :1].expand(-1, first), past_key_values=cache)
+
+    def run(_: int) -> float:
+        start = time.perf_counter()
+        with torch.inference_mode():
+            model(ids, past_key_values=cache)
+        taken = time.perf_counter() - start
+        cache.crop(first)
+        return taken
+
+    return run
+
+
 def measure(kind: str, hidden: int, layers: int, repeat: int) -> dict[str, Any]:
     """Return a row of the report: how many times as fast the native family is, by step."""
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         config = make_config(kind, hidden, layers)
-        transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-        impls: tuple[ModelImplName, ...] = ("native", "transformers")
+        judge = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        judge.save_pretrained(folder)
+        impls: tuple[ModelImplName, ...] = ("native",) if kind in ALONE else ("native", "transformers")
         models = {impl: load_model(Path(folder), device=CPU, dtype=torch.float32, impl=impl) for impl in impls}
     native = models["native"]
     found: dict[str, Any] = {"family": kind, "parameters": f"{native.num_parameters / 1e6:.0f}M"}
     found["compiled"] = "no" if native._compiled is None else "yes"
     for name, step in STEPS.items():
-        seconds = interleaved(repeat, {impl: step_of(model, step) for impl, model in models.items()})
+        ways = {impl: step_of(model, step) for impl, model in models.items()}
+        if kind in ALONE:
+            ways["transformers"] = step_alone(judge, step)
+        seconds = interleaved(repeat, ways)
         found[f"{name}, ms"] = cell(1e3 * float(np.median(seconds["native"])))
         found[f"{name}, ratio"] = median_ratio(seconds["transformers"], seconds["native"])
     return found
