@@ -235,7 +235,7 @@ class Drafting:
         """True if the source knows the request well enough to draft. A head lacks the features of steps that it did not
         follow; a smaller model catches up by itself."""
         first = max(request.first_step, self._num_steps - FEATURE_WINDOW)
-        return self._source != "eagle" or first > self._last_closed
+        return self._source not in ("eagle", "mtp") or first > self._last_closed
 
     def _is_worth_following(self, request: Request) -> bool:
         """True if the source knows the request, or following it may pay. The output so far predicts what is still to
