@@ -119,6 +119,12 @@ def build_source(
             f"{name} is not for models with recurrent layers: use --speculative mtp, suffix, ngram or draft",
             param="speculative",
         )
+    if name == "lookahead" and target.config.recurrent is not None:
+        raise RequestError(
+            "lookahead verifies trees of draft tokens, and a recurrent state follows one chain: use --speculative "
+            "mtp, suffix or ngram",
+            param="speculative",
+        )
     if name == "eagle":
         head = load_head(_head_folder(config, path), target)
         return EagleSource(head, num_pages, num_host_pages)
