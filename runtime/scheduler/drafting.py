@@ -150,7 +150,7 @@ class Drafting:
         request.draft = _remaining_draft(result.draft, request, row, result)
         if row.parents is not None:
             num_right = len(result.tokens) - 1
-            if request.lookahead is not None:
+            if request.lookahead is not None and result.after_nodes:
                 draft_tokens = row.tokens[row.num_committed :]
                 num_new = len(result.tokens)
                 request.lookahead.observe(request.tokens, num_new, draft_tokens, row.parents, result.after_nodes)

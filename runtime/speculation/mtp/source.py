@@ -147,7 +147,8 @@ class MtpSource:
             start, end = end, end + -(-(len(sequence.slots) + 1 + depth) // PAGE_SIZE)
             sequence.pages = list(range(start, end))
         if end > self._scratch.num_pages:
-            self._scratch = KvMemory(self._config, end, device=self._device, dtype=self._dtype)
+            num_pages = max(end, min(2 * self._scratch.num_pages, MAX_SCRATCH_TOKENS // PAGE_SIZE))
+            self._scratch = KvMemory(self._config, num_pages, device=self._device, dtype=self._dtype)
 
     def _compute(self, sequences: Sequence[_Drafted]) -> list[torch.Tensor]:
         """Compute the sequences' tokens, and keep what belongs to slots.
