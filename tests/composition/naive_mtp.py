@@ -55,9 +55,15 @@ HYBRID = SIZES | {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 24,
 }
+BLOCKS = LATENT | {  # whole blocks of 128
+    **dict.fromkeys(("hidden_size", "kv_lora_rank", "q_lora_rank", "moe_intermediate_size"), 128),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 64),
+    "intermediate_size": 256,
+}
 NUM_LAYERS = 2  # of the model itself
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "deepseek": (transformers.DeepseekV3Config, LATENT),
+    "deepseek in blocks": (transformers.DeepseekV3Config, BLOCKS),
     "glm": (transformers.Glm4MoeLiteConfig, LATENT | {"n_group": 1, "topk_group": 1}),
     "qwen3-next": (transformers.Qwen3NextConfig, HYBRID),
     "qwen3.5": (transformers.Qwen3_5TextConfig, HYBRID),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Sequence
 from itertools import accumulate
@@ -24,9 +26,10 @@ Model = tuple[NaiveMtp, Path]
 WANT = DraftSpec(steps=5, top_k=1, num_tokens=5, temperature=1.0)
 
 
-@pytest.fixture(
-    scope="module", params=[("deepseek", 1), ("deepseek", 3), ("glm", 1), ("qwen3-next", 1), ("qwen3.5", 2)]
-)
+LAYERS = [("deepseek", 1), ("deepseek", 3), ("glm", 1), ("qwen3-next", 1), ("qwen3.5", 2)]
+
+
+@pytest.fixture(scope="module", params=LAYERS, ids=[f"{kind} {count}" for kind, count in LAYERS])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     torch.set_num_threads(1)
     kind, num_mtp = request.param
@@ -101,7 +104,8 @@ def test_alternatives_are_leaves_beside_the_path(model: Model) -> None:
 
 def changed(folder: Path, path: Path, tensors: dict[str, torch.Tensor | None]) -> Path:
     """Copy a checkpoint with tensors replaced, or left out."""
-    shutil.copytree(path, folder)
+    folder.mkdir()
+    shutil.copy(path / "config.json", folder)
     stored = load_file(path / "model.safetensors") | tensors
     kept = {name: tensor for name, tensor in stored.items() if tensor is not None}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
@@ -127,6 +131,36 @@ def test_a_head_of_the_layer_s_own_gives_its_logits(deepseek: Model, tmp_path: P
         naive.model.lm_head.weight.copy_(head)
         assert tree.tokens == naive.guesses(tokens, 1, 1)[0]
         naive.model.lm_head = model
+
+
+def test_layers_in_blocks_of_fp8_guess_as_their_dequantised_weights(tmp_path: Path) -> None:
+    naive = make_checkpoint("deepseek in blocks", tmp_path)
+    tokens, stored = some_tokens(20, seed=5), load_file(tmp_path / "model.safetensors")
+    packed, dense = dict(stored), dict(stored)
+    for name, weight in stored.items():
+        if not re.search(r"(_proj|_mqa)\.weight$", name) or "eh_proj" in name:
+            continue
+        filled = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % 128))
+        parts = filled.unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
+        scale = parts.abs().amax((1, 3), keepdim=True) / 448
+        codes = (parts / scale).to(torch.float8_e4m3fn)
+        packed[name] = codes.reshape(-1, weight.shape[1])[: len(weight)].clone()
+        packed[f"{name}_scale_inv"] = scale[:, 0, :, 0].contiguous()
+        dense[name] = (codes.float() * scale).reshape(-1, weight.shape[1])[: len(weight)].clone()
+    folders = [changed(tmp_path / name, tmp_path, tensors) for name, tensors in (("a", packed), ("b", dense))]
+    config = json.loads((folders[0] / "config.json").read_text("utf-8"))
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+    (folders[0] / "config.json").write_text(json.dumps(config), "utf-8")
+    with torch.inference_mode():
+        [quantised], [expected] = (follow(naive, source_of(path), [(tokens, 0, [0, 1], WANT)]) for path in folders)
+    assert quantised is not None
+    assert expected is not None
+    assert quantised[0] == expected[0]
+    assert quantised[1] == pytest.approx(expected[1], abs=1e-2)
 
 
 EH = "model.layers.2.eh_proj.weight"
