@@ -93,3 +93,14 @@ def test_retracted_requests_get_the_same_tokens(checkpoints: Checkpoints) -> Non
     got, stats, _ = run(requests, engine=engine, **shape)
     assert stats.num_retractions > 0
     check(got, run(requests, engine=plain, **own)[0], tolerance=1e-3)
+
+
+@pytest.mark.slow
+def test_deterministic_logprobs_keep_their_bits(checkpoints: Checkpoints) -> None:
+    requests, shape = REQUESTS[:5], {"deterministic": True}
+    plain, own = engine_of(checkpoints["deepseek"], speculative="off", prefix_cache=False, **shape)
+    expected = run(requests, engine=plain, stagger=60, **own)[0]
+    engine, settings = engine_of(checkpoints["deepseek"], speculative="mtp", speculative_eagle_topk=2, **shape)
+    got, stats, _ = run(requests, engine=engine, **settings)
+    check(got, expected, tolerance=0.0)
+    assert stats.num_accepted_tokens > 4
