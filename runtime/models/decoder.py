@@ -123,12 +123,18 @@ class Decoder:
         Only for a model on one rank.
         """
         assert count <= len(self.layers) == self.whole_config.num_layers
+        config = with_layers(self.config, range(count))
+        return self.of_layers(config, self.parameters.layers[:count], self.parameters.norm)
+
+    def of_layers(self, config: ModelConfig, layers: tuple[LayerParameters, ...], norm: Norm) -> Decoder:
+        """Return a decoder of the attending layers of `config`, with a final norm, and this one's embedding and
+        head."""
         decoder = copy.copy(self)
-        decoder.layers = range(count)
-        decoder.config = with_layers(self.config, decoder.layers)
-        decoder.whole_config = with_layers(self.whole_config, decoder.layers)
-        decoder.num_parameters = num_parameters(decoder.whole_config)
-        decoder.parameters = replace(self.parameters, layers=self.parameters.layers[:count])
+        decoder.layers = range(len(layers))
+        decoder.config = decoder.whole_config = config
+        decoder.num_parameters = num_parameters(config)
+        decoder.parameters = replace(self.parameters, layers=layers, norm=norm)
+        decoder._places = list(decoder.layers)
         decoder._compiled = None
         decoder._compile_layers()
         return decoder

@@ -40,7 +40,7 @@ class Family(NamedTuple):
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
     experts: ExpertFamily | None = None
     latent: bool = False  # keys and values are a latent (`latent/`)
-    further_layers: tuple[str, ...] = ()  # fields that count stored layers after the last one, which are not read
+    further_layers: tuple[str, ...] = ()  # fields that count stored layers after the last one, which only drafts read
     recurrent: RecurrentFamily | None = None  # of the layers that do not attend
     output_gate: bool = False  # attention's output is gated: q_proj has each head's query, then its gate
     activations: tuple[Activation, ...] = ("silu",)  # accepted values of the activation field
