@@ -40,7 +40,9 @@ class PlainAttention:
 
     args: DecodeAttentionArgs
 
-    def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
+    def attend(
+        self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor | None = None
+    ) -> torch.Tensor:
         args, out_THD = self.args, torch.zeros_like(q_THD)
         assert args.shared is None
         group = q_THD.shape[1] // kv.k_SKD.shape[1]
