@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ...kernels import Ops, for_device
+from ...kernels import Chunk, Ops, for_device
 from ..protocol.config import ModelImplName
 from .config import ModelConfig
 from .decoder import Decoder
@@ -62,7 +62,9 @@ def load_model(
 
         return load_transformers_model(path, device=device, dtype=dtype, ops=ops, on_progress=on_progress)
     if context_length is not None:
-        config = replace(config, rope=config.rope.within(context_length))
+        # A chunk that holds the whole context hides nothing.
+        windows = tuple(None if isinstance(w, Chunk) and w >= context_length else w for w in config.windows)
+        config = replace(config, rope=config.rope.within(context_length), windows=windows)
     own = config.quantisation
     if own is not None and own.scheme.source == "gguf" and device.type != "cpu":
         from .gguf.block_formats import four_bit_modules  # here, because it imports gguf
