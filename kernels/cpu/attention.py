@@ -21,7 +21,7 @@ from numba import carray, types
 from ..arguments import AttentionArgs
 from ..kv_cache import KvCache
 from ..reference.quantise import E4M3
-from .attention_dots import NO_BASE, ROWS, TOTAL_BYTES, attend_block, pack_block, round_query, total_weight
+from .attention_dots import NO_BASE, ROWS, TOTAL_BYTES, attend_block, fetch_block, pack_block, round_query, total_weight
 from .attention_inner import (
     BFLOAT16,
     BFLOAT16_DOTS,
@@ -303,8 +303,7 @@ def attend_task(
         q_scale *= carray(_floats(kv[KEY_SCALES]), (K,))[head]
         out_scale = carray(_floats(kv[VALUE_SCALES]), (K,))[head]
     for row in range(R):
-        token = plan[plan[TOKENS] + first_q + row // G]
-        place = token * q_stride + (head * G + row % G) * D
+        place = plan[plan[TOKENS] + first_q + row // G] * q_stride + (head * G + row % G) * D
         sums_RD[row] = 0
         if dots:
             round_query(q, dtype, place, D, size, queries + 2 * row * size)
@@ -363,6 +362,11 @@ def attend_task(
                             mask_scores(scores + 4 * r * BLOCK, begin, end, cap)
                 _softmax(scores + 4 * row * BLOCK, num_rows, factors + 4 * row, highest + 4 * row, totals + 4 * row)
             if dots:
+                if block + 1 < end_block:
+                    num_coming = min(length - base - BLOCK, BLOCK)
+                    _find_slots(plan, table, unit, base + BLOCK, num_coming, kv[STRIDE], first_L)
+                    fetch_block(scratch, num_coming, kv[KEYS] + 2 * head * D, D)
+                    fetch_block(scratch, num_coming, kv[VALUES] + 2 * head * D, D)
                 attend_block(
                     gathered, gathered + 2 * BLOCK * size, base, num_keys, size,
                     queries + 2 * row * size, sums + 4 * row * size, highest + 4 * row, totals + TOTAL_BYTES * row,

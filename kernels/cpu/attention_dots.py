@@ -35,8 +35,8 @@ NO_BASE = np.float32(-1e30)  # of a row that has seen no key; finite, so that hi
 _VECTORS = BLOCK // LANES
 _SLACK = 8.0
 _PAIR_BYTES = ROW_BYTES  # from a packed pair of channels to the next
-# 2^r for r in [-1/2, 1/2] by powers of r: relative error 4e-6, a five-hundredth of that of rounding to bfloat16.
-_EXP2 = np.polynomial.chebyshev.Chebyshev.interpolate(np.exp2, 4, domain=(-0.5, 0.5)).convert(
+# 2^r for r in [0, 1] by powers of r: relative error 4e-6, a five-hundredth of that of rounding to bfloat16.
+_EXP2 = np.polynomial.chebyshev.Chebyshev.interpolate(np.exp2, 4, domain=(0, 1)).convert(
     kind=np.polynomial.Polynomial
 )
 _EXP2_POWERS = [float(np.float32(power)) for power in _EXP2.coef]
@@ -78,17 +78,25 @@ def _larger(tile: Tile, x: Any, y: Any) -> Any:
 
 
 def _exp2(tile: Tile, x: Any) -> Any:
-    """Return 2^x for x < 127; 0 below -126.5, NaN of NaN."""
+    """Return 2^x for x < 127; 0 below -127, NaN of NaN."""
     b = tile.b
-    x = _larger(tile, _floats_of(tile, -127.0), x)
-    rounding = _floats_of(tile, 1.5 * 2.0**23 + 127)
-    # The sum's last bits are the nearest whole number, plus the bias of an exponent.
-    rounded = b.fadd(x, rounding)
-    r = b.fsub(x, b.fsub(rounded, rounding))
+    if tile.instructions.emulated:
+        x = _larger(tile, _floats_of(tile, -127.0), x)
+        rounding = _floats_of(tile, 1.5 * 2.0**23)
+        whole = b.fsub(b.fadd(x, rounding), rounding)
+        whole = b.select(b.fcmp_ordered(">", whole, x), b.fsub(whole, _floats_of(tile, 1.0)), whole)
+        r = b.fsub(x, whole)
+    else:
+        every, direction = ir.Constant(I16, -1), I32(4)
+        # x - floor(x); 0 of an infinity.
+        r = tile.call("llvm.x86.avx512.mask.reduce.ps.512", tile.floats, x, I32(1), x, every, direction)
     series = _floats_of(tile, _EXP2_POWERS[-1])
     for power in _EXP2_POWERS[-2::-1]:
         series = tile.multiply_add(series, r, _floats_of(tile, power))
-    return b.fmul(series, b.bitcast(b.shl(b.bitcast(rounded, tile.ints), tile.constant(23)), tile.floats))
+    if not tile.instructions.emulated:  # times 2^floor(x)
+        return tile.call("llvm.x86.avx512.mask.scalef.ps.512", tile.floats, series, x, x, every, direction)
+    exponent = b.add(b.fptosi(whole, tile.ints), tile.constant(127))
+    return b.fmul(series, b.bitcast(b.shl(exponent, tile.constant(23)), tile.floats))
 
 
 def _transposed(tile: Tile, rows: list[Any]) -> list[Any]:
@@ -308,6 +316,18 @@ def _weigh(num_rows: int, num_vectors: int) -> Callable[..., None]:
     return weigh  # type: ignore[no-any-return]
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def _fetch(_: Any, address: Any) -> Any:
+    """Fetch the cache line of an address. For compiled loops."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Sequence[Any]) -> Any:
+        tile = Tile(builder, HOST, 1, 1)
+        tile.fetch(tile.pointer(args[0]), 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
 _pack_8_pairs, _pack_16_pairs = _pack_keys(8), _pack_keys(16)
 _pack_16_channels, _pack_32_channels = _pack_values(16), _pack_values(32)
 _score_2, _score_4, _score_6 = _score(2), _score(4), _score(6)
@@ -329,6 +349,16 @@ def round_query(source: int, dtype: int, first: int, D: int, size: int, to: int)
             to_D[d] = half_D[d]
     for d in range(D, size):
         to_D[d] = 0
+
+
+@loops.compiled_once("void(int64, int64, int64, int64)", error_model="numpy")
+def fetch_block(first: int, num_keys: int, source: int, D: int) -> None:
+    """Fetch a block's keys or values into the cache; `first` is the address of their places as of `_find_slots`."""
+    first_L = carray(_ints(first), (BLOCK,))
+    for key in range(num_keys):
+        place = source + 2 * first_L[key]
+        for offset in range(0, 2 * D, 64):
+            _fetch(place + offset)
 
 
 @loops.compiled_once("void(int64, int64, int64, int64, int64)", error_model="numpy")
@@ -388,8 +418,9 @@ def attend_block(
     queries see (int64s), and of scratch memory for ROWS rows of scores and one of sums.
     """
     begins_Q, ends_Q = carray(_ints(begins), (num_queries,)), carray(_ints(ends), (num_queries,))
-    num_rows, spare, pairs = num_queries * group, scratch + ROWS * ROW_BYTES, (num_keys + 1) // 2
-    row = 0
+    num_rows, spare = num_queries * group, scratch + ROWS * ROW_BYTES
+    query = left_of_query = 0  # the row's query, and its rows that are left
+    begin = end = row = 0
     while row < num_rows:
         left = num_rows - row
         count = 2 if left <= 2 else 4 if left in (3, 4, 7, 8) else 6
@@ -401,14 +432,20 @@ def attend_block(
             _score_4(q, 2 * size, keys, size // 2, scale, scratch)
         else:
             _score_2(q, 2 * size, keys, size // 2, scale, scratch)
+        last = 0  # of the keys that the rows see
         for r in range(real):
-            query = (row + r) // group
-            begin, end = max(begins_Q[query] - base, 0), min(ends_Q[query] - base, BLOCK)
+            if left_of_query == 0:
+                begin = min(max(begins_Q[query] - base, 0), BLOCK)
+                end = min(max(ends_Q[query] - base, 0), BLOCK)
+                query, left_of_query = query + 1, group
+            left_of_query -= 1
+            last = max(last, min(end, num_keys))
             scores = scratch + ROW_BYTES * r
             if begin > 0 or end < BLOCK or cap > 0:
-                mask_scores(scores, min(begin, BLOCK), max(end, 0), cap)
+                mask_scores(scores, begin, end, cap)
             at = row + r
             _weigh_scores(scores, bases + 4 * at, totals + TOTAL_BYTES * at, sums + 4 * size * at, size)
+        pairs = max((last + 1) // 2, 1)
         d, to = 0, sums + 4 * size * row
         while d < size:
             v, at, rest = values + 4 * d, to + 4 * d, d + 4 * LANES > size
