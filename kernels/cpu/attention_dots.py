@@ -36,9 +36,7 @@ _VECTORS = BLOCK // LANES
 _SLACK = 8.0
 _PAIR_BYTES = ROW_BYTES  # from a packed pair of channels to the next
 # 2^r for r in [0, 1] by powers of r: relative error 4e-6, a five-hundredth of that of rounding to bfloat16.
-_EXP2 = np.polynomial.chebyshev.Chebyshev.interpolate(np.exp2, 4, domain=(0, 1)).convert(
-    kind=np.polynomial.Polynomial
-)
+_EXP2 = np.polynomial.chebyshev.Chebyshev.interpolate(np.exp2, 4, domain=(0, 1)).convert(kind=np.polynomial.Polynomial)
 _EXP2_POWERS = [float(np.float32(power)) for power in _EXP2.coef]
 
 _floats, _halves, _ints = pointer_to(types.float32), pointer_to(types.uint16), pointer_to(types.int64)
