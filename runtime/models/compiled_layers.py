@@ -165,7 +165,7 @@ class CompiledLayers:
             threads,
             x,
             self._records_LFW,
-            self._descriptors(kv),
+            self._descriptors(kv, x_TE.dtype),
             arrays[0],
             arrays[-1],
             config.norm_eps,
@@ -192,10 +192,10 @@ class CompiledLayers:
         captured = {index: torch.from_numpy(captured_XTE[place]).to(x_TE.dtype) for place, index in enumerate(captures)}
         return stream, captured
 
-    def _descriptors(self, kv: Sequence[KvCache]) -> Ints:
-        """Return the caches as the loop takes them, [L, X]."""
+    def _descriptors(self, kv: Sequence[KvCache], dtype: torch.dtype) -> Ints:
+        """Return the caches as the loop takes them, [L, X]. `dtype` is that of the model."""
         if self._caches is None or self._caches[0] is not kv:
-            self._caches = kv, np.stack([kv_descriptor(cache) for cache in kv])
+            self._caches = kv, np.stack([kv_descriptor(cache, dtype) for cache in kv])
         return self._caches[1]
 
     def _scratch_of(self, rows: int, qkv: int, attention: int, hidden: int) -> list[Any]:
