@@ -54,9 +54,6 @@ from .parameters import DecoderParameters, LayerParameters
 # Bytes of weights that a step reads, times its tokens, from which on waking a second thread pays. A multiplication of
 # attention takes as long as reading so many bytes of weights.
 _MIN_SHARED_WORK = 16 << 20
-# The same for one or two tokens and two threads: one thread reads nearly as fast as both, and leaves a processor to the
-# frontend.
-_MIN_SHARED_READ = 96 << 20
 _ATTENTION_BYTES = 2
 _ACTIVATIONS: dict[Activation, int] = {
     "silu": SILU,
@@ -192,8 +189,7 @@ class CompiledLayers:
                 np.empty((T if wanted_O is None else len(wanted), head.outputs), np.float32),
             )
         work = T * (self._weight_bytes + (0 if head is None else head.nbytes)) + _ATTENTION_BYTES * multiplications
-        least = _MIN_SHARED_READ if T <= 2 and num_threads() == 2 else _MIN_SHARED_WORK
-        threads = num_threads() if work >= least else 1
+        threads = num_threads() if work >= _MIN_SHARED_WORK else 1
         compute = partial(
             decoder_layers,
             new_phases(PHASES_PER_LAYER * L + HEAD_PHASES),
