@@ -8,16 +8,13 @@ Legend: P panels, S steps, W outputs of a panel, I inputs of a step, N outputs, 
 
 from __future__ import annotations
 
-import math
-import mmap
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..huge_pages import zeros_in_huge_pages
 from .block_formats import BLOCK_FORMATS, GROUP
 from .instructions import HOST
 
@@ -37,11 +34,6 @@ BLOCKS = 6  # ggml's block formats (`block_formats`), one or several
 ROW_GROUP = 128  # inputs of a rows' group where weights have no groups; much larger inputs stay floats
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
-
-_HUGE_PAGE = 2 << 20  # bytes; an address there is translated faster, so a product reads weights up to a fifth faster
-_MAPPING = 32 << 20  # bytes; small matrices share it
-_unused = np.empty(0, np.uint8)  # rest of the last mapping
-_mapping_lock = threading.Lock()
 
 
 class PackedMatrix:
@@ -137,7 +129,7 @@ class PackedMatrix:
         sections, end = [], 0
         for name, rows in parts:
             made = BLOCK_FORMATS[name].pack(rows, WIDTH)
-            panels = _zeros(made.shape, made.dtype).copy_(made)
+            panels = zeros_in_huge_pages(made.shape, made.dtype).copy_(made)
             packed._arrays.append(panels.numpy())
             end += len(panels)
             sections.append([end, panels.data_ptr(), panels[0].nbytes, panels.shape[1], loop_address(name)])
@@ -196,7 +188,7 @@ def _panels(numbers_NC: torch.Tensor, per_step: int, num_steps: int | None = Non
     """Return [P, S, W, I] of I = `per_step` inputs; zeros fill the last steps and the last panel."""
     N, C = numbers_NC.shape
     panels, steps = -(-N // WIDTH), num_steps or -(-C // per_step)
-    out = _zeros((panels, steps, WIDTH, per_step), numbers_NC.dtype)
+    out = zeros_in_huge_pages((panels, steps, WIDTH, per_step), numbers_NC.dtype)
     whole, rest = divmod(N, WIDTH)
     whole_steps, rest_inputs = divmod(C, per_step)
 
@@ -212,28 +204,3 @@ def _panels(numbers_NC: torch.Tensor, per_step: int, num_steps: int | None = Non
     if rest:
         put(out[whole], numbers_NC[whole * WIDTH :])
     return out
-
-
-def _zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return zeros in huge pages, on systems that give them on request."""
-    global _unused
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(tuple(shape), dtype=dtype)
-    size = math.prod(shape) * dtype.itemsize
-    with _mapping_lock:
-        own = _unused if size <= len(_unused) else _map(max(size, _MAPPING))
-        rest = own[-(-size // 64) * 64 :]
-        if size <= len(_unused) or len(rest) > len(_unused):
-            _unused = rest
-    return torch.from_numpy(own[:size]).view(dtype).view(tuple(shape))
-
-
-def _map(size: int) -> NDArray[np.uint8]:
-    """Map fresh memory of at least `size` bytes, which begins with a huge page."""
-    pages = -(-size // _HUGE_PAGE)
-    memory = mmap.mmap(-1, (pages + 1) * _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # of a kernel without huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    all_bytes = np.frombuffer(memory, np.uint8)
-    first = -all_bytes.ctypes.data % _HUGE_PAGE
-    return all_bytes[first : first + pages * _HUGE_PAGE]
