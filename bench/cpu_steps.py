@@ -11,6 +11,7 @@ shown. The last columns are the products' work of the step, and the rate at whic
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -80,7 +81,11 @@ def measure(model: Path | None, dtype: str, threads: int, repeat: int, clock: Ca
         def compute(step: list[Any] = step, last: np.ndarray = last) -> float:
             start = clock()
             with torch.inference_mode():
-                decoder.logits(decoder.hidden(decoder_inputs(step, decoder, last, layers[0]), layers))
+                inputs = decoder_inputs(step, decoder, last, layers[0])
+                if hasattr(decoder, "logits_of_step"):
+                    decoder.logits_of_step(inputs, layers)
+                else:  # an older checkout
+                    decoder.logits(decoder.hidden(inputs, layers))
             return clock() - start
 
         compute()
@@ -104,8 +109,10 @@ def main(
     options += ["--processor-time"] * processor_time
     pythons = [sys.executable, *([str(before)] if before else [])]
     command = ["-P", __file__, *options, "--worker"]
+    # As in servers: spinning threads of torch would take a processor from the loops.
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     workers = [
-        subprocess.Popen([python, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([python, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         for python in pythons
     ]
     parameters = max(int(each.stdout.readline()) for each in workers if each.stdout)

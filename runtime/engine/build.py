@@ -229,7 +229,7 @@ def _memory(
 ) -> KvMemory:
     try:
         return KvMemory(model, num_pages, device=device, dtype=dtype, pinned=pinned)
-    except (RuntimeError, torch.OutOfMemoryError):
+    except (RuntimeError, MemoryError, torch.OutOfMemoryError):
         gibibytes = num_pages * bytes_per_page(model, dtype) / 2**30
         raise RequestError(
             f"{num_pages} pages of KV take {gibibytes:,.1f} GiB, more than {device} has: lower {param}", param=param

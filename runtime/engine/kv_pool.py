@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ...kernels import INT4, QUANTISED_MAX, KvCache, stored_size
+from ...kernels.huge_pages import zeros_in_huge_pages
 from ..models.config import ModelConfig
 from ..models.kv_scales import KvScales
 from ..scheduler.plan import PageCopy
@@ -61,12 +62,12 @@ class KvMemory:
         head_size = stored_size(config.head_dim, dtype)
         shape = (config.num_kv_layers, num_pages * PAGE_SIZE, config.num_kv_heads, head_size)
         self.num_pages = num_pages
-        self.k_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
+        self.k_LSKD = _allocate(shape, device, dtype, pinned=pinned)
         self.parts: tuple[torch.Tensor, ...] = (self.k_LSKD,)  # [L, S, ...] each
         if config.latent is not None:
             self.v_LSKD = self.k_LSKD[..., : config.latent.rank]
         else:
-            self.v_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
+            self.v_LSKD = _allocate(shape, device, dtype, pinned=pinned)
             self.parts += (self.v_LSKD,)
 
     def layers(self, scales: KvScales | None = None) -> tuple[KvCache, ...]:
@@ -271,3 +272,9 @@ class KvPool:
             return self._memory, page
         assert self._host is not None
         return self._host, page - self.num_pages
+
+
+def _allocate(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
+    if device.type == "cpu" and not pinned:
+        return zeros_in_huge_pages(shape, dtype)
+    return torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)

@@ -59,6 +59,8 @@ class Decoder:
     keys are rotated when they are read, and on CUDA devices with capped attention.
     """
 
+    _compiled: CompiledLayers | None = None
+
     def __init__(
         self,
         config: ModelConfig,
@@ -114,7 +116,6 @@ class Decoder:
         kinds = [layer.recurrent is not None for layer in parameters.layers]
         self._places = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
         self.states: StateMemory | None = None  # of recurrent layers, once `allocate_states` was called
-        self._compiled: CompiledLayers | None = None
         self._compile_layers()
 
     def first_layers(self, count: int) -> Decoder:
@@ -175,6 +176,9 @@ class Decoder:
             from .compiled_layers import CompiledLayers  # here, because it imports numba
 
             self._compiled = CompiledLayers.of(self.parameters, self.config)
+            whole = len(self.layers) == self.whole_config.num_layers and self.parameters.rows is None
+            if self._compiled is not None and whole and not self.ops.deterministic:
+                self._compiled.add_head(self.parameters.norm, getattr(self.head, "matrix", None))
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
         """Return the final hidden states [O, E] of the wanted tokens; write the KV of all tokens to `kv`, one per
@@ -191,6 +195,29 @@ class Decoder:
         captured: dict[int, torch.Tensor] = {}
         stream = self.through_layers(self.embed(inputs.ids_T, inputs.positions_T), inputs, kv, captures, captured)
         return self.finish(stream, inputs.wanted_O, captures, captured)
+
+    @property
+    def has_compiled_head(self) -> bool:
+        """True if one compiled call may compute layers and logits."""
+        return self._compiled is not None and self._compiled.has_head
+
+    def logits_of_step(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
+        """Return `logits` of `hidden`, computed by one compiled call if possible."""
+        compiled = self._compiled
+        if compiled is None or not compiled.has_head or not compiled.supports(inputs.attention, kv):
+            return self.logits(self.hidden(inputs, kv))
+        products_OV, _ = compiled.forward(
+            self.embed(inputs.ids_T, inputs.positions_T),
+            inputs.angles,
+            inputs.slots_T,
+            kv,
+            inputs.attention,
+            (),
+            inputs.wanted_O,
+            inputs.adapters,
+            with_head=True,
+        )
+        return self._finish_logits(products_OV)
 
     def angles(self, positions: torch.Tensor, lengths: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         """Return `Rope.angles` of each of the model's ropes."""
@@ -314,7 +341,10 @@ class Decoder:
             hidden_OE = (
                 hidden_OE.float()
             )  # or the product would be rounded to the hidden states' dtype, and widened here
-        logits_OV = self.head(hidden_OE).float()
+        return self._finish_logits(self.head(hidden_OE).float())
+
+    def _finish_logits(self, logits_OV: torch.Tensor) -> torch.Tensor:
+        """Scale and cap the head's products."""
         if self.config.logit_scale is not None:
             logits_OV = logits_OV * self.config.logit_scale
         cap = self.config.logit_cap
