@@ -64,6 +64,7 @@ MODEL_FLAGS = {
     "--kv-memory",
     "--mem-fraction",
     "--state-slots",
+    "--window-ratio",
     "--grammar-memory",
     "--kv-dtype",
     "--kv-scales",

@@ -28,10 +28,11 @@ from .cpu_threads import CpuThreads
 from .draft_source import DraftBytes, DraftSource
 from .engine import ForwardEngine
 from .kv_format import choose_kv_dtype, choose_scales
-from .kv_pool import CudaCopyQueue, KvMemory, KvPool, bytes_per_page
+from .kv_pool import CudaCopyQueue, KvMemory, KvPool, WindowMemory, bytes_per_page
 from .kv_size import MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
 from .state_slots import allocate_states, check_recurrent_settings, limit_running
 from .step_graphs import CudaCapture, StepGraphs
+from .window_size import window_share
 
 logger = logging.getLogger("ramiform.engine")
 
@@ -112,7 +113,9 @@ def build_engine(
     largest = replace(model_config, num_layers=max(layer_counts(whole_config, group.stage.size)))
     # The draft source's memory comes out of the same budget.
     draft = DraftBytes(0, 0) if draft_memory is None else draft_memory(whole_config, dtype)
-    page = bytes_per_page(largest, kv_dtype) + draft.per_page
+    share = window_share(config, model_config, group, device, context_length)
+    whole_page = bytes_per_page(largest, kv_dtype)
+    page = draft.per_page + (whole_page if share is None else share.page_bytes(model_config, kv_dtype))
     num_pages = pages_by_setting(config, context_length, page)
     if device.type == "cpu":
         # Ranks share the processors. A fixed number of slices also fixes the threads that divide their products.
@@ -176,16 +179,25 @@ def build_engine(
         )
     # Pages have the same numbers on every rank.
     num_pages = group.least(num_pages)
+    if share is not None and not share.suffices(num_pages):
+        share, whole_page = None, draft.per_page + whole_page
+        num_pages = pages_by_setting(config, context_length, whole_page) or num_pages * page // whole_page
     max_running = limit_running(config, model, choose_max_running(config, device, num_pages))
     setting = "kv_memory" if config.num_pages is None else "num_pages"
-    memory = _memory(model_config, num_pages, device, kv_dtype, param=setting)
+    num_full_layers = None if share is None else share.num_full_layers
+    memory = _memory(model_config, num_pages, device, kv_dtype, param=setting, num_layers=num_full_layers)
+    windows = None
+    if share is not None:
+        count, num_layers = share.num_window_pages(num_pages), share.num_window_layers
+        own = _memory(model_config, count, device, kv_dtype, param=setting, num_layers=num_layers)
+        windows = WindowMemory(own, share.has_window)
     pinned = device.type == "cuda" and num_host_pages > 0
     host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory", pinned=pinned)
     source = None
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     queue = CudaCopyQueue(device, model_config.num_kv_layers) if pinned else None
-    pool = KvPool(memory, host, chosen.scales, queue)
+    pool = KvPool(memory, host, chosen.scales, queue, windows)
     graphs, num_ranks = None, group.shard.size * group.stage.size
     if device.type == "cuda" and num_ranks > 1:
         compile_kernels(model, kv_dtype)  # with one rank when the engine warms up
@@ -225,10 +237,17 @@ def _check_transformers_settings(config: CoreConfig, group: Group) -> None:
 
 
 def _memory(
-    model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str, pinned: bool = False
+    model: ModelConfig,
+    num_pages: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    param: str,
+    pinned: bool = False,
+    num_layers: int | None = None,
 ) -> KvMemory:
     try:
-        return KvMemory(model, num_pages, device=device, dtype=dtype, pinned=pinned)
+        return KvMemory(model, num_pages, device=device, dtype=dtype, pinned=pinned, num_layers=num_layers)
     except (RuntimeError, torch.OutOfMemoryError):
         gibibytes = num_pages * bytes_per_page(model, dtype) / 2**30
         raise RequestError(

@@ -49,6 +49,7 @@ class DecoderInputs:
     wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
     recurrent: RecurrentStep | None = None  # of a model with recurrent layers
     adapters: StepAdapters | None = None  # None: all tokens are the base's
+    window_slots_T: torch.Tensor | None = None  # those of layers with a window, if they are others
 
 
 class Decoder:
@@ -221,6 +222,7 @@ class Decoder:
                 stream_TE,
                 inputs.angles,
                 inputs.slots_T,
+                inputs.window_slots_T,
                 kv,
                 inputs.attention,
                 [index - self.layers.start for index in captures if index in self.layers],
@@ -240,6 +242,9 @@ class Decoder:
             )
             for cos_T1D, sin_T1D in inputs.angles
         ]
+        window_args = rope_args
+        if inputs.window_slots_T is not None:
+            window_args = [args._replace(slots_T=inputs.window_slots_T) for args in rope_args]
         own = None if adapters is None else adapters.of(is_selected=False)
         x = None  # the last part's output, not yet added to the residual stream
         for place, layer in enumerate(self.parameters.layers):
@@ -250,7 +255,8 @@ class Decoder:
                 x, residual = _add(norms.attention_in, x, residual, ops)
             if index in captures:
                 captured[index] = residual
-            args = rope_args[config.uses_second_rope(place)]
+            kind_args = rope_args if config.windows[place] is None else window_args
+            args = kind_args[config.uses_second_rope(place)]
             qkv = layer.qkv(x) if own is None else own.linear(place, "qkv", layer.qkv, x, ops)
             if layer.recurrent is None:
                 own_kv, attention = kv[self._places[place]], inputs.attention[config.windows[place]]

@@ -168,6 +168,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             "default: a quarter of the memory for KV, up to 8 for each request"
         ),
     ] = None
+    window_ratio: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(
+            description="pages of layers with a sliding window, for each page of the others; default: 0.5; 1: layers "
+            "with a window keep the pages behind it"
+        ),
+    ] = None
     max_waiting: Annotated[int, Meta(ge=1, description="maximum number of queued requests")] = 4096
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
     order: Annotated[

@@ -43,6 +43,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int = 0  # requests computed at once
     num_state_slots: int = 0  # of recurrent states, of models with recurrent layers
     state_bytes: int = 0  # of all of them
+    num_window_pages: int = 0  # of layers with a sliding window; 0: pages hold the keys and values of all layers
+    window: int = 0  # tokens that these layers attend to
+    num_sinks: int = 0  # first tokens that they always attend to
     version: str
     adapters: tuple[AdapterInfo, ...] = ()  # those loaded now
 
