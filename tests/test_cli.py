@@ -65,6 +65,8 @@ MODEL_FLAGS = {
     "--mem-fraction",
     "--state-slots",
     "--window-ratio",
+    "--streaming-window",
+    "--streaming-sinks",
     "--grammar-memory",
     "--kv-dtype",
     "--kv-scales",

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from ...kernels import Ops, for_device
+from ...kernels import Ops, StreamingSizes, for_device
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.load import load_model
@@ -36,6 +36,7 @@ from .window_size import window_share
 
 logger = logging.getLogger("ramiform.engine")
 
+STREAMING_CONTEXT = 1 << 18  # tokens of a sequence with a rolling window, by default
 _SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -97,6 +98,9 @@ def build_engine(
         _check_transformers_settings(config, group)
         logger.info("transformers computes the layers of %s", whole_config.architecture)
     check_recurrent_settings(config, whole_config, group)
+    streaming = _streaming(config, group)
+    if streaming is not None:
+        whole_config = _streamed(whole_config, streaming)
     if config.ep > 1 and group.shard.size == 1:
         raise RequestError(f"ep {config.ep} is neither 1 nor tp, 1: the processes of tp hold the experts", param="ep")
     if config.deterministic and group is SINGLE_RANK:
@@ -106,7 +110,8 @@ def build_engine(
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, num_weights)
     context_length = _context_length(config, model_config)
-    model_config = replace(model_config, rope=model_config.rope.within(context_length))
+    if streaming is None:
+        model_config = replace(model_config, rope=model_config.rope.within(context_length))
     head_dim, is_latent = model_config.head_dim, model_config.latent is not None
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device, head_dim=head_dim, is_latent=is_latent)
     # Pages have the same numbers on every stage, so there are as many as the largest stage has memory for.
@@ -131,12 +136,13 @@ def build_engine(
         group=group,
         context_length=context_length,
         impl=config.model_impl,
+        streaming=streaming,
     )
     chosen = choose_scales(config, path, model, kv_dtype, group)
     num_state_bytes = allocate_states(config, model)
     num_host_pages = int(config.host_kv_memory * 2**30) // page
     make_graphs = None
-    if config.cuda_graphs and device.type == "cuda":
+    if config.cuda_graphs and device.type == "cuda" and streaming is None:
 
         def make_graphs(pool: KvPool, *, max_rows: int, captures: Sequence[int] = ()) -> StepGraphs:
             return StepGraphs(
@@ -236,6 +242,36 @@ def _check_transformers_settings(config: CoreConfig, group: Group) -> None:
             )
 
 
+def _streaming(config: CoreConfig, group: Group) -> StreamingSizes | None:
+    """Return the sizes of attention to sinks and a rolling window; None: attention is the model's own.
+
+    Raises RequestError for settings that do not go with it.
+    """
+    if config.streaming_window is None:
+        return None
+    refused = {
+        "tp": group.shard.size > 1,
+        "pp": group.stage.size > 1,
+        "deterministic": config.deterministic,
+        "transfer_bind": config.transfer_bind is not None,
+        "prefill_workers": config.prefill_workers is not None,
+        "transfer_keys": config.transfer_keys is not None,
+    }
+    if (setting := next((name for name, is_set in refused.items() if is_set), None)) is not None:
+        raise RequestError(f"{setting} does not go with streaming_window", param=setting)
+    return StreamingSizes(config.streaming_window, config.streaming_sinks)
+
+
+def _streamed(model: ModelConfig, streaming: StreamingSizes) -> ModelConfig:
+    try:
+        return model.streamed(streaming)
+    except ValueError as error:
+        raise RequestError(
+            f"streaming_window {streaming.window} is not for this {model.architecture}: {error}",
+            param="streaming_window",
+        ) from None
+
+
 def _memory(
     model: ModelConfig,
     num_pages: int,
@@ -279,6 +315,8 @@ def choose_dtype(name: str, device: torch.device, num_parameters: int) -> torch.
 
 
 def _context_length(config: CoreConfig, model: ModelConfig) -> int:
+    if model.streaming is not None:
+        return config.context_length or STREAMING_CONTEXT
     wanted = config.context_length or model.context_length
     if wanted > model.context_length:
         raise RequestError(

@@ -50,6 +50,7 @@ class EngineInfo:
     num_window_pages: int = 0  # of layers with a sliding window; 0: pages hold the keys and values of all layers
     window: int = 0  # tokens that these layers attend to, the longest of their windows
     num_sinks: int = 0  # first tokens that they always attend to
+    streaming_window: int = 0  # of attention to sinks and a rolling window; 0: attention is the model's own
 
 
 class ForwardEngine:
@@ -90,6 +91,8 @@ class ForwardEngine:
             state_bytes=0 if model.states is None else model.states.nbytes,
             num_window_pages=0 if pool.windows is None else pool.windows.memory.num_pages,
             window=0 if pool.windows is None else max(window or 0 for window in config.windows),
+            num_sinks=0 if config.streaming is None else config.streaming.num_sinks,
+            streaming_window=0 if config.streaming is None else config.streaming.window,
         )
 
         whole = model.whole_config

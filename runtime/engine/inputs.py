@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...kernels import Attention, AttentionArgs, KvCache, RowSpan, to_device
+from ...kernels import Attention, AttentionArgs, KvCache, RowSpan, StreamingAttention, to_device
 from ..models.decoder import Decoder, DecoderInputs
 from ..models.lora.adapters import StepAdapters
 from ..models.recurrent.memory import RecurrentStep
@@ -145,6 +145,16 @@ def _attention(
         effective = None if window is not None and window >= longest else window
         own_spans = spans if window is None else window_spans
         key = effective, own_spans is spans
+        streaming = model.config.streaming
+        if key not in prepared and streaming is not None and effective == streaming.window:
+            prepared[key] = StreamingAttention(
+                own_spans,
+                streaming,
+                page_size=PAGE_SIZE,
+                turn_back=model.streaming_rope.turned_back,
+                device=model.device,
+                cap=model.ops.attention_cap,
+            )
         if key not in prepared:
             key_rope = model.rope.angles if model.rope.depends_on_length else None
             prepared[key] = model.ops.attention(

@@ -17,7 +17,7 @@ logger = logging.getLogger("ramiform.engine")
 
 DEFAULT_RATIO = 0.5  # short requests need as many pages of each kind, long ones few window pages
 _STEP_SLACK = 4  # window pages that a sequence holds besides those of its window and of a step's tokens
-_LEAST_RATIO = 1 / 64  # where all layers have a window: other pages take no memory
+_LEAST_RATIO = 1 / 1024  # where all layers have a window: other pages take no memory
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class WindowShare:
     has_window: tuple[bool, ...]  # by layer
     ratio: float  # window pages for each page
     num_step_pages: int  # pages of a step's tokens
+    num_sink_pages: int = 0
 
     @property
     def num_window_layers(self) -> int:
@@ -48,7 +49,7 @@ class WindowShare:
 
     def suffices(self, num_pages: int) -> bool:
         """Return True, and log it, if the window pages beside `num_pages` pages hold a window and a step's tokens."""
-        least = (self.window - 1) // PAGE_SIZE + _STEP_SLACK + self.num_step_pages
+        least = (self.window - 1) // PAGE_SIZE + _STEP_SLACK + self.num_step_pages + self.num_sink_pages
         count = self.num_window_pages(num_pages)
         if least <= count < num_pages:
             logger.info("%d pages, and %d for the layers with a window of %d tokens", num_pages, count, self.window)
@@ -68,7 +69,7 @@ def window_share(
         "--host-kv-memory": config.host_kv_memory > 0,
         "--model-impl transformers": not model.is_native,
         "--pp": group.stage.size > 1,
-        "CUDA graphs": device.type == "cuda" and config.cuda_graphs,
+        "CUDA graphs": device.type == "cuda" and config.cuda_graphs and model.streaming is None,
         "the transfer of pages": config.transfer_bind is not None or config.prefill_workers is not None,
         "recurrent layers": model.recurrent is not None,
         "latent attention": model.latent is not None,
@@ -85,4 +86,5 @@ def window_share(
         tuple(window is not None for window in model.windows),
         ratio,
         -(-config.prefill_budget // PAGE_SIZE),
+        0 if model.streaming is None else -(-model.streaming.num_sinks // PAGE_SIZE),
     )

@@ -75,7 +75,10 @@ class Decoder:
         self.dtype = parameters.norm.weight_E.dtype
         self.device = parameters.norm.weight_E.device
         ropes = [config.rope] if config.second_rope is None else [config.rope, config.second_rope]
-        self._ropes = [Rope(rope, config.rope_dim, device=self.device, dtype=self.dtype) for rope in ropes]
+        is_endless = config.streaming is not None
+        self._ropes = [
+            Rope(rope, config.rope_dim, device=self.device, dtype=self.dtype, is_endless=is_endless) for rope in ropes
+        ]
         self.rope = self._ropes[0]
         self.num_parameters = num_parameters(config)
         self.lora = LoraLayers(config, group, self.layers, device=self.device, dtype=self.dtype)
@@ -189,6 +192,13 @@ class Decoder:
     def angles(self, positions: torch.Tensor, lengths: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         """Return `Rope.angles` of each of the model's ropes."""
         return tuple(rope.angles(positions, lengths) for rope in self._ropes)
+
+    @property
+    def streaming_rope(self) -> Rope:
+        """The rope of the layers that attend to sinks and a rolling window."""
+        assert self.config.streaming is not None
+        place = self.config.windows.index(self.config.streaming.window)
+        return self._ropes[self.config.uses_second_rope(place)]
 
     def embed(self, ids_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, E]."""

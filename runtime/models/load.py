@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ...kernels import Ops, for_device
+from ...kernels import Ops, StreamingSizes, for_device
 from ..protocol.config import ModelImplName
 from .config import ModelConfig
 from .decoder import Decoder
@@ -44,12 +44,14 @@ def load_model(
     group: Group = SINGLE_RANK,
     context_length: int | None = None,
     impl: ModelImplName = "native",
+    streaming: StreamingSizes | None = None,
 ) -> Decoder:
     """Load the Hugging Face checkpoint in directory `path`, or the GGUF file `path`.
 
     The weights get `dtype` on `device`; only the part of the rank of `group` is read. `quantize` rounds the linear
     layers of a dense checkpoint while they are read; embeddings, head and norms stay dense. `ops` are as for `Decoder`.
-    No sequence will be longer than `context_length`, if it is given. `impl` is as for `read_config`.
+    No sequence will be longer than `context_length`, if it is given. `impl` is as for `read_config`, `streaming` as for
+    `ModelConfig.streamed`.
     Raises CheckpointError when the files cannot be served, or are to be quantised twice.
     """
     if device.type == "cuda":
@@ -60,7 +62,9 @@ def load_model(
         from .transformers_backend.decoder import load_transformers_model
 
         return load_transformers_model(path, device=device, dtype=dtype, ops=ops, on_progress=on_progress)
-    if context_length is not None:
+    if streaming is not None:
+        config = config.streamed(streaming)
+    elif context_length is not None:
         config = replace(config, rope=config.rope.within(context_length))
     own = config.quantisation
     if own is not None and own.scheme.source == "gguf" and device.type != "cpu":

@@ -46,6 +46,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_window_pages: int = 0  # of layers with a sliding window; 0: pages hold the keys and values of all layers
     window: int = 0  # tokens that these layers attend to
     num_sinks: int = 0  # first tokens that they always attend to
+    streaming_window: int = 0  # tokens of a rolling window, which approximates the model; 0: attention is its own
     version: str
     adapters: tuple[AdapterInfo, ...] = ()  # those loaded now
 
