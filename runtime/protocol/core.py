@@ -342,6 +342,8 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_kept_states: int = 0  # of these, all that were made
     num_evicted_states: int = 0  # and given away
     num_replayed_tokens: int = 0  # cached tokens that were computed again for want of a state
+    num_held_window_pages: int = 0  # of layers with a sliding window, held by running requests
+    num_lost_window_pages: int = 0  # that cached prefixes lost for want of room
     num_failed_fetches: int = 0  # prompts that were computed here for want of an answer
 
     @property

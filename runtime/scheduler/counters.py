@@ -58,6 +58,8 @@ class SchedulerCounters:
             num_demoted_pages=cache.stats.num_demoted_pages,
             num_promoted_pages=cache.stats.num_promoted_pages,
             **({} if cache.states is None else cache.states.figures()),
+            num_held_window_pages=0 if cache.windows is None else cache.windows.num_held,
+            num_lost_window_pages=0 if cache.windows is None else cache.windows.num_given_up,
             **asdict(self),
             **asdict(speculation),
         )

@@ -25,6 +25,7 @@ from ramiform.runtime.protocol.sampling import SamplingParams
 from .alone import AnyTree, Got, run
 from .test_any_model import SIZES
 from .test_speculation import REQUESTS, check, crowding_requests
+from .threads import RanksEngine
 
 SHAPE: dict[str, Any] = {
     "device": "cpu",
@@ -104,6 +105,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "no cache, chunks": {"prefix_cache": False, "prefill_budget": 16},
     "overlap, n-grams": {"overlap": "on", "speculative": "ngram", "speculative_adaptive": False},
     "int8 keys and values": {"kv_dtype": "int8"},
+    "deterministic": {"deterministic": True},
+    "two ranks": {"tp": 2},
 }
 
 
@@ -117,7 +120,8 @@ def test_whatever_a_request_asks_for_is_the_same_as_with_all_pages(kind: str, mo
             engine = make_engine(path, **own)
             assert not engine.info.num_window_pages
             alone[dtype] = run(REQUESTS[:16], engine=engine, stagger=40, **SHAPE | own)[0]
-        engine = make_engine(path, **shape)
+        config = CoreConfig(**SHAPE | shape)
+        engine = RanksEngine(config, path, 2) if config.tp == 2 else build_engine(config, path)
         got, stats, _ = run(REQUESTS[:16], engine=engine, **SHAPE | shape)
         assert engine.info.num_window_pages, name
         check(got, alone[dtype], tolerance=1e-3)
