@@ -155,6 +155,7 @@ def build_engine(
                 max_tokens=config.prefill_budget,
                 max_tree=config.speculative_num_draft_tokens,
                 group=group,
+                has_windows=pool.windows is not None,
             )
 
     if num_pages is None:

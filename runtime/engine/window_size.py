@@ -69,7 +69,7 @@ def window_share(
         "--host-kv-memory": config.host_kv_memory > 0,
         "--model-impl transformers": not model.is_native,
         "--pp": group.stage.size > 1,
-        "CUDA graphs": device.type == "cuda" and config.cuda_graphs and model.streaming is None,
+        "--deterministic on CUDA devices": device.type == "cuda" and config.deterministic,
         "the transfer of pages": config.transfer_bind is not None or config.prefill_workers is not None,
         "recurrent layers": model.recurrent is not None,
         "latent attention": model.latent is not None,
