@@ -58,6 +58,14 @@ class WindowShare:
         return False
 
 
+def default_ratio(model: ModelConfig, context_length: int) -> float:
+    """Return the window pages for each page of a model with windows, where nothing is set."""
+    windows = [window for window in model.windows if window is not None]
+    if len(windows) < model.num_layers:
+        return DEFAULT_RATIO
+    return max(_LEAST_RATIO, min(DEFAULT_RATIO, max(windows) / context_length))  # other pages take no memory
+
+
 def window_share(
     config: CoreConfig, model: ModelConfig, group: Group, device: torch.device, context_length: int
 ) -> WindowShare | None:
@@ -78,13 +86,10 @@ def window_share(
     if used:
         logger.info("layers with a window keep all pages: window pages do not go with %s", " and ".join(used))
         return None
-    ratio = DEFAULT_RATIO if config.window_ratio is None else config.window_ratio
-    if len(windows) == model.num_layers and config.window_ratio is None:
-        ratio = max(_LEAST_RATIO, min(ratio, max(windows) / context_length))  # other pages take no memory
     return WindowShare(
         max(windows),
         tuple(window is not None for window in model.windows),
-        ratio,
+        config.window_ratio or default_ratio(model, context_length),
         -(-config.prefill_budget // PAGE_SIZE),
         0 if model.streaming is None else -(-model.streaming.num_sinks // PAGE_SIZE),
     )
