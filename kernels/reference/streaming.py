@@ -52,24 +52,26 @@ class StreamingAttention:
         places_T = np.concatenate([np.arange(row.first_position, row.first_position + row.num_tokens) for row in rows])
         beyond_T = np.maximum(places_T - (sizes.window + sizes.num_sinks - 1), 0)
         self._turned = turn_back(torch.from_numpy(beyond_T).to(device))
-        self._slots: list[torch.Tensor] = []  # of each row's places
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # of each row: places that it sees, and their slots
         for row in rows:
             assert not row.tree
-            place_L = np.arange(row.first_position + row.num_tokens)
+            end = row.first_position + row.num_tokens
+            begin = max(sizes.num_sinks, row.first_position - sizes.window + 1)
+            place_L = np.concatenate((np.arange(min(sizes.num_sinks, end)), np.arange(begin, end)))
             slots_L = row.pages[place_L // page_size] * page_size + place_L % page_size
-            self._slots.append(torch.from_numpy(slots_L).to(device))
+            self._kept.append((torch.from_numpy(place_L).to(device), torch.from_numpy(slots_L).to(device)))
 
     def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
         """Compute attention as `Attention.attend` does."""
         turned_THD = apply_rope(q_THD.float(), *self._turned).to(q_THD.dtype)
         q_THD, turned_THD = rotated_queries(q_THD, kv), rotated_queries(turned_THD, kv)
         parts: list[torch.Tensor] = []
-        for row, slots_L in zip(self._rows, self._slots, strict=True):
+        for row, kept in zip(self._rows, self._kept, strict=True):
             for start in range(0, row.num_tokens, _BLOCK):
                 at = sum(map(len, parts))
                 own = slice(at, at + min(_BLOCK, row.num_tokens - start))
                 first = row.first_position + start
-                parts.append(self._block(q_THD[own], turned_THD[own], kv, slots_L, first, scale))
+                parts.append(self._block(q_THD[own], turned_THD[own], kv, kept, first, scale))
         return plain_outputs(torch.cat(parts), kv)
 
     def _block(
@@ -77,7 +79,7 @@ class StreamingAttention:
         q_NHD: torch.Tensor,
         turned_NHD: torch.Tensor,
         kv: KvCache,
-        slots_L: torch.Tensor,
+        kept: tuple[torch.Tensor, torch.Tensor],
         first: int,
         scale: float,
     ) -> torch.Tensor:
@@ -85,21 +87,21 @@ class StreamingAttention:
         N, H, D = q_NHD.shape
         K, (window, num_sinks) = kv.k_SKD.shape[1], self._sizes
         place_N = torch.arange(first, first + N, device=self._device)[:, None]
-        sinks = torch.arange(min(num_sinks, first + N), device=self._device)
-        rest = torch.arange(max(num_sinks, first - window + 1), first + N, device=self._device)
-        places_L = torch.cat((sinks, rest))
-        kept = slots_L[places_L]
-        k_KDL = gather_slots(kv.k_SKD, kept, q_NHD.dtype).view(len(kept), K, -1).permute(1, 2, 0)
-        v_KLD = gather_slots(kv.v_SKD, kept, q_NHD.dtype).view(len(kept), K, -1).transpose(0, 1)
+        places_L, slots_L = kept
+        seen_L = (places_L < first + N) & ((places_L < num_sinks) | (places_L > first - window))
+        places_L, slots_L = places_L[seen_L], slots_L[seen_L]
+        count = min(num_sinks, first + N)  # sinks come first
+        k_KDL = gather_slots(kv.k_SKD, slots_L, q_NHD.dtype).view(len(slots_L), K, -1).permute(1, 2, 0)
+        v_KLD = gather_slots(kv.v_SKD, slots_L, q_NHD.dtype).view(len(slots_L), K, -1).transpose(0, 1)
         scores = [
             torch.matmul(queries.view(N, K, H // K, D).permute(1, 2, 0, 3).flatten(1, 2), keys).view(K, H // K, N, -1)
-            for queries, keys in ((turned_NHD, k_KDL[..., : len(sinks)]), (q_NHD, k_KDL[..., len(sinks) :]))
+            for queries, keys in ((turned_NHD, k_KDL[..., :count]), (q_NHD, k_KDL[..., count:]))
         ]
         scores_KGNL = scale * torch.cat(scores, dim=-1).float()
         if self._cap is not None:
             scores_KGNL = self._cap * torch.tanh(scores_KGNL / self._cap)
         hidden_NL = places_L > place_N
-        hidden_NL[:, len(sinks) :] |= rest <= place_N - window
+        hidden_NL[:, count:] |= places_L[count:] <= place_N - window
         weights = scores_KGNL.masked_fill(hidden_NL, float("-inf")).softmax(dim=-1).to(v_KLD.dtype)
         out_KGND = torch.matmul(weights.flatten(1, 2), v_KLD).view(K, H // K, N, -1)
         return out_KGND.permute(2, 0, 1, 3).reshape(N, H, -1)
