@@ -52,7 +52,7 @@ class SchedulerCounters:
             num_pages=cache.num_pages,
             num_free_pages=cache.num_free,
             num_cached_pages=cache.num_cached,
-            num_held_pages=cache.num_pages - cache.num_available,
+            num_held_pages=cache.num_pages - cache.tiers.num_available,
             num_evicted_pages=cache.stats.num_evicted_pages,
             num_host_cached_pages=cache.num_host_cached,
             num_demoted_pages=cache.stats.num_demoted_pages,

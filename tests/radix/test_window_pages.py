@@ -85,12 +85,18 @@ def test_window_pages_where_sequences_ended_go_last() -> None:
 
 def test_equal_tokens_heal_a_prefix_that_lost_its_window_pages() -> None:
     cache = make_cache(12)
+    assert cache.windows is not None
     tokens = list(range(80))
     cache.release(compute(cache, tokens), tokens)
     again = tokens[:40]
     assert cache.match(again) == 0
-    lease = compute(cache, again)
-    assert lease.pages[:9] == cache.acquire(tokens, limit=36).pages[:9], "the pages are the cached ones"  # type: ignore[union-attr]
+    lease = cache.acquire(again, limit=39, num_tokens=40)
+    assert lease is not None
+    pages, own = list(lease.pages), cache.windows.table(lease, 10)
+    cache.commit(lease, again)
+    assert not set(pages) & set(lease.pages), "the pages are the cached ones"
+    assert cache.windows.table(lease, 10) == own, "what was computed is in the lease's own window pages"
+    check_invariants(cache, [lease])
     cache.release(lease, again)
     assert cache.match(again) == 40
     assert cache.num_cached == 20
