@@ -29,6 +29,7 @@ class WindowShare:
     ratio: float  # window pages for each page
     num_step_pages: int  # pages of a step's tokens
     num_sink_pages: int = 0
+    may_double: bool = False  # where pages are as many as are of use, there may be up to twice as many window pages
 
     @property
     def num_window_layers(self) -> int:
@@ -45,13 +46,18 @@ class WindowShare:
 
     def num_window_pages(self, num_pages: int) -> int:
         """Return the number of window pages beside `num_pages` pages."""
-        return ceil(self.ratio * num_pages)
+        count = ceil(self.ratio * num_pages)
+        return min(max(count, self._least), 2 * count) if self.may_double else count
+
+    @property
+    def _least(self) -> int:
+        """Window pages of one sequence and a step's tokens."""
+        return (self.window - 1) // PAGE_SIZE + _STEP_SLACK + self.num_step_pages + self.num_sink_pages
 
     def suffices(self, num_pages: int) -> bool:
         """Return True, and log it, if the window pages beside `num_pages` pages hold a window and a step's tokens."""
-        least = (self.window - 1) // PAGE_SIZE + _STEP_SLACK + self.num_step_pages + self.num_sink_pages
         count = self.num_window_pages(num_pages)
-        if least <= count < num_pages:
+        if self._least <= count < num_pages:
             logger.info("%d pages, and %d for the layers with a window of %d tokens", num_pages, count, self.window)
             return True
         logger.info("layers with a window keep all pages: %d window pages are too few, or as many as pages", count)
@@ -92,4 +98,5 @@ def window_share(
         config.window_ratio or default_ratio(model, context_length),
         -(-config.prefill_budget // PAGE_SIZE),
         0 if model.streaming is None else -(-model.streaming.num_sinks // PAGE_SIZE),
+        may_double=len(windows) == model.num_layers and config.kv_memory is None and config.num_pages is None,
     )

@@ -207,5 +207,14 @@ def test_models_with_shorter_windows_than_their_context_have_window_pages(
         num_full = windows.count(None)
         assert share.page_bytes(model, torch.float32) == whole * (num_full + ratio * (4 - num_full)) / 4
         # A window of 64 tokens, a step of 1,024 and what lies at their ends.
-        assert not share.suffices(int(70 / share.ratio))
+        assert not share.suffices(int((70 if num_full else 35) / share.ratio))
         assert share.suffices(int(71 / share.ratio))
+
+
+def test_one_endless_sequence_gets_its_window_and_a_step(checkpoint: Path) -> None:
+    model = replace(read_config(checkpoint), windows=(2048,) * 4, num_layers=4)
+    share = window_share(CoreConfig(max_running=1), model, SINGLE_RANK, torch.device("cpu"), 1 << 18)
+    assert share is not None
+    # A 128th of the pages of one context would not hold the step of 1,024 tokens beside the window.
+    assert share.suffices((1 << 18) // 16)
+    assert share.num_window_pages((1 << 18) // 16) == 127 + 64 + 4
