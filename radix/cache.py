@@ -108,7 +108,7 @@ class PrefixCache:
 
     def match(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> int:
         """Count the tokens at the start of `tokens[:limit]` that are cached, on either tier. Changes nothing."""
-        return self._match(tokens, namespace, limit).num_tokens
+        return self._reusable(self._match_pages(tokens, namespace, limit)).num_tokens
 
     def acquire(
         self,
@@ -130,7 +130,8 @@ class PrefixCache:
         fewer than `spare` pages or `window_spare` window pages would be left. `priority` and `program_id` (the
         requesting program) feed the strategies of those names. Without `counted`, the statistics of hits do not change.
         """
-        found = self._match(tokens, namespace, limit)
+        cached = self._match_pages(tokens, namespace, limit)
+        found = self._reusable(cached)
         num_needed = self._num_pages_needed(found, num_tokens, spare, window_spare)
         while num_needed is None and found.num_boundary_tokens:
             # Give up the partial match: the page it would be copied from can then be evicted.
@@ -147,10 +148,10 @@ class PrefixCache:
             namespace, program_id, priority, found.num_tokens, [], None, 0, continues=self._continued_owners(found)
         )
         if self.states is not None:
-            lease.states = self.states.begin(namespace, found, self._match_pages(tokens, namespace, limit).num_tokens)
+            lease.states = self.states.begin(namespace, found, cached.num_tokens)
         self._pin(lease, found)
         if self.windows is not None:
-            self.windows.begin(lease, found.nodes)
+            self.windows.begin(lease, found.nodes, cached.num_tokens)
         if boundary is None:
             pages = self._allocate(num_needed)
         else:
@@ -303,9 +304,6 @@ class PrefixCache:
         if self._events is not None and not self.tree.num_nodes:
             self._events.record_cleared()
         return num_flushed
-
-    def _match(self, tokens: Sequence[int], namespace: str, limit: int | None) -> PrefixMatch:
-        return self._reusable(self._match_pages(tokens, namespace, limit))
 
     def _reusable(self, found: PrefixMatch) -> PrefixMatch:
         """Return the part of a match from which a sequence can go on."""

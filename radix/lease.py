@@ -29,6 +29,7 @@ class Lease:
     leaf: TreeNode | None = None  # last inserted; grows as long as it is a leaf and nobody else pins it
     live: bool = True
     states: LeaseStates | None = None  # of a model with recurrent layers
+    num_cached: int = 0  # tokens at the start that were cached, also those that could not be reused
     window_start: int = 0  # index of the first page whose window page the lease holds, besides those of sinks
 
     @property

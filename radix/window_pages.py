@@ -10,7 +10,7 @@ still cached, and no node is split for that.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from .lease import Lease
@@ -29,8 +29,9 @@ class WindowSizes(NamedTuple):
 
 
 class WindowPages:
-    """Window pages [0, num_pages) of the cache's pages. Those that a match used are given up after all others, and of
-    each kind those first that have not been held for longest."""
+    """Window pages [0, num_pages) of the cache's pages. Those before places where sequences are likely to go on (ends,
+    forks, what a match used) are given up after all others, and of each kind those first that have not been held for
+    longest."""
 
     def __init__(self, sizes: WindowSizes, page_size: int) -> None:
         self.num_pages = sizes.num_pages
@@ -82,8 +83,9 @@ class WindowPages:
         held = (*pages[: min(self._num_first, first)], *pages[first:])
         return num_new <= self.num_available - sum(page not in self._holds for page in held)
 
-    def begin(self, lease: Lease, nodes: Sequence[TreeNode]) -> None:
-        """Hold the window of a lease that begins with the pages of `nodes`."""
+    def begin(self, lease: Lease, nodes: Sequence[TreeNode], num_cached: int) -> None:
+        """Hold the window of a lease that begins with the pages of `nodes`; `num_cached` of its tokens are cached."""
+        lease.num_cached = num_cached
         matched = [page for node in nodes for page in node.pages]
         lease.window_start = min(self.start(lease.matched), len(matched))
         self.hold(self._held(lease, matched))
@@ -119,17 +121,20 @@ class WindowPages:
         """Decide on the copy of the first tokens of a page's window page to another page's."""
         self.copies.append(Copy(self._of[source], self._of[target], num_tokens))
 
-    def slide(self, lease: Lease, num_tokens: int) -> None:
-        """Let go of what a lease with `num_tokens` computed tokens no longer looks at."""
+    def slide(self, lease: Lease, num_tokens: int, forks: Collection[int] = ()) -> None:
+        """Let go of what a lease with `num_tokens` computed tokens no longer looks at. Others are likely to go on from
+        its first `forks` tokens, and from where it left a cached prefix."""
         old, new = lease.window_start, self.start(num_tokens) - SLACK
         if new <= old:
             return
         lease.window_start = new
         num_matched, num_published = lease.matched // self._page_size, lease.num_published // self._page_size
+        windows = [(self.start(fork), -(-fork // self._page_size)) for fork in {lease.num_cached, *forks}]
         for index in range(max(old, self._num_first), new):
             page = lease.pages[index]
             if index < num_published:
-                self.let_go([page], is_strong=index < num_matched)
+                is_strong = index < num_matched or any(first <= index < end for first, end in windows)
+                self.let_go([page], is_strong=is_strong)
             else:
                 del self._holds[page]
                 self._pool.free([self._of.pop(page)])

@@ -218,7 +218,8 @@ class Batch:
         """Let go of the window pages behind the request's window."""
         if self._cache.windows is not None:
             assert request.lease is not None
-            self._cache.windows.slide(request.lease, request.num_computed)
+            forks = request.num_prompt - 1, *request.fork_positions  # a prompt's last token is always computed
+            self._cache.windows.slide(request.lease, request.num_computed, forks)
 
     def window_table(self, request: Request, num_pages: int) -> list[int]:
         """Return the window pages of the request's first pages; none if the model has no window pages."""

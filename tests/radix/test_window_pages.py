@@ -83,6 +83,15 @@ def test_window_pages_where_sequences_ended_go_last() -> None:
     assert cache.match([*long[:50], 0]) == 0
 
 
+def test_window_pages_where_another_sequence_left_the_prefix_go_last() -> None:
+    cache = make_cache(12)
+    system = list(range(40))
+    for question in (100, 200):
+        own = [*system, *range(question, question + 60)]
+        cache.release(compute(cache, own), own)
+    assert cache.match([*system, 300]) == 40, "the second sequence kept the window before the fork"
+
+
 def test_equal_tokens_heal_a_prefix_that_lost_its_window_pages() -> None:
     cache = make_cache(12)
     assert cache.windows is not None
