@@ -61,7 +61,9 @@ class StreamingAttention:
             slots_L = row.pages[place_L // page_size] * page_size + place_L % page_size
             self._kept.append((torch.from_numpy(place_L).to(device), torch.from_numpy(slots_L).to(device)))
 
-    def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
+    def attend(
+        self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Compute attention as `Attention.attend` does."""
         turned_THD = apply_rope(q_THD.float(), *self._turned).to(q_THD.dtype)
         q_THD, turned_THD = rotated_queries(q_THD, kv), rotated_queries(turned_THD, kv)
@@ -71,7 +73,7 @@ class StreamingAttention:
                 at = sum(map(len, parts))
                 own = slice(at, at + min(_BLOCK, row.num_tokens - start))
                 first = row.first_position + start
-                parts.append(self._block(q_THD[own], turned_THD[own], kv, kept, first, scale))
+                parts.append(self._block(q_THD[own], turned_THD[own], kv, kept, first, scale, sinks_H))
         return plain_outputs(torch.cat(parts), kv)
 
     def _block(
@@ -82,6 +84,7 @@ class StreamingAttention:
         kept: tuple[torch.Tensor, torch.Tensor],
         first: int,
         scale: float,
+        sinks_H: torch.Tensor | None,
     ) -> torch.Tensor:
         """Compute a block of a row's queries, which begins at place `first`."""
         N, H, D = q_NHD.shape
@@ -102,6 +105,10 @@ class StreamingAttention:
             scores_KGNL = self._cap * torch.tanh(scores_KGNL / self._cap)
         hidden_NL = places_L > place_N
         hidden_NL[:, count:] |= places_L[count:] <= place_N - window
-        weights = scores_KGNL.masked_fill(hidden_NL, float("-inf")).softmax(dim=-1).to(v_KLD.dtype)
+        scores_KGNL = scores_KGNL.masked_fill(hidden_NL, float("-inf"))
+        if sinks_H is not None:  # logits without values, which are the model's own
+            own_KGN1 = sinks_H.float().view(K, H // K, 1, 1).expand(-1, -1, N, 1)
+            scores_KGNL = torch.cat((scores_KGNL, own_KGN1), dim=-1)
+        weights = scores_KGNL.softmax(dim=-1)[..., : len(places_L)].to(v_KLD.dtype)
         out_KGND = torch.matmul(weights.flatten(1, 2), v_KLD).view(K, H // K, N, -1)
         return out_KGND.permute(2, 0, 1, 3).reshape(N, H, -1)

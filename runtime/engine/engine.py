@@ -90,7 +90,7 @@ class ForwardEngine:
             num_state_slots=0 if model.states is None else model.states.num_slots,
             state_bytes=0 if model.states is None else model.states.nbytes,
             num_window_pages=0 if pool.windows is None else pool.windows.memory.num_pages,
-            window=0 if pool.windows is None else max(window or 0 for window in config.windows),
+            window=0 if pool.windows is None else int(max(window or 0 for window in config.windows)),
             num_sinks=0 if config.streaming is None else config.streaming.num_sinks,
             streaming_window=0 if config.streaming is None else config.streaming.window,
         )

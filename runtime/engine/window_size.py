@@ -93,7 +93,7 @@ def window_share(
         logger.info("layers with a window keep all pages: window pages do not go with %s", " and ".join(used))
         return None
     return WindowShare(
-        max(windows),
+        int(max(windows)),  # a chunk sees no more than a window of its size
         tuple(window is not None for window in model.windows),
         config.window_ratio or default_ratio(model, context_length),
         -(-config.prefill_budget // PAGE_SIZE),

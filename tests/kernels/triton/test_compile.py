@@ -18,6 +18,7 @@ MODELS = (
     "llama-8b-w8a8",
     "llama-8b-fp8-kv",
     "gemma-2-9b",
+    "gpt-oss-20b",
     "llama-8b-latents",
 )
 KERNELS = {
@@ -29,6 +30,7 @@ KERNELS = {
     "_best_of_block",
     "_choose",
     "_choose_experts",
+    "_clamped_swiglu",
     "_combine",
     "_combine_experts",
     "_dequantise",
