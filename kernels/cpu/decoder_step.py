@@ -7,7 +7,7 @@ operators would cost more than they compute. Threads meet after each phase (`sha
 
 Legend: T tokens, O wanted tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head
 size, C = N D, A = H D, I intermediate size, J = 2 I, L layers, F fields of a layer's record, W words of a field,
-P ropes, R rows of scratch memory, V vocabulary.
+P ropes, S kinds of layers, R rows of scratch memory, V vocabulary.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ QKV, OUTPUT, GATE_UP, DOWN, OTHERS, NUM_FIELDS = range(6)
 # Addresses of norms' weights, float32 [E], and [N - K, D] for queries and keys; 0: no such norm.
 INPUT_NORM, POST_NORM, QK_NORM, ATTENTION_OUT_NORM, MLP_OUT_NORM = range(5)
 # A layer norm's bias follows its weights.
-PLAN, ROPE, NUM_WORDS = 5, 6, 8  # 0 or 1: which attention plan, and which angles
+PLAN, ROPE, SLOTS, NUM_WORDS = 5, 6, 7, 8  # 0 or 1: which attention plan, which angles, and which slots
 (
     _CAPTURE,
     _NORM_1,
@@ -170,7 +170,7 @@ def _round_to_bfloat16(x_TE: Floats) -> None:
 @compiled(
     "void(int64[::1], int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32,"
     " float32, float32, float32, int64, boolean, boolean, boolean, boolean, float32[:,:,::1], float32[:,:,::1],"
-    " int64[::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
+    " int64[:,::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
     " float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1],"
     " int64[:,:,:,::1], int64[:,::1], int64[:,::1], int64[:,::1], float32[:,::1],"
     " int64[::1], int64, boolean, float32[:,::1])"
@@ -194,7 +194,7 @@ def decoder_layers(
     norms_all_heads: bool,
     cos_PTD: Floats,
     sin_PTD: Floats,
-    slots_T: Ints,
+    slots_ST: Ints,
     wanted_O: Ints,
     select: bool,
     last_OE: Floats,
@@ -222,9 +222,10 @@ def decoder_layers(
     Every thread calls it with the same arguments. `phases` has PHASES_PER_LAYER * L + HEAD_PHASES phases. `layers_LFW`
     are the layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of
     `AttentionPlan`.
-    `cos_PTD` and `sin_PTD` are the angles of each rope; what a part adds is multiplied by `residual_scale`.
-    `norms_all_heads` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what attention reads. If
-    `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes them to `last_OE`. A
+    `cos_PTD` and `sin_PTD` are the angles of each rope, `slots_ST` the slots of each kind of layer; what a part adds is
+    multiplied by `residual_scale`. `norms_all_heads` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what
+    attention reads. If `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes
+    them to `last_OE`. A
     layer's input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory
     that the threads share, of R rows, at least T and O; `inner_NR` has a row for each token with an adapter. The P
     products of a layer are QKV, OUTPUT, GATE_UP and DOWN; `adapters_LPAW` are their adapters as of `lora`, and
@@ -273,6 +274,7 @@ def decoder_layers(
                 break
             first, end = T * part // parts, T * (part + 1) // parts
             cos_TD, sin_TD = cos_PTD[others_W[ROPE]], sin_PTD[others_W[ROPE]]
+            slots_T = slots_ST[others_W[SLOTS]]
             _rotate_rows(qkv_TC, first, end, others_W[QK_NORM], norms_all_heads, kv, eps, cos_TD, sin_TD, slots_T)
             complete(phases, phase + _ROTATE, parts)
         wait(phases, phase + _ROTATE, parts)

@@ -91,6 +91,7 @@ class InFlightStep:
         self._scores: Deferred[list[list[TokenLogprob]]] = list
         self._pools: Deferred[list[np.ndarray]] = list
         runner.pool.copy(plan.copies)
+        runner.pool.copy_windows(plan.window_copies)
         if runner.source is not None and plan.copies:
             runner.source.copy(plan.copies)
         runner.model.change_states(plan.states)

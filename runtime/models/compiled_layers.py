@@ -1,7 +1,8 @@
 """Decoder layers and head as one compiled call a step, for blocks that `kernels.cpu.decoder_step` computes.
 
 Legend: T tokens of the step, O wanted tokens, E hidden size, H query heads, K key/value heads, D head size,
-L layers, F fields of a layer's record, W words of a field, X numbers of a cache's descriptor, V vocabulary.
+L layers, S kinds of layers, F fields of a layer's record, W words of a field, X numbers of a cache's descriptor, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from ...kernels.cpu.decoder_step import (
     QK_NORM,
     QKV,
     ROPE,
+    SLOTS,
     decoder_layers,
 )
 from ...kernels.cpu.lora import MAX_SECTIONS, RANK
@@ -149,6 +151,7 @@ class CompiledLayers:
         x_TE: torch.Tensor,
         angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
         slots_T: torch.Tensor,
+        window_slots_T: torch.Tensor | None,
         kv: Sequence[KvCache],
         attentions: Mapping[int | None, Attention],
         captures: Sequence[int],
@@ -162,14 +165,19 @@ class CompiledLayers:
         With `with_head`, the head's products are returned instead of the stream, in float32 [T, V] or [O, V].
 
         Keys and values of all tokens are stored in their slots. With `wanted_O` the stream is that of these tokens,
-        [O, E]. `kv` has one entry per layer, `attentions` one per window. All results have the dtype of `x_TE`, which
-        may be overwritten.
+        [O, E]. `window_slots_T` are those of layers with a window, None: the same. `kv` has one entry per layer,
+        `attentions` one per window. All results have the dtype of `x_TE`, which may be overwritten.
         """
         config, L, (T, E) = self._config, len(self._records_LFW), x_TE.shape
         H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
         arrays = [attention.plan.array for attention in attentions.values() if isinstance(attention, CompiledAttention)]
         if len(arrays) > 1:  # a window
             self._records_LFW[:, OTHERS, PLAN] = [list(attentions).index(window) for window in config.windows]
+
+        slots_ST = slots_T.numpy().reshape(1, T)
+        if window_slots_T is not None:
+            slots_ST = np.stack((slots_T.numpy(), window_slots_T.numpy()))
+            self._records_LFW[:, OTHERS, SLOTS] = [window is not None for window in config.windows]
 
         x = x_TE.float().numpy()
         wanted = np.empty(0, np.int64) if wanted_O is None else wanted_O.numpy()
@@ -209,7 +217,7 @@ class CompiledLayers:
             config.norm_placement.startswith("parallel"),
             config.qk_norm == "all heads",
             *(_side_by_side(parts, T, D) for parts in zip(*angles, strict=True)),
-            slots_T.numpy(),
+            slots_ST,
             wanted,
             wanted_O is not None,
             last_OE,

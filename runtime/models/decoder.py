@@ -50,6 +50,7 @@ class DecoderInputs:
     wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
     recurrent: RecurrentStep | None = None  # of a model with recurrent layers
     adapters: StepAdapters | None = None  # None: all tokens are the base's
+    window_slots_T: torch.Tensor | None = None  # those of layers with a window, if they are others
 
 
 class Decoder:
@@ -77,7 +78,10 @@ class Decoder:
         self.dtype = parameters.norm.weight_E.dtype
         self.device = parameters.norm.weight_E.device
         ropes = [config.rope] if config.second_rope is None else [config.rope, config.second_rope]
-        self._ropes = [Rope(rope, config.rope_dim, device=self.device, dtype=self.dtype) for rope in ropes]
+        is_endless = config.streaming is not None
+        self._ropes = [
+            Rope(rope, config.rope_dim, device=self.device, dtype=self.dtype, is_endless=is_endless) for rope in ropes
+        ]
         self.rope = self._ropes[0]
         self.num_parameters = num_parameters(config)
         self.lora = LoraLayers(config, group, self.layers, device=self.device, dtype=self.dtype)
@@ -223,6 +227,13 @@ class Decoder:
         """Return `Rope.angles` of each of the model's ropes."""
         return tuple(rope.angles(positions, lengths) for rope in self._ropes)
 
+    @property
+    def streaming_rope(self) -> Rope:
+        """The rope of the layers that attend to sinks and a rolling window."""
+        assert self.config.streaming is not None
+        place = self.config.windows.index(self.config.streaming.window)
+        return self._ropes[self.config.uses_second_rope(place)]
+
     def embed(self, ids_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, E]."""
         parameters, rows = self.parameters, self.parameters.rows
@@ -255,6 +266,7 @@ class Decoder:
                 stream_TE,
                 inputs.angles,
                 inputs.slots_T,
+                inputs.window_slots_T,
                 kv,
                 inputs.attention,
                 [index - self.layers.start for index in captures if index in self.layers],
@@ -274,6 +286,9 @@ class Decoder:
             )
             for cos_T1D, sin_T1D in inputs.angles
         ]
+        window_args = rope_args
+        if inputs.window_slots_T is not None:
+            window_args = [args._replace(slots_T=inputs.window_slots_T) for args in rope_args]
         query_scales_T = self._query_scales(inputs.positions_T)
         own = None if adapters is None else adapters.of(is_selected=False)
         x = None  # the last part's output, not yet added to the residual stream
@@ -285,7 +300,8 @@ class Decoder:
                 x, residual = _add(norms.attention_in, x, residual, ops)
             if index in captures:
                 captured[index] = residual
-            args = rope_args[config.uses_second_rope(place)]
+            kind_args = rope_args if config.windows[place] is None else window_args
+            args = kind_args[config.uses_second_rope(place)]
             qkv = layer.qkv(x) if own is None else own.linear(place, "qkv", layer.qkv, x, ops)
             if layer.recurrent is None:
                 own_kv, attention = kv[self._places[place]], inputs.attention[config.windows[place]]
