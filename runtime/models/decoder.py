@@ -214,6 +214,7 @@ class Decoder:
             self.embed(inputs.ids_T, inputs.positions_T),
             inputs.angles,
             inputs.slots_T,
+            inputs.window_slots_T,
             kv,
             inputs.attention,
             (),
