@@ -303,20 +303,22 @@ def attend_task(
     if kv[KEY_SCALES] != 0:
         q_scale *= carray(_floats(kv[KEY_SCALES]), (K,))[head]
         out_scale = carray(_floats(kv[VALUE_SCALES]), (K,))[head]
-    for row in range(R):
-        place = plan[plan[TOKENS] + first_q + row // G] * q_stride + (head * G + row % G) * D
-        sums_RD[row] = 0
-        base, total = NO_BASE if dots else _NOTHING, np.float32(0)
-        if kv[SINKS] != 0:
-            base = max(carray(_floats(kv[SINKS]), (K * G,))[head * G + row % G] * LOG2_E, NO_BASE)
-            total = np.float32(1)
-        highest_R[row] = base
-        if dots:
-            round_query(q, dtype, place, D, size, queries + 2 * row * size)
-            totals_RL[row], totals_RL[row, 0] = 0, total
-        else:
-            _read_query(q, dtype, place, D, size, q_scale, queries + 4 * row * size)
-            total_R[row] = total
+    for query in range(first_q, end_q):
+        token = plan[plan[TOKENS] + query]
+        for g in range(G):
+            row, place = (query - first_q) * G + g, token * q_stride + (head * G + g) * D
+            sums_RD[row] = 0
+            base, total = NO_BASE if dots else _NOTHING, np.float32(0)
+            if kv[SINKS] != 0:
+                base = max(carray(_floats(kv[SINKS]), (K * G,))[head * G + g] * LOG2_E, NO_BASE)
+                total = np.float32(1)
+            highest_R[row] = base
+            if dots:
+                round_query(q, dtype, place, D, size, queries + 2 * row * size)
+                totals_RL[row], totals_RL[row, 0] = 0, total
+            else:
+                _read_query(q, dtype, place, D, size, q_scale, queries + 4 * row * size)
+                total_R[row] = total
 
     for segment in range(first_segment, end_segment):
         at = plan[SEGMENTS] + segment * SEGMENT_FIELDS
@@ -380,18 +382,19 @@ def attend_task(
                     q_scale, cap, work,
                 )  # fmt: skip
 
-    for row in range(R):
-        token = plan[plan[TOKENS] + first_q + row // G]
-        place = token * out_stride + (head * G + row % G) * D
-        factor = out_scale / (total_weight(totals + TOTAL_BYTES * row) if dots else total_R[row])
-        if dtype == FLOAT32:
-            wide = carray(_floats(out + 4 * place), (D,))
-            for d in range(D):
-                wide[d] = sums_RD[row, d] * factor
-        else:
-            half = carray(_halves(out + 2 * place), (D,))
-            for d in range(D):
-                half[d] = narrow(sums_RD[row, d] * factor, half[d])
+    for query in range(first_q, end_q):
+        token = plan[plan[TOKENS] + query]
+        for g in range(G):
+            row, place = (query - first_q) * G + g, token * out_stride + (head * G + g) * D
+            factor = out_scale / (total_weight(totals + TOTAL_BYTES * row) if dots else total_R[row])
+            if dtype == FLOAT32:
+                wide = carray(_floats(out + 4 * place), (D,))
+                for d in range(D):
+                    wide[d] = sums_RD[row, d] * factor
+            else:
+                half = carray(_halves(out + 2 * place), (D,))
+                for d in range(D):
+                    half[d] = narrow(sums_RD[row, d] * factor, half[d])
 
 
 @compiled_in_order(

@@ -1,4 +1,4 @@
-"""ggml's block formats of weights, MXFP4 among them, and their rows packed in panels for the kernels of `block_tiles`.
+"""ggml's block formats of weights, MXFP4 among them, and their rows packed in panels for the kernels of `block_matmul`.
 
 A row is a sequence of blocks. weight = (code - offset) * scale + base, with a scale for each 16 or 32 inputs. Blocks of
 32 inputs have float16 scales; those of 256 have small integers times a float16. Layouts of files: ggml-common.h.
