@@ -160,7 +160,7 @@ class Decoder:
                 case StateAdvance(slot=slot, num_drafts=num_drafts):
                     layers = [layer.recurrent for layer in self.parameters.layers if layer.recurrent is not None]
                     for layer, own, drafts_NJ in zip(layers, self.states.layers, self.states.drafts[slot], strict=True):
-                        layer.advance(drafts_NJ[:num_drafts], own, slot)
+                        layer.advance(drafts_NJ[:num_drafts], own, slot, self.ops)
         self.states.drafts.clear()
 
     def _compile_layers(self) -> None:
@@ -318,9 +318,9 @@ class Decoder:
         assert layer.recurrent is not None
         assert step is not None
         if self.states is None:
-            return layer.recurrent(projected_TJ, None, step)
+            return layer.recurrent(projected_TJ, None, step, self.ops)
         self.states.keep_drafts(projected_TJ, step)
-        return layer.recurrent(projected_TJ, self.states.layers[place], step)
+        return layer.recurrent(projected_TJ, self.states.layers[place], step, self.ops)
 
     def _attention(
         self, qkv_TC: torch.Tensor, layer: LayerParameters, args: RopeAndStoreArgs, kv: KvCache, attention: Attention

@@ -14,9 +14,15 @@ import transformers
 from msgspec.structs import replace
 from transformers import PreTrainedModel
 
+from ramiform.kernels.cpu.ops import CpuOps
+from ramiform.kernels.reference.ops import ReferenceOps
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.parameters import num_parameters
 from ramiform.runtime.models.read_config import read_config
+from ramiform.runtime.models.recurrent import compiled
+from ramiform.runtime.models.recurrent.config import MAMBA2, QWEN3_NEXT, RecurrentConfig
+from ramiform.runtime.models.recurrent.layer import RecurrentLayer
+from ramiform.runtime.models.recurrent.memory import DecodeStates, LayerStates, RecurrentStep, StateMemory, StateSpan
 from ramiform.runtime.models.recurrent.scan import CHUNK, scan, step
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.scheduler.plan import DraftNode, RowState, StateAdvance, StateCopy
@@ -180,6 +186,75 @@ def test_chunks_of_a_scan_equal_single_steps(count: int, is_delta: bool) -> None
             d = v[t, h] if beta is None else beta[t, h] * (v[t, h] - S.t() @ k[t, h])
             S = S + torch.outer(k[t, h], d)
         torch.testing.assert_close(after[h], S, atol=1e-4, rtol=1e-4)
+
+
+# A row of one token, one in the middle of a sequence that keeps states on its way and computes two drafts, a new one
+# without a slot, and one that keeps its state in another slot.
+SPANS = [
+    StateSpan(1, 30, 1, [(4, 2), (27, 1)], 2),
+    StateSpan(30, 37, None, [], 0),
+    StateSpan(37, 41, 3, [(4, 4)], 0),
+]
+
+
+def random_layer(is_delta: bool, dtype: torch.dtype) -> tuple[RecurrentLayer, torch.Tensor, LayerStates]:
+    """Return a layer, the input projection of 41 tokens, and five slots."""
+    torch.manual_seed(5)
+    family = QWEN3_NEXT if is_delta else MAMBA2
+    sizes = {"num_key_heads": 2, "num_heads": 4, "key_size": 7, "value_size": 10, "conv_width": 4}
+    config = RecurrentConfig(family=family, layers=(True,), conv_bias=not is_delta, step_limit=(0.01, 0.9), **sizes)
+    layer = RecurrentLayer.allocate(config, 1e-6, device="cpu", dtype=dtype)
+    for tensor in (layer.conv_WC, layer.conv_bias_C, layer.step_bias_H, layer.skip_H, layer.norm_weight):
+        if tensor is not None:
+            tensor.normal_()
+    layer.log_decay_H.normal_().sub_(2.0)
+    memory = StateMemory(config, 5, device="cpu", dtype=dtype)
+    memory.conv_LSWC.normal_()
+    memory.state_LSHKV.normal_()
+    return layer, torch.randn(41, config.projected).to(dtype), memory.layers[0]
+
+
+def copied(states: LayerStates) -> LayerStates:
+    return LayerStates(*(memory.clone() for memory in states))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 6e-2)], ids=str)
+@pytest.mark.parametrize("is_delta", [True, False])
+def test_loops_equal_plain_torch(is_delta: bool, dtype: torch.dtype, tolerance: float) -> None:
+    layer, projected, states = random_layer(is_delta, dtype)
+    step = RecurrentStep(DecodeStates(torch.tensor([0]), torch.tensor([0])), SPANS)
+    mine, theirs = copied(states), copied(states)
+    got = layer(projected, mine, step, CpuOps())
+    want = layer(projected, theirs, step, ReferenceOps())
+    torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("is_delta", [True, False])
+def test_bits_of_loops_depend_on_no_other_row_and_no_cut(is_delta: bool) -> None:
+    layer, projected, states = random_layer(is_delta, torch.float32)
+    whole, parts = copied(states), copied(states)
+    spans = [StateSpan(1, 30, 1, [(29, 1)], 0), SPANS[1]]
+    want = layer(projected, whole, RecurrentStep(DecodeStates(torch.tensor([0]), torch.tensor([0])), spans), CpuOps())
+    found = []
+    for start, stop in ((1, 12), (12, 13), (13, 30)):
+        span = StateSpan(0, stop - start, 1, [(stop - start, 1)], 0)
+        found.append(layer(projected[start:stop], parts, RecurrentStep(None, [span]), CpuOps()))
+    assert torch.equal(torch.cat(found), want[1:30])
+    assert torch.equal(parts.state_SHKV[1], whole.state_SHKV[1])
+    assert torch.equal(parts.conv_SWC[1], whole.conv_SWC[1])
+
+
+def test_threads_share_a_large_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, projected, states = random_layer(True, torch.float32)
+    alone, shared = copied(states), copied(states)
+    step = RecurrentStep(None, SPANS)
+    want = layer(projected, alone, step, CpuOps())
+    monkeypatch.setattr(compiled, "_MIN_SHARED_WORK", 0)
+    monkeypatch.setattr(compiled, "num_threads", lambda: 3)
+    assert torch.equal(layer(projected, shared, step, CpuOps())[1:], want[1:])
+    assert torch.equal(alone.state_SHKV, shared.state_SHKV)
 
 
 @pytest.mark.parametrize(

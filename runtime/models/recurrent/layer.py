@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from ....kernels import Ops
 from ..linear import Destination, Linear
 from .config import RecurrentConfig
 from .memory import LayerStates, RecurrentStep, StateSpan
@@ -41,7 +42,7 @@ class RecurrentLayer:
 
     config: RecurrentConfig
     norm_eps: float
-    conv_CW: torch.Tensor
+    conv_WC: torch.Tensor
     conv_bias_C: torch.Tensor | None
     log_decay_H: torch.Tensor  # float32, as are the next two
     step_bias_H: torch.Tensor
@@ -61,7 +62,7 @@ class RecurrentLayer:
         return cls(
             config,
             norm_eps,
-            conv_CW=tensor(C, config.conv_width),
+            conv_WC=tensor(config.conv_width, C),
             conv_bias_C=tensor(C) if config.conv_bias else None,
             log_decay_H=tensor(H, own=torch.float32),
             step_bias_H=tensor(H, own=torch.float32),
@@ -69,11 +70,18 @@ class RecurrentLayer:
             norm_weight=tensor(config.norm_size),
         )
 
-    def __call__(self, projected_TJ: torch.Tensor, states: LayerStates | None, plan: RecurrentStep) -> torch.Tensor:
+    def __call__(
+        self, projected_TJ: torch.Tensor, states: LayerStates | None, plan: RecurrentStep, ops: Ops
+    ) -> torch.Tensor:
         """Compute the layer's output [T, I], before its output projection, from that of its input projection.
 
         Reads and writes `states` as `plan` says; None: the plan has no slots.
         """
+        if ops.name == "cpu":
+            from . import compiled  # here, because it imports numba
+
+            if compiled.suits_loops(self, projected_TJ):
+                return compiled.compute(self, projected_TJ, states, plan)
         config = self.config
         conv_TC, gate_TI, scalars = projected_TJ.split((config.conv_channels, config.inner, config.num_scalars), dim=-1)
         mixed_TC = self._convolve(conv_TC, states, plan)
@@ -92,13 +100,10 @@ class RecurrentLayer:
             output_THV = output_THV + self.skip_H[:, None] * x_THV
         return self._norm(output_THV, gate_TI)
 
-    def advance(self, projected_NJ: torch.Tensor, states: LayerStates, slot: int) -> None:
+    def advance(self, projected_NJ: torch.Tensor, states: LayerStates, slot: int, ops: Ops) -> None:
         """Advance a slot's state by tokens whose input projection was computed before."""
-        span = StateSpan(0, len(projected_NJ), slot, [(len(projected_NJ), slot)], 0)
-        config = self.config
-        conv_NC, _, scalars = projected_NJ.split((config.conv_channels, config.inner, config.num_scalars), dim=-1)
-        inputs = self._scan_inputs(self._convolve(conv_NC, states, RecurrentStep(None, [span])), scalars)
-        self._scan_span(torch.empty_like(inputs.v_THV), inputs, states, span)
+        count = len(projected_NJ)
+        self(projected_NJ, states, RecurrentStep(None, [StateSpan(0, count, slot, [(count, slot)], 0)]), ops)
 
     def _convolve(self, conv_TC: torch.Tensor, states: LayerStates | None, plan: RecurrentStep) -> torch.Tensor:
         """Compute the causal convolution and its activation, [T, C]; keep its last inputs."""
@@ -108,7 +113,7 @@ class RecurrentLayer:
             assert states is not None
             places_R, slots_R = plan.decoding
             window_RWC = torch.cat((states.conv_SWC[slots_R], conv_TC[places_R][:, None]), dim=1)
-            output_TC[places_R] = torch.einsum("rwc,cw->rc", window_RWC, self.conv_CW)
+            output_TC[places_R] = torch.einsum("rwc,wc->rc", window_RWC, self.conv_WC)
             states.conv_SWC[slots_R] = window_RWC[:, 1:]
         for span in plan.spans:
             own_NC = conv_TC[span.start : span.stop]
@@ -118,7 +123,7 @@ class RecurrentLayer:
                 assert states is not None
                 window = torch.cat((states.conv_SWC[span.source], own_NC))
             output_TC[span.start : span.stop] = F.conv1d(
-                window.t()[None], self.conv_CW[:, None], groups=len(self.conv_CW)
+                window.t()[None], self.conv_WC.t()[:, None], groups=self.conv_WC.shape[1]
             )[0].t()
             for count, slot in span.saves:
                 assert states is not None
@@ -182,7 +187,7 @@ class RecurrentLayer:
         and its input `projection`."""
         prefix = f"{prefix}.{self.config.family.block}"
         parts = {f"{prefix}.{name}": part for name, part in self._projections(projection).items()}
-        C, W = self.conv_CW.shape
+        W, C = self.conv_WC.shape
         tensors: dict[str, torch.Tensor | None] = {
             "conv1d.bias": self.conv_bias_C,
             "A_log": self.log_decay_H,
@@ -190,7 +195,7 @@ class RecurrentLayer:
             "D": self.skip_H,
             "norm.weight": self.norm_weight,
         }
-        parts[f"{prefix}.conv1d.weight"] = Destination((C, 1, W), lambda weight: self.conv_CW.copy_(weight[:, 0]))
+        parts[f"{prefix}.conv1d.weight"] = Destination((C, 1, W), lambda weight: self.conv_WC.copy_(weight[:, 0].t()))
         for name, tensor in tensors.items():
             if tensor is not None:
                 parts[f"{prefix}.{name}"] = Destination(tuple(tensor.shape), tensor.copy_)
