@@ -13,11 +13,19 @@ among `saves_M2`: the state after so many tokens of the row goes to this slot, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
 import numpy as np
+import torch
 
-from .bfloat16 import FloatArray, for_float32_and_bfloat16, narrow, widen
+from .bfloat16 import FloatArray, as_float_array, for_float32_and_bfloat16, narrow, widen
 from .compiled import Floats, Ints, compiled, exp
+from .thread_pool import num_threads, run_tasks
 
+_MIN_SHARED_WORK = 1 << 22  # multiplications of a step's recurrence from which on waking a second thread pays
 _L2_EPS = np.float32(1e-6)  # of the lengths of queries and keys of gated delta nets
 
 
@@ -255,3 +263,83 @@ def gated_norm(
                 for v in range(size):
                     value = x_V[v] * scale * widen(weight_V[v]) * silu(widen(gate_V[v]))
                     out_V[v] = narrow(value, weight_V[v])
+
+
+class RecurrentWeights(NamedTuple):
+    """Parameters of a recurrent layer between its projections."""
+
+    num_key_heads: int
+    step_limit: tuple[float, float]  # of Mamba2's time steps
+    norm_eps: float
+    conv_WC: torch.Tensor
+    conv_bias_C: torch.Tensor | None
+    log_decay_H: torch.Tensor  # float32, as are the next two
+    step_bias_H: torch.Tensor
+    skip_H: torch.Tensor | None  # Mamba2's; None: a gated delta net
+    norm_weight: torch.Tensor  # of a head, or Mamba2's of all
+
+
+def suits_loops(projected_TJ: torch.Tensor) -> bool:
+    """Return True if the loops compute a layer of this input projection."""
+    return projected_TJ.dtype in (torch.float32, torch.bfloat16) and projected_TJ.is_contiguous()
+
+
+def causal_convolution(
+    x_TC: torch.Tensor,
+    table: tuple[Ints, Ints],
+    conv: tuple[torch.Tensor, torch.Tensor | None],
+    conv_SWC: torch.Tensor,
+    *,
+    activated: bool,
+    shares: bool = False,
+) -> torch.Tensor:
+    """Return the convolution of the first channels of `x_TC` by weights [W, C] and a bias, float32 [T, C]."""
+    weight_WC, bias_C = conv
+    bias_C = weight_WC.new_empty(0) if bias_C is None else bias_C
+    C = weight_WC.shape[1]
+    out_TC = np.empty((len(x_TC), C), np.float32)
+    x, weight, bias, kept = map(as_float_array, (x_TC, weight_WC, bias_C, conv_SWC))
+    _share(shares, C, lambda first, end: convolve(first, end, *table, x, weight, bias, activated, kept, out_TC))
+    return torch.from_numpy(out_TC)
+
+
+def recurrent_layer(
+    projected_TJ: torch.Tensor,
+    table: tuple[Ints, Ints],
+    weights: RecurrentWeights,
+    conv_SWC: torch.Tensor,
+    state_SHKV: torch.Tensor,
+) -> torch.Tensor:
+    """Return a layer's output [T, I] before its output projection, and write the states that `table` keeps.
+
+    `table` has the rows [R, 5] and the kept states [M, 2].
+    """
+    T, C = len(projected_TJ), weights.conv_WC.shape[1]
+    H, K, V = state_SHKV.shape[1:]
+    is_delta = weights.skip_H is None
+    shares = T * H * K * V >= _MIN_SHARED_WORK
+    conv = weights.conv_WC, weights.conv_bias_C
+    mixed = causal_convolution(projected_TJ, table, conv, conv_SWC, activated=True, shares=shares).numpy()
+    scalars = projected_TJ[:, C + H * V :].float().contiguous().numpy()
+    skip_H = torch.empty(0) if weights.skip_H is None else weights.skip_H
+    per_head = [x.numpy() for x in (weights.log_decay_H, weights.step_bias_H, skip_H)]
+    sizes, limits = (weights.num_key_heads, is_delta), weights.step_limit
+    x_THV, states = np.empty((T, H, V), np.float32), state_SHKV.numpy()
+    _share(
+        shares,
+        H,
+        lambda first, end: advance(first, end, *table, mixed, scalars, *sizes, *per_head, *limits, states, x_THV),
+    )
+    output_TI = torch.empty((T, H * V), dtype=weights.norm_weight.dtype)
+    size = V if is_delta else H * V // weights.num_key_heads
+    projected, weight, out = map(as_float_array, (projected_TJ, weights.norm_weight, output_TI))
+    x_TI, settings = x_THV.reshape(T, -1), (C, size, not is_delta, weights.norm_eps)
+    _share(shares, T, lambda first, end: gated_norm(first, end, projected, *settings, weight, x_TI, out))
+    return output_TI
+
+
+def _share(shares: bool, size: int, compute: Callable[[int, int], object]) -> None:
+    """Call `compute` for all of [0, size), in parts that threads share if there is enough work."""
+    count = min(num_threads(), size) if shares else 1
+    ends = [size * part // count for part in range(count + 1)]
+    run_tasks([partial(compute, first, end) for first, end in pairwise(ends)])

@@ -28,7 +28,7 @@ _MODULES: dict[LoopGroup, tuple[str, ...]] = {
     "kernels": (
         "ramiform.kernels.cpu.ops",
         "ramiform.runtime.models.compiled_layers",
-        "ramiform.runtime.models.recurrent.compiled",
+        "ramiform.kernels.cpu.recurrence",
     ),
     "grammars": tuple(
         f"ramiform.constrained.{name}"

@@ -188,9 +188,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         architecture=architecture,
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=fields.count(
-            "intermediate_size", default=4 * hidden_size if "intermediate_size" in family.aliases else None
-        ),
+        intermediate_size=_mlp_size(fields, family, hidden_size),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -250,6 +248,17 @@ def _family_fields(family: Family, raw: dict[str, Any], file: Path) -> tuple[Fam
             family = family._replace(**changes)
     named = {name: present[own] for name, own in family.aliases.items() if own in present}
     return family, ConfigFields(present | named, file)
+
+
+def _mlp_size(fields: ConfigFields, family: Family, hidden_size: int) -> int:
+    size = fields.count("intermediate_size", default=4 * hidden_size if "intermediate_size" in family.aliases else None)
+    if not family.rounded_mlp_size or not fields.boolean("block_auto_adjust_ff_dim", default=True):
+        return size
+    size = int(2 * size / 3)
+    if fields.raw.get("block_ffn_dim_multiplier", 1.0) is None:  # as transformers has it
+        return size
+    multiple = fields.count("block_multiple_of", default=256)
+    return -(-int(fields.number("block_ffn_dim_multiplier", default=1.0) * size) // multiple) * multiple
 
 
 def _skipped(fields: ConfigFields, family: Family, num_layers: int) -> str | None:

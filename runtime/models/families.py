@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from .experts_config import DEEPSEEK_V2, DEEPSEEK_V3, GRANITE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
-from .recurrent.config import MAMBA2, QWEN3_5, QWEN3_NEXT, RecurrentFamily
+from .recurrent.config import LFM2, MAMBA2, QWEN3_5, QWEN3_NEXT, RecurrentFamily
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 NormKind = Literal["rms", "rms_plus_one", "layer_norm", "layer_norm_plus_one", "layer_norm_no_bias", "layer_norm_plain"]
@@ -61,6 +61,7 @@ class Family(NamedTuple):
     attention_scale_field: str | None = None  # v: scale v ** -0.5 instead of head_dim ** -0.5
     attention_factor_field: str | None = None  # the scale itself
     tied_embeddings: bool = False  # when tie_word_embeddings is absent
+    rounded_mlp_size: bool = False  # the MLP's size is made from intermediate_size, by the fields `block_...`
     head_bias: bool = False
     learned_positions: int | None = None  # row of the position embedding that is position 0; None: there is none
     second_rope: SecondRope | None = None
@@ -195,6 +196,18 @@ _OPT_NAMES = (
     (r"(\.\d+)\.(fc[12])\.", r"\1.mlp.\2."),
 )
 
+_LFM2_NAMES = (
+    (r"\.operator_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"^model\.embedding_norm\.", "model.norm."),
+    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
+    (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
+    (r"\.conv\.conv\.", ".conv.conv1d."),
+    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+)
+
 _QWEN3_NEXT = Family(
     _BIAS,
     _BIAS,
@@ -283,6 +296,17 @@ FAMILIES = {
             (r"^model\.final_layernorm\.", "model.norm."),
         ),
         defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+    ),
+    "Lfm2ForCausalLM": Family(
+        qk_norm="per head",
+        recurrent=LFM2,
+        activation_field=None,
+        norm_eps_field="norm_eps",
+        tied_embeddings=True,
+        rounded_mlp_size=True,
+        renames=_LFM2_NAMES,
+        aliases={"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"},
+        defaults={"norm_eps": 1e-5, "rope_theta": 1e6},
     ),
     "SmolLM3ForCausalLM": _LLAMA._replace(
         windows="by layer type",

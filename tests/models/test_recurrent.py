@@ -14,12 +14,12 @@ import transformers
 from msgspec.structs import replace
 from transformers import PreTrainedModel
 
+from ramiform.kernels.cpu import recurrence
 from ramiform.kernels.cpu.ops import CpuOps
 from ramiform.kernels.reference.ops import ReferenceOps
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.parameters import num_parameters
 from ramiform.runtime.models.read_config import read_config
-from ramiform.runtime.models.recurrent import compiled
 from ramiform.runtime.models.recurrent.config import MAMBA2, QWEN3_NEXT, RecurrentConfig
 from ramiform.runtime.models.recurrent.layer import RecurrentLayer
 from ramiform.runtime.models.recurrent.memory import DecodeStates, LayerStates, RecurrentStep, StateMemory, StateSpan
@@ -59,6 +59,10 @@ CONFIGS |= {
     "granite 4, experts": ("GraniteMoeHybrid", {**_GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2,
                                                 "intermediate_size": 24, "position_embedding_type": "rope"}),
     "bamba": ("Bamba", {**SIZES, **_MAMBA, "attn_layer_indices": [1], "mamba_proj_bias": True, "mlp_bias": False}),
+}  # fmt: skip
+CONFIGS |= {
+    "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
+                      "block_multiple_of": 8}),
 }  # fmt: skip
 every_family = pytest.mark.parametrize("name", CONFIGS)
 
@@ -251,8 +255,8 @@ def test_threads_share_a_large_step(monkeypatch: pytest.MonkeyPatch) -> None:
     alone, shared = copied(states), copied(states)
     step = RecurrentStep(None, SPANS)
     want = layer(projected, alone, step, CpuOps())
-    monkeypatch.setattr(compiled, "_MIN_SHARED_WORK", 0)
-    monkeypatch.setattr(compiled, "num_threads", lambda: 3)
+    monkeypatch.setattr(recurrence, "_MIN_SHARED_WORK", 0)
+    monkeypatch.setattr(recurrence, "num_threads", lambda: 3)
     assert torch.equal(layer(projected, shared, step, CpuOps())[1:], want[1:])
     assert torch.equal(alone.state_SHKV, shared.state_SHKV)
 

@@ -58,7 +58,7 @@ class RecurrentLayer:
         def tensor(*shape: int, own: torch.dtype = dtype) -> torch.Tensor:
             return torch.empty(shape, device=device, dtype=own)
 
-        C, H = config.conv_channels, config.num_heads
+        C, H = config.conv_channels, config.num_rates
         return cls(
             config,
             norm_eps,
@@ -66,7 +66,7 @@ class RecurrentLayer:
             conv_bias_C=tensor(C) if config.conv_bias else None,
             log_decay_H=tensor(H, own=torch.float32),
             step_bias_H=tensor(H, own=torch.float32),
-            skip_H=None if config.is_delta else tensor(H, own=torch.float32),
+            skip_H=tensor(H, own=torch.float32) if config.family.kind == "mamba2" else None,
             norm_weight=tensor(config.norm_size),
         )
 
@@ -77,14 +77,28 @@ class RecurrentLayer:
 
         Reads and writes `states` as `plan` says; None: the plan has no slots.
         """
-        if ops.name == "cpu":
-            from . import compiled  # here, because it imports numba
-
-            if compiled.suits_loops(self, projected_TJ):
-                return compiled.compute(self, projected_TJ, states, plan)
         config = self.config
+        if config.is_short:
+            return self._gated_convolution(projected_TJ, states, plan, ops)
+        if ops.name == "cpu":
+            from ....kernels.cpu import recurrence  # here, because it imports numba
+
+            if recurrence.suits_loops(projected_TJ):
+                memory = self._no_states(projected_TJ) if states is None else states
+                weights = recurrence.RecurrentWeights(
+                    config.num_key_heads,
+                    config.step_limit,
+                    self.norm_eps,
+                    self.conv_WC,
+                    self.conv_bias_C,
+                    self.log_decay_H,
+                    self.step_bias_H,
+                    self.skip_H,
+                    self.norm_weight,
+                )
+                return recurrence.recurrent_layer(projected_TJ, plan.table, weights, *memory)
         conv_TC, gate_TI, scalars = projected_TJ.split((config.conv_channels, config.inner, config.num_scalars), dim=-1)
-        mixed_TC = self._convolve(conv_TC, states, plan)
+        mixed_TC = F.silu(self._convolve(conv_TC, states, plan))
         inputs = self._scan_inputs(mixed_TC, scalars)
         output_THV = torch.empty_like(inputs.v_THV)
         if plan.decoding is not None:
@@ -105,8 +119,29 @@ class RecurrentLayer:
         count = len(projected_NJ)
         self(projected_NJ, states, RecurrentStep(None, [StateSpan(0, count, slot, [(count, slot)], 0)]), ops)
 
+    def _gated_convolution(
+        self, projected_TJ: torch.Tensor, states: LayerStates | None, plan: RecurrentStep, ops: Ops
+    ) -> torch.Tensor:
+        """Compute a short convolution: its channels are gated before it and after."""
+        before_TI, after_TI, x_TI = projected_TJ.chunk(3, dim=-1)
+        x_TI = before_TI * x_TI
+        if ops.name == "cpu":
+            from ....kernels.cpu import recurrence  # here, because it imports numba
+
+            if recurrence.suits_loops(x_TI):
+                conv, memory = (self.conv_WC, self.conv_bias_C), states or self._no_states(x_TI)
+                mixed_TI = recurrence.causal_convolution(x_TI, plan.table, conv, memory.conv_SWC, activated=False)
+                return after_TI * mixed_TI.to(x_TI.dtype)
+        return after_TI * self._convolve(x_TI, states, plan)
+
+    def _no_states(self, projected_TJ: torch.Tensor) -> LayerStates:
+        """Return the memory of no slots."""
+        config = self.config
+        conv_SWC = projected_TJ.new_empty((0, config.conv_width - 1, config.conv_channels))
+        return LayerStates(conv_SWC, torch.empty((0, config.num_heads, config.key_size, config.value_size)))
+
     def _convolve(self, conv_TC: torch.Tensor, states: LayerStates | None, plan: RecurrentStep) -> torch.Tensor:
-        """Compute the causal convolution and its activation, [T, C]; keep its last inputs."""
+        """Compute the causal convolution [T, C]; keep its last inputs."""
         before = self.config.conv_width - 1
         output_TC = torch.empty_like(conv_TC)
         if plan.decoding is not None:
@@ -128,7 +163,7 @@ class RecurrentLayer:
             for count, slot in span.saves:
                 assert states is not None
                 states.conv_SWC[slot] = window[count : count + before]
-        return F.silu(output_TC if self.conv_bias_C is None else output_TC + self.conv_bias_C)
+        return output_TC if self.conv_bias_C is None else output_TC + self.conv_bias_C
 
     def _scan_span(
         self, output_THV: torch.Tensor, inputs: ScanInputs, states: LayerStates | None, span: StateSpan
@@ -197,7 +232,7 @@ class RecurrentLayer:
         }
         parts[f"{prefix}.conv1d.weight"] = Destination((C, 1, W), lambda weight: self.conv_WC.copy_(weight[:, 0].t()))
         for name, tensor in tensors.items():
-            if tensor is not None:
+            if tensor is not None and tensor.numel():
                 parts[f"{prefix}.{name}"] = Destination(tuple(tensor.shape), tensor.copy_)
         return parts
 
@@ -222,6 +257,8 @@ def stored_projections(config: RecurrentConfig) -> list[tuple[str, torch.Tensor]
         case "separate":
             sizes = {"in_proj_qkv": C, "in_proj_z": inner, "in_proj_b": H, "in_proj_a": H}
             return [(name, torch.arange(size)) for name, size in sizes.items()]
+        case "as computed":
+            return [("in_proj", torch.arange(config.projected))]
         case "gate first":
             rows = torch.arange(config.projected)
             return [("in_proj", torch.cat((rows[inner : inner + C], rows[:inner], rows[inner + C :])))]
