@@ -228,7 +228,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         experts=None if family.experts is None else parse_experts(fields, family.experts, num_layers),
         recurrent=None if family.recurrent is None else parse_recurrent(fields, family.recurrent, num_layers),
         output_gate=family.output_gate,
-        quantisation=parse_quantisation(fields.nested("quantization_config")),
+        quantisation=parse_quantisation(fields.nested("quantization_config"), family.renames),
     )
 
 

@@ -28,6 +28,7 @@ from .parallel.stage import with_layers
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .recurrent.memory import RecurrentStep, StateMemory
 from .rope import Rope
+from .stored_layout import reorders_outputs, rotary_order
 
 if TYPE_CHECKING:
     from .compiled_layers import CompiledLayers
@@ -109,6 +110,8 @@ class Decoder:
         self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
         self._scale_residual = config.residual_scale
         self._is_parallel = config.norm_placement.startswith("parallel")
+        order_D = rotary_order(config) if reorders_outputs(config) else None
+        self._rotary_order = None if order_D is None else order_D.to(self.device)
         # Place of each layer among those of its kind: with keys and values, or recurrent.
         kinds = [layer.recurrent is not None for layer in parameters.layers]
         self._places = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
@@ -334,6 +337,8 @@ class Decoder:
             qkv_TC, gate_TC = qkv_TC.split(((H + 2 * K) * self.config.head_dim, H * self.config.head_dim), dim=-1)
             qkv_TC = qkv_TC.contiguous()
         qkv = qkv_TC.view(T, H + 2 * K, self.config.head_dim)
+        if self._rotary_order is not None:
+            qkv = torch.cat((qkv[:, : H + K].index_select(2, self._rotary_order), qkv[:, H + K :]), dim=1)
         qk_norm_HD, scale = layer.qk_norm_HD, self.config.attention_scale
         if self.config.qk_norm == "all heads":
             qkv, qk_norm_HD = self._norm_all_heads(qkv, qk_norm_HD), None

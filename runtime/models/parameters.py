@@ -18,7 +18,7 @@ import torch
 from .config import ModelConfig
 from .families import NormPlacement
 from .latent.attention import LatentParameters
-from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
+from .linear import DenseLinear, Destination, JoinedLinear, Linear, Loadable, stacked_destinations
 from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
 from .mlp import DenseMlp, Mlp
 from .norm import Norm, allocate_norm, norm_destination
@@ -34,6 +34,7 @@ from .parallel.layers import (
 )
 from .quantised.block_linear import BlockLinear
 from .quantised.factory import make_linear, make_vocabulary
+from .recurrent.config import RecurrentConfig
 from .recurrent.layer import RecurrentLayer, projection_modules
 from .stored_layout import as_stored
 
@@ -91,7 +92,8 @@ class DecoderParameters:
     def linears(self) -> Iterator[Loadable]:
         """Iterate over the layers' linear layers, which may be quantised."""
         for layer in self.layers:
-            yield from (layer.qkv, layer.o)
+            yield from layer.qkv.parts if isinstance(layer.qkv, JoinedLinear) else (layer.qkv,)
+            yield layer.o
             if layer.latent is not None:
                 yield from layer.latent.linears()
             yield from layer.mlp.linears()
@@ -241,6 +243,15 @@ def allocate_parameters(
         sections = [OutputSection(H * sizes.query_size, num_slices), OutputSection(sizes.key_size, 1)]
         return columns(index, f"self_attn.q_proj {latents}", sections, E, False)
 
+    def input_projection(index: int, own: RecurrentConfig) -> Linear:
+        """Make the input projection of a recurrent layer: one product, where its stored modules have one format."""
+        modules, quantisation = projection_modules(own), config.quantisation
+        schemes = [quantisation and quantisation.scheme_of(f"model.layers.{index}.{name}") for name, _ in modules]
+        if len(set(schemes)) == 1 and not (schemes[0] is not None and schemes[0].source == "fp8"):
+            return linear(index, " ".join(name for name, _ in modules), [own.projected], E, own.projection_bias)
+        parts = [linear(index, name, [size], E, own.projection_bias) for name, size in modules]
+        return JoinedLinear(tuple(parts), tuple(size for _, size in modules))
+
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     gates = (H,) if config.output_gate else ()
     heads = [OutputSection(count * D, min(count, num_slices)) for count in (H, K, K, *gates)]
@@ -264,7 +275,7 @@ def allocate_parameters(
         if own is not None and own.layers[index]:
             return LayerParameters(
                 norms=norms(),
-                qkv=linear(index, " ".join(projection_modules(own)), [own.projected], E, own.projection_bias),
+                qkv=input_projection(index, own),
                 qk_norm_HD=None,
                 o=rows(index, f"{own.family.block}.out_proj", E, own.inner, own.projection_bias),
                 mlp=mlp(index),

@@ -230,6 +230,7 @@ def test_aborts_lose_no_slot_and_change_no_other_answer(model: Model, alone: dic
         ({"deterministic": True}, "deterministic is not for models with recurrent layers"),
         ({"overlap": "on"}, "overlap is not for models with recurrent layers"),
         ({"transfer_bind": "tcp://127.0.0.1:0"}, "transfer_bind is not for models with recurrent layers"),
+        ({"state_slots": 1 << 33}, "recurrent states take .* GiB, more than cpu has .* lower state_slots"),
         ({"state_slots": 4, "max_running": 5}, "state_slots 4 are fewer than max_running 5"),
     ],
 )

@@ -8,6 +8,7 @@ Formats: compressed-tensors (`float-quantized`, `int-quantized`, `naive-quantize
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..config_fields import ConfigFields
@@ -18,13 +19,20 @@ from .scheme import Quantisation, Scheme
 
 _GROUP_SIZES = (256, *GROUP_SIZES)
 _METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "bitsandbytes")
+_LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "llm_int8_skip_modules")
 _LAYERS_ONLY = ("lm_head",)  # every writer lists it; here the head is never quantised
 
 
-def parse_quantisation(fields: ConfigFields) -> Quantisation | None:
-    """Read the quantisation; None for a dense checkpoint. Raises CheckpointError, naming the field."""
+def parse_quantisation(fields: ConfigFields, renames: Sequence[tuple[str, str]] = ()) -> Quantisation | None:
+    """Read the quantisation; None for a dense checkpoint. `renames` are those of the family's tensors.
+
+    Raises CheckpointError, naming the field.
+    """
     if not fields.raw:
         return None
+    lists = {name: _modules(fields, name) for name in _LISTS if name in fields.raw}
+    renamed = {name: [_renamed(module, renames) for module in modules] for name, modules in lists.items()}
+    fields = fields.updated(renamed)
     method = fields.one_of("quant_method", _METHODS, default=_METHODS[0])
     match method:
         case "awq":
@@ -63,7 +71,8 @@ def _fp8(fields: ConfigFields) -> Quantisation:
     static = fields.one_of("activation_scheme", ("dynamic", "static"), default="dynamic") == "static"
     fields.one_of("fmt", ("e4m3",), default="e4m3")
     names = _modules(fields, "modules_to_not_convert") + _modules(fields, "ignored_layers")
-    ignored = tuple(name for name in names if name not in _LAYERS_ONLY)
+    # As in transformers a name stands for the modules below it too, and may be the end of theirs.
+    ignored = tuple(f"re:(?:.*\\.)?{re.escape(name)}(?:\\.|$)" for name in names if name not in _LAYERS_ONLY)
     if fields.raw.get("weight_block_size") is None:
         scheme = Scheme(kind="fp8", source="compressed-tensors", activations=True, static=static, per_tensor=True)
         return Quantisation(scheme, ignored)
@@ -197,6 +206,15 @@ def _modules(fields: ConfigFields, field: str) -> list[str]:
         except re.error as error:
             raise fields.invalid(field, f"must list names and patterns, not {name!r} ({error})") from None
     return names
+
+
+def _renamed(module: str, renames: Sequence[tuple[str, str]]) -> str:
+    if module.startswith("re:"):
+        return module
+    name = f"{module}."
+    for pattern, replacement in renames:
+        name = re.sub(pattern, replacement, name)
+    return name.removesuffix(".")
 
 
 def _equal(fields: ConfigFields, field: str, wanted: Any) -> None:

@@ -6,7 +6,6 @@ heads, K key size, V value size, I = H * V.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ....kernels import Ops
-from ..linear import Destination, Linear
+from ..linear import Destination, Linear, in_order_of
 from .config import RecurrentConfig
 from .memory import LayerStates, RecurrentStep, StateSpan
 from .scan import scan, step
@@ -244,7 +243,8 @@ class RecurrentLayer:
         for name, order in stored_projections(config):
             size = len(order)
             for last, part in projection.row_destinations(start, size).items():
-                found[f"{name}.{last}"] = part._replace(put=_put_ordered(f"{config.family.block}.{name}", part, order))
+                module = f"{config.family.block}.{name}.{last}"
+                found[f"{name}.{last}"] = part._replace(put=in_order_of(part, order, module))
             start += size
         assert start == config.projected
         return found
@@ -272,18 +272,9 @@ def stored_projections(config: RecurrentConfig) -> list[tuple[str, torch.Tensor]
     ]
 
 
-def projection_modules(config: RecurrentConfig) -> Sequence[str]:
-    """Return the names of the input projection's stored modules, below `model.layers.N`."""
-    return [f"{config.family.block}.{name}" for name, _ in stored_projections(config)]
-
-
-def _put_ordered(module: str, to: Destination, order: torch.Tensor) -> Callable[[torch.Tensor], object]:
-    if to.outputs is None or torch.equal(order, torch.arange(len(order))):
-        return to.put
-    if to.shape[to.outputs] != len(order):
-        raise ValueError(f"{module}: its rows are stored in another order than its format allows")
-    axis = to.outputs
-    return lambda stored: to.put(stored.index_select(axis, order.to(stored.device)))
+def projection_modules(config: RecurrentConfig) -> list[tuple[str, int]]:
+    """Return the input projection's stored modules, below `model.layers.N`, and their outputs."""
+    return [(f"{config.family.block}.{name}", len(order)) for name, order in stored_projections(config)]
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
