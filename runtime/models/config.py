@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .config_fields import ConfigFields
 from .experts_config import ExpertsConfig, parse_experts
@@ -12,7 +12,7 @@ from .families import FAMILIES, Activation, Family, Flag, NormKind, NormPlacemen
 from .latent.config import LatentConfig, latent_scale, parse_latent
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
-from .recurrent.config import RecurrentConfig, parse_recurrent
+from .recurrent.config import RecurrentConfig, layer_kinds, parse_recurrent
 from .rope_config import NO_ROPE, RopeConfig, parse_rope
 
 # Activations by their names in config.json.
@@ -40,6 +40,8 @@ class StoredLayout(NamedTuple):
 
 
 LLAMA_LAYOUT = StoredLayout()
+
+LayerPart = Literal["both", "mixer", "mlp"]  # a mixer attends or is recurrent
 
 MAX_LAYERS = 10_000  # parse_config makes a value for each
 
@@ -83,6 +85,7 @@ class ModelConfig:
     experts: ExpertsConfig | None = None  # of the layers with a mixture of experts
     latent: LatentConfig | None = None  # keys and values are one head of latents; its size is `head_dim`
     recurrent: RecurrentConfig | None = None  # of the layers that keep a state instead of keys and values
+    mlp_layers: tuple[bool, ...] = ()  # True: an MLP alone, False: a mixer alone; empty: every layer has both
     output_gate: bool = False  # a head's attention output is multiplied by the sigmoid of a gate
     quantisation: Quantisation | None = None  # of the checkpoint's tensors
     counted_parameters: int | None = None  # of a model that transformers computes; None: it is a native one
@@ -95,11 +98,22 @@ class ModelConfig:
     @property
     def num_kv_layers(self) -> int:
         """Number of layers that have keys and values."""
-        return self.num_layers - (0 if self.recurrent is None else self.recurrent.num_layers)
+        return self.num_layers - sum(self.mlp_layers) - (0 if self.recurrent is None else self.recurrent.num_layers)
+
+    @property
+    def num_mlps(self) -> int:
+        """Number of layers that have an MLP."""
+        return sum(self.mlp_layers) or self.num_layers
 
     def is_recurrent(self, layer: int) -> bool:
         """Return True when the layer keeps a state instead of keys and values."""
         return self.recurrent is not None and self.recurrent.layers[layer]
+
+    def part(self, layer: int) -> LayerPart:
+        """Return which parts the layer has."""
+        if not self.mlp_layers:
+            return "both"
+        return "mlp" if self.mlp_layers[layer] else "mixer"
 
     @property
     def gated_mlp(self) -> bool:
@@ -156,7 +170,8 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     def optional(field: str | None) -> float | None:
         return None if field is None or fields.raw.get(field) is None else fields.number(field)
 
-    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
+    kinds = layer_kinds(fields) if family.recurrent is not None and family.recurrent.one_part else []
+    num_layers = len(kinds) or fields.count("num_hidden_layers", most=MAX_LAYERS)
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
     latent = parse_latent(fields) if family.latent else None
@@ -227,6 +242,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         latent=latent,
         experts=None if family.experts is None else parse_experts(fields, family.experts, num_layers),
         recurrent=None if family.recurrent is None else parse_recurrent(fields, family.recurrent, num_layers),
+        mlp_layers=tuple(kind == "mlp" for kind in kinds),
         output_gate=family.output_gate,
         quantisation=parse_quantisation(fields.nested("quantization_config"), family.renames),
     )

@@ -113,7 +113,7 @@ class Decoder:
         order_D = rotary_order(config) if reorders_outputs(config) else None
         self._rotary_order = None if order_D is None else order_D.to(self.device)
         # Place of each layer among those of its kind: with keys and values, or recurrent.
-        kinds = [layer.recurrent is not None for layer in parameters.layers]
+        kinds = [layer.part if layer.part == "mlp" else layer.recurrent is not None for layer in parameters.layers]
         self._places = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
         self.states: StateMemory | None = None  # of recurrent layers, once `allocate_states` was called
         self._compiled: CompiledLayers | None = None
@@ -247,12 +247,19 @@ class Decoder:
         x = None  # the last part's output, not yet added to the residual stream
         for place, layer in enumerate(self.parameters.layers):
             index, norms = self.layers.start + place, layer.norms
+            first_norm = norms.mlp_in if layer.part == "mlp" else norms.attention_in
             if x is None:
-                x = residual if norms.attention_in is None else norms.attention_in(residual, ops)
+                x = residual if first_norm is None else first_norm(residual, ops)
             else:
-                x, residual = _add(norms.attention_in, x, residual, ops)
+                x, residual = _add(first_norm, x, residual, ops)
             if index in captures:
                 captured[index] = residual
+            if layer.part == "mlp":
+                if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
+                    x, residual = x[wanted_O], residual[wanted_O]
+                    own = None if adapters is None else adapters.of(is_selected=True)
+                x = _mlp(place, layer, x, ops, own)
+                continue
             args = rope_args[config.uses_second_rope(place)]
             qkv = layer.qkv(x) if own is None else own.linear(place, "qkv", layer.qkv, x, ops)
             if layer.recurrent is None:
@@ -271,6 +278,8 @@ class Decoder:
                 x = norms.attention_out(x, ops)
             if self._scale_residual is not None:
                 x = x * self._scale_residual
+            if layer.part == "mixer":
+                continue
             if self._is_parallel:
                 mlp_in = normed if norms.mlp_in is None else norms.mlp_in(residual, ops)
                 residual = residual + x

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from .experts_config import DEEPSEEK_V2, DEEPSEEK_V3, GRANITE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
-from .recurrent.config import LFM2, MAMBA2, QWEN3_5, QWEN3_NEXT, RecurrentFamily
+from .recurrent.config import LFM2, MAMBA2, NEMOTRON_H, QWEN3_5, QWEN3_NEXT, RecurrentFamily
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 NormKind = Literal["rms", "rms_plus_one", "layer_norm", "layer_norm_plus_one", "layer_norm_no_bias", "layer_norm_plain"]
-NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel, two norms"]
+NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel, two norms", "one"]
 QkNorm = Literal["per head", "all heads", "layer norm per head"]
 WindowRule = Literal["none", "every layer", "every layer if used", "by layer", "by layer type"]
 SecondRope = Literal["none where listed", "none in full layers", "own in window layers"]
@@ -206,6 +206,15 @@ _LFM2_NAMES = (
     (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
     (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
     (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+)
+
+_NEMOTRON_H_NAMES = (
+    (r"^backbone\.", "model."),
+    (r"^model\.embeddings\.", "model.embed_tokens."),
+    (r"^model\.norm_f\.", "model.norm."),
+    (r"\.mixer\.(in_proj|conv1d|A_log|dt_bias|D|norm|out_proj)\b", r".mamba.\1"),
+    (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
+    (r"\.mixer\.((up|down)_proj)\.", r".mlp.\1."),
 )
 
 _QWEN3_NEXT = Family(
@@ -471,6 +480,37 @@ FAMILIES = {
         norm="layer_norm_plus_one",
         norm_eps_field="norm_eps",
         defaults={"partial_rotary_factor": 0.5, "norm_eps": 1e-5},
+    ),
+    "NemotronHForCausalLM": Family(
+        mlp_bias=Flag("mlp_bias"),
+        activations=("relu2",),
+        activation_field="mlp_hidden_act",
+        mlp_names=("up_proj", "down_proj"),
+        norm_placement="one",
+        norm_eps_field="layer_norm_epsilon",
+        recurrent=NEMOTRON_H,
+        default_head_dim=128,
+        rope_switch_field="position_embedding_type",
+        renames=_NEMOTRON_H_NAMES,
+        skipped=r"mtp\.",
+        aliases={
+            "mamba_n_heads": "mamba_num_heads",
+            "mamba_d_head": "mamba_head_dim",
+            "mamba_d_state": "ssm_state_size",
+            "mamba_n_groups": "n_groups",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_conv_bias": "use_conv_bias",
+            "mamba_proj_bias": "use_bias",
+        },
+        defaults={
+            "layer_norm_epsilon": 1e-5,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "ssm_state_size": 128,
+            "n_groups": 8,
+            "conv_kernel": 4,
+        },
+        required={"mamba_hidden_act": "silu", "sliding_window": None},
     ),
     "ArceeForCausalLM": _LLAMA._replace(
         activations=("relu2",), mlp_names=("up_proj", "down_proj"), defaults={"rms_norm_eps": 1e-5}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .config import ModelConfig
+from .config import LayerPart, ModelConfig
 from .families import NormPlacement
 from .latent.attention import LatentParameters
 from .linear import DenseLinear, Destination, JoinedLinear, Linear, Loadable, stacked_destinations
@@ -61,13 +61,14 @@ _NORM_NAMES: dict[NormPlacement, tuple[str | None, ...]] = {
         "post_feedforward_layernorm",
     ),
     "parallel": ("input_layernorm", None, None, None),  # one norm for both parts
+    "one": ("norm", None, "norm", None),  # of the layer's only part
     "parallel, two norms": ("input_layernorm", None, "post_attention_layernorm", None),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LayerParameters:
-    """Tensors of one decoder layer."""
+    """Tensors of one decoder layer. A part that the layer does not have is of size 0."""
 
     norms: BlockNorms
     qkv: Linear  # E -> (H + 2K) * D, and H * D gates behind them; of a recurrent layer its input projection
@@ -76,6 +77,7 @@ class LayerParameters:
     mlp: Mlp
     latent: LatentParameters | None = None  # of latent attention, whose `qkv` is its first products
     recurrent: RecurrentLayer | None = None  # None: the layer attends
+    part: LayerPart = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,8 @@ def allocate_parameters(
 
     def mlp(index: int) -> Mlp:
         experts = config.experts
+        if config.part(index) == "mixer":
+            return DenseMlp(DenseLinear(tensor(0, E)), DenseLinear(tensor(0, E)), 0, E)
         if experts is None or not experts.layers[index]:
             return dense(index, "mlp", config.intermediate_size, config.mlp_bias)
         names, size = experts.names, experts.intermediate_size
@@ -267,27 +271,36 @@ def allocate_parameters(
     if config.stored.qkv != "separate":
         qkv_names = "self_attn.qkv_proj"
 
-    def norms() -> BlockNorms:
-        return BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement]))
+    def norms(part: LayerPart) -> BlockNorms:
+        found = BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement]))
+        if part == "both":
+            return found
+        return found._replace(mlp_in=None) if part == "mixer" else found._replace(attention_in=None)
 
     def layer(index: int) -> LayerParameters:
-        own = config.recurrent
+        own, part = config.recurrent, config.part(index)
+        if part == "mlp":
+            return LayerParameters(
+                norms(part), DenseLinear(tensor(0, E)), None, DenseLinear(tensor(0, E)), mlp(index), part=part
+            )
         if own is not None and own.layers[index]:
             return LayerParameters(
-                norms=norms(),
+                norms=norms(part),
                 qkv=input_projection(index, own),
                 qk_norm_HD=None,
                 o=rows(index, f"{own.family.block}.out_proj", E, own.inner, own.projection_bias),
                 mlp=mlp(index),
                 recurrent=RecurrentLayer.allocate(own, config.norm_eps, device=device, dtype=dtype),
+                part=part,
             )
         return LayerParameters(
-            norms=norms(),
+            norms=norms(part),
             qkv=projections(index),
             qk_norm_HD=tensor(local_heads, D) if config.qk_norm is not None else None,
             o=rows(index, "self_attn.o_proj", E, H * config.output_dim, config.o_bias),
             mlp=mlp(index),
             latent=latent(index),
+            part=part,
         )
 
     layers = tuple(map(layer, group.stage.layers(config)))
@@ -333,11 +346,14 @@ def checkpoint_destinations(
         for name, norm in zip(_NORM_NAMES[config.norm_placement], layer.norms, strict=True):
             if norm is not None:
                 parts |= norm.destinations(f"{prefix}.{name}")
+        if layer.part == "mlp":
+            parts |= layer.mlp.destinations(prefix)
+            continue
+        mlp_parts = layer.mlp.destinations(prefix) if layer.part == "both" else {}
         if layer.recurrent is not None:
             block = f"{prefix}.{layer.recurrent.config.family.block}"
             parts |= layer.recurrent.destinations(prefix, layer.qkv)
-            parts |= stacked_destinations(block, [("out_proj", config.hidden_size)], layer.o)
-            parts |= layer.mlp.destinations(prefix)
+            parts |= stacked_destinations(block, [("out_proj", config.hidden_size)], layer.o) | mlp_parts
             continue
         if layer.latent is not None:
             heads = layer.latent.first_modules(H)
@@ -355,8 +371,7 @@ def checkpoint_destinations(
                 parts[f"{prefix}.self_attn.{name}.weight"] = norm_destination(
                     weight, shape, plus_one=config.norm == "rms_plus_one"
                 )
-        parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
-        parts |= layer.mlp.destinations(prefix)
+        parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o) | mlp_parts
     parts = as_stored(parts, config, group.stage.layers(config))
     if not group.stage.has_ends:
         return parts

@@ -72,9 +72,9 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
         routers = num_mixtures * E * (mixture.num_experts + mixture.has_shared_gate)
         if mixture.groups is not None and mixture.groups.sigmoid:
             routers += num_mixtures * mixture.num_experts
-    mlps = (config.num_layers - num_mixtures) * dense + shared + experts
+    mlps = (config.num_mlps - num_mixtures) * dense + shared + experts
     norm = E * {"layer_norm": 2, "layer_norm_plus_one": 2, "layer_norm_plain": 0}.get(config.norm, 1)
-    num_norms = {"sandwich": 4, "parallel": 1}.get(config.norm_placement, 2)
+    num_norms = {"sandwich": 4, "parallel": 1, "one": 1}.get(config.norm_placement, 2)
     end = config.vocab_size * E if has_ends else 0
     others = config.head_bias * config.vocab_size
     if config.learned_positions is not None:

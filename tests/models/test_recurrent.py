@@ -64,6 +64,17 @@ CONFIGS |= {
     "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
                       "block_multiple_of": 8}),
 }  # fmt: skip
+CONFIGS |= {
+    "nemotron-h": ("NemotronH", {**SIZES, "layers_block_type": ["linear_attention", "mlp", "full_attention",
+                                                                "linear_attention", "linear_attention", "mlp"],
+                                 "mamba_num_heads": 6, "mamba_head_dim": 10, "ssm_state_size": 12, "n_groups": 2,
+                                 "conv_kernel": 3, "head_dim": 16, "time_step_min": 1e-30}),
+    "nemotron-h, attention last": ("NemotronH", {**SIZES, "layers_block_type": ["mlp", "linear_attention",
+                                                                                "full_attention"],
+                                                 "mamba_num_heads": 4, "mamba_head_dim": 10, "ssm_state_size": 12,
+                                                 "n_groups": 2, "use_bias": True, "time_step_min": 1e-30,
+                                                 "head_dim": 16}),
+}  # fmt: skip
 every_family = pytest.mark.parametrize("name", CONFIGS)
 
 

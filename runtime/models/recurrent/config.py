@@ -21,12 +21,19 @@ class RecurrentFamily(NamedTuple):
     # Order of the input projection's rows: those of each key head together in two tensors; one tensor for each part;
     # or one tensor, the gate's rows first or in the order here.
     stored: StoredProjections
+    one_part: bool = False  # a layer is a mixer (attention or recurrent) or an MLP, not both
 
 
 QWEN3_NEXT = RecurrentFamily("gated delta", "linear_attn", "by key head")
 QWEN3_5 = RecurrentFamily("gated delta", "linear_attn", "separate")
 MAMBA2 = RecurrentFamily("mamba2", "mamba", "gate first")
+NEMOTRON_H = RecurrentFamily("mamba2", "mamba", "gate first", one_part=True)
 LFM2 = RecurrentFamily("short convolution", "conv", "as computed")
+
+
+# Layers of one part by the letters of Nemotron-H's pattern, and by their names in older files.
+_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +119,24 @@ class RecurrentConfig:
         return self.num_layers * (4 * self.num_heads * self.key_size * self.value_size + conv)
 
 
+def layer_kinds(fields: ConfigFields) -> list[str]:
+    """Return the kind of each layer of a model whose layers have one part: linear_attention, full_attention, mlp or
+    moe. Raises CheckpointError, naming the field."""
+    types, pattern = fields.raw.get("layers_block_type"), fields.raw.get("hybrid_override_pattern")
+    if types is None and isinstance(pattern, str):
+        types, field, known = list(pattern), "hybrid_override_pattern", _LETTERS
+    else:
+        field, known = "layers_block_type", {**{kind: kind for kind in _LETTERS.values()}, **_OLDER_KINDS}
+    if not isinstance(types, list) or not types or not all(isinstance(kind, str) and kind in known for kind in types):
+        raise fields.invalid(field, f"must name one of {', '.join(known)} for each layer")
+    kinds = [known[kind] for kind in types]
+    if "moe" in kinds:
+        raise fields.unsupported(field, "for this architecture a mixture of experts is")
+    if "full_attention" not in kinds:
+        raise fields.unsupported(field, "a model without a layer of attention is")
+    return kinds
+
+
 def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: int) -> RecurrentConfig:
     """Read the fields of recurrent layers. Raises CheckpointError, naming the field."""
     layers = _recurrent_layers(fields, family, num_layers)
@@ -143,7 +168,10 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
             projection_bias=bias,
         )
     num_heads, groups = fields.count("mamba_n_heads"), fields.count("mamba_n_groups")
-    inner = fields.count("mamba_expand") * fields.count("hidden_size")
+    if family.one_part:
+        inner = num_heads * fields.count("mamba_d_head")
+    else:
+        inner = fields.count("mamba_expand") * fields.count("hidden_size")
     if inner % num_heads or num_heads % groups:
         raise fields.invalid("mamba_n_heads", f"must divide {inner} and be a multiple of mamba_n_groups {groups}")
     if fields.raw.get("mamba_d_head") not in (None, "auto", inner // num_heads):
@@ -164,6 +192,8 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
 
 def _recurrent_layers(fields: ConfigFields, family: RecurrentFamily, num_layers: int) -> tuple[bool, ...]:
     names = ("linear_attention", "mamba", "conv", "full_attention", "attention")
+    if family.one_part:
+        return tuple(kind == "linear_attention" for kind in layer_kinds(fields))
     types = fields.raw.get("layer_types") or fields.raw.get("layers_block_type")
     listed = next((name for name in ("attn_layer_indices", "full_attn_idxs") if fields.raw.get(name) is not None), None)
     if types is None and listed is not None:
