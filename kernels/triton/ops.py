@@ -10,7 +10,7 @@ from ..arguments import AttentionArgs, DecodeAttentionArgs
 from ..reference import experts as reference_experts
 from ..reference import sampling as reference_sampling
 from ..reference import trees
-from . import experts, latent_attention, layers, logits, lora, paged_attention, sampling, store
+from . import experts, latent_attention, layers, logits, lora, paged_attention, recurrence, sampling, store
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class TritonOps:
     route_by_groups = staticmethod(reference_experts.route_by_groups)
     combine_experts = staticmethod(experts.combine_experts)
     add_low_rank = staticmethod(lora.add_low_rank)
+    step_states = staticmethod(recurrence.step_states)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     likeliest_tokens = staticmethod(reference_sampling.likeliest_tokens)
     sample_tokens = staticmethod(sampling.sample_tokens)

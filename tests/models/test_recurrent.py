@@ -14,16 +14,18 @@ import transformers
 from msgspec.structs import replace
 from transformers import PreTrainedModel
 
+from ramiform.kernels import RecurrenceInputs
 from ramiform.kernels.cpu import recurrence
 from ramiform.kernels.cpu.ops import CpuOps
 from ramiform.kernels.reference.ops import ReferenceOps
+from ramiform.kernels.reference.recurrence import step_states
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.parameters import num_parameters
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.models.recurrent.config import MAMBA2, QWEN3_NEXT, RecurrentConfig
 from ramiform.runtime.models.recurrent.layer import RecurrentLayer
 from ramiform.runtime.models.recurrent.memory import DecodeStates, LayerStates, RecurrentStep, StateMemory, StateSpan
-from ramiform.runtime.models.recurrent.scan import CHUNK, scan, step
+from ramiform.runtime.models.recurrent.scan import CHUNK, scan
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.scheduler.plan import DraftNode, RowState, StateAdvance, StateCopy
 
@@ -191,7 +193,8 @@ def test_chunks_of_a_scan_equal_single_steps(count: int, is_delta: bool) -> None
     one = state.clone()[None]
     for index in range(count):
         own_beta = None if beta is None else beta[None, index]
-        output = step(one, q[None, index], k[None, index], v[None, index], g[None, index], own_beta)
+        inputs = RecurrenceInputs(q[None, index], k[None, index], v[None, index], g[None, index], own_beta)
+        output = step_states(one, torch.tensor([0]), inputs)
         torch.testing.assert_close(outputs[index], output[0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(after, one[0], atol=1e-4, rtol=1e-4)
     for h in range(H):  # and steps equal the rule as it is written

@@ -7,32 +7,17 @@ heads, K key size, V value size, I = H * V.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from ....kernels import Ops
+from ....kernels import Ops, RecurrenceInputs
 from ..linear import Destination, Linear, in_order_of
 from .config import RecurrentConfig
 from .memory import LayerStates, RecurrentStep, StateSpan
-from .scan import scan, step
+from .scan import scan
 
 _L2_EPS = 1e-6  # of the lengths of queries and keys of gated delta nets
-
-
-class ScanInputs(NamedTuple):
-    """Inputs of the recurrence, float32."""
-
-    q_THK: torch.Tensor
-    k_THK: torch.Tensor
-    v_THV: torch.Tensor
-    g_TH: torch.Tensor
-    beta_TH: torch.Tensor | None
-
-    def part(self, own: slice | torch.Tensor) -> ScanInputs:
-        """Return those of some tokens."""
-        return ScanInputs(*(None if x is None else x[own] for x in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +88,7 @@ class RecurrentLayer:
         if plan.decoding is not None:
             assert states is not None
             places_R, slots_R = plan.decoding
-            state_RHKV = states.state_SHKV[slots_R]
-            output_THV[places_R] = step(state_RHKV, *inputs.part(places_R))
-            states.state_SHKV[slots_R] = state_RHKV
+            output_THV[places_R] = ops.step_states(states.state_SHKV, slots_R, inputs.part(places_R))
         for span in plan.spans:
             self._scan_span(output_THV, inputs, states, span)
         if self.skip_H is not None:
@@ -165,7 +148,7 @@ class RecurrentLayer:
         return output_TC if self.conv_bias_C is None else output_TC + self.conv_bias_C
 
     def _scan_span(
-        self, output_THV: torch.Tensor, inputs: ScanInputs, states: LayerStates | None, span: StateSpan
+        self, output_THV: torch.Tensor, inputs: RecurrenceInputs, states: LayerStates | None, span: StateSpan
     ) -> None:
         config = self.config
         if span.source is None:
@@ -183,7 +166,7 @@ class RecurrentLayer:
             if slot is not None and states is not None:
                 states.state_SHKV[slot] = state_HKV
 
-    def _scan_inputs(self, conv_TC: torch.Tensor, scalars: torch.Tensor) -> ScanInputs:
+    def _scan_inputs(self, conv_TC: torch.Tensor, scalars: torch.Tensor) -> RecurrenceInputs:
         config = self.config
         repeats = config.num_heads // config.num_key_heads
         first, second, third = conv_TC.float().split(config.conv_sizes, dim=-1)
@@ -204,7 +187,7 @@ class RecurrentLayer:
             v_THV, beta = first.unflatten(-1, (config.num_heads, config.value_size)) * step_TH[:, :, None], None
         if repeats > 1:
             q_TGK, k_TGK = q_TGK.repeat_interleave(repeats, dim=1), k_TGK.repeat_interleave(repeats, dim=1)
-        return ScanInputs(q_TGK, k_TGK, v_THV, g_TH, beta)
+        return RecurrenceInputs(q_TGK, k_TGK, v_THV, g_TH, beta)
 
     def _norm(self, output_THV: torch.Tensor, gate_TI: torch.Tensor) -> torch.Tensor:
         """Normalise each head and gate it; Mamba2 gates first and normalises each group of heads."""

@@ -19,6 +19,8 @@ MODELS = (
     "llama-8b-fp8-kv",
     "gemma-2-9b",
     "llama-8b-latents",
+    "llama-8b-delta-nets",
+    "llama-8b-mamba2",
 )
 KERNELS = {
     "_add_outer_products",
@@ -46,6 +48,7 @@ KERNELS = {
     "_silu_and_mul",
     "_sort_pairs",
     "_split_kernel",
+    "_step_states",
     "_store_latent",
 }
 SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024}
