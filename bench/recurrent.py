@@ -59,6 +59,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen 3.5": ("Qwen3_5Text", _DELTA | _LISTED),
     "Granite 4": ("GraniteMoeHybrid", _MAMBA | _LISTED | {"num_local_experts": 0, "shared_intermediate_size": 1408}),
     "Bamba": ("Bamba", _MAMBA | {"attn_layer_indices": [3, 7]}),
+    "Nemotron-H": (
+        "NemotronH",
+        {
+            "layers_block_type": ["linear_attention", "mlp"] * 3 + ["full_attention", "mlp"],
+            "mamba_num_heads": 16,
+            "mamba_head_dim": 64,
+            "n_groups": 2,
+        },
+    ),
+    "LFM2": ("Lfm2", {"layer_types": ["conv"] * 3 + ["full_attention"] + ["conv"] * 3 + ["full_attention"]}),
 }
 Run = Callable[[int], float]
 

@@ -152,6 +152,7 @@ class ModelConfig:
             sizes.append(self.intermediate_size)
         if experts is not None:
             sizes += [experts.intermediate_size, *([experts.shared_size] if experts.shared_size is not None else [])]
+            sizes += [] if experts.latent_size is None else [experts.latent_size]
         return tuple(sizes)
 
 
@@ -240,9 +241,9 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
             _skipped(fields, family, num_layers),
         ),
         latent=latent,
-        experts=None if family.experts is None else parse_experts(fields, family.experts, num_layers),
+        experts=_experts(fields, family, num_layers, kinds),
         recurrent=None if family.recurrent is None else parse_recurrent(fields, family.recurrent, num_layers),
-        mlp_layers=tuple(kind == "mlp" for kind in kinds),
+        mlp_layers=tuple(kind in ("mlp", "moe") for kind in kinds),
         output_gate=family.output_gate,
         quantisation=parse_quantisation(fields.nested("quantization_config"), family.renames),
     )
@@ -264,6 +265,18 @@ def _family_fields(family: Family, raw: dict[str, Any], file: Path) -> tuple[Fam
             family = family._replace(**changes)
     named = {name: present[own] for name, own in family.aliases.items() if own in present}
     return family, ConfigFields(present | named, file)
+
+
+def _experts(fields: ConfigFields, family: Family, num_layers: int, kinds: list[str]) -> ExpertsConfig | None:
+    if family.experts is None or (kinds and "moe" not in kinds):
+        return None
+    experts = parse_experts(fields, family.experts, num_layers)
+    if not kinds:
+        return experts
+    shared = experts.shared_size and fields.count("moe_shared_expert_intermediate_size")
+    latent = None if fields.raw.get("moe_latent_size") is None else fields.count("moe_latent_size")
+    layers = tuple(kind == "moe" for kind in kinds)
+    return replace(experts, layers=layers, shared_size=shared, latent_size=latent)
 
 
 def _mlp_size(fields: ConfigFields, family: Family, hidden_size: int) -> int:
@@ -340,7 +353,8 @@ def _activation(fields: ConfigFields, family: Family) -> Activation:
     accepted = [name for name, activation in _ACTIVATIONS.items() if activation in family.activations]
     default = next(name for name in accepted if _ACTIVATIONS[name] == family.activations[0])
     activation = _ACTIVATIONS[fields.one_of(family.activation_field, accepted, default=default)]
-    if family.experts is not None and (activation != "silu" or len(family.mlp_names) != 3):
+    gated_experts = family.experts is not None and family.experts.names.gate != ""
+    if gated_experts and (activation != "silu" or len(family.mlp_names) != 3):
         raise fields.unsupported(family.activation_field, f"experts with {activation} or without a gate are")
     return activation
 

@@ -39,6 +39,7 @@ GRANITE = ExpertFamily(
 QWEN2_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, True)
 DEEPSEEK_V2 = QWEN3_MOE._replace(routing="groups by softmax")
 DEEPSEEK_V3 = QWEN3_MOE._replace(routing="groups by sigmoid")
+NEMOTRON_H_MOE = DEEPSEEK_V3._replace(names=ExpertNames("mlp", "", "up_proj", "down_proj"))  # experts without gates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,13 @@ class ExpertsConfig:
     groups: GroupRouting | None = None  # experts are chosen in groups, and a shared expert has no gate
     layers: tuple[bool, ...]  # True for layers with a mixture; the others have a dense MLP
     stacked: bool = False  # tensors of all experts, and a shared expert without a gate
+
+    latent_size: int | None = None  # of the inputs and outputs of experts; None: the hidden size
+
+    @property
+    def num_matrices(self) -> int:
+        """Matrices of an expert: with a gate or without."""
+        return 3 if self.names.gate else 2
 
     @property
     def has_shared_gate(self) -> bool:

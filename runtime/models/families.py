@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from .experts_config import DEEPSEEK_V2, DEEPSEEK_V3, GRANITE, MIXTRAL, QWEN2_MOE, QWEN3_MOE, ExpertFamily
+from .experts_config import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
+    GRANITE,
+    MIXTRAL,
+    NEMOTRON_H_MOE,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    ExpertFamily,
+)
 from .recurrent.config import LFM2, MAMBA2, NEMOTRON_H, QWEN3_5, QWEN3_NEXT, RecurrentFamily
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
@@ -214,7 +223,7 @@ _NEMOTRON_H_NAMES = (
     (r"^model\.norm_f\.", "model.norm."),
     (r"\.mixer\.(in_proj|conv1d|A_log|dt_bias|D|norm|out_proj)\b", r".mamba.\1"),
     (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
-    (r"\.mixer\.((up|down)_proj)\.", r".mlp.\1."),
+    (r"\.mixer\.((up|down|fc1_latent|fc2_latent)_proj|gate|experts|shared_experts)\.", r".mlp.\1."),
 )
 
 _QWEN3_NEXT = Family(
@@ -489,6 +498,7 @@ FAMILIES = {
         norm_placement="one",
         norm_eps_field="layer_norm_epsilon",
         recurrent=NEMOTRON_H,
+        experts=NEMOTRON_H_MOE,
         default_head_dim=128,
         rope_switch_field="position_embedding_type",
         renames=_NEMOTRON_H_NAMES,

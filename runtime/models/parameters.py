@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .config import LayerPart, ModelConfig
+from .experts_config import ExpertsConfig
 from .families import NormPlacement
 from .latent.attention import LatentParameters
 from .linear import DenseLinear, Destination, JoinedLinear, Linear, Loadable, stacked_destinations
@@ -36,6 +37,7 @@ from .quantised.block_linear import BlockLinear
 from .quantised.factory import make_linear, make_vocabulary
 from .recurrent.config import RecurrentConfig
 from .recurrent.layer import RecurrentLayer, projection_modules
+from .recurrent.mixture import LATENT_NAMES, UngatedMixture
 from .stored_layout import as_stored
 
 _EXPANSION = "self_attn.kv_b_proj"  # of latents
@@ -184,10 +186,42 @@ def allocate_parameters(
             return ExpertParallelMixture(*parts, group=group)
         return TensorParallelMixture(*parts, group=group) if cut else MixtureMlp(*parts)
 
+    def ungated_mixture(index: int, experts: ExpertsConfig) -> UngatedMixture:
+        """Make a mixture of a hybrid, which is not divided among ranks."""
+        names, size, block = experts.names, experts.intermediate_size, experts.names.block
+        each = [f"model.layers.{index}.{block}.experts.{number}" for number in range(experts.num_experts)]
+        width = E if experts.latent_size is None else experts.latent_size
+        up = experts_of([(f"{expert}.{names.up}",) for expert in each], outputs=size, inputs=width)
+        down = experts_of([(f"{expert}.{names.down}",) for expert in each], outputs=width, inputs=size)
+        shared, bias = None, config.mlp_bias
+        if experts.shared_size is not None:
+            shared = dense(index, f"{block}.shared_experts", experts.shared_size, bias)
+        latents: list[Linear | None] = [None, None]
+        if experts.latent_size is not None:
+            sizes = ((width, E), (E, width))
+            latents = [
+                linear(index, f"{block}.{name}", [outputs], inputs, bias)
+                for name, (outputs, inputs) in zip(LATENT_NAMES, sizes, strict=True)
+            ]
+        router = DenseLinear(torch.empty((experts.num_experts, E), device=device, dtype=torch.float32))
+        bias_N = torch.empty(experts.num_experts, device=device)
+        return UngatedMixture(
+            config=experts,
+            hidden_size=E,
+            router=router,
+            slices=(ExpertSlice(up, down),),
+            shared=shared,
+            bias_N=bias_N,
+            to_latent=latents[0],
+            from_latent=latents[1],
+        )
+
     def mlp(index: int) -> Mlp:
         experts = config.experts
         if config.part(index) == "mixer":
             return DenseMlp(DenseLinear(tensor(0, E)), DenseLinear(tensor(0, E)), 0, E)
+        if experts is not None and experts.layers[index] and not experts.names.gate:
+            return ungated_mixture(index, experts)
         if experts is None or not experts.layers[index]:
             return dense(index, "mlp", config.intermediate_size, config.mlp_bias)
         names, size = experts.names, experts.intermediate_size

@@ -67,8 +67,11 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
     dense = (inner + 1) * E * config.intermediate_size + config.mlp_bias * (inner * config.intermediate_size + E)
     experts = shared = routers = 0
     if mixture is not None:
-        experts = num_mixtures * mixture.num_experts * 3 * E * mixture.intermediate_size
-        shared = num_mixtures * 3 * E * (mixture.shared_size or 0)
+        matrices, width = mixture.num_matrices, mixture.latent_size or E
+        experts = num_mixtures * mixture.num_experts * matrices * width * mixture.intermediate_size
+        shared = num_mixtures * matrices * E * (mixture.shared_size or 0)
+        if mixture.latent_size is not None:
+            shared += num_mixtures * 2 * E * mixture.latent_size
         routers = num_mixtures * E * (mixture.num_experts + mixture.has_shared_gate)
         if mixture.groups is not None and mixture.groups.sigmoid:
             routers += num_mixtures * mixture.num_experts

@@ -66,11 +66,21 @@ CONFIGS |= {
     "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
                       "block_multiple_of": 8}),
 }  # fmt: skip
+_NEMOTRON = {**SIZES, "mamba_num_heads": 4, "mamba_head_dim": 10, "ssm_state_size": 12, "n_groups": 2,
+             "head_dim": 16, "time_step_min": 1e-30}  # fmt: skip
+_UNGATED = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5}  # fmt: skip
 CONFIGS |= {
     "nemotron-h": ("NemotronH", {**SIZES, "layers_block_type": ["linear_attention", "mlp", "full_attention",
                                                                 "linear_attention", "linear_attention", "mlp"],
                                  "mamba_num_heads": 6, "mamba_head_dim": 10, "ssm_state_size": 12, "n_groups": 2,
                                  "conv_kernel": 3, "head_dim": 16, "time_step_min": 1e-30}),
+    "nemotron 3": ("NemotronH", {**_NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+                                 **_UNGATED}),
+    "nemotron 3, latents": ("NemotronH", {**_NEMOTRON, "layers_block_type": ["linear_attention", "moe",
+                                                                             "full_attention", "mlp"],
+                                          **_UNGATED, "moe_latent_size": 20, "mlp_bias": True, "n_group": 2,
+                                          "topk_group": 1}),
     "nemotron-h, attention last": ("NemotronH", {**SIZES, "layers_block_type": ["mlp", "linear_attention",
                                                                                 "full_attention"],
                                                  "mamba_num_heads": 4, "mamba_head_dim": 10, "ssm_state_size": 12,
@@ -95,7 +105,14 @@ def make_judge(name: str) -> PreTrainedModel:
                 parameter.sub_(1.5 + torch.rand_like(parameter))
             elif parameter.dim() == 1 or "conv1d" in path:
                 parameter.add_(0.3 * torch.randn_like(parameter))
+        for bias in choice_biases(model):
+            bias.copy_(0.1 * torch.randn_like(bias))
     return model.eval()
+
+
+def choice_biases(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Return the biases of the choice of experts, which transformers does not count as parameters."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +193,8 @@ def test_a_state_goes_on_from_the_drafts_that_were_right(num_right: int, checkpo
 @every_family
 def test_parameters_are_counted_as_the_judge_counts_them(name: str, checkpoints: Any) -> None:
     config = read_config(checkpoints(name))
-    assert num_parameters(config) == make_judge(name).num_parameters()
+    judge = make_judge(name)
+    assert num_parameters(config) == judge.num_parameters() + sum(map(torch.numel, choice_biases(judge)))
     assert model_size(config).num_parameters == num_parameters(config)
 
 

@@ -130,8 +130,6 @@ def layer_kinds(fields: ConfigFields) -> list[str]:
     if not isinstance(types, list) or not types or not all(isinstance(kind, str) and kind in known for kind in types):
         raise fields.invalid(field, f"must name one of {', '.join(known)} for each layer")
     kinds = [known[kind] for kind in types]
-    if "moe" in kinds:
-        raise fields.unsupported(field, "for this architecture a mixture of experts is")
     if "full_attention" not in kinds:
         raise fields.unsupported(field, "a model without a layer of attention is")
     return kinds
