@@ -72,6 +72,8 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
         shared = num_mixtures * matrices * E * (mixture.shared_size or 0)
         if mixture.latent_size is not None:
             shared += num_mixtures * 2 * E * mixture.latent_size
+        if not mixture.names.gate and config.mlp_bias:  # of the products beside the experts
+            shared += num_mixtures * sum(size + E for size in (mixture.shared_size, mixture.latent_size) if size)
         routers = num_mixtures * E * (mixture.num_experts + mixture.has_shared_gate)
         if mixture.groups is not None and mixture.groups.sigmoid:
             routers += num_mixtures * mixture.num_experts
