@@ -66,7 +66,8 @@ def convolve(
                 for c in range(size):
                     out_C[c] = widen(own_C[c])
             else:
-                out_C[:] = np.float32(0)
+                for c in range(size):
+                    out_C[c] = np.float32(0)
             for w in range(W):
                 at = t - before + w
                 if at < start and source < 0:
@@ -98,7 +99,8 @@ def _add_value(
 ) -> None:
     """Advance a head's state, S' = decay S + k d^T, and write the output scale * S'^T q."""
     K, V = state_KV.shape
-    out_V[:] = np.float32(0)
+    for v in range(V):
+        out_V[v] = np.float32(0)
     for pair in range(0, K - 1, 2):
         k0, k1, q0, q1 = k_K[pair], k_K[pair + 1], q_K[pair] * scale, q_K[pair + 1] * scale
         s0_V, s1_V = state_KV[pair], state_KV[pair + 1]
@@ -121,7 +123,8 @@ def _read_key(state_KV: Floats, k_K: Floats, out_V: Floats) -> None:
     """Write what a head's state holds at a key, S^T k."""
     K, V = state_KV.shape
     whole = K - K % 4
-    out_V[:] = np.float32(0)
+    for v in range(V):
+        out_V[v] = np.float32(0)
     for k in range(0, whole, 4):
         k0, k1, k2, k3 = k_K[k], k_K[k + 1], k_K[k + 2], k_K[k + 3]
         s0_V, s1_V, s2_V, s3_V = state_KV[k], state_KV[k + 1], state_KV[k + 2], state_KV[k + 3]
@@ -194,23 +197,26 @@ def advance(
             state_KV = own_KV
             if in_place:
                 state_KV = state_SHKV[source, h]
-            elif source >= 0:
-                own_KV[:] = state_SHKV[source, h]
             else:
-                own_KV[:] = np.float32(0)
+                for k in range(K):
+                    for v in range(V):
+                        own_KV[k, v] = state_SHKV[source, h, k, v] if source >= 0 else np.float32(0)
             for t in range(start, stop + 1):
                 while not in_place and save < end_save and saves_M2[save, 0] == t - start:
-                    state_SHKV[saves_M2[save, 1], h] = state_KV
+                    kept_KV = state_SHKV[saves_M2[save, 1], h]
+                    for k in range(K):
+                        for v in range(V):
+                            kept_KV[k, v] = state_KV[k, v]
                     save += 1
                 if t == stop:
                     break
-                k_K[:] = mixed_TC[t, k_start + group * K : k_start + (group + 1) * K]
+                key_K = mixed_TC[t, k_start + group * K : k_start + (group + 1) * K]
                 q_K = mixed_TC[t, q_start + group * K : q_start + (group + 1) * K]
                 v_V, out_V = mixed_TC[t, v_start + h * V : v_start + (h + 1) * V], out_THV[t, h]
                 if is_delta:
-                    k_length, q_length = _inverse_length(k_K), _inverse_length(q_K)
+                    k_length, q_length = _inverse_length(key_K), _inverse_length(q_K)
                     for k in range(K):
-                        k_K[k] *= k_length
+                        k_K[k] = key_K[k] * k_length
                     beta = np.float32(1) / (np.float32(1) + np.exp(-scalars_TX[t, h]))
                     decay = np.exp(rate * _softplus(scalars_TX[t, H + h] + step_bias_H[h]))
                     _read_key(state_KV, k_K, held_V)
@@ -221,7 +227,7 @@ def advance(
                     step = np.float32(min(max(_softplus(scalars_TX[t, h] + step_bias_H[h]), low_step), high_step))
                     for v in range(V):
                         d_V[v] = v_V[v] * step
-                    _add_value(state_KV, k_K, q_K, np.exp(rate * step), np.float32(1), d_V, out_V)
+                    _add_value(state_KV, key_K, q_K, np.exp(rate * step), np.float32(1), d_V, out_V)
                     for v in range(V):
                         out_V[v] += skip_H[h] * v_V[v]
 
