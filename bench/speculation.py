@@ -1,6 +1,6 @@
 """Speculation against plain decoding, in one run: tokens of a pass of the model, and tokens a second.
 
-    python -P bench/speculation.py [MODEL] [--sources off,suffix,eagle,medusa] [--medusa HEADS] [--batches 1,4,16]
+    python -P bench/speculation.py [MODEL] [--sources off,suffix,lookahead,eagle,medusa,early-exit] [--medusa HEADS]
 
 The skills of the model that ships: extraction, JSON under a schema, tool calls, ReAct steps, chat, free text; and texts
 of agents, which repeat themselves: ReAct loops, records one after the other, edits of code. The defaults take about
@@ -10,7 +10,8 @@ else the machine does meets all alike. A ratio is the median, over rounds, of a 
 decoding's in the same round.
 
 `--random HIDDENxLAYERS` makes a random bfloat16 checkpoint of Qwen2's shape instead (896x24 is that of 0.5B), whose
-greedy text repeats itself: what n-grams are worth to a larger model.
+greedy text repeats itself: what n-grams are worth to a larger model. `--random-mtp` makes one of DeepSeek V3's kind
+with a layer of multi-token prediction for the source mtp: what that costs, since its guesses are wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import typer
 
 import ramiform
 from ramiform.bench.harness import Batches, Model, interleaved, median_ratio, numbers, table
-from ramiform.bench.random_models import qwen2_shaped
+from ramiform.bench.random_models import deepseek_shaped, qwen2_shaped
 
 NAMES = ["Ada Brook", "Tom Field", "Nina Alder", "Otis Lake", "Ruth Stone", "Karl Moor", "Lena Hill", "Igor Reed"]
 TOWNS = ["Lisbon", "Oslo", "Rome", "Paris", "Vienna", "Madrid", "Athens", "Dublin"]
@@ -176,13 +177,20 @@ def main(
     tokens: Annotated[int, typer.Option(help="--speculative-num-draft-tokens")] = 8,
     top_k: Annotated[int | None, typer.Option(help="--speculative-eagle-topk")] = None,
     random: Annotated[str | None, typer.Option(help="HIDDENxLAYERS of a random checkpoint to make and serve.")] = None,
+    random_mtp: Annotated[
+        bool, typer.Option(help="Serve a random checkpoint with a layer of multi-token prediction.")
+    ] = False,
+    lookahead: Annotated[str, typer.Option(help="Steps and draft tokens of the source lookahead.")] = "3,25",
     adaptive: Annotated[bool, typer.Option(help="--speculative-adaptive")] = True,
     fresh: Annotated[bool, typer.Option(help="New texts in each round; else outputs repeat exactly.")] = True,
 ) -> None:
     """Print a table: for every kind, temperature and batch, tau and the ratio of tokens a second."""
     names = sources.split(",")
     with ExitStack() as stack:
-        if random is not None:
+        if random_mtp:
+            model = stack.enter_context(TemporaryDirectory())
+            deepseek_shaped(Path(model))
+        elif random is not None:
             model = stack.enter_context(TemporaryDirectory())
             hidden, num_layers = map(int, random.split("x"))
             qwen2_shaped(
@@ -203,6 +211,8 @@ def main(
                     "speculative_eagle_topk": top_k,
                     "speculative_adaptive": adaptive,
                 }
+            if name == "lookahead":
+                settings["speculative_num_steps"], settings["speculative_num_draft_tokens"] = numbers(lookahead)
             if name in ("draft", "medusa"):
                 settings["speculative_draft_model"] = draft_model if name == "draft" else medusa
             if name == "early-exit":

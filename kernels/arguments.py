@@ -11,7 +11,7 @@ pieces, L levels.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,16 @@ class RowSpan(NamedTuple):
     tree: Sequence[int] = ()
 
 
+class Chunk(int):
+    """A window of chunked attention: position i sees the positions [i // c * c, i], those of its chunk of c."""
+
+
+def first_seen(positions: Any, window: int) -> Any:
+    """Return the first position that each of `positions` sees by the window; it may be below 0. Both are integers or
+    arrays of them."""
+    return positions // window * window if isinstance(window, Chunk) else positions - window + 1
+
+
 class AttentionArgs(NamedTuple):
     """Arguments of `Ops.attention`."""
 
@@ -44,7 +54,7 @@ class AttentionArgs(NamedTuple):
     kv: KvCache  # of any layer: shapes, dtypes and device are those of all
     num_heads: int  # H
     page_size: int  # slots
-    window: int | None  # position i sees the positions (i - window, i]; None: all up to i
+    window: int | None  # position i sees the positions (i - window, i], or those of its `Chunk`; None: all up to i
     dtype: torch.dtype  # of the queries
     key_rope: KeyRope | None = None  # rotates keys when they are read; None: they are stored rotated
 

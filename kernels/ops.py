@@ -29,9 +29,15 @@ from .reference.experts import Routing
 class Attention(Protocol):
     """Attention of one step and window: built once, called by every layer of that window."""
 
-    def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
+    def attend(
+        self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Compute `softmax(scale * q k^T) v` of each query over the keys it sees, as [T, H, D] with the values' D.
-        Query head h reads key/value head `h // (H // K)` (Ainslie et al. 2023, grouped-query attention)."""
+
+        Query head h reads key/value head `h // (H // K)` (Ainslie et al. 2023, grouped-query attention). `sinks_H`,
+        contiguous float32, are further logits, one a head, that take part in its softmax and have no value (Xiao et al.
+        2023).
+        """
         ...
 
 
@@ -94,6 +100,11 @@ class Ops(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
+
+    def clamped_swiglu(self, gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+        """Return `gate * sigmoid(alpha * gate) * (up + 1)` of [P, 2I], whose first half is the gate: at most `limit`,
+        ups within -limit and limit."""
+        ...
 
     def grouped_matmul(
         self, x: torch.Tensor, weight_NOI: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
+from weakref import proxy
 
 from ..automaton.automaton import Automaton, ControlState, Counting, Frame, TransitionRow
 from ..budget import cached_property
@@ -374,7 +375,7 @@ class ArrayEndSearch(EndSearch[ArrayState]):
 
     def __init__(self, context: ArrayContext) -> None:
         super().__init__(context.compiler, context.parts)
-        self.context = context
+        self.context: ArrayContext = proxy(context)  # which holds the search
 
     def _key(self, state: ArrayState) -> Hashable:
         return state.alive, state.index, state.counts, state.used if self.context.unique else None

@@ -34,7 +34,7 @@ from .formula import (
     one,
     substitute,
 )
-from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode, located
+from .interface import VALUE_TYPES, GeneratedNode, Nodes, SchemaCompiler, SchemaNode, located
 from .keyword_set import KeywordSet, enum_formula, object_with, unlisted
 from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
 from .listed.evaluation import SparseTruths, part_truth
@@ -66,12 +66,12 @@ class GoalCompiler(SchemaCompiler):
 
     def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
         super().__init__(document, whitespace, order, options)
-        self._nodes: dict[Hashable, SchemaNode] = {}
-        self._combinations: dict[Hashable, Hashable] = {}
+        self._nodes, self._combinations = Nodes(), dict[Hashable, Hashable]()
         self._expanding: list[int] = []
         self._satisfiable: dict[Formula, bool] = {}
         self._in_progress: dict[Formula, None] = {}
         self._depths = DepthGoals(document)
+        self.caches += [self._nodes, self._combinations, self._satisfiable]
 
     # Subschemas to goals and formulas.
 
@@ -84,7 +84,7 @@ class GoalCompiler(SchemaCompiler):
         if is_bare_reference(location) and "$id" not in schema:
             # One node for all references to a schema, so that what many of them lead to is worked out once.
             return self.goal(self.document.resolve(schema["$ref"], location, "$ref"), generated=generated)
-        key: Hashable = (id(schema), location.base, location.scope)
+        key: Hashable = id(schema), location.base, location.scope
         content = content_key(schema) if len(schema) <= 6 else None
         differs = generated and (self.closes_objects or self.integers_as_digits) and not _is_unaffected(content)
         if content is None and key not in self._combinations:

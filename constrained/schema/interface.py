@@ -177,3 +177,13 @@ def joined_goal(goals: Iterable[Formula]) -> Formula:
     if joint is None:
         joint = compiler.cache[key] = GeneratedNode(compiler, parts[0].location, parts)
     return conj([joint, *(part for part in goal.parts if not isinstance(part, GeneratedNode))])
+
+
+class Nodes(dict[Hashable, SchemaNode]):
+    """The nodes of a compiler. A recursive schema's nodes hold each other by their expansions, until it is cleared."""
+
+    def clear(self) -> None:
+        for node in self.values():
+            node.formula = None
+            node.typed.clear()
+        super().clear()

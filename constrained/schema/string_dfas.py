@@ -24,6 +24,7 @@ from ..regex.dfa import DEAD, START, Dfa
 from ..regex.expression import Chars, Expression, alternation, has_look, repeat
 from ..regex.pair_product import product
 from ..regex.parser import containing, parse_regex
+from ..regex.size_bound import SizeBound, size_bound
 from ..regex.subset import char_dfa
 from .formats import format_expression, possible_expression, regex_chars
 from .formula import Truths
@@ -63,6 +64,8 @@ def pattern_dfa(pattern: str) -> Dfa:
 def check_pattern(pattern: str) -> None:
     """Raise GrammarError if `pattern_dfa` does. If it surely does not, the bytes are left to the first use."""
     has_texts(pattern)  # which stays known when the automaton has been dropped
+    if _small_bound(pattern) is not None:
+        return
     chars = pattern_chars(pattern)
     if chars.num_states * len(chars.alphabet.starts) > MAX_DEFERRED:
         string_content_dfa(chars)
@@ -112,7 +115,21 @@ def any_pattern_chars(patterns: frozenset[str]) -> CharDfa:
 @cached_piece(maxsize=16_384)
 def has_texts(pattern: str) -> bool:
     """Return True if some text contains a match of an ECMA-262 pattern."""
-    return not pattern_chars(pattern).is_empty
+    return _small_bound(pattern) is not None or not pattern_chars(pattern).is_empty
+
+
+def most_states(pattern: str) -> int:
+    """Return a bound of the states of `pattern_chars`."""
+    bound = _small_bound(pattern)
+    return pattern_chars(pattern).num_states if bound is None else bound.states
+
+
+@cached_piece(maxsize=16_384)
+def _small_bound(pattern: str) -> SizeBound | None:
+    """Return the bound of a pattern that surely has texts and an automaton within all limits, which then is left to the
+    first use."""
+    bound = size_bound(parse_regex(pattern, "ecma"))
+    return None if bound is None or bound.states * bound.intervals > MAX_DEFERRED else bound
 
 
 @cached_piece(maxsize=64)

@@ -67,7 +67,8 @@ DTYPES = {
 }
 QUERY_DTYPES = (torch.float32, torch.bfloat16)
 # Numbers of a cache's descriptor. The stride is that of slots, in numbers; scales are addresses of float32 [K], or 0.
-KEYS, VALUES, STRIDE, KV_HEADS, HEAD_SIZE, DTYPE, KEY_SCALES, VALUE_SCALES, DESCRIPTOR = range(9)
+# `SINKS` is the address of float32 [H], logits without values, or 0.
+KEYS, VALUES, STRIDE, KV_HEADS, HEAD_SIZE, DTYPE, KEY_SCALES, VALUE_SCALES, SINKS, DESCRIPTOR = range(10)
 
 _MIN_WORK = 1 << 16  # multiplications by keys: they take 10 microseconds, waking a thread takes more
 _FEW_ROWS = 4  # rows that read a float32 block where it lies: copying it would cost more than it saves
@@ -92,7 +93,7 @@ def kv_descriptor(kv: KvCache) -> Ints:
     _, K, D = kv.k_SKD.shape
     stride = kv.k_SKD.stride(0)
     assert kv.k_SKD.stride() == kv.v_SKD.stride() == (stride, D, 1)
-    return np.array([kv.k_SKD.data_ptr(), kv.v_SKD.data_ptr(), stride, K, D, DTYPES[kv.k_SKD.dtype], *scales])
+    return np.array([kv.k_SKD.data_ptr(), kv.v_SKD.data_ptr(), stride, K, D, DTYPES[kv.k_SKD.dtype], *scales, 0])
 
 
 @compiled_in_order("int64(int64[::1], int64[::1])")
@@ -312,6 +313,9 @@ def attend_task(
         _read_query(q, dtype, place, D, size, q_scale, queries + 4 * row * size)
         sums_RD[row] = 0
         highest_R[row], total_R[row] = _NOTHING, 0
+        if kv[SINKS] != 0:
+            highest_R[row] = carray(_floats(kv[SINKS]), (K * G,))[head * G + row % G] * _LOG2_E
+            total_R[row] = 1
 
     for segment in range(first_segment, end_segment):
         at = plan[SEGMENTS] + segment * SEGMENT_FIELDS
@@ -419,7 +423,9 @@ class CompiledAttention:
     def __post_init__(self) -> None:
         self._plans[self.plan.group] = self.plan
 
-    def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
+    def attend(
+        self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor | None = None
+    ) -> torch.Tensor:
         T, H, D = q_THD.shape
         group = H // kv.k_SKD.shape[1]
         if group not in self._plans:  # a slice of the query heads of one key/value head
@@ -443,12 +449,16 @@ class CompiledAttention:
         step, part_bytes = max(1, min(threads // parts, count)), group * D * q_THD.element_size()
 
         def tasks(first: int, part: int) -> None:
+            own = descriptor
+            if sinks_H is not None:
+                own = descriptor.copy()
+                own[SINKS] = sinks_H.data_ptr() + part * group * sinks_H.element_size()
             attend_tasks(
                 first,
                 count,
                 step,
                 array,
-                descriptor,
+                own,
                 q_THD.data_ptr() + part * part_bytes,
                 q_THD.stride(0),
                 out_THD.data_ptr() + part * part_bytes,

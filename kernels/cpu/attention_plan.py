@@ -20,7 +20,7 @@ from itertools import chain
 
 import numpy as np
 
-from ..arguments import RowSpan
+from ..arguments import Chunk, RowSpan
 from .attention_inner import BLOCK
 from .compiled import Ints, compiled
 
@@ -48,7 +48,7 @@ class AttentionPlan:
     parents_N: Ints
     num_nodes_R: Ints
     page_size: int
-    window: int  # 0: none
+    window: int  # 0: none; -c: chunks of c
     group: int
 
     @classmethod
@@ -65,7 +65,7 @@ class AttentionPlan:
             np.fromiter(chain.from_iterable(tree_R), np.int64),
             np.fromiter(map(len, tree_R), np.int64, R),
         )
-        settings = page_size, window or 0, group
+        settings = page_size, -window if isinstance(window, Chunk) else window or 0, group
         return cls(_make_plan(*flat, *settings, _TILE_ROWS), *flat, *settings)
 
     def with_group(self, group: int) -> AttentionPlan:
@@ -245,6 +245,8 @@ def _make_plan(
             token_Q[q] = token_starts_R[r] + t
             end_Q[q] = first_R[r] + num_plain + ancestors
             begin_Q[q] = max(end_Q[q] - window, 0) if window > 0 else 0
+            if window < 0:
+                begin_Q[q] = (end_Q[q] - 1) // -window * -window
             q += 1
     starts_Q[R] = q
 

@@ -64,6 +64,20 @@ def silu_and_mul(gate_up_TJ: FloatArray, out_TI: FloatArray) -> None:
             out_I[i] = narrow(gate * sigmoid * widen(up_I[i]), gate_I[i])
 
 
+@compiled(*for_float32_and_bfloat16("void({}[:,::1], float32, float32, {}[:,::1])"))
+def clamped_swiglu(gate_up_PJ: FloatArray, alpha: float, limit: float, out_PI: FloatArray) -> None:
+    P, size = out_PI.shape
+    for p in range(P):
+        gate_I, up_I, out_I = gate_up_PJ[p, :size], gate_up_PJ[p, size:], out_PI[p]
+        for i in range(size):
+            gate, up = widen(gate_I[i]), widen(up_I[i])
+            gate = limit if gate > limit else gate  # NaN stays, which `min` would drop
+            up = limit if up > limit else -limit if up < -limit else up
+            small = exp(-abs(alpha * gate))
+            sigmoid = (np.float32(1) if gate >= 0 else small) / (np.float32(1) + small)
+            out_I[i] = narrow((up + np.float32(1)) * gate * sigmoid, gate_I[i])
+
+
 @compiled(
     *for_float32_and_bfloat16(
         "void({}[:,:,::1], {}[:,::1], {}[:,::1], int64[::1], {}[:,:,::1], {}[:,:,::1], {}[:,:,::1])"

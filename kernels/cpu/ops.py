@@ -61,6 +61,14 @@ class CpuOps(ReferenceOps):
         share_rows(gate_up, lambda rows: layers.silu_and_mul(source[rows], target[rows]))
         return out
 
+    def clamped_swiglu(self, gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+        if not (_suit_loops(gate_up) and gate_up.dim() == 2):
+            return super().clamped_swiglu(gate_up, alpha, limit)
+        out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+        source, target = as_float_array(gate_up), as_float_array(out)
+        share_rows(gate_up, lambda rows: layers.clamped_swiglu(source[rows], alpha, limit, target[rows]))
+        return out
+
     def rope_and_store(
         self, qkv_TND: torch.Tensor, kv: KvCache, qk_norm_HD: torch.Tensor | None, args: RopeAndStoreArgs
     ) -> torch.Tensor:

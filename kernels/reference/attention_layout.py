@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..arguments import KeyRope, RowSpan
+from ..arguments import KeyRope, RowSpan, first_seen
 from .layers import apply_rope
 
 _MIN_KEYS = 256  # rows with fewer keys than this are cheap enough to be padded together
@@ -61,11 +61,11 @@ def attention_layout(
 ) -> AttentionLayout:
     """Return the layout of causal attention over `rows`, whose tokens are concatenated in order.
 
-    With a `window` W, position i sees the positions (i - W, i]. `dtype` is the queries'.
+    With a `window` W, position i sees the positions (i - W, i], or those of its `Chunk`. `dtype` is the queries'.
     """
     num_R = np.array([row.num_tokens for row in rows])
     first_R = np.array([row.first_position for row in rows])
-    begin_R = np.zeros_like(first_R) if window is None else np.maximum(first_R - window + 1, 0)  # first key seen
+    begin_R = np.zeros_like(first_R) if window is None else np.maximum(first_seen(first_R, window), 0)
     starts_R = np.cumsum(num_R) - num_R
     num_keys_R = first_R + num_R - begin_R
 
@@ -141,13 +141,14 @@ def _slots(pages: list[np.ndarray], positions_BL: np.ndarray, page_size: int) ->
 def _bias(
     query_BT: np.ndarray, key_BL: np.ndarray, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor | None:
-    if key_BL[:, -1].max() <= query_BT.min() and (window is None or key_BL[:, 0].min() > query_BT.max() - window):
+    all_near = window is None or key_BL[:, 0].min() >= first_seen(query_BT.max(), window)
+    if key_BL[:, -1].max() <= query_BT.min() and all_near:
         return None
     q_BT1 = torch.from_numpy(query_BT).to(device)[:, :, None]
     k_B1L = torch.from_numpy(key_BL).to(device)[:, None, :]
     hidden = k_B1L > q_BT1
     if window is not None:
-        hidden |= k_B1L <= q_BT1 - window
+        hidden |= k_B1L < first_seen(q_BT1, window)
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[:, None]
 
 
@@ -171,7 +172,7 @@ def _tree_bias(
         query_position_BT[b, own_T] = first_node - 1 + depth_N[nodes_T[own_T]]
         key_position_BL[b, own_L] = first_node - 1 + depth_N[nodes_L[own_L]]
     if window is not None:
-        hidden_BTL |= key_position_BL[:, None, :] <= query_position_BT[:, :, None] - window
+        hidden_BTL |= key_position_BL[:, None, :] < first_seen(query_position_BT[:, :, None], window)
     hidden = torch.from_numpy(hidden_BTL).to(device)
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))[:, None]
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..arguments import RowSpan
+from ..arguments import RowSpan, first_seen
 from ..kv_cache import KvCache
 from ..transfer import to_device
 from .attention import gather_slots, plain_outputs, rotated_queries
@@ -34,7 +34,9 @@ class DeterministicAttention:
     blocks_BN: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # slots [B, N], and [B, Q, N] bool: hidden
     cap: float | None = None
 
-    def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
+    def attend(
+        self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor | None = None
+    ) -> torch.Tensor:
         _, H, D = q_THD.shape
         K = kv.k_SKD.shape[1]
         G, Q = H // K, _QUERIES
@@ -45,6 +47,9 @@ class DeterministicAttention:
         acc = q_BKMD.new_zeros((B * K, Q * G, V))
         largest = q_BKMD.new_full((B * K, Q * G, 1), float("-inf"))
         total = torch.zeros_like(largest)
+        if sinks_H is not None:  # as the first key, without a value
+            largest.view(B, K, Q, G, 1).copy_(sinks_H.float().view(K, 1, G, 1))
+            total.fill_(1)
         for slots_BN, hidden_BQN in self.blocks_BN:
             k, v = (
                 gather_slots(cache_SKD, slots_BN.flatten(), torch.float32)
@@ -104,7 +109,7 @@ def deterministic_attention(
         place_T = L - T + own
         hidden_TL = place_L > place_T[:, None]
         if window is not None:
-            hidden_TL |= place_L <= place_T[:, None] - window
+            hidden_TL |= place_L < first_seen(place_T[:, None], window)
         hidden.append(hidden_TL.reshape(num_blocks, _QUERIES, num_keys))
     arrays = [np.concatenate(queries)]
     slots_BL, hidden_BQL = np.concatenate(slots), np.concatenate(hidden)

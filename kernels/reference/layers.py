@@ -5,6 +5,8 @@ Legend: T tokens, E hidden size, H heads, D head size, I intermediate size.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -42,6 +44,19 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """Return `silu(gate) * up` of `gate_up` [..., 2I], whose first half is the gate (Shazeer 2020, SwiGLU)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """Return `gate * sigmoid(alpha * gate) * (up + 1)` of `gate_up` [..., 2I], whose first half is the gate (OpenAI
+    2025, gpt-oss). Gates above `limit` are clamped to it, ups to -limit and limit."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.clamp(max=limit)
+    return (up.clamp(-limit, limit) + 1) * (gate * torch.sigmoid(alpha * gate))
+
+
+def deterministic_clamped_swiglu(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """Compute `clamped_swiglu` of [P, 2I] so that a row's bits do not depend on the number of rows."""
+    return in_fixed_rows(partial(clamped_swiglu, alpha=alpha, limit=limit), gate_up, FIXED_ROWS)
 
 
 def deterministic_silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:

@@ -22,11 +22,9 @@ class PaddedAttention:
     layout: AttentionLayout
     cap: float | None = None
 
-    def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
-        return paged_attention(q_THD, kv, self.layout, scale, self.cap)
-
-    def attend_with_sinks(self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor) -> torch.Tensor:
-        """Attend as `attend`, with a logit of each head that takes part in its softmax and has no value."""
+    def attend(
+        self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return paged_attention(q_THD, kv, self.layout, scale, self.cap, sinks_H)
 
 
@@ -43,6 +41,7 @@ class ReferenceOps:
     rms_norm = staticmethod(layers.rms_norm)
     add_rms_norm = staticmethod(layers.add_rms_norm)
     silu_and_mul = staticmethod(layers.silu_and_mul)
+    clamped_swiglu = staticmethod(layers.clamped_swiglu)
     grouped_matmul = staticmethod(experts.grouped_matmul)
     route = staticmethod(experts.route)
     route_by_groups = staticmethod(experts.route_by_groups)
@@ -107,6 +106,7 @@ class DeterministicOps(ReferenceOps):
     grouped_matmul = staticmethod(experts.deterministic_grouped_matmul)
     route_by_groups = staticmethod(experts.deterministic_route_by_groups)
     silu_and_mul = staticmethod(layers.deterministic_silu_and_mul)
+    clamped_swiglu = staticmethod(layers.deterministic_clamped_swiglu)
 
     def attention(self, args: AttentionArgs) -> Attention:
         assert args.key_rope is None, "deterministic attention does not rotate keys when it reads them"

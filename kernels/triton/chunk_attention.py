@@ -15,7 +15,7 @@ import triton.language as tl
 
 from ..kv_cache import KvCache
 from ..transfer import to_device
-from .flash_attention import attend, head_offset, score_factor, start
+from .flash_attention import attend, head_offset, score_factor, share_beside_sinks, start
 from .launch_configs import AttentionTile, num_parts
 from .launching import launch
 from .paged_rows import PagedRows, product_dtype
@@ -68,12 +68,14 @@ def chunk_attention(
     scale: float,
     soft_cap: float | None = None,
     *,
+    sinks_H: torch.Tensor | None = None,
     parts: int | None = None,
 ) -> None:
     """Write causal `softmax(scale * q k^T) v` of the rows' tokens to `out_THD`, which is contiguous. No trees.
 
-    With `soft_cap` c scores become `c * tanh(score / c)` first. Where tiles and key heads are too few for the device,
-    as with tensor parallelism, each tile's keys are cut into `parts`, which are merged by their log-sums.
+    With `soft_cap` c scores become `c * tanh(score / c)` first. `sinks_H` are as for
+    `Attention.attend`. Where tiles and key heads are too few for the device, as with tensor parallelism, each tile's
+    keys are cut into `parts`, which are merged by their log-sums.
     """
     assert rows.visible_T is None
     H, D = q_THD.shape[1:]
@@ -94,6 +96,7 @@ def chunk_attention(
         out_THD,
         partial_STHD,
         weight_STH,
+        sinks_H,
         rows.page_table_RP,
         rows.num_keys_R,
         rows.first_query_R,
@@ -128,6 +131,7 @@ def chunk_attention(
             out_THD,
             partial_STHD,
             weight_STH,
+            sinks_H,
             rows.first_query_R,
             rows.num_queries_R,
             tiles.row_I,
@@ -153,6 +157,7 @@ def _attend_chunk(
     out_THD,
     partial_STHD,  # None: a tile's keys are one part
     weight_STH,  # log2 of the sum of a part's weights
+    sinks_H,
     page_table_RP,
     num_keys_R,
     first_query_R,
@@ -227,13 +232,16 @@ def _attend_chunk(
     if v_scale_K is not None:
         acc_MD *= tl.load(v_scale_K + head_k)
     at_M = token_M * H + head_M
+    weight_M = max_M * score_factor(scale, CAP) + tl.log2(safe_M)
     if partial_STHD is None:
+        if sinks_H is not None:
+            acc_MD *= share_beside_sinks(sinks_H, head_M, weight_M)[:, None]
         at_MD = at_M[:, None] * D + d[None, :]
         tl.store(out_THD + at_MD, acc_MD.to(out_THD.dtype.element_ty), mask=stored_MD)
     else:
         at_M += tl.program_id(2).to(tl.int64) * num_tokens * H
         tl.store(partial_STHD + at_M[:, None] * D + d[None, :], acc_MD, mask=stored_MD)
-        tl.store(weight_STH + at_M, max_M * score_factor(scale, CAP) + tl.log2(safe_M), mask=valid_M)
+        tl.store(weight_STH + at_M, weight_M, mask=valid_M)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "parts"])
@@ -241,6 +249,7 @@ def _merge_parts(
     out_THD,
     partial_STHD,
     weight_STH,
+    sinks_H,
     first_query_R,
     num_queries_R,
     row_I,
@@ -262,8 +271,10 @@ def _merge_parts(
     s, d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
     at_S = at + s.to(tl.int64) * num_tokens * H
     weight_S = tl.load(weight_STH + at_S, mask=s < parts, other=float("-inf"))
-    share_S = tl.exp2(weight_S - tl.max(weight_S, 0))  # some part has the token's own key
-    share_S = share_S / tl.sum(share_S, 0)
+    largest = tl.max(weight_S, 0)
+    share_S = tl.exp2(weight_S - largest)  # some part has the token's own key
+    total = tl.sum(share_S, 0)
+    share_S = share_S * (share_beside_sinks(sinks_H, head, largest + tl.log2(total)) / total)
     partial_SD = tl.load(
         partial_STHD + at_S[:, None] * D + d[None, :], mask=(s < parts)[:, None] & (d < D)[None, :], other=0.0
     )

@@ -34,6 +34,15 @@ def score_factor(scale, CAP: tl.constexpr):
 
 
 @triton.jit
+def share_beside_sinks(sinks_H, head, weight):
+    """Return the share of the keys in the softmax beside their heads' sinks, 1 without sinks. `weight` is log2 of the
+    sum of the keys' weights."""
+    if sinks_H is None:
+        return 1.0
+    return 1.0 / (1.0 + tl.exp2(tl.load(sinks_H + head) * LOG2E - weight))
+
+
+@triton.jit
 def head_offset(head_k, memory, D: tl.constexpr):
     """Return where a key head's numbers begin in a slot, in elements of the cache."""
     if memory.dtype.element_ty == tl.uint8:

@@ -48,6 +48,27 @@ def silu_and_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
     return out_TI
 
 
+def clamped_swiglu(gate_up_PJ: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """Return `gate * sigmoid(alpha * gate) * (up + 1)` of [P, 2I], whose first half is the gate: at most `limit`, ups
+    within -limit and limit."""
+    P, width = gate_up_PJ.shape
+    out_PI = torch.empty((P, width // 2), dtype=gate_up_PJ.dtype, device=gate_up_PJ.device)
+    block = min(1024, triton.next_power_of_2(width // 2))
+    launch(
+        _clamped_swiglu,
+        (P, triton.cdiv(width // 2, block)),
+        gate_up_PJ,
+        out_PI,
+        gate_up_PJ.stride(0),
+        alpha,
+        limit,
+        SIZE=width // 2,
+        BLOCK=block,
+        num_warps=4,
+    )
+    return out_PI
+
+
 def _launch_norm(
     x: torch.Tensor,
     residual_TE: torch.Tensor | None,
@@ -104,3 +125,16 @@ def _silu_and_mul(gate_up_TJ, out_TI, stride_t, SIZE: tl.constexpr, BLOCK: tl.co
     up = tl.load(gate_up_TJ + token * stride_t + SIZE + i, mask=valid, other=0.0)
     dtype: tl.constexpr = out_TI.dtype.element_ty
     tl.store(out_TI + token * SIZE + i, (gate / (1.0 + tl.exp(-gate))).to(dtype) * up, mask=valid)
+
+
+@triton.jit
+def _clamped_swiglu(gate_up_PJ, out_PI, stride_p, alpha, limit, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    valid = i < SIZE
+    gate = tl.load(gate_up_PJ + row * stride_p + i, mask=valid, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_PJ + row * stride_p + SIZE + i, mask=valid, other=0.0).to(tl.float32)
+    gate = tl.where(gate > limit, limit, gate)  # NaN stays, which a minimum would drop
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    y = (up + 1.0) * (gate / (1.0 + tl.exp(-alpha * gate)))
+    tl.store(out_PI + row * SIZE + i, y.to(out_PI.dtype.element_ty), mask=valid)

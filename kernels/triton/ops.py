@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..arguments import AttentionArgs, DecodeAttentionArgs
+from ..arguments import AttentionArgs, Chunk, DecodeAttentionArgs
+from ..ops import Attention
 from ..reference import experts as reference_experts
 from ..reference import sampling as reference_sampling
 from ..reference import trees
+from ..reference.ops import DeterministicOps, ReferenceOps
 from . import experts, latent_attention, layers, logits, lora, paged_attention, recurrence, sampling, store
 
 
@@ -26,6 +28,7 @@ class TritonOps:
     rms_norm = staticmethod(layers.rms_norm)
     add_rms_norm = staticmethod(layers.add_rms_norm)
     silu_and_mul = staticmethod(layers.silu_and_mul)
+    clamped_swiglu = staticmethod(layers.clamped_swiglu)
     rope_and_store = staticmethod(store.rope_and_store)
     route = staticmethod(experts.route)
     store_latent = staticmethod(latent_attention.store_latent)
@@ -38,8 +41,11 @@ class TritonOps:
     sample_tokens = staticmethod(sampling.sample_tokens)
     walk_trees = staticmethod(trees.walk_trees)
 
-    def attention(self, args: AttentionArgs) -> paged_attention.TritonAttention:
+    def attention(self, args: AttentionArgs) -> Attention:
         assert args.key_rope is None, "Triton kernels do not rotate keys when they read them"
+        if isinstance(args.window, Chunk):  # which kernels do not know
+            ops = DeterministicOps if self.deterministic else ReferenceOps
+            return ops(self.attention_cap).attention(args)
         return paged_attention.step_attention(args, deterministic=self.deterministic, soft_cap=self.attention_cap)
 
     def decode_attention(self, args: DecodeAttentionArgs) -> paged_attention.TritonAttention:

@@ -57,7 +57,9 @@ class TritonAttention:
     deterministic: bool
     soft_cap: float | None = None
 
-    def attend(self, q_THD: torch.Tensor, kv: KvCache, scale: float) -> torch.Tensor:
+    def attend(
+        self, q_THD: torch.Tensor, kv: KvCache, scale: float, sinks_H: torch.Tensor | None = None
+    ) -> torch.Tensor:
         shape = *q_THD.shape[:2], kv.value_dim
         out_THD = torch.empty(shape, dtype=q_THD.dtype, device=q_THD.device)
         cap, fixed = self.soft_cap, self.deterministic
@@ -70,16 +72,16 @@ class TritonAttention:
             merge = Merge.empty(self.shared, most, q_THD, kv)
             attend_shared(q_THD, kv, merge, scale, cap, fixed=fixed)
         for rows, splits in self.few:
-            split_attention(q_THD, kv, rows, splits, out_THD, scale, cap, fixed=fixed, merge=merge)
+            split_attention(q_THD, kv, rows, splits, out_THD, scale, cap, sinks_H=sinks_H, fixed=fixed, merge=merge)
         if self.many is not None and kv.is_latent:
             attend_chunks(q_THD, kv, self.many[0], out_THD, scale)
         elif self.many is not None:
-            chunk_attention(q_THD, kv, *self.many, out_THD, scale, cap)
+            chunk_attention(q_THD, kv, *self.many, out_THD, scale, cap, sinks_H=sinks_H)
         if packed:
             out_THD = rotate(out_THD)
         if self.plain is not None:
             tokens_n, layout = self.plain
-            out_THD.index_copy_(0, tokens_n, paged_attention(given_THD[tokens_n], given, layout, scale, cap))
+            out_THD.index_copy_(0, tokens_n, paged_attention(given_THD[tokens_n], given, layout, scale, cap, sinks_H))
         return out_THD
 
 

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
-from .flash_attention import attend, head_offset, score_factor, start
+from .flash_attention import LOG2E, attend, head_offset, score_factor, share_beside_sinks, start
 from .latent_attention import attend_latents
 from .launch_configs import split_tile
 from .launching import launch
@@ -73,13 +73,16 @@ def split_attention(
     scale: float,
     soft_cap: float | None = None,
     *,
+    sinks_H: torch.Tensor | None = None,
     fixed: bool = False,
     merge: Merge | None = None,
 ) -> None:
     """Write `softmax(scale * q k^T) v` of the rows' tokens to `out_THD`, which is contiguous.
 
     `splits` cut the keys that a window leaves to each row (`num_seen`). With `soft_cap` c scores become
-    `c * tanh(score / c)` first. `fixed` makes a row's bits independent of the batch: tiles of one size, and splits
+    `c * tanh(score / c)` first. `sinks_H` are as for `Attention.attend`.
+
+    `fixed` makes a row's bits independent of the batch: tiles of one size, and splits
     (`fixed_splits`, of all of a row's keys) that begin where the sequence does, for any window. Where `rows` have a
     `first_key_R`, the keys before it come from `merge`, which `attend_shared` filled.
     """
@@ -89,12 +92,13 @@ def split_attention(
         partials, base = Partials.empty(splits.num_max * Q, H, D, q_THD.device), 0
     else:
         partials, base = merge.partials, merge.shared.splits.num_max * PIECE_TOKENS
-    _launch(q_THD, kv, rows, splits, out_THD, partials, base, scale, soft_cap, fixed)
+    _launch(q_THD, kv, rows, splits, out_THD, partials, base, scale, soft_cap, sinks_H, fixed)
     launch(
         _combine,
         (rows.num_keys_R.shape[0] * Q, H),
         out_THD,
         *partials,
+        sinks_H,
         rows.first_query_R,
         rows.num_queries_R,
         rows.tokens_N,
@@ -119,7 +123,7 @@ def attend_shared(
 ) -> None:
     """Compute the results over shared keys, with the arguments of `split_attention`."""
     _launch(
-        q_THD, kv, merge.shared.rows, merge.shared.splits, q_THD, merge.partials, 0, scale, soft_cap, fixed
+        q_THD, kv, merge.shared.rows, merge.shared.splits, q_THD, merge.partials, 0, scale, soft_cap, None, fixed
     )  # nothing is written to an output
 
 
@@ -133,12 +137,14 @@ def _launch(
     base: int,
     scale: float,
     soft_cap: float | None,
+    sinks_H: torch.Tensor | None,
     fixed: bool,
 ) -> None:
     H, D = q_THD.shape[1:]
     K = kv.k_SKD.shape[1]
     if kv.is_latent:
         assert soft_cap is None
+        assert sinks_H is None
         assert rows.window is None
         attend_latents(q_THD, kv, rows, splits, out_THD, *partials, base, scale, fixed=fixed)
         return
@@ -161,6 +167,7 @@ def _launch(
         kv.v_scale_K,
         out_THD,
         *partials,
+        sinks_H,
         rows.page_table_RP,
         rows.num_keys_R,
         rows.first_key_R,
@@ -208,6 +215,7 @@ def _attend_split(
     out_THD,
     partial_NHD,
     weight_NH,
+    sinks_H,
     page_table_RP,
     num_keys_R,
     first_key_R,
@@ -308,13 +316,16 @@ def _attend_split(
     whole = num_splits == (-1 if PIECES else 1)  # there is nothing to merge
     if first_key_R is not None:
         whole = whole & (first_key == 0)
+    weight_M = max_M * score_factor(scale, CAP) + tl.log2(safe_M)
     if whole:
+        if sinks_H is not None:
+            acc_MD *= share_beside_sinks(sinks_H, head_M, weight_M)[:, None]
         at_MD = (token_M[:, None].to(tl.int64) * H + head_M[:, None]) * D + d[None, :]
         tl.store(out_THD + at_MD, acc_MD.to(out_THD.dtype.element_ty), mask=stored_MD)
     else:
         at_M = (base + split.to(tl.int64) * max_queries + query_M) * H + head_M
         tl.store(partial_NHD + at_M[:, None] * D + d[None, :], acc_MD, mask=stored_MD)
-        tl.store(weight_NH + at_M, max_M * score_factor(scale, CAP) + tl.log2(safe_M), mask=valid_M)
+        tl.store(weight_NH + at_M, weight_M, mask=valid_M)
 
 
 @triton.jit(do_not_specialize=["base", "max_queries"])
@@ -322,6 +333,7 @@ def _combine(
     out_THD,
     partial_NHD,
     weight_NH,  # log2 of the sum of each split's weights
+    sinks_H,
     first_query_R,
     num_queries_R,
     tokens_N,
@@ -362,6 +374,9 @@ def _combine(
     acc_D = tl.zeros([BLOCK_D], dtype=tl.float32)
     largest = float("-inf")
     total = 0.0
+    if sinks_H is not None:  # as a first result, of value zero
+        largest = tl.load(sinks_H + head) * LOG2E
+        total = 1.0
     count = num_shared + end - first
     for begin in range(0, count, BLOCK_I):
         i = begin + tl.arange(0, BLOCK_I)

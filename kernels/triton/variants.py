@@ -46,12 +46,14 @@ class KernelShapes:
     page_size: int = 16
     windows: tuple[int | None, ...] = (None,)
     soft_cap: float | None = None
+    sinks: bool = False
     deterministic: bool = False
     qk_norm: bool = False  # each head of queries and keys has a norm, by `Ops.rope_and_store`
     gated_size: int = 0  # of a gated silu MLP, half of what its activation reads; 0: the model has none
     num_experts: int = 0
     num_chosen: int = 0  # experts of a token
     expert_size: int = 0
+    clamped_experts: bool = False  # their activation is `clamped_swiglu`
     normalised: bool = True  # the weights of a token's experts are divided by their sum
     weights: Literal["dense", "int4", "mxfp4", "int8", "fp8", "int8-inputs", "fp8-inputs", "fp8-blocks"] = "dense"
     group: int = 0  # inputs of a scale, of int4
@@ -116,6 +118,7 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
     H, K, D, fixed = shapes.num_heads, shapes.num_kv_heads, shapes.head_dim, shapes.deterministic
     cap, scale = shapes.soft_cap, 0.1
     kv = _cache(shapes)
+    sinks_H = torch.empty(H) if shapes.sinks else None
     if shapes.kv_dtype == INT4:  # its rotations are launches of their own
         q = torch.empty(4, H, D, dtype=shapes.dtype)
         store.rotate(q, kv.k_scale_K)
@@ -145,11 +148,11 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
             several.append(replace(rows, tokens_N=_ints(R * queries), page_size=1))  # paths of trees
         for some in several:
             splits = splits_of(some)
-            split_attention(q, kv, some, splits, q, scale, cap, fixed=fixed)
+            split_attention(q, kv, some, splits, q, scale, cap, sinks_H=sinks_H, fixed=fixed)
             if some.first_key_R is not None:
                 merge = Merge.empty(shared, splits.num_max * queries, q, kv)
                 attend_shared(q, kv, merge, scale, cap, fixed=fixed)
-                split_attention(q, kv, some, splits, q, scale, cap, fixed=fixed, merge=merge)
+                split_attention(q, kv, some, splits, q, scale, cap, sinks_H=sinks_H, fixed=fixed, merge=merge)
             yield
     if not fixed and kv.is_latent:
         q = torch.empty(256, H, D, dtype=shapes.dtype)
@@ -162,7 +165,7 @@ def _attention(shapes: KernelShapes, window: int | None) -> Iterator[None]:
         tiles = QueryTiles(_ints(8), _ints(8), tokens_of_tile(tile, H // K), tile)
         rows = replace(_rows(shapes, 1, 256, window), visible_T=None)
         for parts in (1, 2):
-            chunk_attention(q, kv, rows, tiles, q, scale, cap, parts=parts)
+            chunk_attention(q, kv, rows, tiles, q, scale, cap, sinks_H=sinks_H, parts=parts)
         yield
 
 
@@ -183,8 +186,11 @@ def _layers(shapes: KernelShapes) -> Iterator[None]:
     x, weight = torch.empty(4, E, dtype=dtype), torch.empty(E, dtype=dtype)
     layers.rms_norm(x, weight, 1e-5)
     layers.add_rms_norm(x, x, weight, 1e-5)
-    for size in {shapes.gated_size, shapes.expert_size} - {0}:
+    silu_sizes = {shapes.gated_size, 0 if shapes.clamped_experts else shapes.expert_size}
+    for size in silu_sizes - {0}:
         layers.silu_and_mul(torch.empty(4, 2 * size, dtype=dtype))
+    if shapes.clamped_experts:
+        layers.clamped_swiglu(torch.empty(4, 2 * shapes.expert_size, dtype=dtype), 1.5, 7.0)
     if shapes.latent_rank:
         rope_size = D - shapes.latent_rank
         angles = torch.empty(4, 1, rope_size, dtype=dtype)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...kernels import Chunk
 from ..models.decoder import Decoder
 
 logger = logging.getLogger("ramiform.engine")
@@ -38,14 +39,16 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
         latent_rank=0 if config.latent is None else config.latent.rank,
         dtype=model.dtype,
         kv_dtype=kv_dtype,
-        windows=tuple(dict.fromkeys(config.windows)),
+        windows=tuple(dict.fromkeys(None if isinstance(one, Chunk) else one for one in config.windows)),
         soft_cap=config.attention_cap,
+        sinks=config.sinks,
         deterministic=model.ops.deterministic,
-        qk_norm=config.qk_norm == "per head",
+        qk_norm=config.qk_norm in ("per head", "per head after rope", "without weights"),
         gated_size=config.intermediate_size if config.gated_mlp and config.activation == "silu" else 0,
         num_experts=0 if experts is None else experts.num_experts,
         num_chosen=0 if experts is None else experts.num_per_token,
         expert_size=0 if experts is None else experts.intermediate_size,
+        clamped_experts=experts is not None and experts.swiglu is not None,
         normalised=experts is None or experts.normalised,
         state_size=(
             None
@@ -55,6 +58,8 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
         delta_rule=recurrent is not None and recurrent.is_delta,
     )
     launches = variants(shapes)
+    if config.qk_norm == "without weights":  # layers without positions have no norms
+        launches += variants(replace(shapes, qk_norm=False))
     for (weights, group), layers in _quantised_layers(model).items():
         launches += variants(replace(shapes, weights=weights, group=group, linears=tuple(sorted(layers))))
     for launch in launches:

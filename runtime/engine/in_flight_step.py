@@ -103,6 +103,7 @@ class InFlightStep:
         tokens, paths = self._verified()
         logprobs, scores, pools = self._logprobs(), iter(self._scores()), iter(self._pools())
         path_of = dict(zip(self._sampling, paths, strict=True))
+        roots = {index: path[0] for index, path in path_of.items()}
         # Only the last token of a path can be missing: no draft token equals NOT_FINITE.
         missing = {index for index, path in path_of.items() if tokens[path[-1]] == NOT_FINITE}
         for index in missing:
@@ -112,6 +113,7 @@ class InFlightStep:
                 is_finite=index not in missing,
                 tokens=[tokens[output] for output in path_of.get(index, ())],
                 logprobs=[logprobs[output] for output in path_of.get(index, ()) if output in logprobs],
+                after_nodes=[] if row.parents is None else tokens[roots[index] + 1 :][: len(row.parents)],
                 scores=[] if row.score is None else next(scores),
                 pooled=None if row.pool_from is None else next(pools).astype("<f4").tobytes(),
             )

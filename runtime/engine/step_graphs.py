@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ...kernels import Attention, DecodeAttentionArgs, KvCache, quantised_products, to_device
+from ...kernels import Attention, Chunk, DecodeAttentionArgs, KvCache, quantised_products, to_device
 from ..models.decoder import Decoder, DecoderInputs
 from ..models.parallel.group import SINGLE_RANK, Group
 from ..scheduler.plan import Row
@@ -130,6 +130,8 @@ class StepGraphs:
             return False  # what transformers' code does is not known
         if config.recurrent is not None:
             return False  # their rows are computed one by one
+        if any(isinstance(window, Chunk) for window in config.windows):
+            return False  # attention in chunks is planned on the host
         if config.experts is not None and not model.ops.groups_experts:
             return False
         if config.quantisation is not None and not _captures_quantised(model):

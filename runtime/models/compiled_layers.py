@@ -43,7 +43,7 @@ from ...kernels.cpu.packed_matrix import PackedMatrix
 from ...kernels.cpu.shared_phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .config import ModelConfig
-from .families import Activation
+from .families.row import Activation
 from .lora.adapters import StepAdapters
 from .mlp import DenseMlp
 from .norm import Norm, RmsNorm
@@ -260,6 +260,6 @@ def _side_by_side(parts_T1D: Sequence[torch.Tensor], T: int, D: int) -> Floats:
 def _is_compiled_block(layer: LayerParameters) -> bool:
     """Return True for a block with a dense MLP: without a gate, or with one of silu or of gelu by tanh."""
     mlp = layer.mlp
-    if layer.recurrent is not None:
+    if layer.recurrent is not None or layer.sinks_H is not None or layer.rotated_norms_2D is not None:
         return False
     return isinstance(mlp, DenseMlp) and (not mlp.gated or mlp.activation in ("silu", "gelu_tanh"))

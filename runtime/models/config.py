@@ -1,4 +1,4 @@
-"""The ModelConfig of a checkpoint, made from config.json's fields as the row of its family says (`families`)."""
+"""The ModelConfig of a checkpoint, made from config.json's fields as the row of its family says (`families.table`)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ...kernels import Chunk
 from .config_fields import ConfigFields
 from .experts_config import ExpertsConfig, parse_experts
-from .families import FAMILIES, Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
+from .families.row import Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
+from .families.table import FAMILIES
 from .latent.config import LatentConfig, latent_scale, parse_latent
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
@@ -26,6 +28,13 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
+
+
+class QueryScales(NamedTuple):
+    """Factors of queries by their position p: `1 + strength * log(1 + floor((p + 1) / length))`."""
+
+    strength: float
+    length: float
 
 
 class StoredLayout(NamedTuple):
@@ -75,6 +84,8 @@ class ModelConfig:
     norm: NormKind = "rms"
     norm_placement: NormPlacement = "pre"
     attention_scale: float  # of q k^T
+    query_scales: QueryScales | None = None  # of the layers in `second_rope_layers`
+    sinks: bool = False  # each head has a logit without a value in its softmax
     attention_cap: float | None = None  # c: scores become c * tanh(score / c)
     embedding_scale: float | None = None
     residual_scale: float | None = None  # of each part's output, before it is added to the residual stream
@@ -196,6 +207,11 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     second_rope, second_rope_layers = _second_rope(fields, family, max_positions, head_dim, windows)
     if rope.depends_on_length and second_rope is not None:
         raise fields.unsupported("rope_scaling", f"{rope.type} in some layers only is")
+    quantisation = parse_quantisation(fields.nested("quantization_config"), family.renames)
+    experts = _experts(fields, family, num_layers, kinds)
+    if quantisation is not None and quantisation.scheme.source != "mxfp4" and experts is not None:
+        experts = replace(experts, stacked=None)  # quantised experts are stored one by one
+    _check_stacked(fields, quantisation, experts)
     scaled_by, factor = optional(family.attention_scale_field), optional(family.attention_factor_field)
     if latent is not None:
         factor = latent_scale(fields, latent, rope)
@@ -226,6 +242,8 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         norm=family.norm,
         norm_placement=family.norm_placement,
         attention_scale=(head_dim if scaled_by is None else scaled_by) ** -0.5 if factor is None else factor,
+        query_scales=_query_scales(fields) if family.query_scales else None,
+        sinks=family.sinks,
         attention_cap=optional(family.attention_cap_field),
         embedding_scale=hidden_size**0.5 if family.scales_embeddings else optional(family.embedding_scale_field),
         residual_scale=optional(family.residual_scale_field),
@@ -241,11 +259,11 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
             _skipped(fields, family, num_layers),
         ),
         latent=latent,
-        experts=_experts(fields, family, num_layers, kinds),
+        experts=experts,
         recurrent=None if family.recurrent is None else parse_recurrent(fields, family.recurrent, num_layers),
         mlp_layers=tuple(kind in ("mlp", "moe") for kind in kinds),
         output_gate=family.output_gate,
-        quantisation=parse_quantisation(fields.nested("quantization_config"), family.renames),
+        quantisation=quantisation,
     )
 
 
@@ -263,7 +281,7 @@ def _family_fields(family: Family, raw: dict[str, Any], file: Path) -> tuple[Fam
     for values, changes in family.variants:
         if all(present.get(field) == value for field, value in values.items()):
             family = family._replace(**changes)
-    named = {name: present[own] for name, own in family.aliases.items() if own in present}
+    named = {name: _same(present[own]) for name, own in family.aliases.items() if own in present}
     return family, ConfigFields(present | named, file)
 
 
@@ -288,6 +306,18 @@ def _mlp_size(fields: ConfigFields, family: Family, hidden_size: int) -> int:
         return size
     multiple = fields.count("block_multiple_of", default=256)
     return -(-int(fields.number("block_ffn_dim_multiplier", default=1.0) * size) // multiple) * multiple
+
+
+def _same(value: Any) -> Any:
+    """Return the value that a list has for every layer; other values as they are."""
+    return value[0] if isinstance(value, list) and value and all(one == value[0] for one in value) else value
+
+
+def _check_stacked(fields: ConfigFields, quantisation: Quantisation | None, experts: ExpertsConfig | None) -> None:
+    """Refuse MXFP4 in one tensor of all experts where the family stores none."""
+    stacked = experts is not None and experts.stacked is not None
+    if quantisation is not None and quantisation.scheme.source == "mxfp4" and not stacked:
+        raise fields.nested("quantization_config").unsupported("quant_method", "'mxfp4' without gpt-oss's experts is")
 
 
 def _skipped(fields: ConfigFields, family: Family, num_layers: int) -> str | None:
@@ -324,18 +354,25 @@ def _second_rope(
         case "none in full layers" if any(windows):
             return NO_ROPE, tuple(window is None for window in windows)
         case "none where listed":
-            listed = fields.raw.get("no_rope_layers")
-            interval = fields.count("no_rope_layer_interval", default=4)
-            if listed is None:
-                return NO_ROPE, tuple((layer + 1) % interval == 0 for layer in range(len(windows)))
-            if (
-                not isinstance(listed, list)
-                or len(listed) != len(windows)
-                or not all(used in (0, 1) for used in listed)
-            ):
-                raise fields.invalid("no_rope_layers", f"must give 0 or 1 for each of {len(windows)} layers")
-            return NO_ROPE, tuple(not used for used in listed)
+            return NO_ROPE, _layers_without_rope(fields, len(windows))
     return None, ()
+
+
+def _layers_without_rope(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    listed = fields.raw.get("no_rope_layers") or None
+    interval = fields.count("no_rope_layer_interval", default=4)
+    if listed is None:
+        return tuple((layer + 1) % interval == 0 for layer in range(num_layers))
+    if not isinstance(listed, list) or len(listed) != num_layers or not all(used in (0, 1) for used in listed):
+        raise fields.invalid("no_rope_layers", f"must give 0 or 1 for each of {num_layers} layers")
+    return tuple(not used for used in listed)
+
+
+def _query_scales(fields: ConfigFields) -> QueryScales | None:
+    # Older files have a number.
+    if fields.raw.get("attn_temperature_tuning") in (False, 0):
+        return None
+    return QueryScales(fields.number("attn_scale", default=0.1), fields.number("floor_scale", default=8192.0))
 
 
 def _architecture(fields: ConfigFields) -> str:
@@ -367,6 +404,8 @@ def _windows(fields: ConfigFields, family: Family, architecture: str, num_layers
     The rule "by layer type" follows `layer_types`, or in older files `sliding_window_pattern`, whose every n-th
     layer has no window.
     """
+    if family.windows == "chunks":
+        return _chunks(fields, num_layers)
     used = fields.boolean("use_sliding_window", default=False)
     if family.windows == "none":
         if used:
@@ -386,7 +425,22 @@ def _windows(fields: ConfigFields, family: Family, architecture: str, num_layers
     if types is None:
         pattern = fields.count("sliding_window_pattern")
         return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
-    kinds = {"sliding_attention": window, "full_attention": None}
+    return _by_layer_type(fields, types, {"sliding_attention": window, "full_attention": None}, num_layers)
+
+
+def _by_layer_type(
+    fields: ConfigFields, types: Any, kinds: dict[str, int | None], num_layers: int
+) -> tuple[int | None, ...]:
     if not isinstance(types, list) or len(types) != num_layers or not all(kind in kinds for kind in types):
         raise fields.invalid("layer_types", f"must name one of {', '.join(kinds)} for each of {num_layers} layers")
     return tuple(kinds[kind] for kind in types)
+
+
+def _chunks(fields: ConfigFields, num_layers: int) -> tuple[int | None, ...]:
+    """Return the chunks of layers with positions, or of those that `layer_types` names."""
+    if fields.raw.get("attention_chunk_size") is None:
+        return (None,) * num_layers
+    chunk, types = Chunk(fields.count("attention_chunk_size")), fields.raw.get("layer_types")
+    if types is None:
+        return tuple(None if without else chunk for without in _layers_without_rope(fields, num_layers))
+    return _by_layer_type(fields, types, {"chunked_attention": chunk, "full_attention": None}, num_layers)

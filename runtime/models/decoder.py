@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import Attention, KernelsName, KvCache, Ops, RopeAndStoreArgs, for_device
+from ...kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
 from ..scheduler.plan import StateAdvance, StateChange, StateCopy
 from .config import ModelConfig
 from .fixed_rows import with_fixed_product, with_fixed_rows
@@ -125,12 +126,18 @@ class Decoder:
         Only for a model on one rank.
         """
         assert count <= len(self.layers) == self.whole_config.num_layers
+        config = with_layers(self.config, range(count))
+        return self.of_layers(config, self.parameters.layers[:count], self.parameters.norm)
+
+    def of_layers(self, config: ModelConfig, layers: tuple[LayerParameters, ...], norm: Norm) -> Decoder:
+        """Return a decoder of the attending layers of `config`, with a final norm, and this one's embedding and
+        head."""
         decoder = copy.copy(self)
-        decoder.layers = range(count)
-        decoder.config = with_layers(self.config, decoder.layers)
-        decoder.whole_config = with_layers(self.whole_config, decoder.layers)
-        decoder.num_parameters = num_parameters(decoder.whole_config)
-        decoder.parameters = replace(self.parameters, layers=self.parameters.layers[:count])
+        decoder.layers = range(len(layers))
+        decoder.config = decoder.whole_config = config
+        decoder.num_parameters = num_parameters(config)
+        decoder.parameters = replace(self.parameters, layers=layers, norm=norm)
+        decoder._places = list(decoder.layers)
         decoder._compiled = None
         decoder._compile_layers()
         return decoder
@@ -243,6 +250,7 @@ class Decoder:
             )
             for cos_T1D, sin_T1D in inputs.angles
         ]
+        query_scales_T = self._query_scales(inputs.positions_T)
         own = None if adapters is None else adapters.of(is_selected=False)
         x = None  # the last part's output, not yet added to the residual stream
         for place, layer in enumerate(self.parameters.layers):
@@ -264,7 +272,8 @@ class Decoder:
             qkv = layer.qkv(x) if own is None else own.linear(place, "qkv", layer.qkv, x, ops)
             if layer.recurrent is None:
                 own_kv, attention = kv[self._places[place]], inputs.attention[config.windows[place]]
-                normed, x = x, self._attention(qkv, layer, args, own_kv, attention)
+                scales_T = query_scales_T if config.uses_second_rope(place) else None
+                normed, x = x, self._attention(qkv, layer, args, own_kv, attention, scales_T)
             else:
                 normed, x = x, self._recurrence(qkv, layer, inputs.recurrent, self._places[place])
             if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
@@ -334,10 +343,30 @@ class Decoder:
         self.states.keep_drafts(projected_TJ, step)
         return layer.recurrent(projected_TJ, self.states.layers[place], step, self.ops)
 
+    def _query_scales(self, positions_T: torch.Tensor) -> torch.Tensor | None:
+        """Return the factors of queries in layers without positions, if there are any."""
+        scales = self.config.query_scales
+        if scales is None:
+            return None
+
+        def scale(lengths: torch.Tensor) -> torch.Tensor:
+            return torch.log1p(torch.floor(lengths / scales.length)) * scales.strength + 1
+
+        lengths_T = positions_T.float() + 1
+        return (
+            in_fixed_rows(scale, lengths_T[:, None], FIXED_ROWS)[:, 0] if self.ops.deterministic else scale(lengths_T)
+        )
+
     def _attention(
-        self, qkv_TC: torch.Tensor, layer: LayerParameters, args: RopeAndStoreArgs, kv: KvCache, attention: Attention
+        self,
+        qkv_TC: torch.Tensor,
+        layer: LayerParameters,
+        args: RopeAndStoreArgs,
+        kv: KvCache,
+        attention: Attention,
+        scales_T: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute attention between the projections around it: [T, H * D]."""
+        """Compute attention between the projections around it: [T, H * D]. `scales_T` multiply the queries."""
         if layer.latent is not None:
             return layer.latent.attend(qkv_TC, args, kv, self._latent_step(attention))
         T, H, K = qkv_TC.shape[0], self.config.num_heads, self.config.num_kv_heads
@@ -355,11 +384,20 @@ class Decoder:
             normed = F.layer_norm(qkv[:, : H + K], (self.config.head_dim,), eps=self.config.norm_eps) * qk_norm_HD
             qkv, qk_norm_HD = torch.cat((normed, qkv[:, H + K :]), dim=1), None
         q_THD = self.ops.rope_and_store(qkv, kv, qk_norm_HD, args)
+        if layer.rotated_norms_2D is not None:
+            # A norm and a rotation may change places, its weights may not: scores take those of queries and keys here.
+            q_THD = (q_THD * layer.rotated_norms_2D.float().prod(0)).to(q_THD.dtype)
+        if scales_T is not None:
+            q_THD = (q_THD * scales_T[:, None, None]).to(q_THD.dtype)
         if self._head_slices is None:
-            output_TC = attention.attend(q_THD, kv, scale).view(T, -1)
+            output_TC = attention.attend(q_THD, kv, scale, layer.sinks_H).view(T, -1)
             return output_TC if gate_TC is None else output_TC * gate_TC.sigmoid()
+        sinks_H = layer.sinks_H
         parts = [
-            attention.attend(q_THD[:, own].contiguous(), kv.heads(own_kv), scale) for own, own_kv in self._head_slices
+            attention.attend(
+                q_THD[:, own].contiguous(), kv.heads(own_kv), scale, None if sinks_H is None else sinks_H[own]
+            )
+            for own, own_kv in self._head_slices
         ]
         return torch.cat(parts, dim=1).view(T, -1)
 

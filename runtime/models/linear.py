@@ -27,6 +27,7 @@ class Destination(NamedTuple):
     part: tuple[slice, ...] | None = None  # the part of the stored tensor to read; None: all
     outputs: int | None = 0
     inputs: int | None = 1
+    other_shape: tuple[int, ...] | None = None  # that the tensor may have as well
 
 
 class Loadable(Protocol):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from ...kernels import Ops, for_device
+from ...kernels import Chunk, Ops, for_device
 from ..protocol.config import ModelImplName
 from .config import ModelConfig
 from .decoder import Decoder
@@ -24,7 +25,7 @@ from .quantised.scheme import WeightKind, quantise_while_loading
 from .read_config import read_config
 from .size import model_size
 from .stored_layout import renaming
-from .weights import Progress, load_weights, weight_files
+from .weights import IsIgnored, Progress, load_weights, weight_files
 
 MAX_PARAMETERS_PER_BYTE = 4  # weights of two bits
 UNCHECKED_PARAMETERS = 1 << 28  # as many may be allocated before a truncated file is found out
@@ -61,7 +62,9 @@ def load_model(
 
         return load_transformers_model(path, device=device, dtype=dtype, ops=ops, on_progress=on_progress)
     if context_length is not None:
-        config = replace(config, rope=config.rope.within(context_length))
+        # A chunk that holds the whole context hides nothing.
+        windows = tuple(None if isinstance(w, Chunk) and w >= context_length else w for w in config.windows)
+        config = replace(config, rope=config.rope.within(context_length), windows=windows)
     own = config.quantisation
     if own is not None and own.scheme.source == "gguf" and device.type != "cpu":
         from .gguf.block_formats import four_bit_modules  # here, because it imports gguf
@@ -143,17 +146,32 @@ def _fill(
         index, count = int(expert[1]), config.experts.num_experts
         return index < count and index not in shard.experts(count)
 
+    read_tensors_into(path, config, parts, ignored, on_progress)
+
+
+def read_tensors_into(
+    path: Path,
+    config: ModelConfig,
+    parts: dict[str, Destination],
+    ignored: IsIgnored,
+    on_progress: Progress | None = None,
+    rename: Callable[[str], str] = str,
+) -> None:
+    """Fill the destinations from a checkpoint of the model `config`; `rename` changes Llama's names of its tensors.
+
+    Raises CheckpointError as `load_weights` does.
+    """
     if is_gguf(path):
         from .gguf.weights import load_gguf_weights  # needs the optional package `gguf`
 
         load_gguf_weights(path, config, parts, on_progress, ignored)
+        return
+    own = renaming(config.stored)
+    scheme = None if config.quantisation is None else config.quantisation.scheme
+    if scheme is not None and scheme.kind == "fp8" and scheme.per_tensor:
+        load_weights(path, parts, on_progress, ignored, lambda name: rename(_FP8_NAME.sub(_fp8_name, own(name))))
     else:
-        rename = renaming(config.stored)
-        scheme = None if config.quantisation is None else config.quantisation.scheme
-        if scheme is not None and scheme.kind == "fp8" and scheme.per_tensor:
-            load_weights(path, parts, on_progress, ignored, lambda name: _FP8_NAME.sub(_fp8_name, rename(name)))
-        else:
-            load_weights(path, parts, on_progress, ignored, rename)
+        load_weights(path, parts, on_progress, ignored, lambda name: rename(own(name)))
 
 
 # transformers' names of FP8 scales, of which AutoFP8, llm-compressor and vLLM have others.

@@ -15,11 +15,13 @@ import torch
 from ... import kernels
 from ...kernels import Ops
 from ...kernels.reference.experts import Routing
-from .experts_config import ExpertsConfig
+from ...kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
+from .experts_config import ExpertsConfig, StackedNames
 from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations, total_bytes
 from .mlp import DenseMlp, Mlp
 from .packed_linear import can_pack
 from .quantised.factory import make_linear
+from .quantised.mxfp4 import GROUP as MXFP4_GROUP
 from .quantised.scheme import Quantisation
 
 
@@ -48,12 +50,13 @@ class StackedExperts:
     """Dense experts in one tensor; one grouped product computes all."""
 
     weight_NOC: torch.Tensor
+    bias_NO: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
-        return ops.grouped_matmul(x, self.weight_NOC, ends_N, rows_P)
+        return _add_bias(ops.grouped_matmul(x, self.weight_NOC, ends_N, rows_P), self.bias_NO, ends_N)
 
     def expert(self, index: int) -> Linear:
-        return DenseLinear(self.weight_NOC[index])
+        return DenseLinear(self.weight_NOC[index], None if self.bias_NO is None else self.bias_NO[index])
 
     def each(self, change: Callable[[Linear], Linear]) -> ExpertLinear:
         return self
@@ -63,7 +66,15 @@ class StackedExperts:
 
     @property
     def nbytes(self) -> int:
-        return self.weight_NOC.nbytes
+        return total_bytes(self.weight_NOC, self.bias_NO)
+
+
+def _add_bias(y_PO: torch.Tensor, bias_NO: torch.Tensor | None, ends_N: torch.Tensor) -> torch.Tensor:
+    """Add each row's expert's bias, in place."""
+    if bias_NO is None:
+        return y_PO
+    places_P = torch.arange(len(y_PO), device=y_PO.device)
+    return y_PO.add_(bias_NO[torch.searchsorted(ends_N, places_P, right=True)])
 
 
 @dataclass(slots=True)
@@ -77,6 +88,7 @@ class SeparateExperts:
     linears: tuple[Linear, ...]
     stacked: Any = None  # `Codes` of all experts
     orders_NC: torch.Tensor | None = None  # input of each column of the codes, where groups have inputs of any place
+    bias_NO: torch.Tensor | None = None  # of stacked experts
 
     def __call__(self, x: torch.Tensor, ends_N: torch.Tensor, rows_P: torch.Tensor | None, ops: Ops) -> torch.Tensor:
         if self.stacked is not None:
@@ -86,7 +98,7 @@ class SeparateExperts:
                 orders_PC = self.orders_NC[torch.searchsorted(ends_N, pairs_P, right=True)]
                 x, rows_P = x[(pairs_P if rows_P is None else rows_P)[:, None], orders_PC], None
             y: torch.Tensor = first.product(x, self.stacked, (ends_N, rows_P), fixed=ops.deterministic)
-            return y
+            return _add_bias(y, self.bias_NO, ends_N)
         x_PC = x if rows_P is None else x[rows_P]
         some = list(kernels.expert_ranges(ends_N)) or [(0, 0, 0)]
         return torch.cat([self.linears[n](x_PC[start:end]) for n, start, end in some])
@@ -116,13 +128,16 @@ class SeparateExperts:
         inputs = [getattr(layer, "input_scale_1", None) for layer in layers]
         if inputs[0] is not None:  # rows are rounded before they are given to experts
             layers[0].input_scale_1 = torch.cat(inputs).amax(0, keepdim=True)
+        if layers[0].bias_N is not None:  # the kernel would add the first expert's to all
+            self.bias_NO = torch.stack([layer.bias_N for layer in layers])
         for layer in layers:
+            layer.bias_N = None
             layer.release()
 
     @property
     def nbytes(self) -> int:
         if self.stacked is not None:
-            return total_bytes(self.stacked.codes, self.stacked.scale, self.stacked.base)
+            return total_bytes(self.stacked.codes, self.stacked.scale, self.stacked.base, self.bias_NO)
         return sum(linear.nbytes for linear in self.linears)
 
 
@@ -132,6 +147,7 @@ def make_experts(
     outputs: int,
     inputs: int,
     *,
+    bias: bool = False,
     device: torch.device | str,
     dtype: torch.dtype,
     grouped: bool,
@@ -143,10 +159,12 @@ def make_experts(
     """
     dense = quantisation is None or all(quantisation.scheme_of(name) is None for names in modules for name in names)
     if dense and (grouped or not can_pack(device, dtype)):
-        return StackedExperts(torch.empty((len(modules), outputs, inputs), device=device, dtype=dtype))
+        weight_NOC = torch.empty((len(modules), outputs, inputs), device=device, dtype=dtype)
+        bias_NO = torch.empty((len(modules), outputs), device=device, dtype=dtype) if bias else None
+        return StackedExperts(weight_NOC, bias_NO)
     return SeparateExperts(
         tuple(
-            make_linear(quantisation, names, outputs, inputs, bias=False, device=device, dtype=dtype)
+            make_linear(quantisation, names, outputs, inputs, bias=bias, device=device, dtype=dtype)
             for names in modules
         )
     )
@@ -206,21 +224,36 @@ class MixtureMlp:
         return self.total(self.parts(x_TE, ops))
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
-        routing = self.route(x_TE, ops)
+        routing, inputs, rows_P = self.routed(x_TE, ops)
         parts_TE = []
         for experts in self.slices:
-            gate_up_PJ = experts.gate_up(x_TE, routing.ends_N, routing.tokens_P, ops)
-            y_PE = experts.down(ops.silu_and_mul(gate_up_PJ), routing.ends_N, None, ops)
+            gate_up_PJ = experts.gate_up(inputs, routing.ends_N, rows_P, ops)
+            y_PE = experts.down(self.activate(gate_up_PJ, ops), routing.ends_N, None, ops)
             parts_TE.append(ops.combine_experts(y_PE, routing.place_P, routing.weights_TK))
         return self.add_shared(parts_TE, x_TE, ops)
 
-    def route(self, x_TE: torch.Tensor, ops: Ops) -> Routing:
-        """Choose the tokens' experts."""
+    def activate(self, gate_up_PJ: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """Apply the experts' activation: [P, 2I] to [P, I]."""
+        swiglu = self.config.swiglu
+        return ops.silu_and_mul(gate_up_PJ) if swiglu is None else ops.clamped_swiglu(gate_up_PJ, *swiglu)
+
+    def routed(self, x_TE: torch.Tensor, ops: Ops) -> tuple[Routing, torch.Tensor, torch.Tensor | None]:
+        """Choose the tokens' experts; return these, and the experts' inputs: the rows of a tensor, all if None."""
         groups = self.config.groups
-        if groups is None:
-            return ops.route(self.router(x_TE), self.config.num_per_token, self.config.normalised)
-        # The router is float32.
-        return ops.route_by_groups(self.router(x_TE.float()), self.bias_N, groups)
+        if groups is not None:  # the router is float32
+            routing = ops.route_by_groups(self.router(x_TE.float()), self.bias_N, groups)
+            return routing, x_TE, routing.tokens_P
+        scores_TN = self.router(x_TE)
+        routing = ops.route(scores_TN, self.config.num_per_token, self.config.normalised)
+        if not self.config.scales_inputs:
+            return routing, x_TE, routing.tokens_P
+        places_P = torch.arange(len(routing.tokens_P), device=x_TE.device)
+        experts_P = torch.searchsorted(routing.ends_N, places_P, right=True)
+        scores_P1 = scores_TN[routing.tokens_P, experts_P].float()[:, None]
+        # A vector's end is computed by other instructions than its middle.
+        scales_P1 = in_fixed_rows(torch.sigmoid, scores_P1, FIXED_ROWS) if ops.deterministic else scores_P1.sigmoid()
+        inputs_PE = x_TE[routing.tokens_P] * scales_P1.to(x_TE.dtype)
+        return routing._replace(weights_TK=torch.ones_like(routing.weights_TK)), inputs_PE, None
 
     def add_shared(self, parts_TE: Sequence[torch.Tensor], x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
         """Add the shared expert's outputs, if there is one."""
@@ -251,34 +284,65 @@ class MixtureMlp:
 
     def destinations(self, prefix: str) -> dict[str, Destination]:
         names, size = self.config.names, self.config.intermediate_size
-        if self.config.stacked:
-            parts = self._stacked_destinations(f"{prefix}.{names.block}")
-            return parts if self.shared is None else {**parts, **self.shared.destinations(prefix)}
-        parts = stacked_destinations(f"{prefix}.{names.block}", [("gate", self.config.num_experts)], self.router)
-        for index in self.held:
+        router = [(names.router, self.config.num_experts)]
+        parts = stacked_destinations(f"{prefix}.{names.block}", router, self.router)
+        if self.config.stacked is not None:
+            parts |= self._stacked_destinations(f"{prefix}.{names.block}", self.config.stacked)
+        for index in self.held if self.config.stacked is None else ():
             expert = f"{prefix}.{names.block}.experts.{index}"
             gate_up, down = self.expert(index)
             parts |= stacked_destinations(expert, [(names.gate, size), (names.up, size)], gate_up)
             parts |= stacked_destinations(expert, [(names.down, self.hidden_size)], down)
         if self.bias_N is not None:
-            name = f"{prefix}.{names.block}.gate.e_score_correction_bias"
-            parts[name] = Destination(tuple(self.bias_N.shape), self.bias_N.copy_)
+            parts[f"{prefix}.{names.block}.{names.bias}"] = Destination((len(self.bias_N),), self._put_bias)
         return parts if self.shared is None else {**parts, **self.shared.destinations(prefix)}
 
-    def _stacked_destinations(self, block: str) -> dict[str, Destination]:
-        """Return the destinations of tensors [N, outputs, inputs] of all experts. Raises ValueError unless all are
-        dense."""
-        parts = stacked_destinations(f"{block}.router", [("layer", self.config.num_experts)], self.router)
-        for place, name in enumerate(("input_linear", "output_linear")):
-            size = (2 * self.config.intermediate_size, self.hidden_size)[place]
-            each = [self.expert(n)[place].row_destinations(0, size) for n in range(self.config.num_experts)]
-            if any(list(one) != ["weight"] for one in each):
-                raise ValueError(f"{block}.{name}: stacked experts are read as dense tensors only")
-            weights = [one["weight"] for one in each]
+    def _put_bias(self, stored: torch.Tensor) -> None:
+        assert self.bias_N is not None
+        self.bias_N.copy_(stored.view(-1))  # ERNIE's is [1, N]
 
-            def put(stored: torch.Tensor, weights: Sequence[Destination] = weights) -> None:
-                for own, weight in zip(weights, stored, strict=True):
-                    own.put(weight)
-
-            parts[f"{block}.{name}.weight"] = Destination((len(weights), *weights[0].shape), put)
+    def _stacked_destinations(self, block: str, names: StackedNames) -> dict[str, Destination]:
+        """Return the destinations of tensors of all experts. Raises ValueError when their format is not read so."""
+        size, parts = self.config.intermediate_size, dict[str, Destination]()
+        pairs = [self.expert(index) for index in self.held]
+        gates, ups = ([gate_up.row_destinations(start, size) for gate_up, _ in pairs] for start in (0, size))
+        downs = [down.row_destinations(0, self.hidden_size) for _, down in pairs]
+        for name, sections in ((names.gate_up, [gates, ups]), (names.down, [downs])):
+            for last in sections[0][0]:
+                stored = _STACKED_ENDS.get(last)
+                if stored is None:
+                    raise ValueError(f"{block}.{name}: stacked experts are read as dense tensors and in MXFP4 only")
+                pieces = [[one[last] for one in section] for section in sections]
+                end = names.end if last == "weight" else stored
+                parts[f"{block}.{name}{end}"] = self._all_experts(pieces, names, last)
         return parts
+
+    def _all_experts(self, pieces: list[list[Destination]], names: StackedNames, last: str) -> Destination:
+        """Return the destination of one stored tensor of all experts.
+
+        `pieces` are those of each held expert, of gates and ups or of one matrix.
+        """
+        first, held = pieces[0][0], self.held
+        transposed, alternating = names.transposed and last == "weight", names.alternating and len(pieces) == 2
+        plain = [len(pieces) * first.shape[0], *first.shape[1:]]
+        shape = plain[::-1] if transposed else plain
+        if last == "weight_packed":  # a group's 32 numbers are 16 bytes
+            shape = [shape[0], shape[1] // (MXFP4_GROUP // 2), MXFP4_GROUP // 2]
+
+        def put(stored: torch.Tensor) -> None:
+            for place, index in enumerate(held):
+                matrix = stored[index].flatten(1) if last == "weight_packed" else stored[index]
+                matrix = matrix.t() if transposed and list(stored.shape[1:]) == shape else matrix
+                count = len(pieces)
+                rows = [matrix[part::count] for part in range(count)] if alternating else matrix.chunk(count)
+                for own, part in zip(pieces, rows, strict=True):
+                    piece = own[place]
+                    piece.put(part if piece.part is None else part[piece.part])
+
+        count = self.config.num_experts
+        other_shape = (count, *plain) if names.either_way else None
+        return Destination((count, *shape), put, first.dtypes, other_shape=other_shape)
+
+
+# Names of an expert's tensors, and what the names of those of all experts end in.
+_STACKED_ENDS = {"weight": "", "bias": "_bias", "weight_packed": "_blocks", "weight_scale": "_scales"}

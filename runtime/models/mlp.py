@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import Ops
-from .families import Activation
+from .families.row import Activation
 from .linear import Destination, Linear, Loadable, stacked_destinations
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels import Ops
-from .families import NormKind
+from .families.row import NormKind
 from .linear import Destination
 
 

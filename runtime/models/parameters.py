@@ -17,7 +17,7 @@ import torch
 
 from .config import LayerPart, ModelConfig
 from .experts_config import ExpertsConfig
-from .families import NormPlacement
+from .families.row import NormPlacement
 from .latent.attention import LatentParameters
 from .linear import DenseLinear, Destination, JoinedLinear, Linear, Loadable, stacked_destinations
 from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
@@ -34,7 +34,9 @@ from .parallel.layers import (
     VocabParallelEmbedding,
 )
 from .quantised.block_linear import BlockLinear
+from .quantised.blockwise import BLOCK
 from .quantised.factory import make_linear, make_vocabulary
+from .quantised.mxfp4 import GROUP as MXFP4_GROUP
 from .recurrent.config import RecurrentConfig
 from .recurrent.layer import RecurrentLayer, projection_modules
 from .recurrent.mixture import LATENT_NAMES, UngatedMixture
@@ -77,6 +79,8 @@ class LayerParameters:
     qk_norm_HD: torch.Tensor | None  # [H + K, D]: weights of the norm of queries, then of keys
     o: Linear  # H * D -> E
     mlp: Mlp
+    rotated_norms_2D: torch.Tensor | None = None  # weights of norms of rotated queries and keys
+    sinks_H: torch.Tensor | None = None  # float32, logits of attention without values
     latent: LatentParameters | None = None  # of latent attention, whose `qkv` is its first products
     recurrent: RecurrentLayer | None = None  # None: the layer attends
     part: LayerPart = "both"
@@ -152,6 +156,18 @@ def allocate_parameters(
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
 
+    def check_slices(module: str, size: int, kind: str = "outputs") -> None:
+        """Refuse slices that straddle the blocks of a format."""
+        scheme = None if config.quantisation is None or not cut else config.quantisation.scheme_of(module)
+        block = 0 if scheme is None else BLOCK if scheme.source == "fp8" else 0
+        if scheme is not None and scheme.kind == "mxfp4" and kind == "inputs":
+            block = MXFP4_GROUP
+        if block and size % block:
+            raise ValueError(
+                f"{module}: in {num_slices} slices (tp or deterministic) each has {size} {kind}, "
+                f"which blocks of {block} do not divide"
+            )
+
     def linear(index: int, names: str, sizes: list[int], inner: int, bias: bool) -> Linear:
         modules = [f"model.layers.{index}.{name}" for name in names.split()]
         quantisation = config.quantisation
@@ -163,12 +179,17 @@ def allocate_parameters(
         if not cut:
             return linear(index, names, [section.rows for section in sections], inner, bias)
         sizes = [section.size for section in sections]
+        for number, section in enumerate(sections):
+            if section.num_pieces > 1:
+                name = names.split()[min(number, len(names.split()) - 1)]
+                check_slices(f"model.layers.{index}.{name}", section.size)
         slices = [linear(index, names, sizes, inner, bias) for _ in group.shard.slices]
         return ColumnParallelLinear(group.shard, sections, slices)
 
     def rows(index: int, name: str, out: int, inner: int, bias: bool) -> Linear:
         if not cut:
             return linear(index, name, [out], inner, bias)
+        check_slices(f"model.layers.{index}.{name}", inner // num_slices, "inputs")
         slices = [linear(index, name, [out], inner // num_slices, bias=False) for _ in group.shard.slices]
         return RowParallelLinear(group, inner, tensor(out) if bias else None, slices)
 
@@ -232,28 +253,27 @@ def allocate_parameters(
             held = group.shard.experts(experts.num_experts)
             gates_ups, downs = gates_ups[held.start : held.stop], downs[held.start : held.stop]
         inner, slice_indices = (size, (0,)) if group.shard.whole_experts else (size // num_slices, group.shard.slices)
+        if not group.shard.whole_experts:
+            check_slices(gates_ups[0][0], inner)
+            check_slices(downs[0][0], inner, "inputs")
         slices = tuple(
             ExpertSlice(
-                experts_of(gates_ups, outputs=2 * inner, inputs=E),
-                experts_of(downs, outputs=E, inputs=inner),
+                experts_of(gates_ups, outputs=2 * inner, inputs=E, bias=experts.biases),
+                experts_of(downs, outputs=E, inputs=inner, bias=experts.biases),
             )
             for _ in slice_indices
         )
         if experts.groups is not None:
-            shared = (
-                dense(index, f"{names.block}.shared_experts", experts.shared_size, False)
-                if experts.shared_size
-                else None
-            )
+            shared = dense(index, names.shared, experts.shared_size, False) if experts.shared_size else None
             router = DenseLinear(torch.empty((experts.num_experts, E), device=device, dtype=torch.float32))
-            bias_N = torch.empty(experts.num_experts, device=device) if experts.groups.sigmoid else None
+            bias_N = torch.empty(experts.num_experts, device=device) if experts.choice_bias else None
             return mixture(experts, E, router, slices, shared, bias_N)
-        router = DenseLinear(tensor(experts.num_experts, E))
+        router = DenseLinear(tensor(experts.num_experts, E), tensor(experts.num_experts) if experts.biases else None)
         shared: Mlp | None = None
-        if experts.shared_size is not None and experts.stacked:
-            shared = dense(index, "mlp", experts.shared_size, False)
+        if experts.shared_size is not None and not experts.has_shared_gate:
+            shared = dense(index, names.shared, experts.shared_size, False)
         elif experts.shared_size is not None:
-            mlp = dense(index, f"{names.block}.shared_expert", experts.shared_size, False)
+            mlp = dense(index, names.shared, experts.shared_size, False)
             shared = SharedExpert(mlp, DenseLinear(tensor(1, E)), names.block)
         return mixture(experts, E, router, slices, shared)
 
@@ -311,6 +331,11 @@ def allocate_parameters(
             return found
         return found._replace(mlp_in=None) if part == "mixer" else found._replace(attention_in=None)
 
+    def qk_norm(index: int) -> torch.Tensor | None:
+        if config.qk_norm in ("without weights", "per head after rope"):
+            return None if config.uses_second_rope(index) else tensor(local_heads, D).fill_(1)
+        return tensor(local_heads, D) if config.qk_norm is not None else None
+
     def layer(index: int) -> LayerParameters:
         own, part = config.recurrent, config.part(index)
         if part == "mlp":
@@ -330,9 +355,11 @@ def allocate_parameters(
         return LayerParameters(
             norms=norms(part),
             qkv=projections(index),
-            qk_norm_HD=tensor(local_heads, D) if config.qk_norm is not None else None,
+            qk_norm_HD=qk_norm(index),
             o=rows(index, "self_attn.o_proj", E, H * config.output_dim, config.o_bias),
             mlp=mlp(index),
+            rotated_norms_2D=tensor(2, D) if config.qk_norm == "per head after rope" else None,
+            sinks_H=torch.empty(group.shard.heads(config), device=device) if config.sinks else None,
             latent=latent(index),
             part=part,
         )
@@ -397,7 +424,10 @@ def checkpoint_destinations(
             if config.output_gate:
                 heads.append(("q_gate", H * D))
         parts |= stacked_destinations(f"{prefix}.self_attn", heads, layer.qkv)
-        if layer.qk_norm_HD is not None:
+        if layer.rotated_norms_2D is not None:
+            for name, weight_D in zip(("query_layernorm", "key_layernorm"), layer.rotated_norms_2D, strict=True):
+                whole(f"{prefix}.self_attn.{name}.weight", weight_D)
+        elif layer.qk_norm_HD is not None and config.qk_norm != "without weights":
             norms = ("q_norm", layer.qk_norm_HD[:H_local]), ("k_norm", layer.qk_norm_HD[H_local:])
             for name, weight_HD in norms:
                 weight = weight_HD.view(-1) if config.qk_norm == "all heads" else weight_HD
@@ -405,6 +435,9 @@ def checkpoint_destinations(
                 parts[f"{prefix}.self_attn.{name}.weight"] = norm_destination(
                     weight, shape, plus_one=config.norm == "rms_plus_one"
                 )
+        if layer.sinks_H is not None:
+            own = slice(group.shard.rank * H_local, (group.shard.rank + 1) * H_local)
+            parts[f"{prefix}.self_attn.sinks"] = Destination((H,), layer.sinks_H.copy_, part=(own,))
         parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o) | mlp_parts
     parts = as_stored(parts, config, group.stage.layers(config))
     if not group.stage.has_ends:

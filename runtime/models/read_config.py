@@ -8,7 +8,7 @@ from ..protocol.config import ModelImplName
 from .config import ModelConfig, parse_config
 from .config_fields import read_json_object
 from .errors import CheckpointError, UnsupportedField
-from .families import FAMILIES
+from .families.table import FAMILIES
 from .gguf.file import is_gguf, open_gguf
 
 

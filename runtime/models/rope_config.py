@@ -79,6 +79,9 @@ def parse_rope(
     kind = rope.one_of("type" if "rope_type" not in rope.raw else "rope_type", _TYPES, default="default")
     theta = (rope if rope.raw.get("rope_theta") is not None else config).number("rope_theta", default=10000.0)
     rotary_dim = _rotary_dim(config, rope, head_dim, share_field)
+    if kind == "dynamic" and rope.raw.get("alpha") is not None:  # Hunyuan: a larger base, whatever the length
+        theta *= rope.number("alpha") ** (head_dim / (head_dim - 2))
+        kind = "default"
     if kind == "default":
         return RopeConfig(type="default", theta=theta, original_context=max_positions, rotary_dim=rotary_dim)
     if kind in ("longrope", "su"):

@@ -52,13 +52,14 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
         attention = E * latent.key_size + latent.rank * H * latent.expanded_size + H * latent.value_size * E
         attention += E * queries if latent.query_rank is None else latent.query_rank * (E + queries)
         latent_norms = latent.rank + (latent.query_rank or 0)
+    sinks = config.sinks * H
     biases = config.qkv_bias * (H + 2 * K) * D + config.o_bias * E
     mixture = config.experts
     num_mixtures = sum(mixture.layers) if mixture is not None else 0
     if config.output_gate:
         attention += E * H * D
     mixer = config.num_kv_layers * (attention + biases)
-    small = config.num_kv_layers * (_qk_norms(config) + latent_norms)
+    small = config.num_kv_layers * (_qk_norms(config) + latent_norms + sinks)
     if (recurrent := config.recurrent) is not None:
         both = E * (recurrent.projected + recurrent.inner) + recurrent.projection_bias * (recurrent.projected + E)
         mixer += recurrent.num_layers * both
@@ -68,15 +69,17 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
     experts = shared = routers = 0
     if mixture is not None:
         matrices, width = mixture.num_matrices, mixture.latent_size or E
-        experts = num_mixtures * mixture.num_experts * matrices * width * mixture.intermediate_size
+        own_biases = mixture.biases * (2 * mixture.intermediate_size + E)
+        each = matrices * width * mixture.intermediate_size + own_biases
+        experts = num_mixtures * mixture.num_experts * each
         shared = num_mixtures * matrices * E * (mixture.shared_size or 0)
         if mixture.latent_size is not None:
             shared += num_mixtures * 2 * E * mixture.latent_size
         if not mixture.names.gate and config.mlp_bias:  # of the products beside the experts
             shared += num_mixtures * sum(size + E for size in (mixture.shared_size, mixture.latent_size) if size)
         routers = num_mixtures * E * (mixture.num_experts + mixture.has_shared_gate)
-        if mixture.groups is not None and mixture.groups.sigmoid:
-            routers += num_mixtures * mixture.num_experts
+        routers += num_mixtures * mixture.num_experts * mixture.biases
+        routers += num_mixtures * mixture.num_experts * mixture.choice_bias
     mlps = (config.num_mlps - num_mixtures) * dense + shared + experts
     norm = E * {"layer_norm": 2, "layer_norm_plus_one": 2, "layer_norm_plain": 0}.get(config.norm, 1)
     num_norms = {"sandwich": 4, "parallel": 1, "one": 1}.get(config.norm_placement, 2)
@@ -98,4 +101,11 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
 def _qk_norms(config: ModelConfig) -> int:
     """Return the parameters of a layer's norms of queries and keys."""
     heads, D = config.num_heads + config.num_kv_heads, config.head_dim
-    return {None: 0, "per head": 2 * D, "all heads": heads * D, "layer norm per head": heads * D}[config.qk_norm]
+    return {
+        None: 0,
+        "without weights": 0,
+        "per head after rope": 2 * D,
+        "per head": 2 * D,
+        "all heads": heads * D,
+        "layer norm per head": heads * D,
+    }[config.qk_norm]

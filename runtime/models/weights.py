@@ -89,7 +89,7 @@ def _copy(
         raise CheckpointError(file, f"the tensor {name} is stored twice")
     stored = tensors.get_slice(name)
     shape = tuple(stored.get_shape())
-    if shape != destination.shape and not _fits_any(shape, destination.shape):
+    if shape not in (destination.shape, destination.other_shape) and not _fits_any(shape, destination.shape):
         raise CheckpointError(file, f"the tensor {name} has shape {shape}, config.json asks for {destination.shape}")
     tensor = tensors.get_tensor(name) if destination.part is None else stored[destination.part]
     if destination.dtypes is None and (not tensor.is_floating_point() or tensor.itemsize < 2):
@@ -107,8 +107,8 @@ def _copy(
 
 
 def _fits_any(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Return True if the shapes are the same but for dimensions of any size, or of one number."""
-    if (shape, wanted) == ((), (1,)):
+    """Return True if the shapes are the same but for dimensions of any size, or a vector's outer one of 1."""
+    if (shape, wanted) == ((), (1,)) or shape == (1, *wanted):
         return True
     return len(shape) == len(wanted) and all(size in (own, -1) for own, size in zip(shape, wanted, strict=True))
 

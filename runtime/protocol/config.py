@@ -10,9 +10,9 @@ from msgspec import Meta
 from .sampling import AdditionalProperties
 
 OrderName = Literal["fcfs", "lpm", "dfs", "program"]
-SpeculativeName = Literal["eagle", "medusa", "draft", "early-exit", "suffix", "ngram", "off"]
+SpeculativeName = Literal["eagle", "medusa", "mtp", "draft", "early-exit", "suffix", "ngram", "lookahead", "off"]
 # Draft sources that run beside the model, on its device. The scheduler makes the other drafts, from texts.
-SOURCES_ON_DEVICE: frozenset[SpeculativeName] = frozenset({"eagle", "medusa", "draft", "early-exit"})
+SOURCES_ON_DEVICE: frozenset[SpeculativeName] = frozenset({"eagle", "medusa", "mtp", "draft", "early-exit"})
 KernelsName = Literal["auto", "triton", "reference"]
 GrammarBackendName = Literal["native", "llguidance", "xgrammar", "outlines"]
 ModelImplName = Literal["auto", "native", "transformers"]
@@ -244,8 +244,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         SpeculativeName | None,
         Meta(
             description="draft source; default: eagle when the model has a head beside it, else off, "
-            "as for models under 50M parameters on a CPU; early-exit drafts by the model's first layers, suffix and "
-            "ngram from texts"
+            "as for models under 50M parameters on a CPU; mtp drafts by the checkpoint's own prediction layers, "
+            "early-exit by the model's first layers, suffix and ngram from texts, lookahead by the model's own n-grams"
         ),
     ] = None
     speculative_draft_model: Annotated[

@@ -25,7 +25,9 @@ from .calibration import CalibratedTensors, calibrate
 from .int4_matrix import packed_tensors, round_to_nearest
 
 FOUR_BITS = ("int4-rtn", "awq", "gptq")
-_MLP = r"mlp\.(?:experts\.\d+\.|shared_experts?\.)?(?:\w+_proj|c_fc)|block_sparse_moe\.experts\.\d+\.w[123]"
+_MLP = (
+    r"mlp\.(?:experts\.\d+\.|shared_experts?\.|shared_mlp\.)?(?:\w+_proj|c_fc)|block_sparse_moe\.experts\.\d+\.w[123]"
+)
 LINEAR_WEIGHT = re.compile(rf"(model\.layers\.\d+\.(?:self_attn\.\w+_proj(?:_with_mqa)?|{_MLP}))\.weight")
 
 
@@ -56,7 +58,8 @@ def write_quantised(
     config = read_config(source)
     if config.quantisation is not None:
         raise CheckpointError(source, f"holds {config.quantisation.scheme.kind} weights already")
-    if config.stored.renames or config.stored.transposed or config.recurrent is not None:
+    in_one_tensor = config.experts is not None and config.experts.stacked is not None
+    if config.stored.renames or config.stored.transposed or config.recurrent is not None or in_one_tensor:
         raise CheckpointError(
             source, f"{config.architecture} names its tensors otherwise: quantize it while loading (--quantize)"
         )

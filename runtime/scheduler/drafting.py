@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from ..protocol.config import SOURCES_ON_DEVICE, CoreConfig
+from ..speculation.lookahead import Lookahead
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
 from .batch import Batch, ScheduledRequest
@@ -149,6 +150,10 @@ class Drafting:
         request.draft = _remaining_draft(result.draft, request, row, result)
         if row.parents is not None:
             num_right = len(result.tokens) - 1
+            if request.lookahead is not None and result.after_nodes:
+                draft_tokens = row.tokens[row.num_committed :]
+                num_new = len(result.tokens)
+                request.lookahead.observe(request.tokens, num_new, draft_tokens, row.parents, result.after_nodes)
             if num_right:
                 request.next_lookup, request.lookup_interval = 0, 1
             self.counts.observe(len(row.parents), num_right)
@@ -187,6 +192,10 @@ class Drafting:
     def _tree(self, request: Request) -> DraftTree | None:
         if self._in_engine:
             return request.draft
+        if self._source == "lookahead":
+            if request.lookahead is None:
+                request.lookahead = Lookahead(request.tokens, steps=self._steps, num_tokens=self._max_draft_tokens)
+            return request.lookahead.propose(request.tokens, top_k=self._top_k, num_tokens=self._max_draft_tokens)
         if self._adaptive:
             if request.num_output < request.next_lookup:
                 return None
@@ -203,7 +212,7 @@ class Drafting:
     def _num_to_verify(
         self, requests: Sequence[Request], trees: Sequence[DraftTree], num_rows: int, limit: int
     ) -> list[int]:
-        if self._adaptive:
+        if self._adaptive and self._source != "lookahead":  # whose window is of use later
             probabilities = [
                 [self._policy.probability(request.acceptance, score) for score in tree.scores]
                 for request, tree in zip(requests, trees, strict=True)
@@ -235,7 +244,7 @@ class Drafting:
         """True if the source knows the request well enough to draft. A head lacks the features of steps that it did not
         follow; a smaller model catches up by itself."""
         first = max(request.first_step, self._num_steps - FEATURE_WINDOW)
-        return self._source != "eagle" or first > self._last_closed
+        return self._source not in ("eagle", "mtp") or first > self._last_closed
 
     def _is_worth_following(self, request: Request) -> bool:
         """True if the source knows the request, or following it may pay. The output so far predicts what is still to

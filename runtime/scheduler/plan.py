@@ -198,6 +198,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     scores: list[TokenLogprob] = []
     pooled: bytes | None = None  # float32, little-endian, if the row has a `pool_from`
     draft: DraftTree | None = None  # for the next step, from the engine's draft source
+    after_nodes: list[int] = []  # tokens sampled after each draft node, right or not; -1: none
     is_finite: bool = True  # False: the logits after `tokens` are NaN or infinite, so the sampled token is missing
 
     @property

@@ -14,6 +14,7 @@ from ...radix.cache import Lease
 from ..protocol.core import Generate, Timings
 from ..protocol.errors import RequestError, context_exceeded
 from ..protocol.sampling import DrawParams, TokenLogprob
+from ..speculation.lookahead import Lookahead
 from ..speculation.ngram import NgramIndex
 from ..speculation.tree import DraftTree
 from .embedding_pooling import EmbeddingPooling
@@ -158,6 +159,7 @@ class Request:
     num_guessed: int = 0  # draft tokens that were verified
     acceptance: Acceptance = field(default_factory=Acceptance)  # of its drafts
     ngrams: NgramIndex | None = None  # for `--speculative ngram`
+    lookahead: Lookahead | None = None  # for `--speculative lookahead`
     next_lookup: int = 2  # number of output tokens at which a draft is next looked for in texts
     lookup_interval: int = 1  # output tokens from that lookup to the next, if it is of no use
     prompt_scores: list[TokenLogprob] = field(default_factory=list)

@@ -26,6 +26,7 @@ from ..tokenizer import load_tokenizer
 from .draft_model import DraftModelSource
 from .eagle import EagleSource, draft_memory, load_head, read_fitting_config
 from .medusa import MedusaSource, is_medusa, load_medusa, medusa_bytes
+from .mtp import MtpSource, load_mtp, mtp_bytes, read_mtp_layout
 
 HEAD_FOLDER = "draft"  # folder of the head, beside the model's config.json
 _CHEAP_PARAMETERS = 50_000_000  # measured: docs/log.md
@@ -103,7 +104,7 @@ def build_source(
             "start it without --speculative",
             param="speculative",
         )
-    if name in ("eagle", "medusa", "early-exit") and not target.config.is_native:
+    if name in ("eagle", "medusa", "mtp", "early-exit") and not target.config.is_native:
         if config.speculative is None:
             return None
         raise RequestError(
@@ -115,7 +116,13 @@ def build_source(
         if config.speculative is None:
             return None
         raise RequestError(
-            f"{name} is not for models with recurrent layers: use --speculative suffix, ngram or draft",
+            f"{name} is not for models with recurrent layers: use --speculative mtp, suffix, ngram or draft",
+            param="speculative",
+        )
+    if name == "lookahead" and target.config.recurrent is not None:
+        raise RequestError(
+            "lookahead verifies trees of draft tokens, and a recurrent state follows one chain: use --speculative "
+            "mtp, suffix or ngram",
             param="speculative",
         )
     if name == "eagle":
@@ -123,6 +130,9 @@ def build_source(
         return EagleSource(head, num_pages, num_host_pages)
     if name == "medusa":
         return MedusaSource(load_medusa(_head_folder(config, path), target), target.whole_config)
+    if name == "mtp":
+        layout = read_mtp_layout(path, target.whole_config)
+        return MtpSource(load_mtp(path, layout, target), layout, num_pages, num_host_pages)
     if name == "early-exit":
         first = target.first_layers(_exit_layer(config, target.config))
         return DraftModelSource(first, num_pages, num_host_pages)
@@ -181,6 +191,9 @@ def draft_bytes(config: CoreConfig, path: Path, target: ModelConfig, dtype: torc
         return DraftBytes(page, sum(file.stat().st_size for file in folder.glob("*.safetensors")))
     if name == "medusa":
         return DraftBytes(0, medusa_bytes(_head_folder(config, path)))
+    if name == "mtp":
+        context = config.context_length or target.context_length
+        return mtp_bytes(read_mtp_layout(path, target), dtype, context)
     if name == "early-exit":
         page = kv_pool.bytes_per_page(with_layers(target, range(_exit_layer(config, target))), dtype)
         return DraftBytes(page, _scratch_pages(config) * page)

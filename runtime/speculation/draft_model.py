@@ -30,8 +30,8 @@ CATCH_UP_TOKENS = 1024  # tokens computed at once while catching up
 
 
 @dataclass
-class _GrowingTree:
-    """The unfinished tree of one row."""
+class GrowingTree:
+    """The unfinished tree of one row: a path of the likeliest tokens, and alternatives beside it."""
 
     want: DraftSpec
     row: Row  # the next token to run
@@ -50,6 +50,32 @@ class _GrowingTree:
             self.tokens.append(token)
             self.parents.append(parent)
             self.scores.append(before + min(0.0, logprob))
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the tree is deep enough, or full of nodes that are likelier than any that could follow."""
+        if self.depth >= self.want.steps:
+            return True
+        better = sum(score > self.scores[self.last_node] for score in self.scores)
+        return better >= self.want.num_tokens
+
+    @property
+    def finished(self) -> DraftTree:
+        """The likeliest of its nodes, as many as are wanted."""
+        return DraftTree(self.tokens, self.parents, self.scores).best(self.want.num_tokens)
+
+
+def add_children(growing: Sequence[GrowingTree], logits_BV: torch.Tensor) -> None:
+    """Add children of each tree's last path node by its logits, and make the likeliest the next token to run."""
+    temperature_B1 = torch.tensor([[tree.want.temperature] for tree in growing], device=logits_BV.device)
+    logprobs_BV = (logits_BV / temperature_B1).log_softmax(dim=-1)
+    most = max(tree.want.top_k for tree in growing)
+    top_BK, ids_BK = logprobs_BV.topk(min(most, logprobs_BV.shape[1]), dim=-1)
+    for tree, top, ids in zip(growing, top_BK.tolist(), ids_BK.tolist(), strict=True):
+        tree.add(list(zip(top, ids, strict=True)))
+        tree.row = msgspec.structs.replace(
+            tree.row, tokens=[tree.tokens[tree.last_node]], first_position=tree.row.first_position + 1
+        )
 
 
 class DraftModelSource:
@@ -103,7 +129,7 @@ class DraftModelSource:
         self._record_skipped()
         for row in step.rows:
             self._ledger.write(self._ledger.slots(row.pages, row.first_position, row.end), row.kept)
-        growing: dict[int, _GrowingTree] = {}
+        growing: dict[int, GrowingTree] = {}
         num_scratch = 0
         for index, row in enumerate(step.rows):
             if row.want is None or row.next_token is None:
@@ -117,14 +143,15 @@ class DraftModelSource:
             self._make_scratch(num_scratch)
             self._catch_up([step.rows[index] for index in growing], list(growing.values()))
             self._grow(list(growing.values()))
-        return [self._tree(growing.get(index)) for index in range(len(step.rows))]
+        trees = [growing.get(index) for index in range(len(step.rows))]
+        return [None if tree is None else tree.finished for tree in trees]
 
-    def _begin(self, row: DraftRow, want: DraftSpec, next_token: int, scratch: range) -> _GrowingTree:
+    def _begin(self, row: DraftRow, want: DraftSpec, next_token: int, scratch: range) -> GrowingTree:
         """Start a tree. The unfinished page and the following ones are replaced by scratch pages in the page table."""
         pages = row.pages[: row.end // PAGE_SIZE] + [self._num_pages + page for page in scratch]
-        return _GrowingTree(want, Row(rid="", tokens=[next_token], first_position=row.end, pages=pages))
+        return GrowingTree(want, Row(rid="", tokens=[next_token], first_position=row.end, pages=pages))
 
-    def _catch_up(self, rows: Sequence[DraftRow], growing: Sequence[_GrowingTree]) -> None:
+    def _catch_up(self, rows: Sequence[DraftRow], growing: Sequence[GrowingTree]) -> None:
         """Compute the tokens that the target has and this model lacks, then copy the unfinished pages."""
         missing = []
         for row in rows:
@@ -144,19 +171,10 @@ class DraftModelSource:
         ]
         self._pool.copy(copies)
 
-    def _grow(self, growing: list[_GrowingTree]) -> None:
+    def _grow(self, growing: list[GrowingTree]) -> None:
         while growing:
-            logits_BV = self._model.logits(self._run([tree.row for tree in growing]))
-            temperature_B1 = torch.tensor([[tree.want.temperature] for tree in growing], device=logits_BV.device)
-            logprobs_BV = (logits_BV / temperature_B1).log_softmax(dim=-1)
-            most = max(tree.want.top_k for tree in growing)
-            top_BK, ids_BK = logprobs_BV.topk(min(most, logprobs_BV.shape[1]), dim=-1)
-            for tree, top, ids in zip(growing, top_BK.tolist(), ids_BK.tolist(), strict=True):
-                tree.add(list(zip(top, ids, strict=True)))
-                tree.row = msgspec.structs.replace(
-                    tree.row, tokens=[tree.tokens[tree.last_node]], first_position=tree.row.first_position + 1
-                )
-            growing = [tree for tree in growing if not _is_complete(tree)]
+            add_children(growing, self._model.logits(self._run([tree.row for tree in growing])))
+            growing = [tree for tree in growing if not tree.is_complete]
 
     def _run(self, rows: list[Row]) -> torch.Tensor:
         """Hidden states of the rows' last tokens."""
@@ -167,11 +185,6 @@ class DraftModelSource:
             if replayed is not None:
                 return replayed[0]
         return self._model.hidden(decoder_inputs(rows, self._model, last, kv[0]), kv)
-
-    def _tree(self, tree: _GrowingTree | None) -> DraftTree | None:
-        if tree is None:
-            return None
-        return DraftTree(tree.tokens, tree.parents, tree.scores).best(tree.want.num_tokens)
 
     def _make_scratch(self, num_pages: int) -> None:
         if num_pages <= self._scratch:
@@ -186,11 +199,3 @@ class DraftModelSource:
 
     def _page_id(self, page: int) -> int:
         return page if page < self._num_pages else page + self._scratch
-
-
-def _is_complete(tree: _GrowingTree) -> bool:
-    """True if the tree is deep enough, or full of nodes that are likelier than any that could follow."""
-    if tree.depth >= tree.want.steps:
-        return True
-    better = sum(score > tree.scores[tree.last_node] for score in tree.scores)
-    return better >= tree.want.num_tokens

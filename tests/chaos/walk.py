@@ -180,7 +180,7 @@ def _flags(draw: random.Random) -> Flags:
         deterministic=deterministic,
         eviction=draw.choice(["lru", "lfu", "priority", "program"]),
         order=draw.choice(["fcfs", "lpm", "dfs", "program"]),
-        speculative=draw.choice(["off", "off", "ngram", "suffix", "eagle"]),
+        speculative=draw.choice(["off", "off", "ngram", "suffix", "eagle", "lookahead"]),
         frontends=draw.choice([1, 1, 2]),
         tp=tp,
         host_kv_memory=draw.choice([0.0, 0.0, 0.01]),

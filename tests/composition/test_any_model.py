@@ -26,7 +26,7 @@ from ramiform.runtime.engine import build_engine
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.decoder import Decoder
 from ramiform.runtime.models.errors import CheckpointError
-from ramiform.runtime.models.families import FAMILIES
+from ramiform.runtime.models.families.table import FAMILIES
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.models.transformers_backend import attention
@@ -117,19 +117,23 @@ NATIVE: dict[str, dict[str, Any]] = {
     "DeepseekV2": {**_ROUTED, **_LATENT, "topk_method": "group_limited_greedy"},
     "DeepseekV3": {**_ROUTED, **_LATENT},
     "Glm4MoeLite": {**_ROUTED, **_LATENT},
+    "Llama4Text": {**_LOCAL, "head_dim": 16, "intermediate_size_mlp": 40, "no_rope_layers": [1, 0],
+                   "attention_chunk_size": 18, "floor_scale": 12, "num_experts_per_tok": 1},
+    "Glm4Moe": {**_ROUTED, "head_dim": 16, "n_shared_experts": 1},
+    "Ernie4_5_Moe": {**SIZES, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24},
+    "Olmoe": {**_MANY, "intermediate_size": 24},
+    "HunYuanDenseV1": {**SIZES, "head_dim": 16},
+    "HunYuanMoEV1": {**_MANY, "head_dim": 16, "intermediate_size": 24, "moe_topk": 2},
+    "GptOss": {**_LOCAL, "head_dim": 16, **_WINDOWS},
 }  # fmt: skip
 THROUGH_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "Apertus": SIZES,
     "BitNet": SIZES,
     "Dots1": {**_ROUTED, "head_dim": 16, "n_shared_experts": 1},
-    "Ernie4_5_Moe": {**SIZES, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24},
     "FlexOlmo": _MANY,
-    "Glm4Moe": {**_ROUTED, "head_dim": 16, "n_shared_experts": 1},
-    "GptOss": {**_LOCAL, "head_dim": 16, **_WINDOWS},
     "GPTBigCode": {"vocab_size": 2048, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128,
                    "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2},
     "GraniteMoe": _LOCAL,
-    "HunYuanDenseV1": {**SIZES, "head_dim": 16},
 }  # fmt: skip
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "Bloom": (
@@ -159,8 +163,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
             config, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         with torch.no_grad():
-            for parameter in (*model.parameters(), *routing_biases(model)):
-                if parameter.dim() == 1:
+            for name, parameter in (*model.named_parameters(), *routing_biases(model)):
+                if parameter.dim() == 1 or name.endswith(("proj_bias", "correction_bias")):
                     parameter.add_(0.2 * torch.randn_like(parameter))
         path = tmp_path_factory.mktemp("checkpoint")
         model.save_pretrained(path)

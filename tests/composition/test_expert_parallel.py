@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import (
     DeepseekV3Config,
+    GptOssConfig,
+    Llama4TextConfig,
     MixtralConfig,
     MixtralForCausalLM,
     PretrainedConfig,
@@ -38,6 +40,8 @@ MODELS: dict[str, Callable[[], PretrainedConfig]] = {
     ),
     "qwen3 moe": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=24, norm_topk_prob=True),
     "deepseek v3": lambda: DeepseekV3Config(**LATENT),
+    "gpt-oss": lambda: GptOssConfig(**SIZES, num_local_experts=5, num_experts_per_tok=2, head_dim=16),
+    "llama 4": lambda: Llama4TextConfig(**SIZES, num_local_experts=5, intermediate_size_mlp=40, head_dim=16),
 }
 
 
@@ -48,7 +52,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.mark.parametrize(
     ("name", "size", "stages"),
-    [("mixtral", 4, 1), ("mixtral", 1, 1), ("qwen2 moe", 2, 1), ("qwen3 moe", 4, 1), ("deepseek v3", 2, 1)],
+    [
+        ("mixtral", 4, 1),
+        ("mixtral", 1, 1),
+        ("qwen2 moe", 2, 1),
+        ("qwen3 moe", 4, 1),
+        ("deepseek v3", 2, 1),
+        ("gpt-oss", 2, 1),
+        ("llama 4", 2, 1),
+    ],
 )
 def test_experts_over_ranks_compute_what_one_rank_does(
     checkpoint: Callable[[str], Path], name: str, size: int, stages: int

@@ -292,6 +292,9 @@ def test_trees_and_draft_heads_are_refused(model: Model) -> None:
     config = CoreConfig(device="cpu", speculative="eagle", speculative_draft_model=str(model[1]))
     with pytest.raises(RequestError, match="eagle is not for models with recurrent layers"):
         build_source(config, model[1], engine._runner.model, num_pages=8, num_host_pages=0)
+    config = CoreConfig(device="cpu", speculative="lookahead")
+    with pytest.raises(RequestError, match="lookahead verifies trees of draft tokens"):
+        build_source(config, model[1], engine._runner.model, num_pages=8, num_host_pages=0)
 
 
 def test_no_head_is_trained_that_would_be_refused(model: Model, tmp_path: Path) -> None:

@@ -221,9 +221,16 @@ def test_deterministic_logprobs_keep_their_bits_whatever_is_guessed(
         ]
 
 
-@pytest.mark.parametrize("source", ["ngram", "suffix"])
-def test_guesses_from_texts(expected: dict[str, Got], source: str) -> None:
-    got, stats, _ = run(REQUESTS, speculative=source, speculative_adaptive=False)
+TEXT_SOURCES = {
+    "ngram": {},
+    "suffix": {},
+    "lookahead": {"speculative_num_steps": 3, "speculative_num_draft_tokens": 25, "num_pages": 40},
+}
+
+
+@pytest.mark.parametrize(("source", "shape"), TEXT_SOURCES.items(), ids=TEXT_SOURCES)
+def test_guesses_from_texts(expected: dict[str, Got], source: str, shape: dict[str, Any]) -> None:
+    got, stats, _ = run(REQUESTS, speculative=source, speculative_adaptive=False, **shape)
     check(got, expected)
     assert stats.num_accepted_tokens > 0
 

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramiform.kernels import AttentionArgs, KvCache, RowSpan, for_device
+from ramiform.kernels import AttentionArgs, Chunk, KvCache, RowSpan, for_device
 from ramiform.kernels.cpu import thread_pool
 from ramiform.kernels.cpu.attention import CompiledAttention
 from ramiform.kernels.cpu.attention_plan import NUM_TILES, AttentionPlan
+from ramiform.kernels.reference.ops import DeterministicOps, ReferenceOps
 from ramiform.kernels.reference.quantise import E4M3, quantise
 
 PAGE_SIZE = 16
@@ -85,7 +86,13 @@ class Memory:
         return attention.attend(q_THD, kv, SCALE)
 
     def judge(
-        self, q_THD: torch.Tensor, rows: Sequence[RowSpan], *, window: int | None = None, cap: float | None = None
+        self,
+        q_THD: torch.Tensor,
+        rows: Sequence[RowSpan],
+        *,
+        window: int | None = None,
+        cap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         k_SKD, v_SKD = self.kv.k_SKD.double(), self.kv.v_SKD.double()
         if self.kv.k_scale_K is not None and self.kv.v_scale_K is not None:
@@ -94,12 +101,19 @@ class Memory:
         outputs = []
         for row in rows:
             for t in range(row.num_tokens):
-                slots = self.slots(row.pages, np.array(seen(row, t)[-window:] if window else seen(row, t)))
+                places = seen(row, t)
+                if isinstance(window, Chunk):
+                    places = places[(len(places) - 1) // window * window :]
+                elif window:
+                    places = places[-window:]
+                slots = self.slots(row.pages, np.array(places))
                 k_LHD, v_LHD = (x_SKD[slots].repeat_interleave(group, 1) for x_SKD in (k_SKD, v_SKD))
                 scores_HL = torch.einsum("hd,lhd->hl", q_THD[len(outputs)].double(), k_LHD) * SCALE
                 if cap is not None:
                     scores_HL = cap * torch.tanh(scores_HL / cap)
-                outputs.append(torch.einsum("hl,lhd->hd", scores_HL.softmax(-1), v_LHD))
+                if sinks_H is not None:
+                    scores_HL = torch.cat((scores_HL, sinks_H[:, None].double()), dim=1)
+                outputs.append(torch.einsum("hl,lhd->hd", scores_HL.softmax(-1)[:, : len(slots)], v_LHD))
         return torch.stack(outputs)
 
     def check(
@@ -150,7 +164,7 @@ def mixes(draw: st.DrawFn) -> list[tuple[int, int, int, list[int]]]:
     mix=mixes(),
     heads=st.tuples(st.integers(1, 3), st.integers(1, 8)),
     head_dim=st.sampled_from([6, 16, 64, 80]),
-    window=st.none() | st.sampled_from([1, 3, 40, 100]),
+    window=st.none() | st.sampled_from([1, 3, 40, 100, Chunk(1), Chunk(7), Chunk(50)]),
     cap=st.none() | st.just(5.0),
     page_size=st.sampled_from([4, 16, 24]),
     seed=st.integers(0, 1 << 20),
@@ -290,6 +304,19 @@ def test_threads_share_the_query_heads_of_one_key_head(lengths: list[int]) -> No
             assert torch.equal(memory.attend(q_THD, rows), alone)
     finally:
         thread_pool.set_num_threads(before)
+
+
+@pytest.mark.parametrize("window", [None, 30, Chunk(29)])
+@pytest.mark.parametrize(("K", "group"), [(2, 3), (1, 6)])
+def test_sinks_take_part_in_the_softmax(K: int, group: int, window: int | None) -> None:
+    memory = Memory.of(K, 32, stored=torch.int8 if K == 2 else torch.float32)
+    rows = [memory.row(900, 1), memory.row(70, 40), memory.row(60, 6, [-1, 0, 0, 2]), memory.row(0, 1)]
+    q_THD, sinks_H = memory.queries(rows, group), torch.linspace(-3, 6, K * group)
+    args = AttentionArgs(rows, memory.kv, K * group, PAGE_SIZE, window, torch.float32)
+    for cap in (None, 5.0):
+        want = memory.judge(q_THD, rows, window=window, cap=cap, sinks_H=sinks_H)
+        for ops in (for_device(CPU, attention_cap=cap), ReferenceOps(cap), DeterministicOps(cap)):
+            near(ops.attention(args).attend(q_THD, memory.kv, SCALE, sinks_H), want)
 
 
 def test_values_may_be_the_first_dimensions_of_keys() -> None:

@@ -66,6 +66,13 @@ def test_the_gate_equals_the_reference(T: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("T", NUM_TOKENS)
+def test_the_clamped_gate_equals_the_reference(T: int) -> None:
+    gate_up = random(T, 2 * 95) * 8
+    want = REFERENCE.clamped_swiglu(gate_up.double(), 1.702, 7.0)
+    torch.testing.assert_close(CPU.clamped_swiglu(gate_up, 1.702, 7.0).double(), want, **NEAR)
+
+
+@pytest.mark.parametrize("T", NUM_TOKENS)
 @pytest.mark.parametrize(("H", "K", "D"), [(4, 2, 64), (3, 3, 6), (7, 1, 2)])
 def test_rotation_and_storing_equal_the_reference(T: int, H: int, K: int, D: int) -> None:
     qkv, cos, sin = random(T, H + 2 * K, D), random(T, 1, D, seed=1), random(T, 1, D, seed=2)
@@ -173,6 +180,7 @@ def test_nan_and_infinity_propagate(number: float) -> None:
         CPU.rms_norm(x, ones, 1e-6),
         CPU.add_rms_norm(x, torch.zeros(2, 32), ones, 1e-6)[0],
         CPU.silu_and_mul(torch.cat((x, x - x), dim=1)),
+        CPU.clamped_swiglu(torch.cat((x - x, x), dim=1), 1.0, 9.0),
         packed_matmul(x, PackedMatrix.of_dense(torch.ones(4, 32))),
     ):
         assert not y[0].isfinite().all()

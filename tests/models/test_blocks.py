@@ -29,7 +29,8 @@ from ramiform.runtime.engine.build import choose_ops
 from ramiform.runtime.engine.inputs import decoder_inputs
 from ramiform.runtime.models.checkpoint import SHIPPED_MODEL
 from ramiform.runtime.models.errors import CheckpointError
-from ramiform.runtime.models.families import FAMILIES, Family
+from ramiform.runtime.models.families.row import Family
+from ramiform.runtime.models.families.table import FAMILIES
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import Group
 from ramiform.runtime.models.parameters import num_parameters

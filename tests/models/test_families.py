@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from ramiform.kernels import for_device
@@ -69,6 +70,10 @@ _LATENT = {**SIZES, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank":
 _YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64, "mscale": 0.7,
          "mscale_all_dim": 0.9, "beta_fast": 32, "beta_slow": 1}  # fmt: skip
 _TEXT = {**SIZES, "head_dim": 16, "layer_types": _LAYERS, "sliding_window": 21}
+_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_ALPHA = {"rope_type": "dynamic", "alpha": 30.0, "factor": 1.0, "rope_theta": 1e4}
+_LLAMA4 = {**SIZES, "head_dim": 16, "num_local_experts": 5, "intermediate_size_mlp": 96, "attention_chunk_size": 24,
+           "floor_scale": 16, "attn_scale": 0.3}  # fmt: skip
 
 # Class of the config, and its fields.
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -123,6 +128,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek v2 lite": ("DeepseekV2", {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 1,
                                         "rope_parameters": _YARN}),
     "deepseek v3": ("DeepseekV3", {**_LATENT, "first_k_dense_replace": 1, "rope_parameters": _YARN}),
+    "gpt oss": ("GptOss", {**_TEXT, "intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 3,
+                           "rope_parameters": {**_YARN, "mscale": None, "mscale_all_dim": None, "truncate": False}}),
+    "llama 4": ("Llama4Text", {**_LLAMA4, "no_rope_layers": [1, 0, 1], "moe_layers": [0, 1]}),
+    "llama 4, no norms": ("Llama4Text", {**_LLAMA4, "no_rope_layer_interval": 2, "use_qk_norm": False,
+                                         "interleave_moe_layer_step": 2, "num_experts_per_tok": 2,
+                                         "attn_temperature_tuning": False}),
+    "glm 4.5": ("Glm4Moe", {**SIZES, **_MOE, "n_routed_experts": 6, "n_shared_experts": 1, "use_qk_norm": True,
+                            "head_dim": 24, "attention_bias": True, "routed_scaling_factor": 1.4}),
+    "ernie 4.5 moe": ("Ernie4_5_Moe", {**SIZES, "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24}),
+    "olmoe": ("Olmoe", {**SIZES, "intermediate_size": 48, "num_experts": 5, "num_experts_per_tok": 2}),
+    "hunyuan": ("HunYuanDenseV1", {**SIZES, "head_dim": 24, "rope_parameters": _ALPHA}),
+    "hunyuan moe": ("HunYuanMoEV1", {**SIZES, "head_dim": 16, "num_experts": 4, "moe_topk": [3, 3, 3]}),
     "glm 4.7 flash": ("Glm4MoeLite", {**_LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False}),
 }  # fmt: skip
 Checkpoint = Callable[[str], Path]
@@ -137,15 +154,15 @@ def make_judge(name: str) -> PreTrainedModel:
     config = getattr(transformers, f"{kind}Config")(**fields)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        for parameter in (*model.parameters(), *routing_biases(model)):
-            if parameter.dim() == 1:
+        for name, parameter in (*model.named_parameters(), *routing_biases(model)):
+            if parameter.dim() == 1 or name.endswith(("proj_bias", "correction_bias")):
                 parameter.add_(0.3 * torch.randn_like(parameter))
     return model.eval()
 
 
-def routing_biases(model: PreTrainedModel) -> list[torch.Tensor]:
+def routing_biases(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
     """The stored buffers of routers, which are no parameters to transformers."""
-    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +212,7 @@ def test_a_prompt_in_one_pass(name: str, checkpoint: Checkpoint) -> None:
 def test_parameters_are_counted_as_the_judge_counts_them(name: str, checkpoint: Checkpoint) -> None:
     config = read_config(checkpoint(name))
     judge = make_judge(name)
-    assert num_parameters(config) == judge.num_parameters() + sum(bias.numel() for bias in routing_biases(judge))
+    assert num_parameters(config) == judge.num_parameters() + sum(bias.numel() for _, bias in routing_biases(judge))
     assert model_size(config).num_parameters == num_parameters(config)
 
 
@@ -249,7 +266,7 @@ def test_weights_rounded_while_loading(name: str, checkpoint: Checkpoint) -> Non
     assert 0 < float((logits(checkpoint(name), quantize="int8") - exact).norm() / exact.norm()) < 0.1
 
 
-@pytest.mark.parametrize("name", ["phi 3", "helium", "granite", "olmo 3"])
+@pytest.mark.parametrize("name", ["phi 3", "helium", "granite", "olmo 3", "hunyuan moe"])
 def test_a_written_checkpoint_equals_rounding_while_loading(name: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
     write_quantised(checkpoint(name), tmp_path / "int8", "int8")
     torch.testing.assert_close(
@@ -260,6 +277,8 @@ def test_a_written_checkpoint_equals_rounding_while_loading(name: str, checkpoin
 def test_a_family_with_other_names_is_not_written_quantised(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="GPT2LMHeadModel names its tensors otherwise"):
         write_quantised(checkpoint("gpt 2"), tmp_path / "out", "int8")
+    with pytest.raises(CheckpointError, match="GptOssForCausalLM names its tensors otherwise"):
+        write_quantised(checkpoint("gpt oss"), tmp_path / "out", "int8")
     with pytest.raises(CheckpointError, match="gptq does not know how HeliumForCausalLM lays out its heads"):
         write_quantised(checkpoint("helium"), tmp_path / "out", "gptq", text="any")
 
@@ -332,8 +351,13 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
                                 "linear_key_head_dim": 12, "linear_value_head_dim": 10,
                                 "rope_parameters": {**_SECTIONS, "partial_rotary_factor": 0.5}},
                 "vision_config": _QWEN_VISION, **_QWEN_TOKENS},
+    "Qwen3VLMoe": {"text_config": {**_QWEN_TEXT, **_MOE, "num_experts": 5}, "vision_config": _QWEN_VISION,
+                   **_QWEN_TOKENS},
     "Mistral3": {"text_config": {"model_type": "mistral", **SIZES}, "image_token_index": 200,
                  "vision_config": {"model_type": "pixtral", **_VISION}},
+    "Llama4": {"text_config": {**_LLAMA4, "no_rope_layers": [1, 0, 1]}, "image_token_index": 200,
+               "vision_config": {**_VISION, "vision_output_dim": 32, "projector_input_dim": 32,
+                                 "projector_output_dim": 32}},
     "Llava": {"text_config": {"model_type": "llama", **SIZES}, "image_token_index": 200,
               "vision_config": {"model_type": "clip_vision_model", "projection_dim": 32, **_VISION}},
 }  # fmt: skip
@@ -355,6 +379,19 @@ def test_the_text_part_of_multimodal_checkpoints(kind: str, tmp_path: Path) -> N
     got = torch.cat([forward(model, pool, [row])[0] for row in rows_of(prompt, pages, sizes)])
     with torch.inference_mode():
         assert_close(got, judge(input_ids=torch.tensor([prompt])).logits[0])
+
+
+def test_experts_in_one_tensor_may_be_stored_either_way(tmp_path: Path) -> None:
+    """Qwen3-VL's mixtures are published with inputs before outputs, and written by transformers 5 the other way."""
+    torch.manual_seed(1)
+    config = transformers.Qwen3VLMoeConfig(**MULTIMODAL["Qwen3VLMoe"])
+    transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    expected = logits(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if ".mlp.experts." in name]:
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(logits(tmp_path), expected)
 
 
 def test_a_text_part_of_another_kind_is_refused(tmp_path: Path) -> None:

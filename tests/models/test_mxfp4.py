@@ -93,6 +93,9 @@ def test_gpt_oss_in_mxfp4_scores_as_its_widened_weights(gpt_oss: tuple[Path, Pat
         logprobs = judge.eval()(torch.tensor([TOKENS])).logits[0].log_softmax(1)
     expected = [float(logprobs[place, token]) for place, token in enumerate(TOKENS[1:])]
     torch.testing.assert_close(torch.tensor(scores(packed)), torch.tensor(expected), rtol=0.02, atol=0.06)
+    for num_slices in (1, 2):  # as one rank, and as two ranks do
+        found = logits(packed, group=SingleRank(Shard(num_slices=num_slices)))
+        assert ((found - logits(dense)).norm() / logits(dense).norm()).item() < 0.03  # inputs are rounded
     model = load_model(packed, device=torch.device("cpu"), dtype=torch.float32, impl="transformers")
     names = dict(model._model.named_parameters())  # type: ignore[attr-defined]
     assert not any(name.endswith(("_blocks", "experts.gate_up_proj")) for name in names)

@@ -16,11 +16,13 @@ from transformers import LlamaConfig, MixtralConfig, Qwen2Config, Qwen2MoeConfig
 
 from ramiform.runtime.engine import KvMemory, KvPool
 from ramiform.runtime.engine.inputs import decoder_inputs
+from ramiform.runtime.models.config_fields import ConfigFields
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.load import load_model
 from ramiform.runtime.models.parallel.group import SingleRank
 from ramiform.runtime.models.parallel.shard import Shard
 from ramiform.runtime.models.quantised import int4_packing
+from ramiform.runtime.models.quantised.config import parse_quantisation
 from ramiform.runtime.models.quantised.eight_bit import EightBitLinear
 from ramiform.runtime.models.quantised.int4 import Int4Linear
 from ramiform.runtime.models.quantised.rounding import fp8_as_bfloat16, fp8_rows, int4_groups, int8_rows
@@ -166,6 +168,29 @@ def test_blocks_of_fp8_give_the_logits_of_their_dequantised_weights(tmp_path: Pa
     expected = logits(changed(tmp_path / "dense", tmp_path / "weights", unpack))
     for options in ({}, {"group": TWO_SLICES}):
         assert ((logits(packed, **options) - expected).norm() / expected.norm()).item() < 1e-3
+    with pytest.raises(CheckpointError, match=r"gate_proj: in 4 slices .* 64 outputs, which blocks of 128"):
+        logits(packed, group=SingleRank(Shard(num_slices=4)))
+
+
+@pytest.mark.parametrize(
+    ("config", "dense"),
+    [
+        (  # AutoAWQ and vLLM: a part of the name; routers are dense anyway
+            {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["gate", "s.1.", "o_pro"]},
+            {"model.layers.1.mlp.up_proj", "model.layers.0.self_attn.o_proj"},
+        ),
+        (  # transformers: a name and what is below it, or the end of a name
+            {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.1", "self_attn.o_proj", "mlp.up"]},
+            {"model.layers.1.mlp.up_proj", "model.layers.0.self_attn.o_proj"},
+        ),
+    ],
+    ids=["awq", "fp8"],
+)
+def test_a_name_of_an_unconverted_module_stands_for_others(config: dict[str, Any], dense: set[str]) -> None:
+    modules = {"model.layers.10.mlp.gate_proj", "model.layers.0.mlp.up_proj", *dense}
+    quantisation = parse_quantisation(ConfigFields(config, Path("config.json")))
+    assert quantisation is not None
+    assert {module for module in modules if quantisation.scheme_of(module) is None} == dense
 
 
 def layers_of(path: Path) -> Any:

@@ -171,7 +171,10 @@ class FakeEngine:
                 break
             node = children[node, token]
             mask, token_draw = row.nodes[node].mask, row.nodes[node].draw
-        return RowResult(tokens=tokens, logprobs=logprobs, scores=scores, draft=self.draft(row, history))
+        after = [(3 * guess + 1) % VOCABULARY.vocab_size for guess in guesses]  # any, for lookahead windows
+        return RowResult(
+            tokens=tokens, logprobs=logprobs, scores=scores, draft=self.draft(row, history), after_nodes=after
+        )
 
 
 class FakeLaunched:

@@ -131,7 +131,7 @@ def scenarios(draw: st.DrawFn) -> tuple[dict[str, Any], list[Generate], list[lis
         "num_host_pages": draw(st.sampled_from([0, 0, 3, 20])),
         "context_length": draw(st.just(200) | st.integers(longest - 1, 60)),
         "speculative": draw(
-            st.sampled_from(["off", "off", "ngram", "suffix", "suffix", "eagle", "eagle"])
+            st.sampled_from(["off", "off", "ngram", "lookahead", "suffix", "suffix", "eagle", "eagle"])
         ),  # the fake engine's are any trees
         "speculative_adaptive": draw(st.booleans()),
         "speculative_num_steps": draw(st.integers(1, 6)),

@@ -80,7 +80,7 @@ def logged_run(seed: int, max_bytes: int = MAX_LOG_BYTES) -> tuple[list[bytes], 
         order=draw.choice(["fcfs", "lpm", "dfs", "program"]),
         eviction=draw.choice(["lru", "lfu", "priority", "program", "program"]),
         grammars=RealGrammars(),
-        speculative=draw.choice(["off", "ngram", "eagle"]),
+        speculative=draw.choice(["off", "ngram", "eagle", "lookahead"]),
     )
     ahead = draw.choice([True, False])
     file = io.BytesIO()

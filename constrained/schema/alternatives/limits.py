@@ -26,7 +26,7 @@ from ..name_states import MAX_KINDS, MemberNames
 from ..number_parts import NumberPart
 from ..object_context import ObjectContext, is_plain
 from ..object_states import ObjectState
-from ..string_dfas import any_string, combinations, format_chars, pattern_chars, pattern_dfa
+from ..string_dfas import any_string, combinations, format_chars, most_states, pattern_dfa
 from ..string_parts import string_dfa
 from ..string_states import string_start
 from ..structure_parts import ArrayPart, ObjectPart
@@ -182,7 +182,7 @@ def _is_large(tests: Set[_Test]) -> bool:
 
 def _num_states(keyword: str, value: Any) -> int:
     if keyword == "pattern":
-        return pattern_chars(value).num_states
+        return most_states(value)
     if keyword == "format":
         chars = format_chars(value)
         return 1 if chars is None else chars.num_states

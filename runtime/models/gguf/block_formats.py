@@ -118,7 +118,7 @@ def fused_modules(config: ModelConfig) -> list[tuple[str, ...]]:
             found += [pair for block in blocks for pair in _mlp(block, *names)]
             continue
         for index in range(experts.num_experts):
-            found += _mlp(f"{prefix}.{experts.names.block}.experts.{index}", *experts.names[1:])
+            found += _mlp(f"{prefix}.{experts.names.block}.experts.{index}", *experts.names[1:4])
         if experts.shared_size is not None:
             found += _mlp(f"{prefix}.{experts.names.block}.shared_expert", "gate_proj", "up_proj", "down_proj")
     return found

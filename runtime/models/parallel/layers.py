@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -141,7 +142,14 @@ class RowParallelLinear:
             )
             for name in slices[0]
         }
+        if "bias" in pieces:
+            pieces["bias"] = pieces["bias"]._replace(put=partial(self._put_once, [own["bias"] for own in slices]))
         return {**pieces, **bias_destination(self._bias, start, size)}
+
+    def _put_once(self, biases: Sequence[Destination], bias: torch.Tensor) -> None:
+        """Give a bias of the slices to the first one, so that their sum has it once."""
+        for index, own in zip(self._group.shard.slices, biases, strict=True):
+            own.put(bias if index == 0 else torch.zeros_like(bias))
 
     def finish(self) -> None:
         for linear in self.slices:
@@ -228,13 +236,14 @@ class ExpertParallelMixture(MixtureMlp):
         return self.group.shard.experts(self.config.num_experts)
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
-        routing = self.route(x_TE, ops)
+        routing, inputs, rows_P = self.routed(x_TE, ops)
         first, ends_N = self.held.start, routing.ends_N[self.held.start : self.held.stop]
         start, end = int(routing.ends_N[first - 1]) if first else 0, int(ends_N[-1])
         [experts] = self.slices
-        gate_up_PJ = experts.gate_up(x_TE, ends_N - start, routing.tokens_P[start:end], ops)
+        inputs, rows_P = (inputs[start:end], None) if rows_P is None else (inputs, rows_P[start:end])
+        gate_up_PJ = experts.gate_up(inputs, ends_N - start, rows_P, ops)
         y_PE = x_TE.new_zeros((len(routing.tokens_P), self.hidden_size))  # other ranks' experts add nothing
-        y_PE[start:end] = experts.down(ops.silu_and_mul(gate_up_PJ), ends_N - start, None, ops)
+        y_PE[start:end] = experts.down(self.activate(gate_up_PJ, ops), ends_N - start, None, ops)
         part_TE = ops.combine_experts(y_PE, routing.place_P, routing.weights_TK)
         return self.add_shared([part_TE], x_TE, ops)
 

@@ -18,7 +18,8 @@ from .rounding import GROUP_SIZES
 from .scheme import Quantisation, Scheme
 
 _GROUP_SIZES = (256, *GROUP_SIZES)
-_METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "bitsandbytes")
+_METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "bitsandbytes", "mxfp4")
+_ROUTERS = ("gate", "router", "shared_expert_gate")
 _LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "llm_int8_skip_modules")
 _LAYERS_ONLY = ("lm_head",)  # every writer lists it; here the head is never quantised
 
@@ -43,6 +44,8 @@ def parse_quantisation(fields: ConfigFields, renames: Sequence[tuple[str, str]] 
             return _fp8(fields)
         case "bitsandbytes":
             return _bitsandbytes(fields)
+        case "mxfp4":  # gpt-oss: its experts alone, whatever else the list of unconverted modules says
+            return Quantisation(Scheme(kind="mxfp4", source="mxfp4"), (r"re:(?!.*\.experts\.)",))
         case _:
             return _compressed_tensors(fields)
 
@@ -52,7 +55,12 @@ def _awq(fields: ConfigFields) -> Quantisation:
     if not fields.boolean("zero_point", default=True):
         raise fields.unsupported("zero_point", "without one is")
     scheme = Scheme(kind="int4", source="awq", group_size=_four_bits(fields, "bits", "group_size"))
-    return Quantisation(scheme, tuple(_modules(fields, "modules_to_not_convert")))
+    # A name stands for every module whose name holds it (AutoAWQ, vLLM). Routers are dense anyway, and "gate" is in the
+    # names of experts' matrices too.
+    names = [name for name in _modules(fields, "modules_to_not_convert") if name.strip(".")]
+    held = [name for name in names if name.strip(".").rpartition(".")[2] not in _ROUTERS]
+    ends = [(name.rstrip("."), r"(?:\.|$)" if name.endswith(".") else "") for name in held]
+    return Quantisation(scheme, tuple(f"re:.*{re.escape(name)}{end}" for name, end in ends))
 
 
 def _gptq(fields: ConfigFields) -> Quantisation:
@@ -71,8 +79,10 @@ def _fp8(fields: ConfigFields) -> Quantisation:
     static = fields.one_of("activation_scheme", ("dynamic", "static"), default="dynamic") == "static"
     fields.one_of("fmt", ("e4m3",), default="e4m3")
     names = _modules(fields, "modules_to_not_convert") + _modules(fields, "ignored_layers")
-    # As in transformers a name stands for the modules below it too, and may be the end of theirs.
-    ignored = tuple(f"re:(?:.*\\.)?{re.escape(name)}(?:\\.|$)" for name in names if name not in _LAYERS_ONLY)
+    # A name stands for the modules below it too, or is the end of one (transformers).
+    ignored = tuple(
+        f"re:{re.escape(name)}(?:\\.|$)|.*{re.escape(name)}$" for name in names if name and name not in _LAYERS_ONLY
+    )
     if fields.raw.get("weight_block_size") is None:
         scheme = Scheme(kind="fp8", source="compressed-tensors", activations=True, static=static, per_tensor=True)
         return Quantisation(scheme, ignored)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 WeightKind = Literal["int8", "int4", "fp8", "mxfp4", "nf4", "fp4"]
-WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf", "fp8", "bitsandbytes"]
+WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf", "fp8", "bitsandbytes", "mxfp4"]
 
 FOUR_BIT_BLOCKS = frozenset({"Q4_0", "Q4_1", "Q4_K"})  # of GGUF, which stay in 4 bits on any device
 GGUF_GROUP = 32  # inputs of their scales
@@ -20,7 +20,8 @@ class Scheme:
     group, `mxfp4` a power of two per 32 inputs, `nf4` and `fp4` 16 numbers and a scale per block."""
 
     kind: WeightKind
-    source: WeightSource  # format of the files; dense: rounded while loading; fp8: scales by block of 128 x 128
+    # Format of the files. dense: rounded while loading; fp8: scales by block of 128 x 128; mxfp4: gpt-oss's experts
+    source: WeightSource
     group_size: int | None = None  # int4 only; None: no size divides all rows
     activations: bool = False  # inputs are quantised too, with a scale per token
     static: bool = False  # those inputs have one stored scale instead

@@ -26,9 +26,9 @@ class UngatedMixture(MixtureMlp):
     from_latent: Linear | None = None
 
     def parts(self, x_TE: torch.Tensor, ops: Ops) -> Sequence[torch.Tensor]:
-        routing, [experts] = self.route(x_TE, ops), self.slices
+        (routing, _, rows_P), [experts] = self.routed(x_TE, ops), self.slices
         latent = x_TE if self.to_latent is None else self.to_latent(x_TE)
-        up_PI = experts.gate_up(latent, routing.ends_N, routing.tokens_P, ops)
+        up_PI = experts.gate_up(latent, routing.ends_N, rows_P, ops)
         y_P = experts.down(F.relu(up_PI).square(), routing.ends_N, None, ops)
         y_TE = ops.combine_experts(y_P, routing.place_P, routing.weights_TK)
         return self.add_shared([y_TE if self.from_latent is None else self.from_latent(y_TE)], x_TE, ops)
@@ -45,14 +45,13 @@ class UngatedMixture(MixtureMlp):
         names, size = self.config.names, self.config.intermediate_size
         block = f"{prefix}.{names.block}"
         width = self.hidden_size if self.config.latent_size is None else self.config.latent_size
-        parts = stacked_destinations(block, [("gate", self.config.num_experts)], self.router)
+        parts = stacked_destinations(block, [(names.router, self.config.num_experts)], self.router)
         for index in self.held:
             up, down = self.expert(index)
             parts |= stacked_destinations(f"{block}.experts.{index}", [(names.up, size)], up)
             parts |= stacked_destinations(f"{block}.experts.{index}", [(names.down, width)], down)
         if self.bias_N is not None:
-            name = f"{block}.gate.e_score_correction_bias"
-            parts[name] = Destination(tuple(self.bias_N.shape), self.bias_N.copy_)
+            parts[f"{block}.{names.bias}"] = Destination(tuple(self.bias_N.shape), self.bias_N.copy_)
         products = self.to_latent, self.from_latent
         for name, linear, outputs in zip(LATENT_NAMES, products, (width, self.hidden_size), strict=True):
             if linear is not None:

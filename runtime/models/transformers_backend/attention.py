@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from ....kernels import KvCache, store_kv
-from ....kernels.reference.ops import PaddedAttention
 from ..decoder import DecoderInputs
 
 NAME = "ramiform_paged"
@@ -145,9 +144,5 @@ class PagedAttention:
             v_TKV = F.pad(v_TKV, (0, shape.key_dim - shape.value_dim))
         store_kv(k_TKD, v_TKV, kv[place], inputs.slots_T)
         attention = inputs.attention[shape.window]
-        if sinks_H is None:
-            out_THD = attention.attend(q_THD, kv[place], scale)
-        else:
-            assert isinstance(attention, PaddedAttention)
-            out_THD = attention.attend_with_sinks(q_THD, kv[place], scale, sinks_H)
+        out_THD = attention.attend(q_THD, kv[place], scale, None if sinks_H is None else sinks_H.float())
         return out_THD[..., : shape.value_dim]

@@ -59,8 +59,6 @@ class TransformersDecoder(Decoder):
         self.rope = Rope(config.rope, 2, device=self.device, dtype=self.dtype)
         assert config.counted_parameters is not None
         self.num_parameters = config.counted_parameters
-        if shape.has_sinks:  # which kernels do not know
-            ops = for_device(self.device, "reference", attention_cap=shape.cap)
         self.ops = for_device(self.device, attention_cap=shape.cap) if ops is None else ops
         if self.ops.attention_cap != shape.cap:
             raise NotServed(f"it caps attention scores at {shape.cap}, which its config does not say")

@@ -20,7 +20,8 @@ from ....kernels import RopeAndStoreArgs
 from ...engine.draft_source import DraftRow, DraftStep
 from ...engine.kv_pool import PAGE_SIZE
 from ...scheduler.plan import DraftSpec, PageCopy, Row
-from ..slot_ledger import SkippedRows, SlotLedger
+from ..slot_features import SlotFeatures
+from ..slot_ledger import SlotLedger
 from ..tree import DraftTree
 from .draft_memory import DraftMemory
 from .head import EagleHead
@@ -29,7 +30,6 @@ from .tree_growth import Frontier, GrownTrees, TreeShape, draft_temperature, gro
 
 _MAX_CHAIN_CATCH_UP = 16  # missing tokens that a compiled chain computes itself; more are computed before it
 _CATCH_UP_TOKENS = 512  # tokens computed at once while catching up
-_MAX_PENDING_STEPS = 64  # steps pending to be stored: following must cost next to nothing while nothing is drafted
 _MAX_KEYS = 1 << 15  # in one batch, padding included
 _Slots = NDArray[np.int64]  # of positions from 0 up to the newest token, which has no slot yet
 
@@ -45,10 +45,7 @@ class EagleSource:
         from .compiled_chain import CompiledHead  # here, because it imports numba
 
         self._compiled = CompiledHead.of(head, self._memory)
-        self._slots: list[int] = []  # pending, as are `_tokens` and `_captured`
-        self._tokens: list[int] = []
-        self._captured: list[torch.Tensor] = []
-        self._skipped = SkippedRows(PAGE_SIZE)
+        self._features = SlotFeatures(self._ledger, self._memory.feature_SE, head.features)
 
     @property
     def captures(self) -> tuple[int, ...]:
@@ -57,19 +54,18 @@ class EagleSource:
     def copy(self, copies: Sequence[PageCopy]) -> None:
         if not copies:
             return
-        self._store()
-        self._store_skipped()
+        self._features.store()
+        self._features.store_skipped()
         self._memory.copy(copies)
         self._ledger.copy(copies)
 
     def follow(self, step: DraftStep) -> list[DraftTree | None]:
         assert step.features_TE is not None
-        self._store_skipped()
-        self._record_step(step.rows, step.features_TE)
+        self._features.record(step.rows, step.features_TE)
         trees: list[DraftTree | None] = [None] * len(step.rows)
         wanted = [index for index, row in enumerate(step.rows) if row.want is not None and row.next_token is not None]
-        if wanted or len(self._captured) >= _MAX_PENDING_STEPS or len(self._slots) >= _CATCH_UP_TOKENS:
-            self._store()
+        if wanted or self._features.is_full:
+            self._features.store()
         for group in _groups(wanted, step.rows):
             rows = [step.rows[index] for index in group]
             wants = [row.want for row in rows if row.want]
@@ -78,9 +74,7 @@ class EagleSource:
         return trees
 
     def skip(self, rows: Sequence[Row]) -> None:
-        self._store()
-        if self._skipped.add(rows):
-            self._store_skipped()
+        self._features.skip(rows)
 
     def _draft(self, rows: Sequence[DraftRow], wants: Sequence[DraftSpec]) -> Sequence[DraftTree | None]:
         slots = [self._ledger.slots(row.pages, 0, row.end) for row in rows]
@@ -90,36 +84,6 @@ class EagleSource:
             return [self._compiled_chain(*each) for each in zip(slots, tokens, wants, strict=True)]
         self._catch_up([(own, self._first_missing(own)) for own in slots])
         return (self._chains if chains else self._grow)(slots, tokens, wants)
-
-    def _record_step(self, rows: Sequence[DraftRow], captured_TC: torch.Tensor) -> None:
-        """Record the step's tokens and features, to be stored before they are read."""
-        for row in rows:
-            for position in range(row.first_position, row.end):
-                self._slots.append(row.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE)
-            self._tokens += row.kept
-        self._captured.append(captured_TC)
-
-    def _store(self) -> None:
-        if not self._slots:
-            return
-        # A slot that was written twice holds the last value; devices do not guarantee an order.
-        last = {slot: index for index, slot in enumerate(self._slots)}
-        slots = np.fromiter(last, dtype=np.int64, count=len(last))
-        chosen = np.fromiter(last.values(), dtype=np.int64, count=len(last))
-        self._ledger.write(slots, np.array(self._tokens)[chosen])
-        captured_TC = torch.cat(self._captured) if len(self._captured) > 1 else self._captured[0]
-        if len(chosen) < len(self._slots):
-            captured_TC = captured_TC.index_select(0, self._tensor(chosen))
-        self._memory.feature_SE.index_copy_(0, self._tensor(slots), self._head.features(captured_TC))
-        self._slots, self._tokens, self._captured = [], [], []
-
-    def _store_skipped(self) -> None:
-        """Store skipped tokens, with zeros for their missing features, so that no other token's are read."""
-        if not self._skipped:
-            return
-        slots, tokens = self._skipped.take()
-        self._ledger.write(slots, tokens)
-        self._memory.feature_SE.index_fill_(0, self._tensor(slots), 0.0)
 
     def _first_missing(self, slots: _Slots) -> int:
         """First position whose key and value are missing; at most that of the newest token."""

@@ -6,6 +6,7 @@ import gc
 import json
 import random
 import weakref
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from ramiform.constrained import GrammarError, JsonSchema, SchemaOptions, WhitespacePolicy, compile_constraint
 from ramiform.constrained.automaton.automaton import Automaton
+from ramiform.constrained.automaton.matcher import CompiledGrammar
 from ramiform.constrained.schema.compile import checked_document, schema_start
 from ramiform.tests.constrained.walks import accepts, compiled_or_none, sample, shared_vocabulary
 
@@ -260,3 +262,28 @@ def test_a_compiler_without_references_is_freed() -> None:
     del automaton, start
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"properties": {"a": {"not": {"type": "array"}}, "b": {"$ref": "#"}}}, '{"a": 1, "b": {"c": [2]}}'),
+        ({"items": {"enum": [1, "a"]}, "contains": {"const": 1}, "uniqueItems": True, "minItems": 2}, '["a", 1]'),
+        ({"patternProperties": {"^a": {"pattern": "b+$"}}, "additionalProperties": False}, '{"ab": "abb"}'),
+    ],
+)
+def test_what_a_schema_held_is_freed_without_a_collection(schema: Any, text: str) -> None:
+    """A core under steady load collects rarely, so what only a collection frees would fill its memory."""
+    assert accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), text.encode())
+    gc.collect()
+    gc.disable()
+    try:
+        document = checked_document(schema | {"title": "another"})
+        grammar = CompiledGrammar(partial(schema_start, document, "any", "any", SchemaOptions()), shared_vocabulary())
+        assert accepts(grammar, text.encode())
+        compiler = grammar.generation.automaton._values[grammar.generation.start].compiler
+        gone = [weakref.ref(document), weakref.ref(compiler)]
+        del document, compiler, grammar
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()

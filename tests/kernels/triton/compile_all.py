@@ -34,6 +34,20 @@ MODELS = {
     "qwen3-30b-a3b": KernelShapes(
         32, 4, 128, 2048, 151936, qk_norm=True, num_experts=128, num_chosen=8, expert_size=768
     ),
+    "gpt-oss-20b": KernelShapes(
+        64,
+        8,
+        64,
+        2880,
+        201088,
+        windows=(None, 128),
+        sinks=True,
+        num_experts=32,
+        num_chosen=4,
+        expert_size=2880,
+        clamped_experts=True,
+        weights="mxfp4",
+    ),
     "llama-8b-int4": replace(LLAMA_8B, weights="int4", group=128, linears=((6144, 4096, False),)),
     "llama-8b-int8": replace(LLAMA_8B, weights="int8", linears=((6144, 4096, False),)),
     "llama-8b-w8a8": replace(LLAMA_8B, weights="int8-inputs", linears=((6144, 4096, False),)),

@@ -46,6 +46,9 @@ def test_the_gated_activation_equals_the_reference(dtype: torch.dtype, size: int
     torch.manual_seed(size)
     gate_up = torch.randn(3, 2 * size, device=device).to(dtype)
     near(layers.silu_and_mul(gate_up), reference.silu_and_mul(gate_up))
+    near(layers.clamped_swiglu(4 * gate_up, 1.702, 7.0), reference.clamped_swiglu(4 * gate_up, 1.702, 7.0))
+    gate_up[1] = float("nan")  # a broken checkpoint must not look like a working one
+    assert layers.clamped_swiglu(gate_up, 1.702, 7.0)[1].isnan().all()
 
 
 @pytest.mark.parametrize("vocab_size", [31, 32, 5003])

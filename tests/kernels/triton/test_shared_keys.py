@@ -39,6 +39,7 @@ class Case:
     kv_dtype: torch.dtype | None = None
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
 
     def spans(self) -> list[RowSpan]:
         free = random.Random(5).sample(range(NUM_PAGES), NUM_PAGES)
@@ -81,6 +82,7 @@ CASES = {
     "a window of some shared keys": Case(MIX, PREFIXES, window=120),
     "a window shorter than some rows' own keys": Case(DECODES, PREFIXES, window=20),
     "capped": Case(DECODES, PREFIXES, soft_cap=2.0),
+    "sinks": Case(MIX, PREFIXES, soft_cap=2.0, sinks=True),
 }
 
 
@@ -118,8 +120,9 @@ def test_shared_keys_give_what_each_row_computes_by_itself(case: Case, device: t
     args = AttentionArgs(case.spans(), kv, case.heads, PAGE_SIZE, case.window, case.dtype)
     ours = paged_attention.step_attention(args, deterministic=False, soft_cap=case.soft_cap)
     assert ours.shared is not None
-    got = ours.attend(q_THD, kv, 0.3)
-    want = ReferenceOps(case.soft_cap).attention(args).attend(q_THD, kv, 0.3)
+    sinks_H = torch.linspace(-2, 4, case.heads, device=device) if case.sinks else None
+    got = ours.attend(q_THD, kv, 0.3, sinks_H)
+    want = ReferenceOps(case.soft_cap).attention(args).attend(q_THD, kv, 0.3, sinks_H)
     tolerance = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 3e-2}[case.dtype]
     torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
 

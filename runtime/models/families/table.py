@@ -6,93 +6,29 @@ out tensors. `config.parse_config` reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
-
-from .experts_config import (
+from ..experts_config import (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
+    ERNIE,
+    GPT_OSS,
     GRANITE,
+    HUNYUAN,
+    LLAMA4,
     MIXTRAL,
-    NEMOTRON_H_MOE,
+    OLMOE,
     QWEN2_MOE,
     QWEN3_MOE,
-    ExpertFamily,
+    StackedNames,
 )
-from .recurrent.config import LFM2, MAMBA2, NEMOTRON_H, QWEN3_5, QWEN3_NEXT, RecurrentFamily
-
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
-NormKind = Literal["rms", "rms_plus_one", "layer_norm", "layer_norm_plus_one", "layer_norm_no_bias", "layer_norm_plain"]
-NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel, two norms", "one"]
-QkNorm = Literal["per head", "all heads", "layer norm per head"]
-WindowRule = Literal["none", "every layer", "every layer if used", "by layer", "by layer type"]
-SecondRope = Literal["none where listed", "none in full layers", "own in window layers"]
-StoredQkv = Literal["separate", "stacked", "by group"]
-
-
-class Flag(NamedTuple):
-    """A boolean field of config.json, and its value when the field is absent."""
-
-    field: str
-    default: bool = False
-
-
-class Family(NamedTuple):
-    """One architecture: the data of its decoder block, and the fields of config.json that complete them.
-
-    The defaults describe a Llama block without biases. `None` for a field name means that no field is read.
-    """
-
-    qkv_bias: bool | Flag = False
-    o_bias: bool | Flag = False
-    mlp_bias: bool | Flag = False
-    qk_norm: QkNorm | None = None
-    windows: WindowRule = "none"
-    default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
-    experts: ExpertFamily | None = None
-    latent: bool = False  # keys and values are a latent (`latent/`)
-    further_layers: tuple[str, ...] = ()  # fields that count stored layers after the last one, which are not read
-    recurrent: RecurrentFamily | None = None  # of the layers that do not attend
-    output_gate: bool = False  # attention's output is gated: q_proj has each head's query, then its gate
-    activations: tuple[Activation, ...] = ("silu",)  # accepted values of the activation field
-    activation_field: str | None = "hidden_act"  # None: the first of `activations`, whatever the file says
-    mlp_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")  # two names: an MLP without a gate
-    norm: NormKind = "rms"
-    norm_placement: NormPlacement = "pre"
-    norm_eps_field: str = "rms_norm_eps"
-    scales_embeddings: bool = False  # by sqrt(hidden_size)
-    embedding_scale_field: str | None = None
-    residual_scale_field: str | None = None  # factor of each part's output
-    logit_cap_field: str | None = None
-    logit_scale_field: str | None = None  # factor of the logits
-    logit_divisor_field: str | None = None
-    attention_cap_field: str | None = None
-    attention_scale_field: str | None = None  # v: scale v ** -0.5 instead of head_dim ** -0.5
-    attention_factor_field: str | None = None  # the scale itself
-    tied_embeddings: bool = False  # when tie_word_embeddings is absent
-    rounded_mlp_size: bool = False  # the MLP's size is made from intermediate_size, by the fields `block_...`
-    head_bias: bool = False
-    learned_positions: int | None = None  # row of the position embedding that is position 0; None: there is none
-    second_rope: SecondRope | None = None
-    rope_switch_field: str | None = None  # attention has positions only where this field says "rope"
-    interleaved_rope: bool = False  # pairs (2i, 2i + 1) of a head's dimensions, instead of (i, i + D / 2)
-    rotary_field: str | None = None  # older field with the share (or, named "...dim", the number) of rotating sizes
-    stored_qkv: StoredQkv = "separate"  # one tensor: all queries, keys, values; or those of each key/value head
-    stored_gate_up: Literal["separate", "stacked"] = "separate"
-    transposed: bool = False  # the layers' matrices are stored [in, out]
-    renames: tuple[tuple[str, str], ...] = ()  # patterns in stored names, and their replacements, to Llama's names
-    skipped: str | None = None  # pattern of tensors that are not read, such as those of a vision tower
-    text_types: tuple[str, ...] = ()  # of a multimodal model: accepted `model_type` of its text_config
-    aliases: Mapping[str, str] = {}  # Llama's name of a field: the family's own
-    defaults: Mapping[str, Any] = {}  # values of fields that are absent
-    required: Mapping[str, Any] = {}  # values that fields must have where they are present; others are refused
-    variants: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...] = ()  # field values, and what they change here
-
+from ..recurrent.config import MAMBA2, QWEN3_5, QWEN3_NEXT
+from .hybrids import OF_OTHER_PARTS
+from .row import FALCON_NAMES, GPT2_NAMES, GPT_NEOX_NAMES, OPT_NAMES, Family, Flag
 
 _BIAS = Flag("attention_bias")
 _LLAMA = Family(_BIAS, _BIAS, Flag("mlp_bias"))
 _QWEN2 = Family(qkv_bias=True, windows="by layer")
 _QWEN3 = Family(_BIAS, _BIAS, qk_norm="per head", windows="by layer", default_head_dim=128)
+_QWEN3_MOE = Family(_BIAS, _BIAS, qk_norm="per head", windows="every layer if used", experts=QWEN3_MOE)
 _GEMMA = Family(_BIAS, _BIAS)._replace(
     activations=("gelu_tanh",),
     activation_field=None,
@@ -169,63 +105,7 @@ _DEEPSEEK = Family(
     further_layers=("num_nextn_predict_layers", "num_mtp_layers"),  # they predict tokens further ahead
     required={"attention_bias": False, "mlp_bias": False},
 )
-_GPT_NEOX_NAMES = (
-    (r"^gpt_neox\.", "model."),
-    (r"^model\.embed_in\.", "model.embed_tokens."),
-    (r"^model\.final_layer_norm\.", "model.norm."),
-    (r"^embed_out\.", "lm_head."),
-    (r"\.attention\.query_key_value\.", ".self_attn.qkv_proj."),
-    (r"\.attention\.dense\.", ".self_attn.o_proj."),
-)
-_GPT2_NAMES = (
-    (r"^(transformer\.)?h\.", "model.layers."),
-    (r"^(transformer\.)?wte\.", "model.embed_tokens."),
-    (r"^(transformer\.)?wpe\.", "model.embed_positions."),
-    (r"^(transformer\.)?ln_f\.", "model.norm."),
-    (r"\.ln_1\.", ".input_layernorm."),
-    (r"\.ln_2\.", ".post_attention_layernorm."),
-    (r"\.attn\.c_attn\.", ".self_attn.qkv_proj."),
-    (r"\.attn\.c_proj\.", ".self_attn.o_proj."),
-)
-_FALCON_NAMES = (
-    (r"^transformer\.h\.", "model.layers."),
-    (r"^transformer\.word_embeddings\.", "model.embed_tokens."),
-    (r"^transformer\.ln_f\.", "model.norm."),
-    (r"\.ln_attn\.", ".input_layernorm."),
-    (r"\.ln_mlp\.", ".post_attention_layernorm."),
-    (r"\.self_attention\.query_key_value\.", ".self_attn.qkv_proj."),
-    (r"\.self_attention\.dense\.", ".self_attn.o_proj."),
-)
-_OPT_NAMES = (
-    (r"^(model\.)?decoder\.", "model."),
-    (r"^model\.final_layer_norm\.", "model.norm."),
-    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
-    (r"\.self_attn_layer_norm\.", ".input_layernorm."),
-    (r"(\.\d+)\.final_layer_norm\.", r"\1.post_attention_layernorm."),
-    (r"(\.\d+)\.(fc[12])\.", r"\1.mlp.\2."),
-)
-
-_LFM2_NAMES = (
-    (r"\.operator_norm\.", ".input_layernorm."),
-    (r"\.ffn_norm\.", ".post_attention_layernorm."),
-    (r"^model\.embedding_norm\.", "model.norm."),
-    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
-    (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
-    (r"\.conv\.conv\.", ".conv.conv1d."),
-    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
-    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
-    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
-)
-
-_NEMOTRON_H_NAMES = (
-    (r"^backbone\.", "model."),
-    (r"^model\.embeddings\.", "model.embed_tokens."),
-    (r"^model\.norm_f\.", "model.norm."),
-    (r"\.mixer\.(in_proj|conv1d|A_log|dt_bias|D|norm|out_proj)\b", r".mamba.\1"),
-    (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
-    (r"\.mixer\.((up|down|fc1_latent|fc2_latent)_proj|gate|experts|shared_experts)\.", r".mlp.\1."),
-)
-
+_HUNYUAN = Family(_BIAS, _BIAS, qk_norm="per head after rope", defaults={"rms_norm_eps": 1e-5})
 _QWEN3_NEXT = Family(
     _BIAS,
     _BIAS,
@@ -241,6 +121,26 @@ _QWEN3_NEXT = Family(
 )
 _QWEN3_5 = _QWEN3_NEXT._replace(recurrent=QWEN3_5, renames=_LANGUAGE_MODEL, skipped=rf"mtp\.|{_VISION}")
 _SHARED_MLP = {"intermediate_size": "shared_intermediate_size"}  # without experts it is the only one
+_LLAMA4 = Family(
+    _BIAS,
+    _BIAS,
+    experts=LLAMA4,
+    windows="chunks",
+    second_rope="none where listed",
+    interleaved_rope=True,
+    query_scales=True,
+    default_head_dim=128,
+    renames=((r"\.feed_forward\.", ".mlp."),),
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "num_experts_per_tok": 1,
+        "use_qk_norm": True,
+        "attention_chunk_size": 8192,
+    },
+    aliases={"intermediate_size": "intermediate_size_mlp", "moe_intermediate_size": "intermediate_size"},
+    variants=(({"use_qk_norm": True}, {"qk_norm": "without weights"}),),
+)
 _GRANITE = _LLAMA._replace(
     embedding_scale_field="embedding_multiplier",
     attention_factor_field="attention_multiplier",
@@ -261,7 +161,43 @@ FAMILIES = {
     "Qwen3ForCausalLM": _QWEN3,
     "MixtralForCausalLM": Family(windows="every layer", experts=MIXTRAL),
     "Qwen2MoeForCausalLM": Family(Flag("qkv_bias", default=True), experts=QWEN2_MOE),
-    "Qwen3MoeForCausalLM": Family(_BIAS, _BIAS, qk_norm="per head", windows="every layer if used", experts=QWEN3_MOE),
+    "Qwen3MoeForCausalLM": _QWEN3_MOE,
+    "Glm4MoeForCausalLM": Family(
+        _BIAS,
+        experts=DEEPSEEK_V3,
+        further_layers=_DEEPSEEK.further_layers,
+        defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1},
+        variants=(({"use_qk_norm": True}, {"qk_norm": "per head"}),),
+    ),
+    "Ernie4_5_MoeForCausalLM": Family(
+        experts=ERNIE,
+        interleaved_rope=True,
+        tied_embeddings=True,
+        skipped=r"model\.mtp_",
+        aliases={
+            "n_routed_experts": "moe_num_experts",
+            "num_experts_per_tok": "moe_k",
+            "n_shared_experts": "moe_num_shared_experts",
+        },
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000.0,
+            "moe_num_shared_experts": 2,
+            "moe_layer_interval": 1,
+            "moe_layer_start_index": 1,
+        },
+        required={"use_bias": False},
+    ),
+    "OlmoeForCausalLM": Family(
+        _BIAS, _BIAS, qk_norm="all heads", experts=OLMOE, defaults={"rms_norm_eps": 1e-5}, required={"clip_qkv": None}
+    ),
+    "HunYuanDenseV1ForCausalLM": _HUNYUAN,
+    "HunYuanMoEV1ForCausalLM": _HUNYUAN._replace(
+        experts=HUNYUAN,
+        aliases={"n_routed_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
+        defaults={"rms_norm_eps": 1e-5, "n_shared_experts": 1},
+        required={"moe_layer_num_skipped": 0, "use_cla": False},
+    ),
     "DeepseekV2ForCausalLM": _DEEPSEEK._replace(experts=DEEPSEEK_V2),
     "DeepseekV3ForCausalLM": _DEEPSEEK._replace(
         experts=DEEPSEEK_V3, defaults={"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
@@ -315,17 +251,6 @@ FAMILIES = {
         ),
         defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
     ),
-    "Lfm2ForCausalLM": Family(
-        qk_norm="per head",
-        recurrent=LFM2,
-        activation_field=None,
-        norm_eps_field="norm_eps",
-        tied_embeddings=True,
-        rounded_mlp_size=True,
-        renames=_LFM2_NAMES,
-        aliases={"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"},
-        defaults={"norm_eps": 1e-5, "rope_theta": 1e6},
-    ),
     "SmolLM3ForCausalLM": _LLAMA._replace(
         windows="by layer type",
         second_rope="none where listed",
@@ -376,7 +301,7 @@ FAMILIES = {
         norm_eps_field="layer_norm_epsilon",
         stored_qkv="stacked",
         tied_embeddings=True,
-        renames=_FALCON_NAMES,
+        renames=FALCON_NAMES,
         aliases={"intermediate_size": "ffn_hidden_size"},
         defaults={
             "num_key_value_heads": 1,
@@ -432,7 +357,7 @@ FAMILIES = {
         norm_eps_field="layer_norm_eps",
         stored_qkv="by group",
         rotary_field="rotary_pct",
-        renames=_GPT_NEOX_NAMES,
+        renames=GPT_NEOX_NAMES,
         defaults={"rotary_pct": 0.25, "rotary_emb_base": 10_000.0, "layer_norm_eps": 1e-5},
         aliases={"rope_theta": "rotary_emb_base"},
         variants=(({"use_parallel_residual": False}, {"norm_placement": "pre"}),),
@@ -449,7 +374,7 @@ FAMILIES = {
         learned_positions=0,
         second_rope=None,
         tied_embeddings=True,
-        renames=_GPT2_NAMES,
+        renames=GPT2_NAMES,
         skipped=r"model\.layers\.\d+\.attn\.(masked_)?bias$",
         aliases={
             "hidden_size": "n_embd",
@@ -474,7 +399,7 @@ FAMILIES = {
         norm_eps_field="fixed_norm_eps",
         learned_positions=2,
         tied_embeddings=True,
-        renames=_OPT_NAMES,
+        renames=OPT_NAMES,
         aliases={"intermediate_size": "ffn_dim"},
         defaults={"fixed_norm_eps": 1e-5},
         required={
@@ -489,38 +414,6 @@ FAMILIES = {
         norm="layer_norm_plus_one",
         norm_eps_field="norm_eps",
         defaults={"partial_rotary_factor": 0.5, "norm_eps": 1e-5},
-    ),
-    "NemotronHForCausalLM": Family(
-        mlp_bias=Flag("mlp_bias"),
-        activations=("relu2",),
-        activation_field="mlp_hidden_act",
-        mlp_names=("up_proj", "down_proj"),
-        norm_placement="one",
-        norm_eps_field="layer_norm_epsilon",
-        recurrent=NEMOTRON_H,
-        experts=NEMOTRON_H_MOE,
-        default_head_dim=128,
-        rope_switch_field="position_embedding_type",
-        renames=_NEMOTRON_H_NAMES,
-        skipped=r"mtp\.",
-        aliases={
-            "mamba_n_heads": "mamba_num_heads",
-            "mamba_d_head": "mamba_head_dim",
-            "mamba_d_state": "ssm_state_size",
-            "mamba_n_groups": "n_groups",
-            "mamba_d_conv": "conv_kernel",
-            "mamba_conv_bias": "use_conv_bias",
-            "mamba_proj_bias": "use_bias",
-        },
-        defaults={
-            "layer_norm_epsilon": 1e-5,
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
-            "ssm_state_size": 128,
-            "n_groups": 8,
-            "conv_kernel": 4,
-        },
-        required={"mamba_hidden_act": "silu", "sliding_window": None},
     ),
     "ArceeForCausalLM": _LLAMA._replace(
         activations=("relu2",), mlp_names=("up_proj", "down_proj"), defaults={"rms_norm_eps": 1e-5}
@@ -562,11 +455,36 @@ FAMILIES = {
     "Qwen2VLForConditionalGeneration": _text_part(_QWEN2, "qwen2_vl", "qwen2_vl_text"),
     "Qwen2_5_VLForConditionalGeneration": _text_part(_QWEN2, "qwen2_5_vl", "qwen2_5_vl_text"),
     "Qwen3VLForConditionalGeneration": _text_part(_QWEN3, "qwen3_vl_text"),
+    "Qwen3VLMoeForConditionalGeneration": _text_part(
+        _QWEN3_MOE._replace(
+            experts=QWEN3_MOE._replace(stacked=StackedNames(either_way=True)), defaults={"norm_topk_prob": True}
+        ),
+        "qwen3_vl_moe_text",
+    ),
     "Mistral3ForConditionalGeneration": _text_part(Family(windows="every layer"), "mistral"),
+    "GptOssForCausalLM": Family(
+        *(Flag("attention_bias", default=True),) * 2,
+        windows="by layer type",
+        sinks=True,
+        experts=GPT_OSS,
+        default_head_dim=64,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150_000.0,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "num_experts_per_tok": 4,
+        },
+    ),
+    "Llama4ForCausalLM": _LLAMA4,
+    "Llama4ForConditionalGeneration": _LLAMA4._replace(
+        renames=(*_LANGUAGE_MODEL, *_LLAMA4.renames), skipped=_VISION, text_types=("llama4_text",)
+    ),
     "Qwen3NextForCausalLM": _QWEN3_NEXT,
     "Qwen3_5ForCausalLM": _QWEN3_5._replace(experts=None),
     "Qwen3_5MoeForCausalLM": _QWEN3_5,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5._replace(experts=None, text_types=("qwen3_5_text",)),
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5._replace(text_types=("qwen3_5_moe_text",)),
+    **OF_OTHER_PARTS,
     "LlavaForConditionalGeneration": _text_part(_LLAMA, "llama"),
 }
