@@ -4,15 +4,18 @@
 
 Each kind of step is computed from its inputs to its logits, over a cache of random numbers. `--before` names the Python
 of an environment with another checkout installed: both compute each kind in turn, and the ratio of their medians is
-shown. The last columns are the products' work of the step, and the rate at which it was computed.
+shown. The last columns are the products' work of the step, and the rate at which it was computed. With
+`--processor-time` milliseconds are those of all threads' processor time, which says more where other processes run.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,10 +54,11 @@ def kinds() -> dict[str, list[Any]]:
         "16 rows of 30 tokens over a shared 992": rows(16, prefix, 30, shared=True),
         "a chunk of 512": rows(1, 0, 512),
         "a chunk of 512 behind 1,536": rows(1, 1536, 512),
+        "a chunk of 2,048": rows(1, 0, 2048),
     }
 
 
-def measure(model: Path | None, dtype: str, threads: int, repeat: int) -> None:
+def measure(model: Path | None, dtype: str, threads: int, repeat: int, clock: Callable[[], float]) -> None:
     """Answer each line of standard input, the name of a kind, with the seconds of `repeat` steps as JSON."""
     from ramiform.kernels.cpu import thread_pool
     from ramiform.runtime.engine.inputs import decoder_inputs
@@ -75,10 +79,14 @@ def measure(model: Path | None, dtype: str, threads: int, repeat: int) -> None:
         last = np.cumsum([len(row.tokens) for row in step]) - 1
 
         def compute(step: list[Any] = step, last: np.ndarray = last) -> float:
-            start = time.perf_counter()
+            start = clock()
             with torch.inference_mode():
-                decoder.logits(decoder.hidden(decoder_inputs(step, decoder, last, layers[0]), layers))
-            return time.perf_counter() - start
+                inputs = decoder_inputs(step, decoder, last, layers[0])
+                if hasattr(decoder, "logits_of_step"):
+                    decoder.logits_of_step(inputs, layers)
+                else:  # an older checkout
+                    decoder.logits(decoder.hidden(inputs, layers))
+            return clock() - start
 
         compute()
         print(json.dumps([compute() for _ in range(repeat)]), flush=True)
@@ -90,22 +98,29 @@ def main(
     threads: Annotated[int, typer.Option(help="of torch and of compiled loops")] = 2,
     repeat: Annotated[int, typer.Option(help="steps of each kind")] = 5,
     before: Annotated[Path | None, typer.Option(help="Python of an environment with another checkout")] = None,
+    processor_time: Annotated[bool, typer.Option(help="of all threads, instead of the wall's")] = False,
+    only: Annotated[str, typer.Option(help="kinds whose names contain this")] = "",
     worker: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     if worker:
-        measure(model, dtype, threads, repeat)
+        measure(model, dtype, threads, repeat, time.process_time if processor_time else time.perf_counter)
         return
     options = [*([str(model)] if model else []), f"--dtype={dtype}", f"--threads={threads}", f"--repeat={repeat}"]
+    options += ["--processor-time"] * processor_time
     pythons = [sys.executable, *([str(before)] if before else [])]
     command = ["-P", __file__, *options, "--worker"]
+    # As in servers: spinning threads of torch would take a processor from the loops.
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
     workers = [
-        subprocess.Popen([python, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([python, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         for python in pythons
     ]
     parameters = max(int(each.stdout.readline()) for each in workers if each.stdout)
     heads = ["ms", *(["before", "ratio"] if before else []), "GFLOP of products", "GFLOP/s"]
     print(f"| step | {' | '.join(heads)} |\n|---|{'---:|' * len(heads)}")
     for name, step in kinds().items():
+        if only not in name:
+            continue
         medians = []
         for each in workers:
             assert each.stdin is not None

@@ -31,6 +31,7 @@ from .reference.layers import add_rms_norm, apply_rope, rms_norm, silu_and_mul
 from .reference.logits import apply_penalties, apply_token_bitmask
 from .reference.quantise import INT4, QUANTISED_MAX, stored_size
 from .reference.sampling import draw_tokens, sampling_weights, token_logprobs
+from .reference.streaming import StreamingAttention, StreamingSizes
 from .reference.trees import compact_kv, walk_trees
 from .transfer import Deferred, to_buffer, to_device, to_host
 
@@ -56,6 +57,8 @@ __all__ = [
     "RowSpan",
     "SamplingTensors",
     "SharedKeys",
+    "StreamingAttention",
+    "StreamingSizes",
     "add_rms_norm",
     "apply_penalties",
     "apply_rope",

@@ -11,45 +11,16 @@ from itertools import islice
 
 from .child_index import ParentNode
 from .events import CacheEvent, EventLog
+from .lease import Lease
 from .packed_tokens import common_prefix_length, pack
 from .reuse_forecast import ReuseForecast
-from .state_slots import LeaseStates, StateSlots
+from .state_slots import StateSlots
 from .strategies import STRATEGIES, EvictionStrategy
 from .tiers import CacheStats, Copy, Tiers
 from .tree import PrefixMatch, RadixTree, TreeNode
+from .window_pages import WindowPages
 
 MAX_CONTINUED_CHILDREN = 4  # nodes after a match that are looked at for the owners whose tokens it continues
-
-
-@dataclass(eq=False, slots=True)
-class Lease:
-    """One sequence's hold on its pages, from `acquire` to `release`.
-
-    `pages` is the page table: position p lives in page `pages[p // page_size]`.
-    """
-
-    # [0, num_published)    in the tree, pinned through `node`, the deepest; an unfinished page is the lease's own
-    # [num_published, end)  the lease's alone
-    namespace: str
-    program_id: str | None
-    priority: int
-    matched: int  # tokens at the start whose KV was cached, counting what the pending copies bring
-    pages: list[int]
-    node: TreeNode | None
-    num_published: int  # tokens
-    continues: list[Hashable] = field(default_factory=list)  # owners of soft pins that end where the prefix did
-    leaf: TreeNode | None = None  # last inserted; grows as long as it is a leaf and nobody else pins it
-    live: bool = True
-    states: LeaseStates | None = None  # of a model with recurrent layers
-
-    @property
-    def may_grow_leaf(self) -> bool:
-        leaf = self.leaf
-        if leaf is None or leaf is not self.node:
-            return False
-        return leaf.ref_count == 1 and not leaf.children and not leaf.soft_pins
-
-
 __all__ = ["CacheStats", "Copy", "Lease", "PrefixCache"]
 
 
@@ -70,6 +41,7 @@ class PrefixCache:
     _: KW_ONLY
     num_host_pages: int = 0
     num_state_slots: int = 0  # 0: the model has no recurrent layers
+    windows: WindowPages | None = None  # None: pages hold the keys and values of all layers; else there is no host
     strategy: str | EvictionStrategy = "lru"  # a key of STRATEGIES, or a strategy of the caller's
     events: bool = False
     forecast: ReuseForecast = field(default_factory=ReuseForecast)
@@ -91,6 +63,9 @@ class PrefixCache:
             self._events,
             self.forecast.note_lost,
         )
+        if self.windows is not None:
+            assert not self.num_host_pages
+            self.tiers.device.note_freed = self.windows.forget
         self._clock = 0
 
     @property
@@ -114,7 +89,8 @@ class PrefixCache:
     @property
     def num_available(self) -> int:
         """Device pages that can be allocated now: free ones, and those that can be evicted."""
-        return self.tiers.num_available
+        num_available = self.tiers.num_available
+        return num_available if self.windows is None else min(num_available, self.windows.num_available)
 
     @property
     def recognises_sessions(self) -> bool:
@@ -132,7 +108,7 @@ class PrefixCache:
 
     def match(self, tokens: Sequence[int], namespace: str = "", *, limit: int | None = None) -> int:
         """Count the tokens at the start of `tokens[:limit]` that are cached, on either tier. Changes nothing."""
-        return self._match(tokens, namespace, limit).num_tokens
+        return self._reusable(self._match_pages(tokens, namespace, limit)).num_tokens
 
     def acquire(
         self,
@@ -142,6 +118,7 @@ class PrefixCache:
         limit: int | None = None,
         num_tokens: int = 0,
         spare: int = 0,
+        window_spare: int = 0,
         priority: int = 0,
         program_id: str | None = None,
         counted: bool = True,
@@ -150,17 +127,16 @@ class PrefixCache:
 
         Where the prefix ends inside a cached page, that part is copied to a page of the lease's own; host pages are
         copied to the device (see `take_copies`). Returns None, with nothing changed, if the pages are not available or
-        fewer than `spare` pages would be left. `priority` and `program_id` (the requesting program) feed the strategies
-        of those names. Without `counted`, the statistics of hits do not change.
+        fewer than `spare` pages or `window_spare` window pages would be left. `priority` and `program_id` (the
+        requesting program) feed the strategies of those names. Without `counted`, the statistics of hits do not change.
         """
-        found = self._match(tokens, namespace, limit)
-        num_needed = self._num_pages_needed(found, num_tokens, spare)
+        cached = self._match_pages(tokens, namespace, limit)
+        found = self._reusable(cached)
+        num_needed = self._num_pages_needed(found, num_tokens, spare, window_spare)
         while num_needed is None and found.num_boundary_tokens:
             # Give up the partial match: the page it would be copied from can then be evicted.
-            found = found.whole_pages()
-            if self.states is not None:
-                found = self.states.reusable(found)
-            num_needed = self._num_pages_needed(found, num_tokens, spare)
+            found = self._reusable(found.whole_pages())
+            num_needed = self._num_pages_needed(found, num_tokens, spare, window_spare)
         if num_needed is None or (self.states is not None and not self.states.num_available):
             return None
         if counted:
@@ -172,16 +148,23 @@ class PrefixCache:
             namespace, program_id, priority, found.num_tokens, [], None, 0, continues=self._continued_owners(found)
         )
         if self.states is not None:
-            lease.states = self.states.begin(namespace, found, self._match_pages(tokens, namespace, limit).num_tokens)
+            lease.states = self.states.begin(namespace, found, cached.num_tokens)
         self._pin(lease, found)
+        if self.windows is not None:
+            self.windows.begin(lease, found.nodes, cached.num_tokens)
         if boundary is None:
-            pages = self.tiers.allocate(num_needed)
+            pages = self._allocate(num_needed)
         else:
             # The boundary page stays until its copy is decided; if this lease needs its place, it goes after that.
-            num_first = num_needed if num_needed < self.num_available else 1
-            pages = self.tiers.allocate(num_first, keep=boundary)
+            num_first = num_needed if num_needed < self.tiers.num_available else 1
+            if self.windows is not None:
+                self.windows.hold([boundary])
+            pages = self._allocate(num_first, keep=boundary)
             self.tiers.copies.append(Copy(boundary, pages[0], found.num_boundary_tokens))
-            pages += self.tiers.allocate(num_needed - num_first)
+            if self.windows is not None:
+                self.windows.copy(boundary, pages[0], found.num_boundary_tokens)
+                self.windows.let_go([boundary], is_strong=True)
+            pages += self._allocate(num_needed - num_first)
         for node in found.nodes:
             if node.on_host:
                 num_left = len(pages) - len(node.pages)
@@ -210,10 +193,10 @@ class PrefixCache:
         """
         assert lease.live
         num_needed = self.pages_for(num_tokens) - len(lease.pages)
-        if num_needed > self.tiers.num_available:
+        if num_needed > self.num_available:
             return False
         if num_needed > 0:
-            lease.pages += self.tiers.allocate(num_needed)
+            lease.pages += self._allocate(num_needed)
         return True
 
     def commit(self, lease: Lease, tokens: Sequence[int]) -> None:
@@ -236,10 +219,7 @@ class PrefixCache:
         """End the lease: publish `tokens`, those whose KV is computed, and unpin. The lease must not be used
         afterwards."""
         self.commit(lease, tokens)
-        lease.live = False
-        if lease.states is not None:
-            lease.states.end(tokens)
-        self.tiers.device.free(lease.pages[self.pages_for(lease.num_published) :])
+        self._free_own(lease, tokens)
         node = lease.node
         if node is None:
             return
@@ -259,10 +239,7 @@ class PrefixCache:
         """End a lease whose KV may be wrong. Removes the prefixes that it read or published, and all below them, except
         those that other leases pin. The lease must not be used afterwards."""
         assert lease.live
-        lease.live = False
-        if lease.states is not None:
-            lease.states.end(())
-        self.tiers.device.free(lease.pages[self.pages_for(lease.num_published) :])
+        self._free_own(lease, ())
         if lease.node is None:
             return
         self._clock += 1
@@ -328,9 +305,16 @@ class PrefixCache:
             self._events.record_cleared()
         return num_flushed
 
-    def _match(self, tokens: Sequence[int], namespace: str, limit: int | None) -> PrefixMatch:
-        found = self._match_pages(tokens, namespace, limit)
-        return found if self.states is None else self.states.reusable(found)
+    def _reusable(self, found: PrefixMatch) -> PrefixMatch:
+        """Return the part of a match from which a sequence can go on."""
+        reusable = self.states or self.windows
+        return found if reusable is None else reusable.reusable(found)
+
+    def _allocate(self, num_pages: int, keep: int | None = None) -> list[int]:
+        pages = self.tiers.allocate(num_pages, keep)
+        if self.windows is not None:
+            self.windows.attach(pages)
+        return pages
 
     def _match_pages(self, tokens: Sequence[int], namespace: str, limit: int | None) -> PrefixMatch:
         if not self.enabled:
@@ -352,13 +336,25 @@ class PrefixCache:
                     owners += child.soft_pins or ()
         return owners
 
-    def _num_pages_needed(self, found: PrefixMatch, num_tokens: int, spare: int) -> int | None:
+    def _free_own(self, lease: Lease, tokens: Sequence[int]) -> None:
+        """End what is the lease's own; `tokens` are those of its recurrent state, if it is kept."""
+        lease.live = False
+        num_published = self.pages_for(lease.num_published)
+        if lease.states is not None:
+            lease.states.end(tokens)
+        if self.windows is not None:
+            self.windows.end(lease, num_published)
+        self.tiers.device.free(lease.pages[num_published:])
+
+    def _num_pages_needed(self, found: PrefixMatch, num_tokens: int, spare: int, window_spare: int) -> int | None:
         """Number of device pages that a lease needs beyond those matched there; None if they are not available."""
         num_on_host, num_unpinned = found.count_pages()
         num_matched = found.num_tokens // self.page_size
         num_needed = self.pages_for(max(num_tokens, found.num_tokens)) - num_matched + num_on_host
         num_available = self.tiers.num_available - num_unpinned
         if num_needed + spare > num_available:
+            return None
+        if self.windows is not None and not self.windows.fits(found, num_needed + window_spare):
             return None
         if found.boundary is not None and not self.tiers.device.num_free:
             # The boundary page cannot be evicted to make room for its own copy.
@@ -439,6 +435,8 @@ class PrefixCache:
         if node.on_host:
             self.tiers.move_up(node, own)
         else:
+            if self.windows is not None:
+                self.windows.adopt(lease, at, node.pages)
             self.tiers.device.free(own)
             lease.pages[at : at + num_pages] = node.pages
         node.note_use(lease.program_id, lease.priority)

@@ -26,6 +26,7 @@ class PagePool:
         self.num_pages = num_pages
         self._free = list(range(first + num_pages - 1, first - 1, -1))  # a stack: the page freed last is reused first
         self._taken: set[int] = set()
+        self.note_freed: Callable[[Sequence[int]], None] | None = None
 
     @property
     def num_free(self) -> int:
@@ -50,6 +51,8 @@ class PagePool:
         self._taken.difference_update(pages)
         assert len(self._taken) == num_left, f"some of the pages {list(pages)} are freed twice"
         self._free.extend(pages)
+        if self.note_freed is not None:
+            self.note_freed(pages)
 
 
 class SoftPins:

@@ -21,16 +21,20 @@ from numba import carray, types
 from ..arguments import AttentionArgs
 from ..kv_cache import KvCache
 from ..reference.quantise import E4M3
+from .attention_dots import NO_BASE, ROWS, TOTAL_BYTES, attend_block, fetch_block, pack_block, round_query, total_weight
 from .attention_inner import (
     BFLOAT16,
+    BFLOAT16_DOTS,
     BLOCK,
     E4M3_CODES,
     FLOAT16,
     FLOAT32,
     INT8,
+    LOG2_E,
     address_of,
     gather_rows,
     highest_score,
+    mask_scores,
     pointer_to,
     score_rows,
     weigh_scores,
@@ -72,7 +76,6 @@ KEYS, VALUES, STRIDE, KV_HEADS, HEAD_SIZE, DTYPE, KEY_SCALES, VALUE_SCALES, SINK
 
 _MIN_WORK = 1 << 16  # multiplications by keys: they take 10 microseconds, waking a thread takes more
 _FEW_ROWS = 4  # rows that read a float32 block where it lies: copying it would cost more than it saves
-_LOG2_E = np.float32(1.4426950408889634)
 _LN_2 = np.float32(0.6931471805599453)
 _NOTHING = np.float32(-np.inf)
 
@@ -86,14 +89,16 @@ _weigh_two, _weigh_two_by_four = weigh_values(2, 1), weigh_values(2, 4)
 _weigh_three, _weigh_three_by_four = weigh_values(3, 1), weigh_values(3, 4)
 
 
-def kv_descriptor(kv: KvCache) -> Ints:
+def kv_descriptor(kv: KvCache, queries: torch.dtype) -> Ints:
     """Return the layer's cache as the loops take it, int64 [DESCRIPTOR]. It holds addresses: the tensors must live as
-    long."""
+    long. `queries` is the precision that queries and weights need: with bfloat16, loops may round them."""
     scales = (0 if scale_K is None else scale_K.data_ptr() for scale_K in (kv.k_scale_K, kv.v_scale_K))
     _, K, D = kv.k_SKD.shape
     stride = kv.k_SKD.stride(0)
     assert kv.k_SKD.stride() == kv.v_SKD.stride() == (stride, D, 1)
-    return np.array([kv.k_SKD.data_ptr(), kv.v_SKD.data_ptr(), stride, K, D, DTYPES[kv.k_SKD.dtype], *scales, 0])
+    dots = HOST.bfloat16_dot and kv.k_SKD.dtype == queries == torch.bfloat16
+    dtype = BFLOAT16_DOTS if dots else DTYPES[kv.k_SKD.dtype]
+    return np.array([kv.k_SKD.data_ptr(), kv.v_SKD.data_ptr(), stride, K, D, dtype, *scales, 0])
 
 
 @compiled_in_order("int64(int64[::1], int64[::1])")
@@ -107,7 +112,7 @@ def scratch_size(plan: Ints, kv: Ints) -> int:
     """Return the float32s of scratch memory that a thread needs for the plan's tasks."""
     rows = plan[MAX_QUERIES] * plan[GROUP]
     size = -(-kv[HEAD_SIZE] // LANES) * LANES
-    return rows * (2 * size + BLOCK + 3) + 2 * BLOCK * size + 4 * BLOCK  # type: ignore[no-any-return]
+    return rows * (2 * size + BLOCK + 3) + (2 * BLOCK + 1) * size + (4 + ROWS) * BLOCK + LANES  # type: ignore[no-any-return]
 
 
 @compiled_in_order("void(int64, int64, int64, int64, int64, float32, int64)")
@@ -229,19 +234,6 @@ def _weigh(weights: int, factors: int, num_rows: int, size: int, addresses: int,
             row += 1
 
 
-@compiled_in_order("void(int64, int64, int64, float32)")
-def _mask(scores: int, begin: int, end: int, cap: float) -> None:
-    """Cap a row's scores, and hide the keys outside [begin, end)."""
-    scores_L = carray(_floats(scores), (BLOCK,))
-    if cap > 0:
-        for key in range(BLOCK):
-            scores_L[key] = cap * _LOG2_E * np.tanh(scores_L[key])
-    for key in range(begin):
-        scores_L[key] = _NOTHING
-    for key in range(end, BLOCK):
-        scores_L[key] = _NOTHING
-
-
 @compiled_in_order("void(int64, int64, int64, int64, int64)")
 def _softmax(scores: int, num_rows: int, factors: int, highest: int, totals: int) -> None:
     """Replace a block's scores by their weights, update the rows' largest score and total weight, and write the factors
@@ -282,40 +274,49 @@ def attend_task(
     numbers after the one before, its heads lie together. `cap` is the soft cap of scores, 0 for none. `scratch` is the
     address of `scratch_size` float32s, aligned to 8 bytes, the thread's own. Nothing is allocated.
     """
-    K, D, G = kv[KV_HEADS], kv[HEAD_SIZE], plan[GROUP]
+    K, D, G, places = kv[KV_HEADS], kv[HEAD_SIZE], plan[GROUP], address_of(plan)
     tile, head = task // K, task % K
     at = plan[TILES] + tile * TILE_FIELDS
     first_q, end_q, first_segment, end_segment = plan[at], plan[at + 1], plan[at + 2], plan[at + 3]
     R, size = (end_q - first_q) * G, -(-D // LANES) * LANES
+    dots = kv[DTYPE] == BFLOAT16_DOTS
+    scratch = (scratch + 4 * LANES - 1) // (4 * LANES) * (4 * LANES)  # vectors that lie in one cache line load faster
     addresses = scratch + 8 * BLOCK
     queries = addresses + 8 * BLOCK
     sums = queries + 4 * R * size
     gathered = sums + 4 * R * size
     scores = gathered + 4 * BLOCK * size
-    factors = scores + 4 * R * BLOCK
-    highest, totals = factors + 4 * R, factors + 8 * R
+    work = scores + 4 * R * BLOCK
+    factors = work + 4 * (ROWS * BLOCK + size)
+    highest, totals = factors + 4 * R, scores if dots else factors + 8 * R
     staged = factors + 12 * R if size > D else 0
     first_L, addresses_L = carray(_ints(scratch), (BLOCK,)), carray(_ints(addresses), (BLOCK,))
     sums_RD = carray(_floats(sums), (R, size))
     highest_R, total_R = carray(_floats(highest), (R,)), carray(_floats(totals), (R,))
+    totals_RL = carray(_floats(totals), (R, LANES))  # of dots
     cached = kv[DTYPE]
     width = 4 if cached == FLOAT32 else 1 if cached in (E4M3_CODES, INT8) else 2
 
     # Scores are in powers of two, which saves the exponential a product.
-    q_scale = scale / cap if cap > 0 else scale * _LOG2_E
+    q_scale = scale / cap if cap > 0 else scale * LOG2_E
     out_scale = np.float32(1)
     if kv[KEY_SCALES] != 0:
         q_scale *= carray(_floats(kv[KEY_SCALES]), (K,))[head]
         out_scale = carray(_floats(kv[VALUE_SCALES]), (K,))[head]
     for row in range(R):
-        token = plan[plan[TOKENS] + first_q + row // G]
-        place = token * q_stride + (head * G + row % G) * D
-        _read_query(q, dtype, place, D, size, q_scale, queries + 4 * row * size)
+        place = plan[plan[TOKENS] + first_q + row // G] * q_stride + (head * G + row % G) * D
         sums_RD[row] = 0
-        highest_R[row], total_R[row] = _NOTHING, 0
+        base, total = NO_BASE if dots else _NOTHING, np.float32(0)
         if kv[SINKS] != 0:
-            highest_R[row] = carray(_floats(kv[SINKS]), (K * G,))[head * G + row % G] * _LOG2_E
-            total_R[row] = 1
+            base = max(carray(_floats(kv[SINKS]), (K * G,))[head * G + row % G] * LOG2_E, NO_BASE)
+            total = np.float32(1)
+        highest_R[row] = base
+        if dots:
+            round_query(q, dtype, place, D, size, queries + 2 * row * size)
+            totals_RL[row], totals_RL[row, 0] = 0, total
+        else:
+            _read_query(q, dtype, place, D, size, q_scale, queries + 4 * row * size)
+            total_R[row] = total
 
     for segment in range(first_segment, end_segment):
         at = plan[SEGMENTS] + segment * SEGMENT_FIELDS
@@ -340,6 +341,9 @@ def attend_task(
             for values in range(2):
                 source = (kv[VALUES] if values else kv[KEYS]) + width * head * D
                 _find_addresses(first_L, num_keys, source, width, D, staged, addresses_L)
+                if dots:
+                    pack_block(addresses, num_keys, size, values, gathered + 2 * values * BLOCK * size)
+                    continue
                 if gather:
                     _gather(cached, addresses, num_keys, size, gathered, addresses_L)
                 if values:
@@ -361,13 +365,25 @@ def attend_task(
                     end = min(max(plan[plan[ENDS] + query] - base, 0), BLOCK)
                     if begin > 0 or end < BLOCK or cap > 0:
                         for r in range((query - first_q) * G, (query - first_q + 1) * G):
-                            _mask(scores + 4 * r * BLOCK, begin, end, cap)
+                            mask_scores(scores + 4 * r * BLOCK, begin, end, cap)
                 _softmax(scores + 4 * row * BLOCK, num_rows, factors + 4 * row, highest + 4 * row, totals + 4 * row)
+            if dots:
+                if block + 1 < end_block:
+                    num_coming = min(length - base - BLOCK, BLOCK)
+                    _find_slots(plan, table, unit, base + BLOCK, num_coming, kv[STRIDE], first_L)
+                    fetch_block(scratch, num_coming, kv[KEYS] + 2 * head * D, D)
+                    fetch_block(scratch, num_coming, kv[VALUES] + 2 * head * D, D)
+                attend_block(
+                    gathered, gathered + 2 * BLOCK * size, base, num_keys, size,
+                    queries + 2 * row * size, sums + 4 * row * size, highest + 4 * row, totals + TOTAL_BYTES * row,
+                    places + 8 * (plan[BEGINS] + start), places + 8 * (plan[ENDS] + start), stop - start, G,
+                    q_scale, cap, work,
+                )  # fmt: skip
 
     for row in range(R):
         token = plan[plan[TOKENS] + first_q + row // G]
         place = token * out_stride + (head * G + row % G) * D
-        factor = out_scale / total_R[row]
+        factor = out_scale / (total_weight(totals + TOTAL_BYTES * row) if dots else total_R[row])
         if dtype == FLOAT32:
             wide = carray(_floats(out + 4 * place), (D,))
             for d in range(D):
@@ -433,7 +449,7 @@ class CompiledAttention:
         if q_THD.stride()[1:] != (D, 1):
             q_THD = q_THD.contiguous()
         out_THD = torch.empty((T, H, D), dtype=q_THD.dtype)
-        array, descriptor = self._plans[group].array, kv_descriptor(kv)
+        array, descriptor = self._plans[group].array, kv_descriptor(kv, q_THD.dtype)
         count = num_tasks(array, descriptor)
         threads = num_threads() if array[COST] * kv.k_SKD.shape[1] * D > _MIN_WORK else 1
         # Few rows of one key head, as with latents, are fewer tasks than threads: each gets some of the query heads.

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .compiled import compiled_in_order
 from .instructions import HOST
 
 LANES = HOST.lanes
@@ -27,7 +28,10 @@ LANES = HOST.lanes
 BLOCK = 64
 # Dtypes of caches, by their codes.
 FLOAT32, BFLOAT16, FLOAT16, E4M3_CODES, INT8 = range(5)
+BFLOAT16_DOTS = 5  # of a bfloat16 cache whose queries may be rounded to bfloat16, for dot products of pairs
 _KEYS = 4
+LOG2_E = np.float32(1.4426950408889634)
+_NOTHING = np.float32(-np.inf)
 
 _FLOAT, _INT, _LANE = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _FLOATS, _LANE_INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_LANE, LANES)
@@ -378,3 +382,19 @@ def address_of(_: Any, array: Any) -> Any:
         return builder.ptrtoint(data, _INT)
 
     return types.int64(array), generate
+
+
+_floats = pointer_to(types.float32)
+
+
+@compiled_in_order("void(int64, int64, int64, float32)")
+def mask_scores(scores: int, begin: int, end: int, cap: float) -> None:
+    """Cap a row's scores, and hide the keys outside [begin, end)."""
+    scores_L = carray(_floats(scores), (BLOCK,))
+    if cap > 0:
+        for key in range(BLOCK):
+            scores_L[key] = cap * LOG2_E * np.tanh(scores_L[key])
+    for key in range(begin):
+        scores_L[key] = _NOTHING
+    for key in range(end, BLOCK):
+        scores_L[key] = _NOTHING

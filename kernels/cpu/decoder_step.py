@@ -1,4 +1,4 @@
-"""All decoder layers of a step in one compiled call, which several threads run at once.
+"""All decoder layers of a step, and the head, in one compiled call, which several threads run at once.
 
 It computes blocks of RMS or layer norms before a part, after it or both, rotary attention and an MLP with or without a
 gate, one after the other or in parallel. Weights have any format of
@@ -7,7 +7,7 @@ operators would cost more than they compute. Threads meet after each phase (`sha
 
 Legend: T tokens, O wanted tokens, E hidden size, N heads of queries, keys and values, H of queries, K of keys, D head
 size, C = N D, A = H D, I intermediate size, J = 2 I, L layers, F fields of a layer's record, W words of a field,
-P ropes, R rows of scratch memory.
+P ropes, S kinds of layers, R rows of scratch memory, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .attention import (
     scratch_size,
 )
 from .attention_inner import address_of, pointer_to
-from .bfloat16 import narrow
+from .bfloat16 import narrow, widen
 from .block_parts import GELU_TANH, normalise, normalise_together
 from .compiled import Floats, Ints, compiled
 from .shared_phases import claim, complete, wait
@@ -42,7 +42,7 @@ QKV, OUTPUT, GATE_UP, DOWN, OTHERS, NUM_FIELDS = range(6)
 # Addresses of norms' weights, float32 [E], and [N - K, D] for queries and keys; 0: no such norm.
 INPUT_NORM, POST_NORM, QK_NORM, ATTENTION_OUT_NORM, MLP_OUT_NORM = range(5)
 # A layer norm's bias follows its weights.
-PLAN, ROPE, NUM_WORDS = 5, 6, 8  # 0 or 1: which attention plan, and which angles
+PLAN, ROPE, SLOTS, NUM_WORDS = 5, 6, 7, 8  # 0 or 1: which attention plan, which angles, and which slots
 (
     _CAPTURE,
     _NORM_1,
@@ -65,6 +65,7 @@ PLAN, ROPE, NUM_WORDS = 5, 6, 8  # 0 or 1: which attention plan, and which angle
     _INNER_DOWN,
     PHASES_PER_LAYER,
 ) = range(20)
+_FINAL_NORM, _HEAD, HEAD_PHASES = range(3)  # behind those of the layers
 _FEW = 4  # tokens up to which every thread computes norms by itself: that takes less time than meeting the others
 
 _floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
@@ -157,12 +158,22 @@ def _rotate_rows(
                 kh[d], vh[d] = narrow(qkv_TC[t, keys + d], kh[d]), narrow(qkv_TC[t, values + d], vh[d])
 
 
+@compiled("void(float32[:,::1])")
+def _round_to_bfloat16(x_TE: Floats) -> None:
+    """Round in place. Threads may round the same numbers at once: to round again changes nothing."""
+    T, E = x_TE.shape
+    for t in range(T):
+        for e in range(E):
+            x_TE[t, e] = widen(narrow(x_TE[t, e], np.uint16(0)))
+
+
 @compiled(
     "void(int64[::1], int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32,"
     " float32, float32, float32, int64, boolean, boolean, boolean, boolean, float32[:,:,::1], float32[:,:,::1],"
-    " int64[::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
+    " int64[:,::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
     " float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1],"
-    " int64[:,:,:,::1], int64[:,::1], int64[:,::1], int64[:,::1], float32[:,::1])"
+    " int64[:,:,:,::1], int64[:,::1], int64[:,::1], int64[:,::1], float32[:,::1],"
+    " int64[::1], int64, boolean, float32[:,::1])"
 )
 def decoder_layers(
     phases: Ints,
@@ -183,7 +194,7 @@ def decoder_layers(
     norms_all_heads: bool,
     cos_PTD: Floats,
     sin_PTD: Floats,
-    slots_T: Ints,
+    slots_ST: Ints,
     wanted_O: Ints,
     select: bool,
     last_OE: Floats,
@@ -201,20 +212,30 @@ def decoder_layers(
     ends_2A: Ints,
     sizes_PS: Ints,
     inner_NR: Floats,
+    head_W: Ints,
+    final_norm: int,
+    rounds_stream: bool,
+    logits_OV: Floats,
 ) -> None:
     """Add the attention and the MLP of all layers to `x_TE` in place; store keys and values in the tokens' slots.
 
-    Every thread calls it with the same arguments. `phases` has PHASES_PER_LAYER * L phases. `layers_LFW` are the
-    layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of `AttentionPlan`.
-    `cos_PTD` and `sin_PTD` are the angles of each rope; what a part adds is multiplied by `residual_scale`.
-    `norms_all_heads` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what attention reads. If
-    `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes them to `last_OE`. A
+    Every thread calls it with the same arguments. `phases` has PHASES_PER_LAYER * L + HEAD_PHASES phases. `layers_LFW`
+    are the layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of
+    `AttentionPlan`.
+    `cos_PTD` and `sin_PTD` are the angles of each rope, `slots_ST` the slots of each kind of layer; what a part adds is
+    multiplied by `residual_scale`. `norms_all_heads` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what
+    attention reads. If `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes
+    them to `last_OE`. A
     layer's input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory
     that the threads share, of R rows, at least T and O; `inner_NR` has a row for each token with an adapter. The P
     products of a layer are QKV, OUTPUT, GATE_UP and DOWN; `adapters_LPAW` are their adapters as of `lora`, and
     `sizes_PS` the outputs of their sections, 0 for none. `tokens_2N` and `ends_2A` are the tokens of each adapter,
     among all tokens and among the wanted ones. `prepared` has the bytes of the largest prepared input of any
     matrix.
+
+    `head_W` is the descriptor of the head, empty for none, and `final_norm` the address of the weights of the RMS norm
+    before it. Its products are written to `logits_OV`, of the wanted tokens with `select`, else of all.
+    `rounds_stream` rounds what the norm reads to bfloat16.
     """
     L, T, C, A = len(layers_LFW), x_TE.shape[0], qkv_RC.shape[1], out_RA.shape[1]
     none, alone = np.float32(0), T <= _FEW
@@ -253,6 +274,7 @@ def decoder_layers(
                 break
             first, end = T * part // parts, T * (part + 1) // parts
             cos_TD, sin_TD = cos_PTD[others_W[ROPE]], sin_PTD[others_W[ROPE]]
+            slots_T = slots_ST[others_W[SLOTS]]
             _rotate_rows(qkv_TC, first, end, others_W[QK_NORM], norms_all_heads, kv, eps, cos_TD, sin_TD, slots_T)
             complete(phases, phase + _ROTATE, parts)
         wait(phases, phase + _ROTATE, parts)
@@ -335,3 +357,17 @@ def decoder_layers(
             _add_normed(
                 phases, phase + _ADD_MLP, num_threads, y_TE, norm, eps, is_layer_norm, residual_scale, normed_TE, x_TE
             )
+
+    if len(head_W) == 0:
+        return
+    phase = L * PHASES_PER_LAYER
+    if rounds_stream:
+        _round_to_bfloat16(x_TE)
+    prepare(
+        phases, phase + _FINAL_NORM, num_threads, alone, head_W, x_TE, final_norm, eps, False, normed_TE, prepared
+    )  # fmt: skip
+    own_AW = adapters_LPAW[0, DOWN, :0]
+    multiply(
+        phases, phase + _HEAD, num_threads, head_W, normed_TE, prepared, logits_OV, logits_OV, none,
+        inner_NR, own_AW, tokens_N, ends_A, sizes_PS[DOWN],
+    )  # fmt: skip

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..huge_pages import zeros_in_huge_pages
 from .block_formats import BLOCK_FORMATS, GROUP
 from .instructions import HOST
 
@@ -127,7 +128,8 @@ class PackedMatrix:
         packed = cls(BLOCKS, sum(len(rows) for _, rows in parts), inputs, GROUP, bias)
         sections, end = [], 0
         for name, rows in parts:
-            panels = BLOCK_FORMATS[name].pack(rows, WIDTH)
+            made = BLOCK_FORMATS[name].pack(rows, WIDTH)
+            panels = zeros_in_huge_pages(made.shape, made.dtype).copy_(made)
             packed._arrays.append(panels.numpy())
             end += len(panels)
             sections.append([end, panels.data_ptr(), panels[0].nbytes, panels.shape[1], loop_address(name)])
@@ -186,7 +188,7 @@ def _panels(numbers_NC: torch.Tensor, per_step: int, num_steps: int | None = Non
     """Return [P, S, W, I] of I = `per_step` inputs; zeros fill the last steps and the last panel."""
     N, C = numbers_NC.shape
     panels, steps = -(-N // WIDTH), num_steps or -(-C // per_step)
-    out = torch.zeros((panels, steps, WIDTH, per_step), dtype=numbers_NC.dtype)
+    out = zeros_in_huge_pages((panels, steps, WIDTH, per_step), numbers_NC.dtype)
     whole, rest = divmod(N, WIDTH)
     whole_steps, rest_inputs = divmod(C, per_step)
 

@@ -15,6 +15,19 @@ F16, F32 = ir.HalfType(), ir.FloatType()
 PREFETCH_BYTES = 2048  # ahead of the weights that are read; the processor's own prefetching stops at pages
 
 
+class _BFloat(ir.types.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite has no type for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash("bfloat")
+
+
 class TileArguments(NamedTuple):
     """Arguments of a kernel, 64-bit integers."""
 
@@ -85,6 +98,38 @@ class Tile:
 
     def multiply_add(self, a: Any, b: Any, total: Any) -> Any:
         return self.call(f"llvm.fmuladd.v{self.lanes}f32", self.floats, a, b, total)
+
+    def halves(self, pairs: Any) -> tuple[Any, Any]:
+        """Return the first and the second bfloat16 of each lane as float32s."""
+        b = self.b
+        first = b.bitcast(b.shl(pairs, self.constant(16)), self.floats)
+        return first, b.bitcast(b.and_(pairs, self.constant(-65536)), self.floats)
+
+    def add_pairs(self, total: Any, x: Any, y: Any) -> Any:
+        """Add the products of two bfloat16s in each lane; `x` and `y` are vectors of integers."""
+        if self.instructions.emulated:
+            for factors in zip(self.halves(x), self.halves(y), strict=True):
+                total = self.multiply_add(*factors, total)
+            return total
+        kind = ir.VectorType(_BFloat(), 2 * self.lanes)
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
+        return self.call(name, self.floats, total, self.b.bitcast(x, kind), self.b.bitcast(y, kind))
+
+    def round_to_pairs(self, low: Any, high: Any) -> Any:
+        """Return two vectors of float32s as bfloat16s, one after the other. NaN stays NaN if it is the processor's."""
+        b = self.b
+        if not self.instructions.emulated:
+            kind = ir.VectorType(_BFloat(), 2 * self.lanes)
+            pairs = self.call(f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * self.lanes}", kind, high, low)
+            return b.bitcast(pairs, self.ints)
+        rounded = []
+        for value in (low, high):
+            bits = b.bitcast(value, self.ints)
+            even = b.and_(b.lshr(bits, self.constant(16)), self.constant(1))
+            up = b.lshr(b.add(bits, b.add(even, self.constant(0x7FFF))), self.constant(16))
+            rounded.append(b.trunc(up, ir.VectorType(I16, self.lanes)))
+        order = ir.Constant(ir.VectorType(I32, 2 * self.lanes), list(range(2 * self.lanes)))
+        return b.bitcast(b.shuffle_vector(*rounded, order), self.ints)
 
     def loop(
         self, begin: Any, end: Any, values: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]

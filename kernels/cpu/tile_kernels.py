@@ -28,19 +28,6 @@ from .tile import F32, I8, I16, I32, I64, Tile, TileArguments, load_half
 INTEGERS = ("int8", "int8_groups", "int4")
 
 
-class _BFloat(ir.types.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite has no type for."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash("bfloat")
-
-
 class Weights(Protocol):
     """Weights of another module's format, named by `str`."""
 
@@ -121,7 +108,7 @@ def _float_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -> 
             tile.fetch(b.gep(ahead, [b.mul(index, a.ahead_bytes)]), tile.instructions.ahead_lines)
         new = list(sums)
 
-        def add_products(factors: list[Any], inputs: list[Any]) -> None:
+        def add_products(factors: Sequence[Any], inputs: list[Any]) -> None:
             for row, value in enumerate(inputs):
                 for vector, factor in enumerate(factors):
                     place = row * count + vector
@@ -131,35 +118,19 @@ def _float_sums(tile: Tile, a: TileArguments, weights: str, sums: list[Any]) -> 
             offset = b.add(b.mul(index, I64(4 * per_step)), I64(4 * number))
             return [tile.broadcast(tile.load(x, offset, F32, 4)) for x in x_rows]
 
-        def halves(pairs: list[Any]) -> tuple[list[Any], list[Any]]:
-            low = [b.bitcast(b.shl(pair, tile.constant(16)), tile.floats) for pair in pairs]
-            high = [b.bitcast(b.and_(pair, tile.constant(-65536)), tile.floats) for pair in pairs]
-            return low, high
-
         if weights == "float32":
             add_products(w, floats_of_rows(1, 0))
         elif weights == "bfloat16":
-            low, high = halves(w)
+            low, high = zip(*map(tile.halves, w), strict=True)
             add_products(low, floats_of_rows(2, 0))
             add_products(high, floats_of_rows(2, 1))
         else:
             offset = b.mul(index, I64(4))
-            pairs = [tile.broadcast(tile.load(x, offset, I32, 4)) for x in x_rows]
-            if tile.instructions.emulated:
-                for factors, inputs in zip(halves(w), halves(pairs), strict=True):
-                    add_products(factors, inputs)
-            else:
-                dots = ir.VectorType(_BFloat(), 2 * tile.lanes)
-                for row, pair in enumerate(pairs):
-                    for vector, weight in enumerate(w):
-                        place = row * count + vector
-                        new[place] = tile.call(
-                            f"llvm.x86.avx512bf16.dpbf16ps.{32 * tile.lanes}",
-                            tile.floats,
-                            new[place],
-                            b.bitcast(weight, dots),
-                            b.bitcast(pair, dots),
-                        )
+            for row, x in enumerate(x_rows):
+                pairs = tile.broadcast(tile.load(x, offset, I32, 4))
+                for vector, weight in enumerate(w):
+                    place = row * count + vector
+                    new[place] = tile.add_pairs(new[place], weight, pairs)
         return new
 
     return tile.loop(a.begin, a.end, sums, step)

@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
 
 from ...radix.cache import PrefixCache
+from ...radix.window_pages import WindowSizes
 from ..compile_ahead import compile_loops
 from ..engine import ForwardEngine, build_engine
 from ..engine.build import choose_device
@@ -251,8 +253,11 @@ def load_core(
         publisher = CacheEventPublisher(
             config.kv_events, page_size=info.page_size, topic=config.kv_events_topic, layout=config.kv_events_format
         )
-    shape = {"num_pages": info.num_pages, "num_host_pages": info.num_host_pages, "page_size": info.page_size}
-    shape["num_state_slots"] = info.num_state_slots
+    shape: dict[str, Any] = {
+        name: getattr(info, name) for name in ("num_pages", "num_host_pages", "page_size", "num_state_slots")
+    }
+    if info.num_window_pages:
+        shape["windows"] = WindowSizes(info.num_window_pages, info.window, info.num_sinks)
     cache = make_cache(config, **shape, events=publisher is not None)
     recorder = CoreMetricsRecorder()
     retokenise: Retokenise = Retokeniser(

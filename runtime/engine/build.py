@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from ...kernels import Ops, for_device
+from ...kernels import Ops, StreamingSizes, for_device
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.load import load_model
@@ -28,13 +28,15 @@ from .cpu_threads import CpuThreads
 from .draft_source import DraftBytes, DraftSource
 from .engine import ForwardEngine
 from .kv_format import choose_kv_dtype, choose_scales
-from .kv_pool import CudaCopyQueue, KvMemory, KvPool, bytes_per_page
+from .kv_pool import CudaCopyQueue, KvMemory, KvPool, WindowMemory, bytes_per_page
 from .kv_size import MemoryUse, choose_max_running, measure_memory, pages_by_setting, pages_from_memory
 from .state_slots import allocate_states, check_recurrent_settings, limit_running
 from .step_graphs import CudaCapture, StepGraphs
+from .window_size import window_share
 
 logger = logging.getLogger("ramiform.engine")
 
+STREAMING_CONTEXT = 1 << 18  # tokens of a sequence with a rolling window, by default
 _SMALL = 200_000_000  # parameters; below it a CPU is faster in float32 than in bfloat16
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -96,6 +98,9 @@ def build_engine(
         _check_transformers_settings(config, group)
         logger.info("transformers computes the layers of %s", whole_config.architecture)
     check_recurrent_settings(config, whole_config, group)
+    streaming = _streaming(config, group)
+    if streaming is not None:
+        whole_config = _streamed(whole_config, streaming)
     if config.ep > 1 and group.shard.size == 1:
         raise RequestError(f"ep {config.ep} is neither 1 nor tp, 1: the processes of tp hold the experts", param="ep")
     if config.deterministic and group is SINGLE_RANK:
@@ -105,14 +110,17 @@ def build_engine(
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device, num_weights)
     context_length = _context_length(config, model_config)
-    model_config = replace(model_config, rope=model_config.rope.within(context_length))
+    if streaming is None:
+        model_config = replace(model_config, rope=model_config.rope.within(context_length))
     head_dim, is_latent = model_config.head_dim, model_config.latent is not None
     kv_dtype = choose_kv_dtype(config.kv_dtype, dtype, device, head_dim=head_dim, is_latent=is_latent)
     # Pages have the same numbers on every stage, so there are as many as the largest stage has memory for.
     largest = replace(model_config, num_layers=max(layer_counts(whole_config, group.stage.size)))
     # The draft source's memory comes out of the same budget.
     draft = DraftBytes(0, 0) if draft_memory is None else draft_memory(whole_config, dtype)
-    page = bytes_per_page(largest, kv_dtype) + draft.per_page
+    share = window_share(config, model_config, group, device, context_length)
+    whole_page = bytes_per_page(largest, kv_dtype)
+    page = draft.per_page + (whole_page if share is None else share.page_bytes(model_config, kv_dtype))
     num_pages = pages_by_setting(config, context_length, page)
     if device.type == "cpu":
         # Ranks share the processors. A fixed number of slices also fixes the threads that divide their products.
@@ -128,12 +136,13 @@ def build_engine(
         group=group,
         context_length=context_length,
         impl=config.model_impl,
+        streaming=streaming,
     )
     chosen = choose_scales(config, path, model, kv_dtype, group)
     num_state_bytes = allocate_states(config, model)
     num_host_pages = int(config.host_kv_memory * 2**30) // page
     make_graphs = None
-    if config.cuda_graphs and device.type == "cuda":
+    if config.cuda_graphs and device.type == "cuda" and streaming is None:
 
         def make_graphs(pool: KvPool, *, max_rows: int, captures: Sequence[int] = ()) -> StepGraphs:
             return StepGraphs(
@@ -146,6 +155,7 @@ def build_engine(
                 max_tokens=config.prefill_budget,
                 max_tree=config.speculative_num_draft_tokens,
                 group=group,
+                has_windows=pool.windows is not None,
             )
 
     if num_pages is None:
@@ -176,16 +186,25 @@ def build_engine(
         )
     # Pages have the same numbers on every rank.
     num_pages = group.least(num_pages)
+    if share is not None and not share.suffices(num_pages):
+        share, whole_page = None, draft.per_page + whole_page
+        num_pages = pages_by_setting(config, context_length, whole_page) or num_pages * page // whole_page
     max_running = limit_running(config, model, choose_max_running(config, device, num_pages))
     setting = "kv_memory" if config.num_pages is None else "num_pages"
-    memory = _memory(model_config, num_pages, device, kv_dtype, param=setting)
+    num_full_layers = None if share is None else share.num_full_layers
+    memory = _memory(model_config, num_pages, device, kv_dtype, param=setting, num_layers=num_full_layers)
+    windows = None
+    if share is not None:
+        count, num_layers = share.num_window_pages(num_pages), share.num_window_layers
+        own = _memory(model_config, count, device, kv_dtype, param=setting, num_layers=num_layers)
+        windows = WindowMemory(own, share.has_window)
     pinned = device.type == "cuda" and num_host_pages > 0
     host = _memory(model_config, num_host_pages, torch.device("cpu"), kv_dtype, param="host_kv_memory", pinned=pinned)
     source = None
     if make_source is not None:
         source = make_source(model, num_pages=num_pages, num_host_pages=num_host_pages)
     queue = CudaCopyQueue(device, model_config.num_kv_layers) if pinned else None
-    pool = KvPool(memory, host, chosen.scales, queue)
+    pool = KvPool(memory, host, chosen.scales, queue, windows)
     graphs, num_ranks = None, group.shard.size * group.stage.size
     if device.type == "cuda" and num_ranks > 1:
         compile_kernels(model, kv_dtype)  # with one rank when the engine warms up
@@ -224,12 +243,49 @@ def _check_transformers_settings(config: CoreConfig, group: Group) -> None:
             )
 
 
+def _streaming(config: CoreConfig, group: Group) -> StreamingSizes | None:
+    """Return the sizes of attention to sinks and a rolling window; None: attention is the model's own.
+
+    Raises RequestError for settings that do not go with it.
+    """
+    if config.streaming_window is None:
+        return None
+    refused = {
+        "tp": group.shard.size > 1,
+        "pp": group.stage.size > 1,
+        "deterministic": config.deterministic,
+        "transfer_bind": config.transfer_bind is not None,
+        "prefill_workers": config.prefill_workers is not None,
+        "transfer_keys": config.transfer_keys is not None,
+    }
+    if (setting := next((name for name, is_set in refused.items() if is_set), None)) is not None:
+        raise RequestError(f"{setting} does not go with streaming_window", param=setting)
+    return StreamingSizes(config.streaming_window, config.streaming_sinks)
+
+
+def _streamed(model: ModelConfig, streaming: StreamingSizes) -> ModelConfig:
+    try:
+        return model.streamed(streaming)
+    except ValueError as error:
+        raise RequestError(
+            f"streaming_window {streaming.window} is not for this {model.architecture}: {error}",
+            param="streaming_window",
+        ) from None
+
+
 def _memory(
-    model: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype, *, param: str, pinned: bool = False
+    model: ModelConfig,
+    num_pages: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    param: str,
+    pinned: bool = False,
+    num_layers: int | None = None,
 ) -> KvMemory:
     try:
-        return KvMemory(model, num_pages, device=device, dtype=dtype, pinned=pinned)
-    except (RuntimeError, torch.OutOfMemoryError):
+        return KvMemory(model, num_pages, device=device, dtype=dtype, pinned=pinned, num_layers=num_layers)
+    except (RuntimeError, MemoryError, torch.OutOfMemoryError):
         gibibytes = num_pages * bytes_per_page(model, dtype) / 2**30
         raise RequestError(
             f"{num_pages} pages of KV take {gibibytes:,.1f} GiB, more than {device} has: lower {param}", param=param
@@ -260,6 +316,8 @@ def choose_dtype(name: str, device: torch.device, num_parameters: int) -> torch.
 
 
 def _context_length(config: CoreConfig, model: ModelConfig) -> int:
+    if model.streaming is not None:
+        return config.context_length or STREAMING_CONTEXT
     wanted = config.context_length or model.context_length
     if wanted > model.context_length:
         raise RequestError(

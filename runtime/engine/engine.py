@@ -47,6 +47,10 @@ class EngineInfo:
     max_running: int  # requests at once
     num_state_slots: int = 0  # of recurrent states; 0: the model has no recurrent layers
     state_bytes: int = 0  # of all of them
+    num_window_pages: int = 0  # of layers with a sliding window; 0: pages hold the keys and values of all layers
+    window: int = 0  # tokens that these layers attend to, the longest of their windows
+    num_sinks: int = 0  # first tokens that they always attend to
+    streaming_window: int = 0  # of attention to sinks and a rolling window; 0: attention is the model's own
 
 
 class ForwardEngine:
@@ -81,10 +85,14 @@ class ForwardEngine:
             page_size=PAGE_SIZE,
             num_pages=pool.num_pages,
             num_host_pages=pool.num_host_pages,
-            kv_bytes=sum(memory.nbytes for memory in pool.memories),
+            kv_bytes=pool.nbytes,
             max_running=max_running,
             num_state_slots=0 if model.states is None else model.states.num_slots,
             state_bytes=0 if model.states is None else model.states.nbytes,
+            num_window_pages=0 if pool.windows is None else pool.windows.memory.num_pages,
+            window=0 if pool.windows is None else int(max(window or 0 for window in config.windows)),
+            num_sinks=0 if config.streaming is None else config.streaming.num_sinks,
+            streaming_window=0 if config.streaming is None else config.streaming.window,
         )
 
         whole = model.whole_config
@@ -106,6 +114,8 @@ class ForwardEngine:
         """
         if self._threads is not None:
             self._threads.choose(plan.num_tokens)
+        if self._runner.pool.windows is not None and plan.step:
+            assert all(row.window_pages for row in plan.rows), "layers with a window have pages of their own"
         return InFlightStep(self._runner, plan)
 
     def run(self, plan: ForwardPlan) -> ForwardResult:

@@ -10,6 +10,7 @@ L levels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -55,13 +56,20 @@ class StepTensors(NamedTuple):
     first_key_R: torch.Tensor  # int32
     first_query_R: torch.Tensor  # int32
     num_queries_R: torch.Tensor  # int32
+    # Of layers with a window that have pages of their own; else empty.
+    window_slots_T: torch.Tensor  # int64
+    window_places_D: torch.Tensor  # int64
+    window_pages_D: torch.Tensor  # int32
 
 
-def _step_arrays(shape: GraphShape) -> list[np.ndarray]:
+def _step_arrays(shape: GraphShape, *, has_windows: bool) -> list[np.ndarray]:
     """Return the arrays of `StepTensors` for a step of padding."""
     R, T, D = shape.rows, shape.tokens, shape.changes
     longs = [*np.zeros((2, T), np.int64), *np.full((2, T), -1), *np.zeros((2, T), np.int64)]
-    return [*longs, np.zeros(D, np.int64), np.zeros(D, np.int32), *np.zeros((4, R), np.int32)]
+    arrays = [*longs, np.zeros(D, np.int64), np.zeros(D, np.int32), *np.zeros((4, R), np.int32)]
+    if not has_windows:
+        T = D = 0
+    return [*arrays, np.full(T, -1), np.zeros(D, np.int64), np.zeros(D, np.int32)]
 
 
 class PageTables:
@@ -88,6 +96,18 @@ class PageTables:
         self._pages[row] = pages
         self._changed[row] = min(first, self._changed.get(row, first))
         return extends
+
+    def update_window(self, row: int, pages: list[int]) -> None:
+        """Note the window pages of a row. Those behind its window, which are not read, all name the first one that is:
+        the device keeps what it holds of them."""
+        if pages == self._pages[row]:
+            return
+        own = np.array(pages, dtype=np.int32)
+        start = max(0, int((own != own[0]).argmax()) - 1) if (own != own[0]).any() else len(own) - 1
+        self._full_RP[row, :start] = self._sent_RP[row, :start]
+        self._full_RP[row, start : len(own)] = own[start:]
+        self._pages[row] = pages
+        self._changed[row] = 0
 
     def pages(self, row: int) -> np.ndarray:
         """Return the pages noted for a row."""
@@ -196,13 +216,22 @@ class StaticInputs:
     """Buffers of all graphs of a model, for steps of at most `max_rows` rows and `max_tokens` tokens."""
 
     def __init__(
-        self, largest: Sequence[GraphShape], num_places: int, device: torch.device, *, finds_shared: bool
+        self,
+        largest: Sequence[GraphShape],
+        num_places: int,
+        device: torch.device,
+        *,
+        finds_shared: bool,
+        has_windows: bool = False,
     ) -> None:
+        """`has_windows`: layers with a window have pages of their own."""
         num_pages, max_rows = -(-num_places // PAGE_SIZE), max(shape.rows for shape in largest)
-        size = max(packed_size(_step_arrays(shape)) for shape in largest)
+        self._arrays = partial(_step_arrays, has_windows=has_windows)
+        size = max(packed_size(self._arrays(shape)) for shape in largest)
         self._buffer = torch.zeros(size, dtype=torch.uint8, device=device)
         self._last_O = torch.zeros(max(shape.tokens for shape in largest), dtype=torch.int64, device=device)
         self.tables = PageTables(max_rows, num_pages, device)
+        self.window_tables = PageTables(max_rows, num_pages, device) if has_windows else None
         max_decoding = max(shape.rows for shape in largest if shape.queries == 1)
         self._shared = SharedTables(max_decoding, num_pages, device) if finds_shared else None
         self._groups: list[SharedTokens] | None = None  # those in `_shared`; None: to be found again
@@ -230,7 +259,7 @@ class StaticInputs:
 
     def tensors(self, shape: GraphShape) -> StepTensors:
         """Return the inputs of steps of a shape."""
-        arrays = _step_arrays(shape)
+        arrays = self._arrays(shape)
         return StepTensors(*unpack(arrays, self._buffer[: packed_size(arrays)]))
 
     def attention(self, shape: GraphShape, kv: KvCache, window: int | None) -> DecodeAttentionArgs:
@@ -240,6 +269,9 @@ class StaticInputs:
         if shape.queries > 1:
             positions_T = step.positions_T.to(torch.int32)
             queries = QueryTensors(step.first_query_R, step.num_queries_R, positions_T, step.visible_T, shape.queries)
+        if window is not None and self.window_tables is not None:
+            table_RP = self.window_tables.table_RP[:R]
+            return DecodeAttentionArgs(table_RP, step.num_keys_R, kv, PAGE_SIZE, window, queries=queries)
         return DecodeAttentionArgs(
             self.tables.table_RP[:R],
             step.num_keys_R,
@@ -253,13 +285,15 @@ class StaticInputs:
 
     def fill_padding(self, shape: GraphShape) -> None:
         """Write a step without rows."""
-        arrays = _step_arrays(shape)
+        arrays = self._arrays(shape)
         arrays[6:8] = self.tables.padded(arrays[6][:0], arrays[7][:0], shape.changes)
+        if self.window_tables is not None:
+            arrays[13:] = self.window_tables.padded(arrays[13][:0], arrays[14][:0], shape.changes)
         to_buffer(arrays, self._buffer)
 
     def fill_decode(self, rows: Sequence[Row], last_tokens: LastTokens, shape: GraphShape) -> bool:
         """Write a step whose rows have one token each; return True if they share keys."""
-        ids_T, positions_T, slots_T, follows_T, wanted_T, visible_T, _, _, *columns = _step_arrays(shape)
+        ids_T, positions_T, slots_T, follows_T, wanted_T, visible_T, _, _, *columns = self._arrays(shape)
         tables, count = self.tables, len(rows)
         places = [row.first_position for row in rows]
         same = count == self._num_decoding
@@ -279,6 +313,12 @@ class StaticInputs:
         num_keys_R[:count], first_key_R[:count] = places_R + 1, self._first_keys
         changes = tables.changes([key // PAGE_SIZE for key in self._first_keys])
         changed = tables.padded(*changes, shape.changes)
+        if self.window_tables is not None:
+            slots = [_window_pages(row)[place // PAGE_SIZE] for row, place in zip(rows, places, strict=True)]
+            columns[4][:count] = np.array(slots) * PAGE_SIZE + places_R % PAGE_SIZE
+            for r, (row, place) in enumerate(zip(rows, places, strict=True)):
+                self.window_tables.update_window(r, _window_pages(row)[: place // PAGE_SIZE + 1])
+            columns[5:] = self.window_tables.padded(*self.window_tables.changes([0] * count), shape.changes)
         to_buffer([ids_T, positions_T, slots_T, follows_T, wanted_T, visible_T, *changed, *columns], self._buffer)
         return bool(self._groups)
 
@@ -306,18 +346,22 @@ class StaticInputs:
         shape: GraphShape,
     ) -> None:
         """Write a step of any rows, cut into segments; `wanted` are the tokens whose hidden states are read."""
-        arrays = _step_arrays(shape)
+        arrays = self._arrays(shape)
         ids_T, positions_T, slots_T, follows_T, wanted_T, visible_T = arrays[:6]
-        num_keys_R, _, first_query_R, num_queries_R = arrays[8:]
+        num_keys_R, _, first_query_R, num_queries_R, window_slots_T = arrays[8:13]
         step = row_arrays(rows)
         count, starts_R = len(step.ids_T), step.starts_R.tolist()
         ids_T[:count], slots_T[:count], wanted_T[: len(wanted)] = step.ids_T, step.slots_T, wanted
         positions_T[:count] = step.positions_T
+        if self.window_tables is not None:
+            window_slots_T[:count] = step.slots_T if step.window_slots_T is None else step.window_slots_T
         self._follow(rows, starts_R, last_tokens, follows_T)
         for r, (index, first, num) in enumerate(cut):
             row, start = rows[index], starts_R[index] + first
             end = row.first_position + first + num
             self.tables.update(r, row.pages[: -(-end // PAGE_SIZE)])
+            if self.window_tables is not None:
+                self.window_tables.update_window(r, _window_pages(row)[: -(-end // PAGE_SIZE)])
             num_keys_R[r], first_query_R[r], num_queries_R[r] = end, start, num
             visible_T[start : start + num] = _visible(row, first, num)
         # Padding has tokens too: attention writes zeros for them, where memory may hold no numbers.
@@ -325,7 +369,14 @@ class StaticInputs:
             first_query_R[r], num_queries_R[r] = start, min(shape.queries, shape.tokens - start)
         self._groups = None
         arrays[6:8] = self.tables.padded(*self.tables.changes([0] * len(cut)), shape.changes)
+        if self.window_tables is not None:
+            changes = self.window_tables.changes([0] * len(cut))
+            arrays[13:] = self.window_tables.padded(*changes, shape.changes)
         to_buffer(arrays, self._buffer)
+
+
+def _window_pages(row: Row) -> list[int]:
+    return row.window_pages or row.pages  # a row of the warm-up has none of its own
 
 
 def _visible(row: Row, first: int, num: int) -> np.ndarray:

@@ -23,6 +23,7 @@ from ..models.parallel.group import Group, is_rank_zero
 from ..protocol.sampling import TokenLogprob
 from ..scheduler.plan import ForwardPlan, ForwardResult, Row, RowResult, RowSampling, SamplingPlan
 from .draft_source import DraftRow, DraftSource, DraftStep
+from .inputs import decoder_inputs
 from .kv_pool import KvPool
 from .last_tokens import NO_LAST_TOKENS, LastTokens
 from .logprobs import chosen_logprobs, score
@@ -59,6 +60,13 @@ class ModelRunner:
         kv = self.pool.arriving_layers()
         return hidden_and_features(rows, wanted, self.model, kv, self.group, captures, self.last_tokens)
 
+    def logits(self, rows: list[Row], wanted: np.ndarray) -> torch.Tensor | None:
+        """Return the logits of the `wanted` tokens, if one call computes them with the layers; else None."""
+        if self.graphs is not None or self.group.stage.size > 1 or not self.model.has_compiled_head:
+            return None
+        kv = self.pool.arriving_layers()
+        return self.model.logits_of_step(decoder_inputs(rows, self.model, wanted, kv[0], self.last_tokens), kv)
+
     def sample(self, logits_OV: torch.Tensor | None, outputs: SampledPositions) -> torch.Tensor:
         """Return the tokens that rank 0 samples, or NOT_FINITE, int64 [O]."""
         if is_rank_zero(self.group):
@@ -83,6 +91,7 @@ class InFlightStep:
         self._scores: Deferred[list[list[TokenLogprob]]] = list
         self._pools: Deferred[list[np.ndarray]] = list
         runner.pool.copy(plan.copies)
+        runner.pool.copy_windows(plan.window_copies)
         if runner.source is not None and plan.copies:
             runner.source.copy(plan.copies)
         runner.model.change_states(plan.states)
@@ -147,6 +156,11 @@ class InFlightStep:
         scored = _indices(rows, starts_R, _scored) if any(row.score is not None for row in rows) else []
         pooled = _indices(rows, starts_R, _pooled) if any(row.pool_from is not None for row in rows) else []
         wanted = np.fromiter(chain.from_iterable((*sampled, *scored, *pooled)), dtype=np.int64)
+        features = self._plan.followed and runner.source is not None and bool(runner.source.captures)
+        if sampled and not (scored or pooled or features):
+            self._logits_OV = runner.logits(rows, wanted)
+            if self._logits_OV is not None:
+                return
         hidden_OE, self._features_TE = runner.forward(rows, wanted, features=self._plan.followed)
         if not runner.group.stage.has_ends:
             return  # only the first stage has hidden states

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...kernels import Attention, AttentionArgs, KvCache, RowSpan, to_device
+from ...kernels import Attention, AttentionArgs, KvCache, RowSpan, StreamingAttention, to_device
 from ..models.decoder import Decoder, DecoderInputs
 from ..models.lora.adapters import StepAdapters
 from ..models.recurrent.memory import RecurrentStep
@@ -32,6 +32,8 @@ class RowArrays(NamedTuple):
     starts_R: np.ndarray  # where the row's tokens begin
     pages_P: np.ndarray
     page_starts: list[int]  # where each row's pages begin, and where all end
+    window_pages_P: np.ndarray | None  # of layers with a window, if these have pages of their own
+    window_slots_T: np.ndarray | None
 
 
 def decoder_inputs(
@@ -43,31 +45,41 @@ def decoder_inputs(
     the cache of any layer. `last_tokens` are those of the last step, for rows that follow its rows.
     """
     step = row_arrays(rows)
-    spans = [
-        RowSpan(
-            row.first_position,
-            len(row.tokens),
-            step.pages_P[first:end],
-            # A chain needs no mask of its own: each draft token sees all before it.
-            () if row.parents is None or is_chain(row.parents) else row.parents,
-        )
-        for row, (first, end) in zip(rows, pairwise(step.page_starts), strict=True)
-    ]
+    spans = _spans(rows, step.pages_P, step.page_starts)
+    window_spans = spans
+    if step.window_pages_P is not None:
+        window_spans = _spans(rows, step.window_pages_P, step.page_starts)
 
-    ids, positions, lengths, slots, wanted_O = to_device(
-        [step.ids_T, step.positions_T, step.lengths_R[step.row_T], step.slots_T, wanted], model.device
-    )
+    arrays = [step.ids_T, step.positions_T, step.lengths_R[step.row_T], step.slots_T, wanted]
+    if step.window_slots_T is not None:
+        arrays.append(step.window_slots_T)
+    ids, positions, lengths, slots, wanted_O, *window_slots = to_device(arrays, model.device)
     last_tokens.fill(ids, rows, step.starts_R.tolist())
     return DecoderInputs(
         ids_T=ids,
         positions_T=positions,
         angles=model.angles(positions, lengths),
         slots_T=slots,
-        attention=_attention(spans, model, int(step.lengths_R.max()), kv),
+        window_slots_T=window_slots[0] if window_slots else None,
+        attention=_attention(spans, window_spans, model, int(step.lengths_R.max()), kv),
         adapters=_adapters(rows, step.row_T, wanted, model),
         wanted_O=None if np.array_equal(wanted, np.arange(len(step.ids_T))) else wanted_O,
         recurrent=None if model.config.recurrent is None else RecurrentStep.of(rows, model.device),
     )
+
+
+def _spans(rows: Sequence[Row], pages_P: np.ndarray, page_starts: Sequence[int]) -> list[RowSpan]:
+    """Return the rows' spans, with their pages of `pages_P`."""
+    return [
+        RowSpan(
+            row.first_position,
+            len(row.tokens),
+            pages_P[first:end],
+            # A chain needs no mask of its own: each draft token sees all before it.
+            () if row.parents is None or is_chain(row.parents) else row.parents,
+        )
+        for row, (first, end) in zip(rows, pairwise(page_starts), strict=True)
+    ]
 
 
 def _adapters(rows: Sequence[Row], row_T: np.ndarray, wanted: np.ndarray, model: Decoder) -> StepAdapters | None:
@@ -85,12 +97,27 @@ def row_arrays(rows: Sequence[Row]) -> RowArrays:
     row_T = np.arange(len(rows)).repeat(num_R)
     # Place of each token in its row's page table: the row's first, and its distance from the row's start.
     places_T = np.arange(len(ids_T)) + (first_R - starts_R)[row_T]
-    pages_R = [row.pages[:num] for row, num in zip(rows, (-(-lengths_R // PAGE_SIZE)).tolist(), strict=True)]
+    num_pages_R = (-(-lengths_R // PAGE_SIZE)).tolist()
+    pages_R = [row.pages[:num] for row, num in zip(rows, num_pages_R, strict=True)]
     page_starts = [0, *accumulate(map(len, pages_R))]
     pages_P = np.fromiter(chain.from_iterable(pages_R), np.int64, page_starts[-1])
-    slots_T = pages_P[np.array(page_starts)[row_T] + places_T // PAGE_SIZE] * PAGE_SIZE + places_T % PAGE_SIZE
+    own_T, offset_T = np.array(page_starts)[row_T] + places_T // PAGE_SIZE, places_T % PAGE_SIZE
+    window_pages_P = window_slots_T = None
+    if rows[0].window_pages:
+        windows_R = [row.window_pages[:num] for row, num in zip(rows, num_pages_R, strict=True)]
+        window_pages_P = np.fromiter(chain.from_iterable(windows_R), np.int64, page_starts[-1])
+        window_slots_T = window_pages_P[own_T] * PAGE_SIZE + offset_T
     return RowArrays(
-        ids_T, _positions(rows, places_T, starts_R), slots_T, row_T, lengths_R, starts_R, pages_P, page_starts
+        ids_T,
+        _positions(rows, places_T, starts_R),
+        pages_P[own_T] * PAGE_SIZE + offset_T,
+        row_T,
+        lengths_R,
+        starts_R,
+        pages_P,
+        page_starts,
+        window_pages_P,
+        window_slots_T,
     )
 
 
@@ -107,17 +134,31 @@ def _positions(rows: Sequence[Row], places_T: np.ndarray, starts_R: np.ndarray) 
     return positions_T
 
 
-def _attention(spans: list[RowSpan], model: Decoder, longest: int, kv: KvCache) -> dict[int | None, Attention]:
+def _attention(
+    spans: list[RowSpan], window_spans: list[RowSpan], model: Decoder, longest: int, kv: KvCache
+) -> dict[int | None, Attention]:
     """Prepare the attention of each of the model's windows. A window that no row outgrows shares that without a
-    window."""
-    prepared: dict[int | None, Attention] = {}
+    window, if the pages are the same."""
+    prepared: dict[tuple[int | None, bool], Attention] = {}
     attention: dict[int | None, Attention] = {}
     for window in set(model.config.windows):
         effective = None if window is not None and window >= longest else window
-        if effective not in prepared:
-            key_rope = model.rope.angles if model.rope.depends_on_length else None
-            prepared[effective] = model.ops.attention(
-                AttentionArgs(spans, kv, model.config.num_heads, PAGE_SIZE, effective, model.dtype, key_rope)
+        own_spans = spans if window is None else window_spans
+        key = effective, own_spans is spans
+        streaming = model.config.streaming
+        if key not in prepared and streaming is not None and effective == streaming.window:
+            prepared[key] = StreamingAttention(
+                own_spans,
+                streaming,
+                page_size=PAGE_SIZE,
+                turn_back=model.streaming_rope.turned_back,
+                device=model.device,
+                cap=model.ops.attention_cap,
             )
-        attention[window] = prepared[effective]
+        if key not in prepared:
+            key_rope = model.rope.angles if model.rope.depends_on_length else None
+            prepared[key] = model.ops.attention(
+                AttentionArgs(own_spans, kv, model.config.num_heads, PAGE_SIZE, effective, model.dtype, key_rope)
+            )
+        attention[window] = prepared[key]
     return attention

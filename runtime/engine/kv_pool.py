@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ...kernels import INT4, QUANTISED_MAX, KvCache, stored_size
+from ...kernels.huge_pages import zeros_in_huge_pages
 from ..models.config import ModelConfig
 from ..models.kv_scales import KvScales
 from ..scheduler.plan import PageCopy
@@ -55,18 +56,27 @@ class KvMemory:
     """
 
     def __init__(
-        self, config: ModelConfig, num_pages: int, *, device: torch.device, dtype: torch.dtype, pinned: bool = False
+        self,
+        config: ModelConfig,
+        num_pages: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        pinned: bool = False,
+        num_layers: int | None = None,
     ) -> None:
-        """`pinned` host memory is copied from and to a CUDA device without waiting."""
+        """`pinned` host memory is copied from and to a CUDA device without waiting. `num_layers` None: all layers with
+        keys and values."""
         head_size = stored_size(config.head_dim, dtype)
-        shape = (config.num_kv_layers, num_pages * PAGE_SIZE, config.num_kv_heads, head_size)
+        num_layers = config.num_kv_layers if num_layers is None else num_layers
+        shape = (num_layers, num_pages * PAGE_SIZE, config.num_kv_heads, head_size)
         self.num_pages = num_pages
-        self.k_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
+        self.k_LSKD = _allocate(shape, device, dtype, pinned=pinned)
         self.parts: tuple[torch.Tensor, ...] = (self.k_LSKD,)  # [L, S, ...] each
         if config.latent is not None:
             self.v_LSKD = self.k_LSKD[..., : config.latent.rank]
         else:
-            self.v_LSKD = torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)
+            self.v_LSKD = _allocate(shape, device, dtype, pinned=pinned)
             self.parts += (self.v_LSKD,)
 
     def layers(self, scales: KvScales | None = None) -> tuple[KvCache, ...]:
@@ -100,6 +110,21 @@ class KvMemory:
     def _paged(self) -> list[torch.Tensor]:
         """Return keys and values as bytes, uint8 [L, P, PAGE_SIZE, K, B]."""
         return [memory_LSKD.view(torch.uint8).unflatten(1, (self.num_pages, PAGE_SIZE)) for memory_LSKD in self.parts]
+
+
+class WindowMemory(NamedTuple):
+    """Memory of the layers that have a window, of those with keys and values."""
+
+    memory: KvMemory
+    has_window: tuple[bool, ...]  # by layer
+
+    def layers(self, full: KvMemory, scales: KvScales | None) -> tuple[KvCache, ...]:
+        """Return the KV cache of each layer; `full` has those of the layers without a window."""
+        own = [index for index, has_window in enumerate(self.has_window) if has_window]
+        others = [index for index, has_window in enumerate(self.has_window) if not has_window]
+        windows = iter(self.memory.layers(None if scales is None else scales.of(own)))
+        rest = iter(full.layers(None if scales is None else scales.of(others)))
+        return tuple(next(windows if has_window else rest) for has_window in self.has_window)
 
 
 class PageRun(NamedTuple):
@@ -191,6 +216,8 @@ class KvPool:
 
     Copies from and to the host go through `queue`, layer by layer, so that the first layer is computed while others
     are copied; without one, as on a CPU, they are made at once.
+
+    With `windows`, the layers that have a window keep their keys and values in its pages, and there is no host.
     """
 
     def __init__(
@@ -199,10 +226,12 @@ class KvPool:
         host: KvMemory | None = None,
         scales: KvScales | None = None,
         queue: CopyQueue | None = None,
+        windows: WindowMemory | None = None,
     ) -> None:
         self.num_pages = memory.num_pages
         self.num_host_pages = 0 if host is None else host.num_pages
-        self.layers = memory.layers(scales)
+        self.windows = windows
+        self.layers = memory.layers(scales) if windows is None else windows.layers(memory, scales)
         self.memories = memory.parts  # [L, S, ...] each
         self.dtype = memory.k_LSKD.dtype
         self._memory = memory
@@ -225,6 +254,21 @@ class KvPool:
                 target_LSKD.copy_(source_LSKD)
         if pending:
             self._enqueue(pending)
+
+    def copy_windows(self, copies: Sequence[PageCopy]) -> None:
+        """Copy window pages one after the other."""
+        if self.windows is None:
+            return
+        for source, target, num_tokens in ((copy.source, copy.target, copy.num_tokens) for copy in copies):
+            for part in self.windows.memory.parts:
+                first, to = source * PAGE_SIZE, target * PAGE_SIZE
+                part[:, to : to + num_tokens].copy_(part[:, first : first + num_tokens])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all device pages."""
+        parts = self.memories if self.windows is None else (*self.memories, *self.windows.memory.parts)
+        return sum(part.nbytes for part in parts)
 
     def read(self, pages: Sequence[int]) -> torch.Tensor:
         """Return a copy of device pages, as `KvMemory.read` does."""
@@ -271,3 +315,9 @@ class KvPool:
             return self._memory, page
         assert self._host is not None
         return self._host, page - self.num_pages
+
+
+def _allocate(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
+    if device.type == "cpu" and not pinned:
+        return zeros_in_huge_pages(shape, dtype)
+    return torch.empty(shape, device=device, dtype=dtype, pin_memory=pinned)

@@ -68,7 +68,9 @@ class SampledPositions:
             max_depth = max(max_depth, *depths(row.parents))
         guessed_O, parents_O = to_device([np.array(guessed), np.array(parents)], device)
         on_way_O = ops.walk_trees(tokens_O, guessed_O, parents_O, max_depth=max_depth)
-        self._compact(on_way_O, trees, pool)
+        self._compact(on_way_O, trees, [row.pages for row in self.rows], pool.memories)
+        if pool.windows is not None:
+            self._compact(on_way_O, trees, [row.window_pages for row in self.rows], pool.windows.memory.parts)
         pending = to_host([tokens_O, on_way_O])
 
         def read() -> tuple[list[int], list[list[int]]]:
@@ -78,7 +80,13 @@ class SampledPositions:
 
         return read
 
-    def _compact(self, on_way_O: torch.Tensor, trees: Sequence[int], pool: KvPool) -> None:
+    def _compact(
+        self,
+        on_way_O: torch.Tensor,
+        trees: Sequence[int],
+        pages_R: Sequence[Sequence[int]],
+        memories: Sequence[torch.Tensor],
+    ) -> None:
         nodes: list[int] = []
         slots, moves, targets = ([np.empty(0, dtype=np.int64)] for _ in range(3))
         num_moves = 0
@@ -89,18 +97,18 @@ class SampledPositions:
                 continue  # a chain's KV is in place
             depth_N = np.array(depths(row.parents))
             places = row.first_position + row.num_committed + np.arange(len(depth_N))
-            own = np.asarray(row.pages)[places // PAGE_SIZE] * PAGE_SIZE + places % PAGE_SIZE
+            own = np.asarray(pages_R[r])[places // PAGE_SIZE] * PAGE_SIZE + places % PAGE_SIZE
             nodes.extend(range(self.starts[r] + 1, self.starts[r + 1]))
             slots.append(own)
             moves.append(num_moves + depth_N - 1)
             targets.append(own[: depth_N.max()])
             num_moves += int(depth_N.max())
-        if not nodes:
+        if not nodes or not len(memories[0]):
             return
         columns = [np.array(nodes), *(np.concatenate(column) for column in (slots, moves, targets))]
         nodes_N, slots_N, moves_N, targets_M = to_device(columns, on_way_O.device)
         on_way_N = on_way_O[nodes_N]
-        compact_kv(pool.memories, on_way_N, slots_N, moves_N, targets_M)
+        compact_kv(memories, on_way_N, slots_N, moves_N, targets_M)
 
 
 def _node_samples(row: Row) -> list[Sample]:

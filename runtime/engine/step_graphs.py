@@ -105,6 +105,7 @@ class StepGraphs:
         max_tokens: int = 0,
         max_tree: int = SEGMENT_TOKENS,
         group: Group = SINGLE_RANK,
+        has_windows: bool = False,
     ) -> None:
         self._model, self._kv, self._captures, self._capture = model, kv, captures, capture
         self._group = group
@@ -116,7 +117,11 @@ class StepGraphs:
             max_tokens = 0  # tiles, splits and paths of trees would differ from those of other steps
         self._any_rows = row_shapes(max_rows, max_tokens, segment)
         self._inputs = StaticInputs(
-            [*self._decoding, *self._any_rows], num_places, model.device, finds_shared=not deterministic
+            [*self._decoding, *self._any_rows],
+            num_places,
+            model.device,
+            finds_shared=not deterministic,
+            has_windows=has_windows,
         )
         self._shares = not deterministic  # deterministic results are the same without it
         self._graphs: dict[GraphShape, Forward] = {}
@@ -233,11 +238,15 @@ class StepGraphs:
     def _forward(self, shape: GraphShape) -> None:
         model, step = self._model, self._inputs.tensors(shape)
         self._inputs.tables.write(step.places_D, step.pages_D)
+        windows = self._inputs.window_tables
+        if windows is not None:
+            windows.write(step.window_places_D, step.window_pages_D)
         inputs = DecoderInputs(
             ids_T=self._inputs.ids(step),
             positions_T=step.positions_T,
             angles=model.angles(step.positions_T, step.positions_T + 1),
             slots_T=step.slots_T,
+            window_slots_T=None if windows is None else step.window_slots_T,
             attention=dict(self._attention(shape)),
             wanted_O=step.wanted_T if shape.queries > 1 else None,
         )

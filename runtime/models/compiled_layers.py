@@ -1,7 +1,8 @@
-"""Decoder layers as one compiled call a step, for blocks that `kernels.cpu.decoder_step` computes.
+"""Decoder layers and head as one compiled call a step, for blocks that `kernels.cpu.decoder_step` computes.
 
 Legend: T tokens of the step, O wanted tokens, E hidden size, H query heads, K key/value heads, D head size,
-L layers, F fields of a layer's record, W words of a field, X numbers of a cache's descriptor.
+L layers, S kinds of layers, F fields of a layer's record, W words of a field, X numbers of a cache's descriptor, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ...kernels.cpu.decoder_step import (
     ATTENTION_OUT_NORM,
     DOWN,
     GATE_UP,
+    HEAD_PHASES,
     INPUT_NORM,
     MLP_OUT_NORM,
     NUM_FIELDS,
@@ -34,12 +36,13 @@ from ...kernels.cpu.decoder_step import (
     QK_NORM,
     QKV,
     ROPE,
+    SLOTS,
     decoder_layers,
 )
 from ...kernels.cpu.lora import MAX_SECTIONS, RANK
 from ...kernels.cpu.lora import NUM_WORDS as NUM_ADAPTER_WORDS
 from ...kernels.cpu.matmul import prepared_size
-from ...kernels.cpu.packed_matrix import PackedMatrix
+from ...kernels.cpu.packed_matrix import BFLOAT16_ROWS, PackedMatrix
 from ...kernels.cpu.shared_phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .config import ModelConfig
@@ -89,6 +92,9 @@ class CompiledLayers:
         if config.norm_placement == "parallel":
             self._records_LFW[:, OTHERS, POST_NORM] = self._records_LFW[:, OTHERS, INPUT_NORM]
         self._records_LFW[:, OTHERS, ROPE] = [config.uses_second_rope(place) for place in range(len(layers))]
+        self._head: PackedMatrix | None = None
+        self._final_norm = np.empty(0, np.float32)
+        self._rounds_stream = False
         self._widest = max(matrices, key=lambda matrix: prepared_size(matrix.descriptor, 1))  # prepared rows
         self._weight_bytes = sum(matrix.nbytes for matrix in matrices)
         self._memory: list[Floats] = [np.empty(0, np.float32)] * 7
@@ -118,6 +124,21 @@ class CompiledLayers:
             return None
         return cls(config, parameters.layers, matrices)
 
+    def add_head(self, norm: Norm, matrix: PackedMatrix | None) -> None:
+        """Let `forward` compute logits too, if it computes them as the norm and the head do by themselves."""
+        dtype = norm.weight_E.dtype
+        suits = dtype == torch.float32 or (matrix is not None and matrix.descriptor[0] == BFLOAT16_ROWS)
+        if matrix is None or not suits or not isinstance(norm, RmsNorm):
+            return
+        self._head, self._rounds_stream = matrix, dtype == torch.bfloat16
+        self._final_norm = norm.weight_E.detach().float().contiguous().numpy()
+        self._widest = max(self._widest, matrix, key=lambda matrix: prepared_size(matrix.descriptor, 1))
+
+    @property
+    def has_head(self) -> bool:
+        """True if `forward` can compute logits."""
+        return self._head is not None
+
     def supports(self, attentions: Mapping[int | None, Attention], kv: Sequence[KvCache]) -> bool:
         """Return True when the loop computes a step with these attentions and caches."""
         return (
@@ -131,23 +152,33 @@ class CompiledLayers:
         x_TE: torch.Tensor,
         angles: Sequence[tuple[torch.Tensor, torch.Tensor]],
         slots_T: torch.Tensor,
+        window_slots_T: torch.Tensor | None,
         kv: Sequence[KvCache],
         attentions: Mapping[int | None, Attention],
         captures: Sequence[int],
         wanted_O: torch.Tensor | None,
         adapters: StepAdapters | None = None,
+        *,
+        with_head: bool = False,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Return the residual stream after all layers, [T, E], and the inputs [T, E] of the layers `captures`.
 
+        With `with_head`, the head's products are returned instead of the stream, in float32 [T, V] or [O, V].
+
         Keys and values of all tokens are stored in their slots. With `wanted_O` the stream is that of these tokens,
-        [O, E]. `kv` has one entry per layer, `attentions` one per window. All results have the dtype of `x_TE`, which
-        may be overwritten.
+        [O, E]. `window_slots_T` are those of layers with a window, None: the same. `kv` has one entry per layer,
+        `attentions` one per window. All results have the dtype of `x_TE`, which may be overwritten.
         """
         config, L, (T, E) = self._config, len(self._records_LFW), x_TE.shape
         H, K, D = config.num_heads, config.num_kv_heads, config.head_dim
         arrays = [attention.plan.array for attention in attentions.values() if isinstance(attention, CompiledAttention)]
         if len(arrays) > 1:  # a window
             self._records_LFW[:, OTHERS, PLAN] = [list(attentions).index(window) for window in config.windows]
+
+        slots_ST = slots_T.numpy().reshape(1, T)
+        if window_slots_T is not None:
+            slots_ST = np.stack((slots_T.numpy(), window_slots_T.numpy()))
+            self._records_LFW[:, OTHERS, SLOTS] = [window is not None for window in config.windows]
 
         x = x_TE.float().numpy()
         wanted = np.empty(0, np.int64) if wanted_O is None else wanted_O.numpy()
@@ -158,15 +189,23 @@ class CompiledLayers:
         captured_XTE = np.empty((len(captures), T, E), np.float32)
         rows = max(T, len(wanted))  # a token may be wanted twice
         multiplications = sum(int(array[COST]) for array in arrays) * K * D * L // len(arrays)
-        work = T * self._weight_bytes + _ATTENTION_BYTES * multiplications
+        head = self._head if with_head else None
+        head_W, logits_OV = np.empty(0, np.int64), np.empty((0, 0), np.float32)
+        if with_head:
+            assert head is not None
+            head_W, logits_OV = (
+                head.descriptor,
+                np.empty((T if wanted_O is None else len(wanted), head.outputs), np.float32),
+            )
+        work = T * (self._weight_bytes + (0 if head is None else head.nbytes)) + _ATTENTION_BYTES * multiplications
         threads = num_threads() if work >= _MIN_SHARED_WORK else 1
         compute = partial(
             decoder_layers,
-            new_phases(PHASES_PER_LAYER * L),
+            new_phases(PHASES_PER_LAYER * L + HEAD_PHASES),
             threads,
             x,
             self._records_LFW,
-            self._descriptors(kv),
+            self._descriptors(kv, x_TE.dtype),
             arrays[0],
             arrays[-1],
             config.norm_eps,
@@ -179,7 +218,7 @@ class CompiledLayers:
             config.norm_placement.startswith("parallel"),
             config.qk_norm == "all heads",
             *(_side_by_side(parts, T, D) for parts in zip(*angles, strict=True)),
-            slots_T.numpy(),
+            slots_ST,
             wanted,
             wanted_O is not None,
             last_OE,
@@ -187,16 +226,22 @@ class CompiledLayers:
             capture_of_L,
             captured_XTE,
             *_adapter_arrays(adapters, L),
+            head_W,
+            self._final_norm.ctypes.data,
+            self._rounds_stream,
+            logits_OV,
         )
         run_tasks([compute] * threads)
+        if with_head:
+            return torch.from_numpy(logits_OV), {}
         stream = torch.from_numpy(x if wanted_O is None else last_OE).to(x_TE.dtype)
         captured = {index: torch.from_numpy(captured_XTE[place]).to(x_TE.dtype) for place, index in enumerate(captures)}
         return stream, captured
 
-    def _descriptors(self, kv: Sequence[KvCache]) -> Ints:
-        """Return the caches as the loop takes them, [L, X]."""
+    def _descriptors(self, kv: Sequence[KvCache], dtype: torch.dtype) -> Ints:
+        """Return the caches as the loop takes them, [L, X]. `dtype` is that of the model."""
         if self._caches is None or self._caches[0] is not kv:
-            self._caches = kv, np.stack([kv_descriptor(cache) for cache in kv])
+            self._caches = kv, np.stack([kv_descriptor(cache, dtype) for cache in kv])
         return self._caches[1]
 
     def _scratch_of(self, rows: int, qkv: int, attention: int, hidden: int) -> list[Any]:

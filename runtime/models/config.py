@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ...kernels import Chunk
+from ...kernels import Chunk, StreamingSizes
 from .config_fields import ConfigFields
 from .experts_config import ExpertsConfig, parse_experts
 from .families.row import Activation, Family, Flag, NormKind, NormPlacement, QkNorm, StoredQkv
@@ -73,6 +73,7 @@ class ModelConfig:
     second_rope_layers: tuple[bool, ...] = ()  # empty: none
     learned_positions: int | None = None  # rows of the position embedding before position 0; None: it has none
     context_length: int  # tokens of the longest sequence, rope scaling included
+    streaming: StreamingSizes | None = None  # of layers whose window is its window; they attend to sinks too
     windows: tuple[int | None, ...]  # per layer: W attends to the last W positions, its own included
     qkv_bias: bool
     o_bias: bool
@@ -149,6 +150,32 @@ class ModelConfig:
     def uses_second_rope(self, layer: int) -> bool:
         """Return True when the layer rotates by `second_rope`."""
         return bool(self.second_rope_layers) and self.second_rope_layers[layer]
+
+    def streamed(self, streaming: StreamingSizes) -> ModelConfig:
+        """Return the config with sinks and a rolling window in all layers that look farther back.
+
+        Raises ValueError with the reason when positions within what is kept cannot be computed.
+        """
+        reach = streaming.window + streaming.num_sinks
+        windows = tuple(
+            streaming.window if window is None or window >= streaming.window else window for window in self.windows
+        )
+        rope = self.rope.within(reach)
+        seconds = {self.uses_second_rope(layer) for layer, own in enumerate(windows) if own == streaming.window}
+        reasons = {
+            "transformers computes it": not self.is_native,
+            "its attention is latent": self.latent is not None,
+            "it has recurrent layers": self.recurrent is not None,
+            "it attends in chunks": any(isinstance(window, Chunk) for window in self.windows),
+            "its queries are scaled by their positions": self.query_scales is not None,
+            "its positions are learned": self.learned_positions is not None,
+            "its rotary scaling depends on the length": rope.depends_on_length,
+            "its layers without a window rotate in two ways": len(seconds) > 1,
+            f"what is kept is longer than its context of {self.context_length} tokens": reach > self.context_length,
+        }
+        if (reason := next((reason for reason, holds in reasons.items() if holds), None)) is not None:
+            raise ValueError(reason)
+        return replace(self, rope=rope, windows=windows, streaming=streaming)
 
     @property
     def linear_inputs(self) -> tuple[int, ...]:

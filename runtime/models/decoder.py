@@ -51,6 +51,7 @@ class DecoderInputs:
     wanted_O: torch.Tensor | None  # indices of tokens whose hidden states are read; None: all
     recurrent: RecurrentStep | None = None  # of a model with recurrent layers
     adapters: StepAdapters | None = None  # None: all tokens are the base's
+    window_slots_T: torch.Tensor | None = None  # those of layers with a window, if they are others
 
 
 class Decoder:
@@ -59,6 +60,8 @@ class Decoder:
     `ops` None selects the device's ops, or plain torch ops where only they compute the model: with dynamic rope, whose
     keys are rotated when they are read, and on CUDA devices with capped attention.
     """
+
+    _compiled: CompiledLayers | None = None
 
     def __init__(
         self,
@@ -76,7 +79,10 @@ class Decoder:
         self.dtype = parameters.norm.weight_E.dtype
         self.device = parameters.norm.weight_E.device
         ropes = [config.rope] if config.second_rope is None else [config.rope, config.second_rope]
-        self._ropes = [Rope(rope, config.rope_dim, device=self.device, dtype=self.dtype) for rope in ropes]
+        is_endless = config.streaming is not None
+        self._ropes = [
+            Rope(rope, config.rope_dim, device=self.device, dtype=self.dtype, is_endless=is_endless) for rope in ropes
+        ]
         self.rope = self._ropes[0]
         self.num_parameters = num_parameters(config)
         self.lora = LoraLayers(config, group, self.layers, device=self.device, dtype=self.dtype)
@@ -117,7 +123,6 @@ class Decoder:
         kinds = [layer.part if layer.part == "mlp" else layer.recurrent is not None for layer in parameters.layers]
         self._places = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
         self.states: StateMemory | None = None  # of recurrent layers, once `allocate_states` was called
-        self._compiled: CompiledLayers | None = None
         self._compile_layers()
 
     def first_layers(self, count: int) -> Decoder:
@@ -178,6 +183,9 @@ class Decoder:
             from .compiled_layers import CompiledLayers  # here, because it imports numba
 
             self._compiled = CompiledLayers.of(self.parameters, self.config)
+            whole = len(self.layers) == self.whole_config.num_layers and self.parameters.rows is None
+            if self._compiled is not None and whole and not self.ops.deterministic:
+                self._compiled.add_head(self.parameters.norm, getattr(self.head, "matrix", None))
 
     def hidden(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
         """Return the final hidden states [O, E] of the wanted tokens; write the KV of all tokens to `kv`, one per
@@ -195,9 +203,39 @@ class Decoder:
         stream = self.through_layers(self.embed(inputs.ids_T, inputs.positions_T), inputs, kv, captures, captured)
         return self.finish(stream, inputs.wanted_O, captures, captured)
 
+    @property
+    def has_compiled_head(self) -> bool:
+        """True if one compiled call may compute layers and logits."""
+        return self._compiled is not None and self._compiled.has_head
+
+    def logits_of_step(self, inputs: DecoderInputs, kv: Sequence[KvCache]) -> torch.Tensor:
+        """Return `logits` of `hidden`, computed by one compiled call if possible."""
+        compiled = self._compiled
+        if compiled is None or not compiled.has_head or not compiled.supports(inputs.attention, kv):
+            return self.logits(self.hidden(inputs, kv))
+        products_OV, _ = compiled.forward(
+            self.embed(inputs.ids_T, inputs.positions_T),
+            inputs.angles,
+            inputs.slots_T,
+            kv,
+            inputs.attention,
+            (),
+            inputs.wanted_O,
+            inputs.adapters,
+            with_head=True,
+        )
+        return self._finish_logits(products_OV)
+
     def angles(self, positions: torch.Tensor, lengths: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         """Return `Rope.angles` of each of the model's ropes."""
         return tuple(rope.angles(positions, lengths) for rope in self._ropes)
+
+    @property
+    def streaming_rope(self) -> Rope:
+        """The rope of the layers that attend to sinks and a rolling window."""
+        assert self.config.streaming is not None
+        place = self.config.windows.index(self.config.streaming.window)
+        return self._ropes[self.config.uses_second_rope(place)]
 
     def embed(self, ids_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, E]."""
@@ -231,6 +269,7 @@ class Decoder:
                 stream_TE,
                 inputs.angles,
                 inputs.slots_T,
+                inputs.window_slots_T,
                 kv,
                 inputs.attention,
                 [index - self.layers.start for index in captures if index in self.layers],
@@ -250,6 +289,9 @@ class Decoder:
             )
             for cos_T1D, sin_T1D in inputs.angles
         ]
+        window_args = rope_args
+        if inputs.window_slots_T is not None:
+            window_args = [args._replace(slots_T=inputs.window_slots_T) for args in rope_args]
         query_scales_T = self._query_scales(inputs.positions_T)
         own = None if adapters is None else adapters.of(is_selected=False)
         x = None  # the last part's output, not yet added to the residual stream
@@ -268,7 +310,8 @@ class Decoder:
                     own = None if adapters is None else adapters.of(is_selected=True)
                 x = _mlp(place, layer, x, ops, own)
                 continue
-            args = rope_args[config.uses_second_rope(place)]
+            kind_args = rope_args if config.windows[place] is None else window_args
+            args = kind_args[config.uses_second_rope(place)]
             qkv = layer.qkv(x) if own is None else own.linear(place, "qkv", layer.qkv, x, ops)
             if layer.recurrent is None:
                 own_kv, attention = kv[self._places[place]], inputs.attention[config.windows[place]]
@@ -326,7 +369,10 @@ class Decoder:
             hidden_OE = (
                 hidden_OE.float()
             )  # or the product would be rounded to the hidden states' dtype, and widened here
-        logits_OV = self.head(hidden_OE).float()
+        return self._finish_logits(self.head(hidden_OE).float())
+
+    def _finish_logits(self, logits_OV: torch.Tensor) -> torch.Tensor:
+        """Scale and cap the head's products."""
         if self.config.logit_scale is not None:
             logits_OV = logits_OV * self.config.logit_scale
         cap = self.config.logit_cap

@@ -5,6 +5,7 @@ Legend: L layers, K key/value heads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,11 @@ class KvScales:
     def layers(self, part: range) -> KvScales:
         """Return the scales of some layers."""
         own = slice(part.start, part.stop)
+        return KvScales(self.k_LK[own], None if self.v_LK is None else self.v_LK[own])
+
+    def of(self, layers: Sequence[int]) -> KvScales:
+        """Return the scales of the layers at these places."""
+        own = list(layers)
         return KvScales(self.k_LK[own], None if self.v_LK is None else self.v_LK[own])
 
     def heads(self, part: slice) -> KvScales:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ...kernels import Chunk, Ops, for_device
+from ...kernels import Chunk, Ops, StreamingSizes, for_device
 from ..protocol.config import ModelImplName
 from .config import ModelConfig
 from .decoder import Decoder
@@ -45,12 +45,14 @@ def load_model(
     group: Group = SINGLE_RANK,
     context_length: int | None = None,
     impl: ModelImplName = "native",
+    streaming: StreamingSizes | None = None,
 ) -> Decoder:
     """Load the Hugging Face checkpoint in directory `path`, or the GGUF file `path`.
 
     The weights get `dtype` on `device`; only the part of the rank of `group` is read. `quantize` rounds the linear
     layers of a dense checkpoint while they are read; embeddings, head and norms stay dense. `ops` are as for `Decoder`.
-    No sequence will be longer than `context_length`, if it is given. `impl` is as for `read_config`.
+    No sequence will be longer than `context_length`, if it is given. `impl` is as for `read_config`, `streaming` as for
+    `ModelConfig.streamed`.
     Raises CheckpointError when the files cannot be served, or are to be quantised twice.
     """
     if device.type == "cuda":
@@ -61,7 +63,9 @@ def load_model(
         from .transformers_backend.decoder import load_transformers_model
 
         return load_transformers_model(path, device=device, dtype=dtype, ops=ops, on_progress=on_progress)
-    if context_length is not None:
+    if streaming is not None:
+        config = config.streamed(streaming)
+    elif context_length is not None:
         # A chunk that holds the whole context hides nothing.
         windows = tuple(None if isinstance(w, Chunk) and w >= context_length else w for w in config.windows)
         config = replace(config, rope=config.rope.within(context_length), windows=windows)

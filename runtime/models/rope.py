@@ -25,7 +25,17 @@ from .rope_config import RopeConfig
 class Rope:
     """Frequencies on `device`, and angles in `dtype`."""
 
-    def __init__(self, config: RopeConfig, head_dim: int, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: RopeConfig,
+        head_dim: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        is_endless: bool = False,
+    ) -> None:
+        """`is_endless`: positions may be so large that float32 does not hold their phases, and there are no tables."""
+        self._is_endless = is_endless
         self._config = config
         self._head_dim = head_dim
         self._dtype = dtype
@@ -47,12 +57,18 @@ class Rope:
         """
         if self.depends_on_length:
             return self._compute(positions, self._frequencies_at(lengths))
-        if positions.device.type != "cpu":
+        if self._is_endless or positions.device.type != "cpu":
             return self._compute(positions, self._frequencies)
         cos_P1D, sin_P1D = self.tables(int(positions.numpy().max(initial=-1)) + 1)
         flat = positions.flatten()
         shape = *positions.shape, 1, self._head_dim
         return cos_P1D.index_select(0, flat).view(shape), sin_P1D.index_select(0, flat).view(shape)
+
+    def turned_back(self, distances: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin `[..., 1, D]` in float32 that turn back what is rotated by integer `distances` [...]."""
+        phases = distances[..., None].double() * self._frequencies
+        cos, sin = phases.cos().float(), phases.sin().float()
+        return torch.cat((cos, cos), dim=-1).unsqueeze(-2), torch.cat((sin, -sin), dim=-1).unsqueeze(-2)
 
     def tables(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin [P, 1, D] of the positions 0 to P - 1, with P >= `count`; not for scaling that depends on
@@ -65,7 +81,7 @@ class Rope:
         return self._tables
 
     def _compute(self, positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        phases = positions[..., None].float() * frequencies
+        phases = positions[..., None].to(torch.float64 if self._is_endless else torch.float32) * frequencies
         cos, sin = phases.cos() * self._amplitude, phases.sin() * self._amplitude
         return (
             torch.cat((cos, cos), dim=-1).unsqueeze(-2).to(self._dtype),

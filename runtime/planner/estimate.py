@@ -14,7 +14,17 @@ import msgspec
 from ..models.config import ModelConfig
 from ..models.parallel.stage import MIN_MICRO_BATCH_TOKENS, Stage, num_micro_batches
 from .devices import DeviceSpec
-from .memory import KvFormat, WeightFormat, kv_bytes, mean_kept_tokens, mlp_width, read_bytes, state_bytes, weight_bytes
+from .memory import (
+    KvFormat,
+    WeightFormat,
+    kv_bytes,
+    mean_kept_tokens,
+    mlp_width,
+    read_bytes,
+    sequence_kv_bytes,
+    state_bytes,
+    weight_bytes,
+)
 
 # Part of the bandwidth at which a kernel reads weights, by its instructions: the one for int4 issues 541 for 4 kB, in
 # which time an H100 reads 8 kB (docs/kernels.md).
@@ -141,9 +151,6 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
         return self.tp * self.pp
 
 
-PAGE_SIZE = 16
-
-
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Memory, concurrency and speed of one arrangement."""
 
@@ -176,17 +183,17 @@ def estimate(
     """
     stages = [Stage(index, arrangement.pp) for index in range(arrangement.pp)]
     weights = [weight_bytes(stage.size_of(config), arrangement.weights) / arrangement.tp for stage in stages]
-    tokens = [kv_bytes(stage.local(config), arrangement.kv, arrangement.tp) for stage in stages]
+    kvs = [
+        sequence_kv_bytes(stage.local(config), arrangement.kv, arrangement.tp, arrangement.pp, workload.context)
+        for stage in stages
+    ]
     activations = chunk * (
         2 * (2 * config.hidden_size + 2 * mlp_width(config) / arrangement.tp) + 4 * 8 * config.num_heads
     )
     logits = 4 * workload.concurrency * config.vocab_size / arrangement.tp
-    # All stages have the same number of pages, which hold all of their layers, windowed ones included.
-    pages = -(-workload.context // PAGE_SIZE)
     sequences = [
-        (device.memory * memory_share - held - activations - logits * stage.has_ends)
-        // (token * pages * PAGE_SIZE + state_bytes(config))
-        for stage, held, token in zip(stages, weights, tokens, strict=True)
+        (device.memory * memory_share - held - activations - logits * stage.has_ends) // (kv + state_bytes(config))
+        for stage, held, kv in zip(stages, weights, kvs, strict=True)
     ]
     step = step_seconds(config, device, workload, arrangement, efficiency=efficiency)
     return Estimate(

@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 
+from ..engine.kv_pool import PAGE_SIZE
+from ..engine.window_size import default_ratio
 from ..models.config import ModelConfig
 from ..models.size import ModelSize
 
@@ -47,6 +49,21 @@ def kv_bytes(config: ModelConfig, kv: KvFormat, tp: int = 1) -> float:
     """Bytes of one token's KV on one of `tp` devices. Key heads that cannot be split are held twice."""
     heads = math.ceil(config.num_kv_heads / tp)
     return config.num_kv_parts * config.num_kv_layers * heads * config.head_dim * KV_BYTES[kv]
+
+
+def sequence_kv_bytes(config: ModelConfig, kv: KvFormat, tp: int, pp: int, context: int) -> float:
+    """Bytes of the KV of a sequence of `context` tokens in whole pages, on one of `tp` devices of one stage.
+
+    Layers with a window have pages of their own, as many as the runtime gives them by default, unless there are stages.
+    """
+    num_pages, page = -(-context // PAGE_SIZE), PAGE_SIZE * kv_bytes(config, kv, tp)
+    windows = [window for window in config.windows if window is not None]
+    longest = max(windows, default=context)
+    if longest >= context or pp > 1 or config.latent is not None or config.recurrent is not None:
+        return page * num_pages
+    ratio, share = default_ratio(config, context), len(windows) / config.num_layers
+    num_window_pages = -(-longest // PAGE_SIZE) + 1
+    return page * (1 - share + ratio * share) * max(num_pages, num_window_pages / ratio)
 
 
 def state_bytes(config: ModelConfig) -> int:

@@ -168,6 +168,23 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             "default: a quarter of the memory for KV, up to 8 for each request"
         ),
     ] = None
+    window_ratio: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(
+            description="pages of layers with a sliding window, for each page of the others; default: 0.5; 1: layers "
+            "with a window keep the pages behind it"
+        ),
+    ] = None
+    streaming_window: Annotated[
+        Annotated[int, Meta(ge=16)] | None,
+        Meta(
+            description="attend to the first tokens and the last N only (StreamingLLM), for outputs beyond the model's "
+            "context; approximate"
+        ),
+    ] = None
+    streaming_sinks: Annotated[
+        int, Meta(ge=0, le=4096, description="first tokens that are always attended to with streaming_window")
+    ] = 4
     max_waiting: Annotated[int, Meta(ge=1, description="maximum number of queued requests")] = 4096
     prefix_cache: Annotated[bool, Meta(description="reuse the KV of shared prefixes")] = True
     order: Annotated[

@@ -43,6 +43,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_running: int = 0  # requests computed at once
     num_state_slots: int = 0  # of recurrent states, of models with recurrent layers
     state_bytes: int = 0  # of all of them
+    num_window_pages: int = 0  # of layers with a sliding window; 0: pages hold the keys and values of all layers
+    window: int = 0  # tokens that these layers attend to
+    num_sinks: int = 0  # first tokens that they always attend to
+    streaming_window: int = 0  # tokens of a rolling window, which approximates the model; 0: attention is its own
     version: str
     adapters: tuple[AdapterInfo, ...] = ()  # those loaded now
 
@@ -338,6 +342,8 @@ class CoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_kept_states: int = 0  # of these, all that were made
     num_evicted_states: int = 0  # and given away
     num_replayed_tokens: int = 0  # cached tokens that were computed again for want of a state
+    num_held_window_pages: int = 0  # of layers with a sliding window, held by running requests
+    num_lost_window_pages: int = 0  # that cached prefixes lost for want of room
     num_failed_fetches: int = 0  # prompts that were computed here for want of an answer
 
     @property

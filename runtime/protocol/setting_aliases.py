@@ -21,6 +21,8 @@ _ALIASES = {
     "collect_detailed_traces": "otlp_endpoint",
     "ctx_size": "context_length",
     "disable_cuda_graph": "cuda_graphs",
+    "disable_hybrid_kv_cache_manager": "window_ratio",
+    "disable_hybrid_swa_memory": "window_ratio",
     "disable_overlap_schedule": "overlap",
     "disable_radix_cache": "prefix_cache",
     "disaggregation_mode": "role",
@@ -72,6 +74,7 @@ _ALIASES = {
     "ssl_cert_file": "ssl_certfile",
     "ssl_key_file": "ssl_keyfile",
     "swap_space": "host_kv_memory",
+    "swa_full_tokens_ratio": "window_ratio",
     "tensor_parallel_size": "tp",
     "tp_size": "tp",
 }

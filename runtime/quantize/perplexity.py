@@ -33,7 +33,7 @@ def perplexity_of(
     tokens = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     if len(tokens) < 2:
         raise RequestError("the text has fewer than two tokens: there is nothing to predict", param="data")
-    engine = build_engine(CoreConfig(quantize=quantize), path)
+    engine = build_engine(CoreConfig(quantize=quantize, window_ratio=1), path)
     return perplexity(engine, tokens, min(window, engine.info.context_length), on_progress)
 
 

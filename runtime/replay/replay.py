@@ -133,6 +133,7 @@ class _ReplayScheduler:
                 num_host_pages=header.num_host_pages,
                 page_size=header.page_size,
                 num_state_slots=header.num_state_slots,
+                windows=header.windows,
             ),
             vocabulary=vocabulary,
             grammars=self.grammars,
@@ -295,6 +296,8 @@ def _describe_mismatch(plan: ForwardPlan | None, logged: ForwardPlan | None) -> 
         return f"logged: {there}; now: {here}"
     if plan.copies != logged.copies:
         return f"step {logged.step}: copies\n  logged {logged.copies}\n  now    {plan.copies}"
+    if plan.window_copies != logged.window_copies:
+        return f"step {logged.step}: copies of window pages differ"
     for place, (row, before) in enumerate(zip(plan.rows, logged.rows, strict=False)):
         for name in Row.__struct_fields__:
             if getattr(row, name) != getattr(before, name):

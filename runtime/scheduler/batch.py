@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...radix.cache import Lease, PrefixCache
+from ...radix.cache import PrefixCache
 from ...radix.state_slots import SlotCopy
+from ...radix.window_pages import WindowPages, WindowSizes
 from ..protocol.config import CoreConfig
 from .plan import PageCopy, Row, RowState, StateAdvance, StateChange, StateCopy
 from .prepared_draft import PreparedDraft
@@ -30,6 +31,7 @@ def make_cache(
     num_host_pages: int,
     page_size: int,
     num_state_slots: int = 0,
+    windows: WindowSizes | None = None,
     events: bool = False,
 ) -> PrefixCache:
     """Make the prefix cache of a scheduler with these settings."""
@@ -39,6 +41,7 @@ def make_cache(
         config.prefix_cache,
         num_host_pages=num_host_pages,
         num_state_slots=num_state_slots,
+        windows=None if windows is None else WindowPages(windows, page_size),
         strategy=config.eviction,
         events=events,
     )
@@ -120,6 +123,7 @@ class Batch:
             limit=request.reuse_limit,
             num_tokens=min(num_matched + max_tokens, len(request.tokens)),
             spare=spare,
+            window_spare=min(spare, self._window_growth(request, num_matched + max_tokens)),
             priority=request.message.priority,
             program_id=request.program_id,
         )
@@ -137,7 +141,9 @@ class Batch:
         `contended` is true when waiting requests could use what long prompts leave. Returns None if a request would
         have to be retracted and `may_retract` is false: pages that a plan in flight writes cannot be taken away.
         """
-        retracted = [request for request in self._requests if request.lease and _has_lost_state(request.lease)]
+        retracted = [request for request in self._requests if self._has_lost_memory(request)]
+        if retracted and not may_retract:
+            return None
         for request in retracted:
             self.suspend(request)
             request.num_retractions += 1
@@ -190,6 +196,13 @@ class Batch:
         """Return the copies of pages for the next plan."""
         return [PageCopy(copy.source, copy.target, copy.num_tokens) for copy in self._cache.take_copies()]
 
+    def take_window_copies(self) -> list[PageCopy]:
+        """Return the copies of window pages for the next plan."""
+        if (windows := self._cache.windows) is None:
+            return []
+        copies, windows.copies = windows.copies, []
+        return [PageCopy(*copy) for copy in copies]
+
     def take_state_changes(self) -> list[StateChange]:
         """Return the changes of recurrent states for the next plan."""
         changes = [] if self._cache.states is None else self._cache.states.take_changes()
@@ -200,6 +213,18 @@ class Batch:
         assert request.lease is not None
         if request.lease.states is not None:
             request.lease.states.advance(request.num_computed - row.first_position - row.num_committed)
+
+    def slide(self, request: Request) -> None:
+        """Let go of the window pages behind the request's window."""
+        if self._cache.windows is not None:
+            assert request.lease is not None
+            forks = request.num_prompt - 1, *request.fork_positions  # a prompt's last token is always computed
+            self._cache.windows.slide(request.lease, request.num_computed, forks)
+
+    def window_table(self, request: Request, num_pages: int) -> list[int]:
+        """Return the window pages of the request's first pages; none if the model has no window pages."""
+        assert request.lease is not None
+        return [] if self._cache.windows is None else self._cache.windows.table(request.lease, num_pages)
 
     def row_state(self, item: ScheduledRequest) -> RowState | None:
         """Return the row's slot of recurrent states, and the states that are kept on its way: near the prompt's end,
@@ -268,6 +293,25 @@ class Batch:
         self._extend(request, granted)
         return granted
 
+    def _has_lost_memory(self, request: Request) -> bool:
+        """Return True if the request's recurrent state is no longer that of its computed tokens, or its window pages
+        begin after their window: it has to start again from what is cached."""
+        lease, windows = request.lease, self._cache.windows
+        if lease is None:
+            return False
+        if lease.states is not None:
+            return lease.states.is_ahead
+        return windows is not None and windows.has_lost(lease, request.num_computed)
+
+    def _window_growth(self, starting: Request, num_tokens: int) -> int:
+        """Return the window pages that the running requests and one that starts with `num_tokens` tokens may take
+        besides those that they hold then."""
+        if (windows := self._cache.windows) is None:
+            return 0
+        num_held = [len(other.lease.pages) - other.lease.window_start for other in self._requests if other.lease]
+        num_held.append(self._cache.pages_for(min(num_tokens, len(starting.tokens))))
+        return sum(max(0, windows.most_of_lease - held) for held in num_held)
+
     def _extend(self, request: Request, num_tokens: int) -> None:
         assert request.lease is not None
         extended = self._cache.extend(request.lease, request.next_position + num_tokens)
@@ -284,8 +328,3 @@ class Batch:
     def _room(self, request: Request, num_available: int) -> int:
         assert request.lease is not None
         return (len(request.lease.pages) + num_available) * self._cache.page_size - request.next_position
-
-
-def _has_lost_state(lease: Lease) -> bool:
-    """True if the recurrent state is no longer that of the computed tokens: the nearest checkpoint is needed."""
-    return lease.states is not None and lease.states.is_ahead

@@ -106,6 +106,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]  # at least one
     first_position: int
     pages: list[int]  # page table of positions [0, first_position + len(tokens))
+    window_pages: list[int] = []  # likewise, of layers with a window, if these have pages of their own
     follows: int | None = None  # index of a row of the previous plan
     sample: Sample | None = None
     mask: bytes | None = None  # int32 little-endian words: bit t % 32 of word t // 32 set iff token t may come next
@@ -166,6 +167,7 @@ class ForwardPlan(msgspec.Struct, frozen=True, kw_only=True):
     # notified of the computed tokens: a step of plain decoding, at its cost.
     followed: bool = True
     states: list[StateChange] = []  # made in this order before the forward
+    window_copies: list[PageCopy] = []  # likewise, copies of window pages
 
     @property
     def num_tokens(self) -> int:

@@ -11,6 +11,7 @@ from typing import IO
 
 import msgspec
 
+from ...radix.window_pages import WindowSizes
 from ..protocol.config import CoreConfig
 from ..protocol.core import Abort, EndStates, FlushCache, FromCore, Generate, GetStats, Pause, ToCore, TurnEnded
 from ..protocol.errors import RequestError
@@ -34,6 +35,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
     num_host_pages: int
     page_size: int
     num_state_slots: int = 0
+    windows: WindowSizes | None = None
     context_length: int
     token_bytes: list[str | None]  # base64
     eos_ids: list[int]
@@ -49,6 +51,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
         page_size: int,
         context_length: int,
         num_state_slots: int = 0,
+        windows: WindowSizes | None = None,
     ) -> LogHeader:
         """Build the header from the scheduler's arguments."""
         encoded = [None if data is None else base64.b64encode(data).decode() for data in vocabulary.token_bytes]
@@ -59,6 +62,7 @@ class LogHeader(msgspec.Struct, frozen=True, kw_only=True, tag="header"):
             num_host_pages=num_host_pages,
             page_size=page_size,
             num_state_slots=num_state_slots,
+            windows=windows,
             context_length=context_length,
             token_bytes=encoded,
             eos_ids=sorted(vocabulary.eos_ids),

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import msgspec
 
-from .batch import ScheduledRequest
-from .plan import PENDING, DraftSpec, Penalties, Row, RowSampling, RowState, Sample, Score
+from .batch import Batch, ScheduledRequest
+from .plan import PENDING, DraftSpec, Penalties, Row, RowSampling, Sample, Score
 from .request import Request
 from .sampling_inputs import random_bits, request_mask
 
 
-def build_row(
-    item: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None, state: RowState | None
-) -> Row:
-    """Build the row that computes `item`. `want` is the draft for the request's next step, `state` the row's recurrent
-    state. Raises RequestError when the grammar is at a dead end."""
+def build_row(item: ScheduledRequest, vocab_size: int, page_size: int, want: DraftSpec | None, batch: Batch) -> Row:
+    """Build the row that computes `item`. `want` is the draft for the request's next step, `batch` knows its memory.
+    Raises RequestError when the grammar is at a dead end."""
     request = item.request
     assert request.lease is not None
     first = request.next_position
     end = first + item.num_tokens
     draft = item.draft
+    num_pages = -(-(first + item.num_slots) // page_size)
     sampling = build_sampling(request, vocab_size) if item.samples else None
     return Row(
         rid=request.rid,
         tokens=request.tokens[first:end] + ([] if draft is None else draft.tree.tokens),
         first_position=first,
-        pages=request.lease.pages[: -(-(first + item.num_slots) // page_size)],
+        pages=request.lease.pages[:num_pages],
+        window_pages=batch.window_table(request, num_pages),
         sample=None if sampling is None else sampling.sample,
         mask=None if sampling is None else sampling.mask,
         score=_score(request, first, end),
@@ -33,12 +33,12 @@ def build_row(
         parents=None if draft is None else draft.tree.parents,
         nodes=[] if draft is None else draft.nodes,
         draft=want,
-        state=state,
+        state=batch.row_state(item),
         adapter=request.message.adapter_number,
     )
 
 
-def build_following_row(request: Request, follows: int, page_size: int) -> Row:
+def build_following_row(request: Request, follows: int, page_size: int, batch: Batch) -> Row:
     """Build the row that computes the token in flight, which row `follows` of the plan in flight samples."""
     assert request.lease is not None
     first = request.next_position
@@ -47,6 +47,7 @@ def build_following_row(request: Request, follows: int, page_size: int) -> Row:
         tokens=[PENDING],
         first_position=first,
         pages=request.lease.pages[: first // page_size + 1],
+        window_pages=batch.window_table(request, first // page_size + 1),
         follows=follows,
         adapter=request.message.adapter_number,
     )

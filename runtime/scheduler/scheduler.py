@@ -207,6 +207,7 @@ class Scheduler:
             copies=self._batch.take_copies(),
             rows=rows,
             states=self._batch.take_state_changes(),
+            window_copies=self._batch.take_window_copies(),
             followed=self._drafting.source_follows(rows),
         )
         self._in_flight.append(InFlightPlan(plan, requests))
@@ -263,6 +264,7 @@ class Scheduler:
                 self._park(request, now)
             else:
                 self._publish(request, row, num_computed)
+                self._batch.slide(request)
                 if request.is_held and not (request.num_uncomputed or request.num_in_flight):
                     request.clock.wait("grammar", now)
         self._drafting.observe_step(plan, result)
@@ -483,6 +485,6 @@ class Scheduler:
     def _row(self, item: ScheduledRequest) -> Row:
         request, page_size = item.request, self._cache.page_size
         if request.token_in_flight:
-            return build_following_row(request, self._in_flight[-1].row_index(request), page_size)
+            return build_following_row(request, self._in_flight[-1].row_index(request), page_size, self._batch)
         want = self._drafting.draft_spec(item) if item.samples else None
-        return build_row(item, self._vocabulary.vocab_size, page_size, want, self._batch.row_state(item))
+        return build_row(item, self._vocabulary.vocab_size, page_size, want, self._batch)

@@ -41,6 +41,10 @@ def choose_source(config: CoreConfig, path: Path) -> SpeculativeName:
     Raises RequestError naming the setting when the draft model is missing.
     """
     requested, draft_model = config.speculative, config.speculative_draft_model
+    if config.streaming_window is not None:
+        if requested not in (None, "off") or draft_model is not None:
+            raise RequestError("speculation does not go with streaming_window", param="speculative")
+        return "off"
     if config.speculative_exit_layer is not None and requested != "early-exit":
         raise RequestError("only --speculative early-exit exits from a layer", param="speculative_exit_layer")
     if requested == "early-exit" and config.num_ranks > 1:

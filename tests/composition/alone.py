@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ramiform.radix.window_pages import WindowSizes
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.engine import PAGE_SIZE, ForwardEngine, build_engine
@@ -130,6 +131,9 @@ def run(
         num_host_pages=engine.info.num_host_pages,
         page_size=PAGE_SIZE,
         num_state_slots=engine.info.num_state_slots,
+        windows=WindowSizes(engine.info.num_window_pages, engine.info.window, engine.info.num_sinks)
+        if engine.info.num_window_pages
+        else None,
     )
     grammars = GrammarCache(facts.token_bytes, facts.eos_ids)
     retokenise = Retokeniser(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from ramiform.kernels import SamplingTensors
 from ramiform.runtime.engine import ForwardEngine, build_engine, kv_size
+from ramiform.runtime.engine.kv_pool import bytes_per_page
 from ramiform.runtime.engine.kv_size import (
     MemoryUse,
     available_memory,
@@ -19,7 +22,9 @@ from ramiform.runtime.engine.kv_size import (
     measure_memory,
     pages_from_memory,
 )
+from ramiform.runtime.engine.window_size import window_share
 from ramiform.runtime.models.parallel.group import SINGLE_RANK
+from ramiform.runtime.models.read_config import read_config
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
 
@@ -173,3 +178,43 @@ def test_the_measured_step_has_all_tokens_in_pages_of_their_rows(num_tokens: int
     assert pages == list(range(len(pages)))
     assert len(pages) <= num_tokens // 16 + num_rows
     assert all(-(-len(row.tokens) // 16) == len(row.pages) and row.sample is not None for row in plan.rows)
+
+
+MIXED = (None, 64, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("windows", "settings", "ratio"),
+    [
+        (MIXED, {}, 0.5),
+        (MIXED, {"window_ratio": 0.25}, 0.25),
+        ((64,) * 4, {}, 0.125),
+        (MIXED, {"window_ratio": 1.0}, None),
+        (MIXED, {"host_kv_memory": 1.0}, None),
+        (MIXED, {"transfer_bind": "ipc:///tmp/x"}, None),
+        ((None,) * 4, {}, None),
+        ((512,) * 4, {}, None),
+    ],
+)
+def test_models_with_shorter_windows_than_their_context_have_window_pages(
+    windows: tuple[int | None, ...], settings: dict[str, Any], ratio: float | None, checkpoint: Path
+) -> None:
+    model = replace(read_config(checkpoint), windows=windows, num_layers=4)
+    share = window_share(CoreConfig(**settings), model, SINGLE_RANK, torch.device("cpu"), 512)
+    assert (None if share is None else share.ratio) == ratio
+    if share is not None and ratio is not None:
+        whole = bytes_per_page(model, torch.float32)
+        num_full = windows.count(None)
+        assert share.page_bytes(model, torch.float32) == whole * (num_full + ratio * (4 - num_full)) / 4
+        # A window of 64 tokens, a step of 1,024 and what lies at their ends.
+        assert not share.suffices(int((70 if num_full else 35) / share.ratio))
+        assert share.suffices(int(71 / share.ratio))
+
+
+def test_one_endless_sequence_gets_its_window_and_a_step(checkpoint: Path) -> None:
+    model = replace(read_config(checkpoint), windows=(2048,) * 4, num_layers=4)
+    share = window_share(CoreConfig(max_running=1), model, SINGLE_RANK, torch.device("cpu"), 1 << 18)
+    assert share is not None
+    # A 128th of the pages of one context would not hold the step of 1,024 tokens beside the window.
+    assert share.suffices((1 << 18) // 16)
+    assert share.num_window_pages((1 << 18) // 16) == 127 + 64 + 4

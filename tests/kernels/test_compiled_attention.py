@@ -1,9 +1,15 @@
-"""Compiled attention on CPUs. Judge: softmax in float64 over each query's own keys, one query at a time."""
+"""Compiled attention on CPUs. Judge: softmax in float64 over each query's own keys, one query at a time.
+
+With bfloat16 queries and keys, weights may be rounded to bfloat16 (`within_rounding`).
+"""
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +30,7 @@ CPU = torch.device("cpu")
 SCALE = 0.3
 # Float32 sums of some hundred terms; bfloat16 outputs are rounded once.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+FLOATS = [torch.float32, torch.bfloat16]  # of queries, keys and values
 
 
 @dataclass
@@ -85,20 +92,20 @@ class Memory:
         assert isinstance(attention, CompiledAttention)
         return attention.attend(q_THD, kv, SCALE)
 
-    def judge(
+    def weights_and_values(
         self,
         q_THD: torch.Tensor,
         rows: Sequence[RowSpan],
-        *,
-        window: int | None = None,
-        cap: float | None = None,
+        window: int | None,
+        cap: float | None,
         sinks_H: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield each query's weights [H, L] and values [L, H, D]."""
         k_SKD, v_SKD = self.kv.k_SKD.double(), self.kv.v_SKD.double()
         if self.kv.k_scale_K is not None and self.kv.v_scale_K is not None:
             k_SKD, v_SKD = k_SKD * self.kv.k_scale_K[:, None], v_SKD * self.kv.v_scale_K[:, None]
         group = q_THD.shape[1] // k_SKD.shape[1]
-        outputs = []
+        place = 0
         for row in rows:
             for t in range(row.num_tokens):
                 places = seen(row, t)
@@ -108,21 +115,62 @@ class Memory:
                     places = places[-window:]
                 slots = self.slots(row.pages, np.array(places))
                 k_LHD, v_LHD = (x_SKD[slots].repeat_interleave(group, 1) for x_SKD in (k_SKD, v_SKD))
-                scores_HL = torch.einsum("hd,lhd->hl", q_THD[len(outputs)].double(), k_LHD) * SCALE
+                scores_HL = torch.einsum("hd,lhd->hl", q_THD[place].double(), k_LHD) * SCALE
                 if cap is not None:
                     scores_HL = cap * torch.tanh(scores_HL / cap)
                 if sinks_H is not None:
                     scores_HL = torch.cat((scores_HL, sinks_H[:, None].double()), dim=1)
-                outputs.append(torch.einsum("hl,lhd->hd", scores_HL.softmax(-1)[:, : len(slots)], v_LHD))
-        return torch.stack(outputs)
+                yield scores_HL.softmax(-1)[:, : len(slots)], v_LHD
+                place += 1
+
+    def judge(
+        self,
+        q_THD: torch.Tensor,
+        rows: Sequence[RowSpan],
+        *,
+        window: int | None = None,
+        cap: float | None = None,
+        sinks_H: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        found = self.weights_and_values(q_THD, rows, window, cap, sinks_H)
+        return torch.stack([torch.einsum("hl,lhd->hd", w_HL, v_LHD) for w_HL, v_LHD in found])
+
+    def within_rounding(
+        self,
+        got_THD: torch.Tensor,
+        q_THD: torch.Tensor,
+        rows: Sequence[RowSpan],
+        *,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> None:
+        """Compare bfloat16 results with the judge.
+
+        Weights w, rounded to w (1 + e) with |e| <= u = 2^-8 and divided by their sum, move the result o by at most
+        u / (1 - u) times the sum of w |v - o|. The result is rounded too. Sums in float32 and the approximated
+        exponential add less than 2e-5 of the sum of w |v|.
+        """
+        unit = 2.0**-8
+        for got_HD, (w_HL, v_LHD) in zip(
+            got_THD.double(), self.weights_and_values(q_THD, rows, window, cap), strict=True
+        ):
+            want_HD = torch.einsum("hl,lhd->hd", w_HL, v_LHD)
+            spread_HD = torch.einsum("hl,lhd->hd", w_HL, (v_LHD - want_HD).abs())
+            small_HD = 2e-5 * torch.einsum("hl,lhd->hd", w_HL, v_LHD.abs())
+            limit_HD = (unit / (1 - unit) * spread_HD + small_HD) * (1 + unit) + unit * want_HD.abs()
+            assert ((got_HD - want_HD).abs() <= limit_HD).all()
 
     def check(
         self, rows: Sequence[RowSpan], group: int, *, window: int | None = None, cap: float | None = None
     ) -> None:
-        """Compare the rows with the judge, and each row alone with itself among the others, bit for bit."""
-        q_THD = self.queries(rows, group)
+        """Compare the rows with the judge, and each row alone with itself among the others, bit for bit. Queries have
+        the dtype of the keys."""
+        q_THD = self.queries(rows, group, self.kv.k_SKD.dtype)
         got_THD = self.attend(q_THD, rows, window=window, cap=cap)
-        near(got_THD, self.judge(q_THD, rows, window=window, cap=cap))
+        if q_THD.dtype == torch.bfloat16:
+            self.within_rounding(got_THD, q_THD, rows, window=window, cap=cap)
+        else:
+            near(got_THD, self.judge(q_THD, rows, window=window, cap=cap))
         start = 0
         for row in rows:
             own = slice(start, start + row.num_tokens)
@@ -167,6 +215,7 @@ def mixes(draw: st.DrawFn) -> list[tuple[int, int, int, list[int]]]:
     window=st.none() | st.sampled_from([1, 3, 40, 100, Chunk(1), Chunk(7), Chunk(50)]),
     cap=st.none() | st.just(5.0),
     page_size=st.sampled_from([4, 16, 24]),
+    dtype=st.sampled_from(FLOATS),
     seed=st.integers(0, 1 << 20),
 )
 @settings(max_examples=60, deadline=None)
@@ -177,9 +226,10 @@ def test_any_mix_of_rows_equals_softmax_and_each_row_alone(
     window: int | None,
     cap: float | None,
     page_size: int,
+    dtype: torch.dtype,
     seed: int,
 ) -> None:
-    memory = Memory.of(heads[0], head_dim, seed=seed, page_size=page_size)
+    memory = Memory.of(heads[0], head_dim, stored=dtype, seed=seed, page_size=page_size)
     rows: list[RowSpan] = []
     for shared, more, count, tree in mix:
         parent = rows[seed % len(rows)] if rows else None
@@ -196,6 +246,30 @@ def test_head_sizes_and_groups(head_dim: int, group: int) -> None:
     prompt = memory.row(100, 40)
     rows = [prompt, memory.row(130, 1, prefix=prompt.pages[:6].tolist()), memory.row(0, 1)]
     memory.check(rows, group)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "group"), [(2, 3), (16, 1), (36, 7), (64, 2), (64, 7), (80, 4), (96, 5), (128, 8), (256, 33)]
+)
+def test_bfloat16_keys_meet_rounded_weights(head_dim: int, group: int) -> None:
+    memory = Memory.of(2, head_dim, stored=torch.bfloat16)
+    prompt = memory.row(100, 40)
+    rows = [prompt, memory.row(130, 1, prefix=prompt.pages[:6].tolist()), memory.row(0, 1), memory.row(30, 5, [-1, 0])]
+    memory.check(rows, group)
+    memory.check(rows, group, window=50, cap=3.0)
+
+
+def test_the_base_of_weights_follows_growing_scores() -> None:
+    """Scores of later blocks exceed all before them, in the last but one row's by more than exponents hold."""
+    memory = Memory.of(1, 64, stored=torch.bfloat16)
+    row = memory.row(380, 4)
+    slots = memory.slots(row.pages, np.arange(384))
+    memory.kv.k_SKD[slots] = (torch.arange(384) / 64.0).view(-1, 1, 1).expand(-1, 1, 64).bfloat16()
+    q_THD = torch.tensor([0.0, 0.5, 40.0, -1.0]).view(4, 1, 1).expand(4, 1, 64).bfloat16().contiguous()
+    memory.within_rounding(memory.attend(q_THD, [row]), q_THD, [row])
+    flat = memory.kv.v_SKD[slots][:1].clone()
+    memory.kv.v_SKD[slots] = flat
+    assert torch.equal(memory.attend(q_THD, [row]), flat.expand(4, 1, 64)), "equal values stay equal"
 
 
 @pytest.mark.parametrize("window", [None, 30])
@@ -234,12 +308,13 @@ def test_rows_that_share_pages_are_computed_together() -> None:
     memory.check(rows, 2)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("cuts", [(1, 300), (64, 128, 300), (37, 90, 91, 250, 300)], ids=str)
-def test_chunks_have_the_bits_of_the_whole(cuts: tuple[int, ...], window: int | None) -> None:
-    memory = Memory.of(2, 64)
+def test_chunks_have_the_bits_of_the_whole(cuts: tuple[int, ...], window: int | None, dtype: torch.dtype) -> None:
+    memory = Memory.of(2, 64, stored=dtype)
     whole = memory.row(0, 300)
-    q_THD = memory.queries([whole], 3)
+    q_THD = memory.queries([whole], 3, dtype)
     got = memory.attend(q_THD, [whole], window=window)
     near(got, memory.judge(q_THD, [whole], window=window))
     for begin, end in zip((0, *cuts), cuts, strict=False):
@@ -247,15 +322,16 @@ def test_chunks_have_the_bits_of_the_whole(cuts: tuple[int, ...], window: int | 
         assert torch.equal(memory.attend(q_THD[begin:end], [chunk], window=window), got[begin:end])
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("window", [None, 3, 70])
 @pytest.mark.parametrize("first", [0, 50, 61, 64, 200])
-def test_a_node_has_the_bits_of_plain_decoding(first: int, window: int | None) -> None:
+def test_a_node_has_the_bits_of_plain_decoding(first: int, window: int | None, dtype: torch.dtype) -> None:
     """The path of each node, decoded in a cache of its own, token by token."""
     draw = random.Random(first)
     tree = [draw.randint(max(-1, node - 5), node - 1) for node in range(90)]
-    memory = Memory.of(1, 64)
+    memory = Memory.of(1, 64, stored=dtype)
     row = memory.row(first, 2 + len(tree), tree)
-    q_THD = memory.queries([row], 2)
+    q_THD = memory.queries([row], 2, dtype)
     got = memory.attend(q_THD, [row], window=window)
     near(got, memory.judge(q_THD, [row], window=window))
     slots = memory.slots(row.pages, np.arange(first + 2 + len(tree)))
@@ -267,13 +343,14 @@ def test_a_node_has_the_bits_of_plain_decoding(first: int, window: int | None) -
         assert torch.equal(memory.attend(q_THD[t : t + 1], [plain], window=window, kv=kv), got[t : t + 1])
 
 
-def test_nan_in_one_row_does_not_reach_another() -> None:
-    memory = Memory.of(1, 16)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_nan_in_one_row_does_not_reach_another(dtype: torch.dtype) -> None:
+    memory = Memory.of(1, 16, stored=dtype)
     system = memory.row(127, 1)
     rows = [memory.row(140, 1, prefix=system.pages.tolist()) for _ in range(3)]
     memory.kv.v_SKD[memory.slots(rows[0].pages, np.array([130]))] = float("nan")
     memory.kv.k_SKD[memory.slots(rows[1].pages, np.array([140]))] = float("nan")
-    out_THD = memory.attend(memory.queries(rows, 4), rows)
+    out_THD = memory.attend(memory.queries(rows, 4, dtype), rows)
     assert out_THD.isnan().any(-1).any(-1).tolist() == [True, True, False]
 
 
@@ -319,10 +396,45 @@ def test_sinks_take_part_in_the_softmax(K: int, group: int, window: int | None) 
             near(ops.attention(args).attend(q_THD, memory.kv, SCALE, sinks_H), want)
 
 
-def test_values_may_be_the_first_dimensions_of_keys() -> None:
-    memory = Memory.of(1, 36)
+@pytest.mark.parametrize("sink", [-1000.0, 2.0, 60.0])
+def test_sinks_take_part_in_the_softmax_of_bfloat16(sink: float) -> None:
+    memory = Memory.of(2, 64, stored=torch.bfloat16)
+    rows = [memory.row(900, 1), memory.row(70, 40)]
+    q_THD, sinks_H = memory.queries(rows, 3, torch.bfloat16), torch.linspace(sink, sink + 3, 6)
+    args = AttentionArgs(rows, memory.kv, 6, PAGE_SIZE, None, torch.bfloat16)
+    got = for_device(CPU).attention(args).attend(q_THD, memory.kv, SCALE, sinks_H)
+    torch.testing.assert_close(got.double(), memory.judge(q_THD, rows, sinks_H=sinks_H), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_values_may_be_the_first_dimensions_of_keys(dtype: torch.dtype) -> None:
+    memory = Memory.of(1, 36, stored=dtype)
     rows = [memory.row(200, 3), memory.row(90, 40)]
-    q_THD = memory.queries(rows, 4)
+    q_THD = memory.queries(rows, 4, dtype)
     latents = KvCache(memory.kv.k_SKD, memory.kv.k_SKD[..., :24])
     memory.kv = KvCache(memory.kv.k_SKD, memory.kv.k_SKD)
     near(memory.attend(q_THD, rows, kv=latents), memory.judge(q_THD, rows)[..., :24])
+
+
+def check_rounded() -> None:
+    """Check rows of many kinds over bfloat16 keys, of one and several registers, with and without a rest."""
+    for head_dim, group in ((64, 7), (80, 3), (36, 1)):
+        memory = Memory.of(2, head_dim, stored=torch.bfloat16)
+        prompt = memory.row(100, 40)
+        rows = [prompt, memory.row(130, 1, prefix=prompt.pages[:6].tolist()), memory.row(70, 9, [-1, 0, 0, 2])]
+        for window, cap in ((None, None), (50, 3.0)):
+            memory.check(rows, group, window=window, cap=cap)
+
+
+@pytest.mark.slow
+def test_dot_products_are_emulated_where_the_processor_has_none() -> None:
+    emulated = os.environ | {"RAMIFORM_CPU": "avx512-emulated"}
+    done = subprocess.run([sys.executable, "-P", __file__], capture_output=True, text=True, env=emulated)
+    assert done.stdout == "True\n", done.stderr
+
+
+if __name__ == "__main__":
+    from ramiform.kernels.cpu.instructions import HOST
+
+    check_rounded()
+    print(HOST.emulated)

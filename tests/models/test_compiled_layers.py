@@ -104,3 +104,23 @@ def test_blocks_that_the_loop_does_not_compute_use_the_ops(checkpoint: Callable[
     for name in ("llama3", "qwen3"):
         model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
         assert CompiledLayers.of(model.parameters, model.config) is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama3", "mistral, window", "qwen3"])
+def test_logits_computed_with_the_layers_have_the_bits_of_the_head_alone(
+    name: str, dtype: torch.dtype, checkpoint: Callable[[str], Path]
+) -> None:
+    model = load_model(checkpoint(name), device=CPU, dtype=dtype)
+    memory = KvMemory(model.config, 8, device=CPU, dtype=dtype)
+    memory.k_LSKD.zero_()
+    memory.v_LSKD.zero_()
+    kv = KvPool(memory).layers
+    assert dtype != torch.float32 or model.has_compiled_head
+    with torch.inference_mode():
+        for step in ([PROMPTS[0]], PROMPTS, *STEPS.values()):
+            last = np.cumsum([len(row.tokens) for row in step]) - 1
+            for wanted in (last, np.arange(last[-1] + 1)):
+                alone = model.logits(model.hidden(decoder_inputs(step, model, wanted, kv[0]), kv))
+                together = model.logits_of_step(decoder_inputs(step, model, wanted, kv[0]), kv)
+                assert torch.equal(together, alone)

@@ -180,14 +180,21 @@ def test_a_stage_is_planned_with_what_its_rank_would_allocate(raw: dict[str, Any
     assert planned.max_sequences == pytest.approx(free / (10 * max(pages)), rel=0.01)
 
 
-def test_a_window_saves_reading_and_no_memory() -> None:
-    # Pages are those of all layers.
+def test_a_window_saves_reading_and_memory_but_not_on_stages() -> None:
     model, device = config(LLAMA_8B), DEVICES["h100"]
     windowed = replace(model, windows=(1024,) * model.num_layers)
     workload = Workload(prompt=8192, context=16384, concurrency=16)
     whole, part = (estimate(one, device, workload, Arrangement()) for one in (model, windowed))
-    assert part.max_sequences == whole.max_sequences
+    # 1,024 tokens of 16,384, and a page more.
+    assert part.max_sequences == pytest.approx(whole.max_sequences * 1024 / 65, rel=0.05)
     assert part.step_seconds < whole.step_seconds
+    # Half of the layers, with half as many window pages as pages.
+    mixed = replace(model, windows=(1024, None) * (model.num_layers // 2))
+    assert estimate(mixed, device, workload, Arrangement()).max_sequences == pytest.approx(
+        whole.max_sequences / 0.75, rel=0.05
+    )
+    on_stages = [estimate(one, device, workload, Arrangement(pp=2)) for one in (model, windowed)]
+    assert on_stages[0].max_sequences == on_stages[1].max_sequences
 
 
 def test_stages_make_room_and_prompts_faster_and_no_token() -> None:

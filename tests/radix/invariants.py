@@ -28,6 +28,7 @@ def check_invariants(cache: PrefixCache, live_leases: Sequence[Lease]) -> None:
         _check_node(cache, node)
     _check_claims(cache, nodes)
     _check_states(cache, nodes, live_leases)
+    _check_windows(cache, nodes, live_leases)
     for lease in live_leases:
         _check_lease(cache, lease)
     for heap in (cache.tiers.device_heap, cache.tiers.host_heap):
@@ -52,7 +53,7 @@ def _check_pages(cache: PrefixCache, nodes: list[TreeNode], leases: Sequence[Lea
     assert everywhere == list(range(cache.num_pages)), "a page is not exactly one of free, in the tree, leased"
     assert sorted([*host.free_pages(), *on_host]) == list(range(cache.num_pages, num_all))
     assert (len(on_device), len(on_host)) == (cache.num_cached, cache.num_host_cached)
-    assert cache.num_available == cache.num_pages - len(owned) - sum(
+    assert cache.tiers.num_available == cache.num_pages - len(owned) - sum(
         len(node.pages) for node in nodes if node.ref_count and not node.on_host
     )
 
@@ -116,6 +117,25 @@ def _check_states(cache: PrefixCache, nodes: list[TreeNode], leases: Sequence[Le
     assert everywhere == list(range(cache.states.num_slots)), "a slot is not exactly one of free, a checkpoint, leased"
     assert kept == cache.states._weak | cache.states._strong, "a checkpoint is not known by its node"
     assert all(0 < offset <= node.num_tokens for node in nodes for offset in node.checkpoints)
+
+
+def _check_windows(cache: PrefixCache, nodes: list[TreeNode], leases: Sequence[Lease]) -> None:
+    windows = cache.windows
+    if windows is None:
+        return
+    first = windows._num_first
+    held = Counter(
+        page
+        for lease in leases
+        for page in (*lease.pages[: min(first, lease.window_start)], *lease.pages[lease.window_start :])
+    )
+    assert held == windows._holds, "a window page is not held as often as leases look at it"
+    assert not windows._weak.keys() & windows._strong.keys()
+    assert windows._of.keys() == windows._holds.keys() | windows._weak.keys() | windows._strong.keys()
+    everywhere = sorted([*windows._pool.free_pages(), *windows._of.values()])
+    assert everywhere == list(range(windows.num_pages)), "a window page is not exactly one of free, a page's"
+    cached = {page for node in nodes for page in node.pages}
+    assert windows._weak.keys() | windows._strong.keys() <= cached, "a window page that nobody holds is not cached"
 
 
 def _check_lease(cache: PrefixCache, lease: Lease) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from ramiform.radix.window_pages import WindowSizes
 from ramiform.runtime.scheduler.plan import (
     PENDING,
     ForwardPlan,
@@ -32,6 +33,8 @@ class FakeEngine:
         self.kv: dict[int, tuple[int, ...]] = {}  # slot -> the sequence up to and with its token
         self.states: dict[int, tuple[int, ...]] | None = None  # slot -> the sequence; None: no recurrent layers
         self.drafts: dict[int, list[int]] = {}  # of the last plan, by slot
+        self.windows: WindowSizes | None = None
+        self.window_kv: dict[int, tuple[int, ...]] = {}  # likewise, of layers with a window
         self.num_computed = 0
         self.now = 0.0  # seconds, made up
         self.num_in_flight = 0
@@ -63,6 +66,10 @@ class FakeEngine:
             for offset in range(copy.num_tokens):
                 self.kv[copy.target * self.page_size + offset] = self.kv[copy.source * self.page_size + offset]
         self.change_states(plan)
+        for copy in plan.window_copies:
+            for offset in range(copy.num_tokens):
+                source = self.window_kv[copy.source * self.page_size + offset]
+                self.window_kv[copy.target * self.page_size + offset] = source
         histories, written = [], []
         for row in plan.rows:
             slots = self.slots(row)
@@ -71,6 +78,7 @@ class FakeEngine:
             assert len(history) == row.first_position
             assert all(self.kv[slot] == history[: p + 1] for p, slot in enumerate(past)), "a page holds something else"
             histories.append((*history, *self.tokens(row)))
+            self.check_window(row, history)
             self.follow_state(row, histories[-1])
             written.append(new)
         assert len({row.rid for row in plan.rows}) == len(plan.rows)
@@ -80,6 +88,7 @@ class FakeEngine:
                 self.kv[slot] = history[: row.first_position + offset + 1]
             for slot in new[row.num_committed :]:
                 self.kv[slot] = (-1,)  # a guess's: nobody may read it
+            self.write_window(row, history)
         self.num_computed += plan.num_tokens
         self.num_in_flight += 1
         self.open = plan.is_open
@@ -87,6 +96,29 @@ class FakeEngine:
         if not self.open:
             launched.decide(plan.rows)
         return launched
+
+    def window_slot(self, row: Row, position: int) -> int:
+        return row.window_pages[position // self.page_size] * self.page_size + position % self.page_size
+
+    def check_window(self, row: Row, history: tuple[int, ...]) -> None:
+        """Check that the window pages hold what the row's first token looks at."""
+        if self.windows is None:
+            assert not row.window_pages
+            return
+        assert len(row.window_pages) == len(row.pages)
+        first = max(0, row.first_position - self.windows.window + 1)
+        for position in (*range(min(self.windows.num_sinks, first)), *range(first, row.first_position)):
+            slot = self.window_slot(row, position)
+            assert self.window_kv[slot] == history[: position + 1], "a window page holds something else"
+
+    def write_window(self, row: Row, history: tuple[int, ...]) -> None:
+        if self.windows is None:
+            return
+        for offset in range(len(row.tokens)):
+            position = row.first_position + offset
+            known = offset < row.num_committed
+            assert row.window_pages[position // self.page_size] < self.windows.num_pages
+            self.window_kv[self.window_slot(row, position)] = history[: position + 1] if known else (-1,)
 
     def change_states(self, plan: ForwardPlan) -> None:
         if self.states is None:
@@ -211,6 +243,9 @@ class FakeLaunched:
             for offset in range(len(result.tokens) - 1):  # what proved right is moved to the front
                 right = (*history, *result.tokens[: offset + 1])
                 self.engine.kv[new[row.num_committed + offset]] = right
+                if self.engine.windows is not None:
+                    slot = self.engine.window_slot(row, row.first_position + row.num_committed + offset)
+                    self.engine.window_kv[slot] = right
             self.results.append(result)
         self.engine.sampled = [(row.rid, result.token) for row, result in zip(rows, self.results, strict=True)]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ramiform.radix.cache import Lease, PrefixCache
+from ramiform.radix.window_pages import WindowPages, WindowSizes
 from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.protocol.config import CoreConfig, EvictionName, OrderName
 from ramiform.runtime.protocol.core import Abort, Finish, FromCore, Generate, Hold, Pause, RequestFailed, Tokens
@@ -89,6 +90,7 @@ class Runtime:
         eviction: EvictionName = "program",
         num_host_pages: int = 0,
         num_state_slots: int = 0,
+        windows: WindowSizes | None = None,
         grammars: Any = None,
         jump_forward: bool = True,
         retokenise: Retokenise = retokenise,
@@ -102,10 +104,12 @@ class Runtime:
             cache,
             num_host_pages=num_host_pages,
             num_state_slots=num_state_slots,
+            windows=None if windows is None else WindowPages(windows, page_size),
             strategy=eviction,
         )
         self.engine = FakeEngine(page_size)
         self.engine.states = {} if num_state_slots else None
+        self.engine.windows = windows
         self.retokenise = retokenise
         luck = None if slow_masks is None else random.Random(slow_masks)
         self.grammars = grammars or FakeGrammars(luck=luck)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramiform.radix.window_pages import WindowPages, WindowSizes
 from ramiform.runtime.protocol.core import ClientSession, EndStates, FlushCache, Generate, Hold, Retention, SoftPin
 from ramiform.runtime.protocol.sampling import Constraint, LogprobParams
 from ramiform.runtime.scheduler import batch
@@ -166,6 +167,19 @@ def test_recurrent_states_follow_the_tokens_of_their_requests(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch, "STATE_INTERVAL", interval)
         check(shape | own, mix, script)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(scenarios(), st.integers(1, 24), st.integers(0, 6), st.integers(0, 30))
+def test_window_pages_hold_what_each_row_looks_at(
+    scenario: tuple[dict[str, Any], list[Generate], list[list[Event]]], window: int, num_sinks: int, num_more: int
+) -> None:
+    """The engine fails an assertion where a window page holds something else, the cache where one is lost."""
+    shape, mix, script = scenario
+    # What one request holds, and a step's pages.
+    num_pages = WindowPages(WindowSizes(1, window, num_sinks), 4).most_of_lease + -(-shape["budget"] // 4) + num_more
+    check(shape | {"num_host_pages": 0, "windows": WindowSizes(num_pages, window, num_sinks)}, mix, script)
 
 
 def check(shape: dict[str, Any], mix: list[Generate], script: list[list[Event]]) -> None:

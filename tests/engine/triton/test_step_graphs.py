@@ -20,7 +20,10 @@ from ramiform.runtime.engine.graph_inputs import PageTables, segments
 from ramiform.runtime.engine.last_tokens import NO_LAST_TOKENS, LastTokens
 from ramiform.runtime.engine.step_graphs import CudaCapture, Forward, StepGraphs, graph_sizes, row_shapes
 from ramiform.runtime.protocol.config import CoreConfig
+from ramiform.runtime.protocol.core import Generate
+from ramiform.runtime.protocol.sampling import SamplingParams
 from ramiform.runtime.scheduler.plan import PENDING, DraftNode, ForwardPlan, Row, RowResult, Sample, Score
+from ramiform.tests.composition.alone import run
 from ramiform.tests.engine.test_launch import ahead, one_by_one, random_steps
 
 pytestmark = pytest.mark.exhaustive
@@ -336,3 +339,38 @@ def test_every_number_of_rows_has_a_graph_that_is_not_much_larger(max_rows: int)
     for num in range(1, max_rows + 1):
         size = next(size for size in sizes if size >= num)
         assert size - num <= max(3, num / 2)
+
+
+def test_rows_of_graphs_read_their_window_pages(tmp_path: Path) -> None:
+    """Requests of a model whose layers differ, until their windows have moved by pages; judge: all pages are kept."""
+    torch.manual_seed(3)
+    config = transformers.Gemma3TextConfig(
+        vocab_size=150, hidden_size=48, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, head_dim=16,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, sliding_window=36,
+        layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    transformers.Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    draw = random.Random(2)
+    requests = [
+        Generate(
+            rid=str(index),
+            tokens=draw.choices(range(150), k=length),
+            sampling=SamplingParams(max_new_tokens=20, temperature=0.0, ignore_eos=True),
+        )
+        for index, length in enumerate((50, 9))
+    ]
+    device = "cuda" if GPU else "cpu"
+    settings = {"device": device, "num_pages": 40, "prefill_budget": 32, "max_running": 4, "speculative": "off"}
+    judge = build_engine(CoreConfig(**settings, dtype="float32", cuda_graphs=False, window_ratio=1), tmp_path)
+    plain = CoreConfig(**settings, dtype="float32", kernels="triton", cuda_graphs=False, window_ratio=0.5)
+    engine = build_engine(plain, tmp_path)
+    assert engine._runner.pool.windows is not None
+    capture = CountedCapture()
+    ours = with_graphs(engine, capture, max_tokens=48, has_windows=True)
+    ours.warm_up()
+    replayed = capture.num_replayed
+    got, _, plans = run(requests, engine=ours, **settings)
+    wanted, _, _ = run(requests, engine=judge, **settings)
+    assert {rid: mine.ids for rid, mine in got.items()} == {rid: mine.ids for rid, mine in wanted.items()}
+    assert capture.num_replayed - replayed >= len(plans) - 3, "all but long prompts"
+    assert max(plan.rows[0].window_pages.count(plan.rows[0].window_pages[0]) for plan in plans) > 1

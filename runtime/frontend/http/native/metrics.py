@@ -147,6 +147,10 @@ class _MetricFamilies:
             counter("kept_states", "Recurrent states that were kept of cached prefixes", stats.num_kept_states)
             counter("evicted_states", "Kept states that were given away for want of slots", stats.num_evicted_states)
             counter("replayed_tokens", "Cached tokens computed again for want of a state", stats.num_replayed_tokens)
+        if info.num_window_pages:
+            gauge("window_pages", "KV pages of layers with a sliding window", info.num_window_pages)
+            gauge("window_pages_held", "Those that running requests hold", stats.num_held_window_pages)
+            counter("window_pages_lost", "Those that cached prefixes lost", stats.num_lost_window_pages)
         counter("steps", "Forward steps", stats.num_steps)
         histogram("queue_seconds", "A request's wait for its turn, beside that for its grammar", measures.queue)
         histogram("prefill_seconds", "From a request's first step to its first token", measures.prefill)

@@ -57,6 +57,8 @@ class ModelsApi:
             "root": info.path if adapter is None else adapter.path,
             "parent": None if adapter is None else info.name,
             "max_model_len": info.context_length,
+            # A rolling window is not the model's own attention.
+            **({"streaming_window": info.streaming_window, "approximate": True} if info.streaming_window else {}),
             # The same in Anthropic's terms.
             "type": "model",
             "display_name": name,

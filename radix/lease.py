@@ -1,0 +1,40 @@
+"""One sequence's hold on its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from .state_slots import LeaseStates
+from .tree import TreeNode
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """One sequence's hold on its pages, from `PrefixCache.acquire` to `release`.
+
+    `pages` is the page table: position p lives in page `pages[p // page_size]`.
+    """
+
+    # [0, num_published)    in the tree, pinned through `node`, the deepest; an unfinished page is the lease's own
+    # [num_published, end)  the lease's alone
+    namespace: str
+    program_id: str | None
+    priority: int
+    matched: int  # tokens at the start whose KV was cached, counting what the pending copies bring
+    pages: list[int]
+    node: TreeNode | None
+    num_published: int  # tokens
+    continues: list[Hashable] = field(default_factory=list)  # owners of soft pins that end where the prefix did
+    leaf: TreeNode | None = None  # last inserted; grows as long as it is a leaf and nobody else pins it
+    live: bool = True
+    states: LeaseStates | None = None  # of a model with recurrent layers
+    num_cached: int = 0  # tokens at the start that were cached, also those that could not be reused
+    window_start: int = 0  # index of the first page whose window page the lease holds, besides those of sinks
+
+    @property
+    def may_grow_leaf(self) -> bool:
+        leaf = self.leaf
+        if leaf is None or leaf is not self.node:
+            return False
+        return leaf.ref_count == 1 and not leaf.children and not leaf.soft_pins
