@@ -118,6 +118,24 @@ class GroupRouting(NamedTuple):
     scale: float  # of the weights
 
 
+class RecurrenceInputs(NamedTuple):
+    """Inputs of a linear recurrence, float32; T tokens, K key size, V value size. A head's state S [K, V] follows S' =
+    exp(g) S + k d^T with an output S'^T q.
+
+    d is v, or with `beta_TH` (the delta rule) beta (v - exp(g) S^T k).
+    """
+
+    q_THK: torch.Tensor
+    k_THK: torch.Tensor
+    v_THV: torch.Tensor
+    g_TH: torch.Tensor
+    beta_TH: torch.Tensor | None
+
+    def part(self, own: slice | torch.Tensor) -> RecurrenceInputs:
+        """Return those of some tokens."""
+        return RecurrenceInputs(*(None if x is None else x[own] for x in self))  # type: ignore[arg-type]
+
+
 NOT_FINITE = -1  # in place of a sampled token: the row's largest logit is NaN or infinite, so there is none
 
 

@@ -13,7 +13,14 @@ from typing import Protocol
 
 import torch
 
-from .arguments import AttentionArgs, DecodeAttentionArgs, GroupRouting, RopeAndStoreArgs, SamplingTensors
+from .arguments import (
+    AttentionArgs,
+    DecodeAttentionArgs,
+    GroupRouting,
+    RecurrenceInputs,
+    RopeAndStoreArgs,
+    SamplingTensors,
+)
 from .kv_cache import KvCache
 from .lora import AdapterSegments, LowRankProduct
 from .reference.experts import Routing
@@ -120,6 +127,11 @@ class Ops(Protocol):
         self, y_TO: torch.Tensor, x_TC: torch.Tensor, product: LowRankProduct, segments: AdapterSegments
     ) -> None:
         """Add each adapter's low-rank product of its tokens' `x_TC` to `y_TO`, in place."""
+        ...
+
+    def step_states(self, state_SHKV: torch.Tensor, slots_R: torch.Tensor, inputs: RecurrenceInputs) -> torch.Tensor:
+        """Advance recurrent states in the slots of the rows by one token each, in place; return the outputs [R, H,
+        V]."""
         ...
 
     def apply_token_bitmask(self, logits_RV: torch.Tensor, bitmask_RW: torch.Tensor) -> torch.Tensor: ...

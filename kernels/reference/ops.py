@@ -9,7 +9,7 @@ import torch
 from ..arguments import AttentionArgs, DecodeAttentionArgs, RopeAndStoreArgs, SamplingTensors
 from ..kv_cache import KvCache
 from ..ops import Attention
-from . import experts, layers, logits, lora, sampling, trees
+from . import experts, layers, logits, lora, recurrence, sampling, trees
 from .attention import paged_attention, store_kv, store_latent
 from .attention_layout import AttentionLayout, attention_layout
 from .deterministic_attention import deterministic_attention
@@ -48,6 +48,7 @@ class ReferenceOps:
     store_latent = staticmethod(store_latent)
     combine_experts = staticmethod(experts.combine_experts)
     add_low_rank = staticmethod(lora.add_low_rank)
+    step_states = staticmethod(recurrence.step_states)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     likeliest_tokens = staticmethod(sampling.likeliest_tokens)
     sample_tokens = staticmethod(sampling.sample_tokens)

@@ -12,7 +12,7 @@ from ..reference import experts as reference_experts
 from ..reference import sampling as reference_sampling
 from ..reference import trees
 from ..reference.ops import DeterministicOps, ReferenceOps
-from . import experts, latent_attention, layers, logits, lora, paged_attention, sampling, store
+from . import experts, latent_attention, layers, logits, lora, paged_attention, recurrence, sampling, store
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class TritonOps:
     route_by_groups = staticmethod(reference_experts.route_by_groups)
     combine_experts = staticmethod(experts.combine_experts)
     add_low_rank = staticmethod(lora.add_low_rank)
+    step_states = staticmethod(recurrence.step_states)
     apply_token_bitmask = staticmethod(logits.apply_token_bitmask)
     likeliest_tokens = staticmethod(reference_sampling.likeliest_tokens)
     sample_tokens = staticmethod(sampling.sample_tokens)

@@ -14,12 +14,12 @@ from typing import Literal
 
 import torch
 
-from ..arguments import RopeAndStoreArgs, SamplingTensors
+from ..arguments import RecurrenceInputs, RopeAndStoreArgs, SamplingTensors
 from ..attention_groups import LEVELS, PIECE_TOKENS
 from ..kv_cache import KvCache
 from ..lora import AdapterSegments, LowRank, LowRankProduct
 from ..reference.quantise import INT4, QUANTISED_MAX, stored_size
-from . import experts, latent_attention, layers, logits, lora, sampling, store
+from . import experts, latent_attention, layers, logits, lora, recurrence, sampling, store
 from .chunk_attention import QueryTiles, chunk_attention, tokens_of_tile
 from .launch_configs import DETERMINISTIC_SPLIT_KEYS, SPLIT_KEYS, chunk_tile
 from .launching import Launch, recorded
@@ -58,6 +58,8 @@ class KernelShapes:
     weights: Literal["dense", "int4", "mxfp4", "int8", "fp8", "int8-inputs", "fp8-inputs", "fp8-blocks"] = "dense"
     group: int = 0  # inputs of a scale, of int4
     linears: tuple[tuple[int, int, bool], ...] = ()  # quantised layers: outputs, inputs, whether there is a bias
+    state_size: tuple[int, int, int] | None = None  # of a recurrent layer: heads, keys, values
+    delta_rule: bool = False  # of its recurrence
     adapter_rank: int = 0  # of LoRA adapters of queries, keys and values, and of the MLP; 0: there are none
 
 
@@ -73,6 +75,8 @@ def variants(shapes: KernelShapes) -> list[Launch]:
             _collect(found, _experts(shapes))
         if shapes.adapter_rank:
             _collect(found, _adapters(shapes))
+        if shapes.state_size is not None:
+            _collect(found, _states(shapes.state_size, delta_rule=shapes.delta_rule))
         for outputs, inputs, bias in shapes.linears:
             _collect(found, _quantised(shapes, outputs, inputs, bias))
         if shapes.num_experts and shapes.weights != "dense":
@@ -231,6 +235,16 @@ def _experts(shapes: KernelShapes) -> Iterator[None]:
     experts.combine_experts(
         torch.empty(pairs, E, dtype=dtype), torch.zeros(pairs, dtype=torch.int64), torch.empty(4, shapes.num_chosen)
     )
+    yield
+
+
+def _states(sizes: tuple[int, int, int], *, delta_rule: bool) -> Iterator[None]:
+    """Advance recurrent states by a token."""
+    H, K, V = sizes
+    shapes: tuple[tuple[int, ...], ...] = (4, H, K), (4, H, K), (4, H, V), (4, H), (4, H)
+    q, k, v, g, beta = map(torch.empty, shapes)
+    inputs = RecurrenceInputs(q, k, v, g, beta if delta_rule else None)
+    recurrence.step_states(torch.empty(4, H, K, V), torch.zeros(4, dtype=torch.int64), inputs)
     yield
 
 

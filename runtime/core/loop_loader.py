@@ -25,7 +25,11 @@ logger = logging.getLogger("ramiform.core")
 
 # Modules that hold the loops of a decoder, and those of grammars. Others are loaded where they are used.
 _MODULES: dict[LoopGroup, tuple[str, ...]] = {
-    "kernels": ("ramiform.kernels.cpu.ops", "ramiform.runtime.models.compiled_layers"),
+    "kernels": (
+        "ramiform.kernels.cpu.ops",
+        "ramiform.runtime.models.compiled_layers",
+        "ramiform.kernels.cpu.recurrence",
+    ),
     "grammars": tuple(
         f"ramiform.constrained.{name}"
         for name in ("automaton.walk_packed", "automaton.literal_kernel", "regex.dfa_kernel", "regex.subset_kernel")

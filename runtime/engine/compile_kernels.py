@@ -29,6 +29,7 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
 
     config, start = model.config, time.monotonic()
     experts = config.experts
+    recurrent = config.recurrent
     shapes = KernelShapes(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -49,6 +50,12 @@ def compile_kernels(model: Decoder, kv_dtype: torch.dtype) -> int:
         expert_size=0 if experts is None else experts.intermediate_size,
         clamped_experts=experts is not None and experts.swiglu is not None,
         normalised=experts is None or experts.normalised,
+        state_size=(
+            None
+            if recurrent is None or recurrent.is_short
+            else (recurrent.num_heads, recurrent.key_size, recurrent.value_size)
+        ),
+        delta_rule=recurrent is not None and recurrent.is_delta,
     )
     launches = variants(shapes)
     if config.qk_norm == "without weights":  # layers without positions have no norms

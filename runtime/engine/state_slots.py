@@ -51,9 +51,9 @@ def allocate_states(config: CoreConfig, model: Decoder) -> int:
     if recurrent is None:
         return 0
     each, num_slots = recurrent.state_bytes(model.dtype), config.state_slots
+    free = available_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     if num_slots is None:
         most = config.max_running or (DEFAULT_MAX_RUNNING if device.type == "cpu" else MAX_RUNNING_ON_CUDA)
-        free = available_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
         share = _SHARE * (config.mem_fraction or DEFAULT_FRACTIONS[device.type])
         num_slots = max(config.max_running or 1, min(int(share * free) // each, _SLOTS_OF_A_REQUEST * most))
     if config.max_running is not None and num_slots < config.max_running:
@@ -61,14 +61,17 @@ def allocate_states(config: CoreConfig, model: Decoder) -> int:
             f"state_slots {num_slots} are fewer than max_running {config.max_running}: a running request has one",
             param="state_slots",
         )
+    too_many = RequestError(
+        f"{num_slots} recurrent states take {num_slots * each / 2**30:,.1f} GiB, more than {device} has "
+        f"({free / 2**30:,.1f} GiB are free): lower state_slots",
+        param="state_slots",
+    )
+    if num_slots * each > free:  # a host would give the memory, and kill a process that writes to it
+        raise too_many
     try:
         model.allocate_states(num_slots)
     except (RuntimeError, torch.OutOfMemoryError):
-        raise RequestError(
-            f"{num_slots} recurrent states take {num_slots * each / 2**30:,.1f} GiB, more than {device} has: "
-            "lower state_slots",
-            param="state_slots",
-        ) from None
+        raise too_many from None
     logger.info("%d slots of recurrent states, %.1f MiB each", num_slots, each / 2**20)
     return num_slots * each
 

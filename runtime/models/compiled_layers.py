@@ -52,6 +52,7 @@ from .mlp import DenseMlp
 from .norm import Norm, RmsNorm
 from .packed_linear import packed_matrices
 from .parameters import DecoderParameters, LayerParameters
+from .stored_layout import reorders_outputs
 
 # Bytes of weights that a step reads, times its tokens, from which on waking a second thread pays. A multiplication of
 # attention takes as long as reading so many bytes of weights.
@@ -107,7 +108,7 @@ class CompiledLayers:
         if config.latent is not None:
             return None
         matrices: list[PackedMatrix] = []
-        if config.output_gate:
+        if config.output_gate or reorders_outputs(config):
             return None
         for layer in parameters.layers:
             mlp = layer.mlp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ...kernels import Chunk, StreamingSizes
 from .config_fields import ConfigFields
@@ -14,7 +14,7 @@ from .families.table import FAMILIES
 from .latent.config import LatentConfig, latent_scale, parse_latent
 from .quantised.config import parse_quantisation
 from .quantised.scheme import Quantisation
-from .recurrent.config import RecurrentConfig, parse_recurrent
+from .recurrent.config import RecurrentConfig, layer_kinds, parse_recurrent
 from .rope_config import NO_ROPE, RopeConfig, parse_rope
 
 # Activations by their names in config.json.
@@ -49,6 +49,8 @@ class StoredLayout(NamedTuple):
 
 
 LLAMA_LAYOUT = StoredLayout()
+
+LayerPart = Literal["both", "mixer", "mlp"]  # a mixer attends or is recurrent
 
 MAX_LAYERS = 10_000  # parse_config makes a value for each
 
@@ -95,6 +97,7 @@ class ModelConfig:
     experts: ExpertsConfig | None = None  # of the layers with a mixture of experts
     latent: LatentConfig | None = None  # keys and values are one head of latents; its size is `head_dim`
     recurrent: RecurrentConfig | None = None  # of the layers that keep a state instead of keys and values
+    mlp_layers: tuple[bool, ...] = ()  # True: an MLP alone, False: a mixer alone; empty: every layer has both
     output_gate: bool = False  # a head's attention output is multiplied by the sigmoid of a gate
     quantisation: Quantisation | None = None  # of the checkpoint's tensors
     counted_parameters: int | None = None  # of a model that transformers computes; None: it is a native one
@@ -107,11 +110,22 @@ class ModelConfig:
     @property
     def num_kv_layers(self) -> int:
         """Number of layers that have keys and values."""
-        return self.num_layers - (0 if self.recurrent is None else self.recurrent.num_layers)
+        return self.num_layers - sum(self.mlp_layers) - (0 if self.recurrent is None else self.recurrent.num_layers)
+
+    @property
+    def num_mlps(self) -> int:
+        """Number of layers that have an MLP."""
+        return sum(self.mlp_layers) or self.num_layers
 
     def is_recurrent(self, layer: int) -> bool:
         """Return True when the layer keeps a state instead of keys and values."""
         return self.recurrent is not None and self.recurrent.layers[layer]
+
+    def part(self, layer: int) -> LayerPart:
+        """Return which parts the layer has."""
+        if not self.mlp_layers:
+            return "both"
+        return "mlp" if self.mlp_layers[layer] else "mixer"
 
     @property
     def gated_mlp(self) -> bool:
@@ -176,6 +190,7 @@ class ModelConfig:
             sizes.append(self.intermediate_size)
         if experts is not None:
             sizes += [experts.intermediate_size, *([experts.shared_size] if experts.shared_size is not None else [])]
+            sizes += [] if experts.latent_size is None else [experts.latent_size]
         return tuple(sizes)
 
 
@@ -194,7 +209,8 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     def optional(field: str | None) -> float | None:
         return None if field is None or fields.raw.get(field) is None else fields.number(field)
 
-    num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
+    kinds = layer_kinds(fields) if family.recurrent is not None and family.recurrent.one_part else []
+    num_layers = len(kinds) or fields.count("num_hidden_layers", most=MAX_LAYERS)
     hidden_size = fields.count("hidden_size")
     num_heads = fields.count("num_attention_heads")
     latent = parse_latent(fields) if family.latent else None
@@ -218,8 +234,8 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
     second_rope, second_rope_layers = _second_rope(fields, family, max_positions, head_dim, windows)
     if rope.depends_on_length and second_rope is not None:
         raise fields.unsupported("rope_scaling", f"{rope.type} in some layers only is")
-    quantisation = parse_quantisation(fields.nested("quantization_config"))
-    experts = None if family.experts is None else parse_experts(fields, family.experts, num_layers)
+    quantisation = parse_quantisation(fields.nested("quantization_config"), family.renames)
+    experts = _experts(fields, family, num_layers, kinds)
     if quantisation is not None and quantisation.scheme.source != "mxfp4" and experts is not None:
         experts = replace(experts, stacked=None)  # quantised experts are stored one by one
     _check_stacked(fields, quantisation, experts)
@@ -231,9 +247,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         architecture=architecture,
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=fields.count(
-            "intermediate_size", default=4 * hidden_size if "intermediate_size" in family.aliases else None
-        ),
+        intermediate_size=_mlp_size(fields, family, hidden_size),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -274,6 +288,7 @@ def parse_config(raw: dict[str, Any], file: Path) -> ModelConfig:
         latent=latent,
         experts=experts,
         recurrent=None if family.recurrent is None else parse_recurrent(fields, family.recurrent, num_layers),
+        mlp_layers=tuple(kind in ("mlp", "moe") for kind in kinds),
         output_gate=family.output_gate,
         quantisation=quantisation,
     )
@@ -295,6 +310,29 @@ def _family_fields(family: Family, raw: dict[str, Any], file: Path) -> tuple[Fam
             family = family._replace(**changes)
     named = {name: _same(present[own]) for name, own in family.aliases.items() if own in present}
     return family, ConfigFields(present | named, file)
+
+
+def _experts(fields: ConfigFields, family: Family, num_layers: int, kinds: list[str]) -> ExpertsConfig | None:
+    if family.experts is None or (kinds and "moe" not in kinds):
+        return None
+    experts = parse_experts(fields, family.experts, num_layers)
+    if not kinds:
+        return experts
+    shared = experts.shared_size and fields.count("moe_shared_expert_intermediate_size")
+    latent = None if fields.raw.get("moe_latent_size") is None else fields.count("moe_latent_size")
+    layers = tuple(kind == "moe" for kind in kinds)
+    return replace(experts, layers=layers, shared_size=shared, latent_size=latent)
+
+
+def _mlp_size(fields: ConfigFields, family: Family, hidden_size: int) -> int:
+    size = fields.count("intermediate_size", default=4 * hidden_size if "intermediate_size" in family.aliases else None)
+    if not family.rounded_mlp_size or not fields.boolean("block_auto_adjust_ff_dim", default=True):
+        return size
+    size = int(2 * size / 3)
+    if fields.raw.get("block_ffn_dim_multiplier", 1.0) is None:  # as transformers has it
+        return size
+    multiple = fields.count("block_multiple_of", default=256)
+    return -(-int(fields.number("block_ffn_dim_multiplier", default=1.0) * size) // multiple) * multiple
 
 
 def _same(value: Any) -> Any:
@@ -379,7 +417,8 @@ def _activation(fields: ConfigFields, family: Family) -> Activation:
     accepted = [name for name, activation in _ACTIVATIONS.items() if activation in family.activations]
     default = next(name for name in accepted if _ACTIVATIONS[name] == family.activations[0])
     activation = _ACTIVATIONS[fields.one_of(family.activation_field, accepted, default=default)]
-    if family.experts is not None and (activation != "silu" or len(family.mlp_names) != 3):
+    gated_experts = family.experts is not None and family.experts.names.gate != ""
+    if gated_experts and (activation != "silu" or len(family.mlp_names) != 3):
         raise fields.unsupported(family.activation_field, f"experts with {activation} or without a gate are")
     return activation
 

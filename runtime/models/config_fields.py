@@ -32,6 +32,10 @@ class ConfigFields:
         self.file = file
         self._within = within
 
+    def updated(self, values: dict[str, Any]) -> ConfigFields:
+        """Return these fields with some values replaced."""
+        return ConfigFields(self.raw | values, self.file, self._within)
+
     def nested(self, field: str) -> ConfigFields:
         """Return the fields of the object in `field`; of an empty one when the field is absent."""
         value = self.raw.get(field)

@@ -29,6 +29,7 @@ from .parallel.stage import with_layers
 from .parameters import DecoderParameters, LayerParameters, num_parameters
 from .recurrent.memory import RecurrentStep, StateMemory
 from .rope import Rope
+from .stored_layout import reorders_outputs, rotary_order
 
 if TYPE_CHECKING:
     from .compiled_layers import CompiledLayers
@@ -116,8 +117,10 @@ class Decoder:
         self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
         self._scale_residual = config.residual_scale
         self._is_parallel = config.norm_placement.startswith("parallel")
+        order_D = rotary_order(config) if reorders_outputs(config) else None
+        self._rotary_order = None if order_D is None else order_D.to(self.device)
         # Place of each layer among those of its kind: with keys and values, or recurrent.
-        kinds = [layer.recurrent is not None for layer in parameters.layers]
+        kinds = [layer.part if layer.part == "mlp" else layer.recurrent is not None for layer in parameters.layers]
         self._places = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
         self.states: StateMemory | None = None  # of recurrent layers, once `allocate_states` was called
         self._compile_layers()
@@ -172,7 +175,7 @@ class Decoder:
                 case StateAdvance(slot=slot, num_drafts=num_drafts):
                     layers = [layer.recurrent for layer in self.parameters.layers if layer.recurrent is not None]
                     for layer, own, drafts_NJ in zip(layers, self.states.layers, self.states.drafts[slot], strict=True):
-                        layer.advance(drafts_NJ[:num_drafts], own, slot)
+                        layer.advance(drafts_NJ[:num_drafts], own, slot, self.ops)
         self.states.drafts.clear()
 
     def _compile_layers(self) -> None:
@@ -295,12 +298,19 @@ class Decoder:
         x = None  # the last part's output, not yet added to the residual stream
         for place, layer in enumerate(self.parameters.layers):
             index, norms = self.layers.start + place, layer.norms
+            first_norm = norms.mlp_in if layer.part == "mlp" else norms.attention_in
             if x is None:
-                x = residual if norms.attention_in is None else norms.attention_in(residual, ops)
+                x = residual if first_norm is None else first_norm(residual, ops)
             else:
-                x, residual = _add(norms.attention_in, x, residual, ops)
+                x, residual = _add(first_norm, x, residual, ops)
             if index in captures:
                 captured[index] = residual
+            if layer.part == "mlp":
+                if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
+                    x, residual = x[wanted_O], residual[wanted_O]
+                    own = None if adapters is None else adapters.of(is_selected=True)
+                x = _mlp(place, layer, x, ops, own)
+                continue
             kind_args = rope_args if config.windows[place] is None else window_args
             args = kind_args[config.uses_second_rope(place)]
             qkv = layer.qkv(x) if own is None else own.linear(place, "qkv", layer.qkv, x, ops)
@@ -321,6 +331,8 @@ class Decoder:
                 x = norms.attention_out(x, ops)
             if self._scale_residual is not None:
                 x = x * self._scale_residual
+            if layer.part == "mixer":
+                continue
             if self._is_parallel:
                 mlp_in = normed if norms.mlp_in is None else norms.mlp_in(residual, ops)
                 residual = residual + x
@@ -374,9 +386,9 @@ class Decoder:
         assert layer.recurrent is not None
         assert step is not None
         if self.states is None:
-            return layer.recurrent(projected_TJ, None, step)
+            return layer.recurrent(projected_TJ, None, step, self.ops)
         self.states.keep_drafts(projected_TJ, step)
-        return layer.recurrent(projected_TJ, self.states.layers[place], step)
+        return layer.recurrent(projected_TJ, self.states.layers[place], step, self.ops)
 
     def _query_scales(self, positions_T: torch.Tensor) -> torch.Tensor | None:
         """Return the factors of queries in layers without positions, if there are any."""
@@ -410,6 +422,8 @@ class Decoder:
             qkv_TC, gate_TC = qkv_TC.split(((H + 2 * K) * self.config.head_dim, H * self.config.head_dim), dim=-1)
             qkv_TC = qkv_TC.contiguous()
         qkv = qkv_TC.view(T, H + 2 * K, self.config.head_dim)
+        if self._rotary_order is not None:
+            qkv = torch.cat((qkv[:, : H + K].index_select(2, self._rotary_order), qkv[:, H + K :]), dim=1)
         qk_norm_HD, scale = layer.qk_norm_HD, self.config.attention_scale
         if self.config.qk_norm == "all heads":
             qkv, qk_norm_HD = self._norm_all_heads(qkv, qk_norm_HD), None

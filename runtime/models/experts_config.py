@@ -93,6 +93,8 @@ LLAMA4 = ExpertFamily(
     stacked=StackedNames(),
     shared_size_field="moe_intermediate_size",
 )
+# Experts without gates.
+NEMOTRON_H_MOE = DEEPSEEK_V3._replace(names=DEEPSEEK_V3.names._replace(gate="", up="up_proj", down="down_proj"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,12 @@ class ExpertsConfig:
     has_shared_gate: bool = False  # a gate of its own scales the shared expert
     biases: bool = False  # of the router and the experts
     swiglu: tuple[float, float] | None = None  # alpha and limit of `Ops.clamped_swiglu`; None: silu gates
+    latent_size: int | None = None  # of the inputs and outputs of experts; None: the hidden size
+
+    @property
+    def num_matrices(self) -> int:
+        """Matrices of an expert: with a gate or without."""
+        return 3 if self.names.gate else 2
 
 
 def parse_experts(fields: ConfigFields, family: ExpertFamily, num_layers: int) -> ExpertsConfig:

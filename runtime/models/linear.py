@@ -77,6 +77,52 @@ class DenseLinear:
         return total_bytes(self.weight, self.bias)
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedLinear:
+    """A linear layer of several parts, one below the other, each in its own weight format."""
+
+    parts: tuple[Linear, ...]
+    sizes: tuple[int, ...]  # outputs of each part
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+    def row_destinations(self, start: int, size: int) -> dict[str, Destination]:
+        """Return the destinations of rows, which must be those of one part."""
+        for part, outputs in zip(self.parts, self.sizes, strict=True):
+            if start < outputs:
+                assert start + size <= outputs
+                return part.row_destinations(start, size)
+            start -= outputs
+        raise AssertionError("the layer has fewer rows")
+
+    def finish(self) -> None:
+        for part in self.parts:
+            part.finish()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+def in_order_of(to: Destination, order: torch.Tensor, name: str) -> Callable[[torch.Tensor], object]:
+    """Return `to.put` for a tensor whose row `order[i]`, along the outputs, is the row i here.
+
+    A tensor of fewer outputs has one for each block of rows, as the scales of FP8 by block. Raises ValueError, naming
+    the tensor, when the blocks are not kept together.
+    """
+    if to.outputs is None or torch.equal(order, torch.arange(len(order))):
+        return to.put
+    axis, count = to.outputs, to.shape[to.outputs]
+    if count != len(order):
+        size = len(order) // count if count > 0 and len(order) % count == 0 else 1
+        first = order[::size]
+        if size == 1 or not torch.equal(order, (first[:, None] + torch.arange(size)).flatten()) or (first % size).any():
+            raise ValueError(f"{name}: its rows are stored in another order than its format allows")
+        order = first // size
+    return lambda stored: to.put(stored.index_select(axis, order.to(stored.device)))
+
+
 def bias_destination(bias: torch.Tensor | None, start: int, size: int) -> dict[str, Destination]:
     """Return the destination of some rows of a bias; empty without a bias."""
     if bias is None:

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .config import ModelConfig
+from .config import LayerPart, ModelConfig
+from .experts_config import ExpertsConfig
 from .families.row import NormPlacement
 from .latent.attention import LatentParameters
-from .linear import DenseLinear, Destination, Linear, Loadable, stacked_destinations
+from .linear import DenseLinear, Destination, JoinedLinear, Linear, Loadable, stacked_destinations
 from .mixture import ExpertSlice, MixtureMlp, SharedExpert, make_experts
 from .mlp import DenseMlp, Mlp
 from .norm import Norm, allocate_norm, norm_destination
@@ -36,7 +37,9 @@ from .quantised.block_linear import BlockLinear
 from .quantised.blockwise import BLOCK
 from .quantised.factory import make_linear, make_vocabulary
 from .quantised.mxfp4 import GROUP as MXFP4_GROUP
+from .recurrent.config import RecurrentConfig
 from .recurrent.layer import RecurrentLayer, projection_modules
+from .recurrent.mixture import LATENT_NAMES, UngatedMixture
 from .stored_layout import as_stored
 
 _EXPANSION = "self_attn.kv_b_proj"  # of latents
@@ -62,13 +65,14 @@ _NORM_NAMES: dict[NormPlacement, tuple[str | None, ...]] = {
         "post_feedforward_layernorm",
     ),
     "parallel": ("input_layernorm", None, None, None),  # one norm for both parts
+    "one": ("norm", None, "norm", None),  # of the layer's only part
     "parallel, two norms": ("input_layernorm", None, "post_attention_layernorm", None),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LayerParameters:
-    """Tensors of one decoder layer."""
+    """Tensors of one decoder layer. A part that the layer does not have is of size 0."""
 
     norms: BlockNorms
     qkv: Linear  # E -> (H + 2K) * D, and H * D gates behind them; of a recurrent layer its input projection
@@ -79,6 +83,7 @@ class LayerParameters:
     sinks_H: torch.Tensor | None = None  # float32, logits of attention without values
     latent: LatentParameters | None = None  # of latent attention, whose `qkv` is its first products
     recurrent: RecurrentLayer | None = None  # None: the layer attends
+    part: LayerPart = "both"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,8 @@ class DecoderParameters:
     def linears(self) -> Iterator[Loadable]:
         """Iterate over the layers' linear layers, which may be quantised."""
         for layer in self.layers:
-            yield from (layer.qkv, layer.o)
+            yield from layer.qkv.parts if isinstance(layer.qkv, JoinedLinear) else (layer.qkv,)
+            yield layer.o
             if layer.latent is not None:
                 yield from layer.latent.linears()
             yield from layer.mlp.linears()
@@ -201,8 +207,42 @@ def allocate_parameters(
             return ExpertParallelMixture(*parts, group=group)
         return TensorParallelMixture(*parts, group=group) if cut else MixtureMlp(*parts)
 
+    def ungated_mixture(index: int, experts: ExpertsConfig) -> UngatedMixture:
+        """Make a mixture of a hybrid, which is not divided among ranks."""
+        names, size, block = experts.names, experts.intermediate_size, experts.names.block
+        each = [f"model.layers.{index}.{block}.experts.{number}" for number in range(experts.num_experts)]
+        width = E if experts.latent_size is None else experts.latent_size
+        up = experts_of([(f"{expert}.{names.up}",) for expert in each], outputs=size, inputs=width)
+        down = experts_of([(f"{expert}.{names.down}",) for expert in each], outputs=width, inputs=size)
+        shared, bias = None, config.mlp_bias
+        if experts.shared_size is not None:
+            shared = dense(index, f"{block}.shared_experts", experts.shared_size, bias)
+        latents: list[Linear | None] = [None, None]
+        if experts.latent_size is not None:
+            sizes = ((width, E), (E, width))
+            latents = [
+                linear(index, f"{block}.{name}", [outputs], inputs, bias)
+                for name, (outputs, inputs) in zip(LATENT_NAMES, sizes, strict=True)
+            ]
+        router = DenseLinear(torch.empty((experts.num_experts, E), device=device, dtype=torch.float32))
+        bias_N = torch.empty(experts.num_experts, device=device)
+        return UngatedMixture(
+            config=experts,
+            hidden_size=E,
+            router=router,
+            slices=(ExpertSlice(up, down),),
+            shared=shared,
+            bias_N=bias_N,
+            to_latent=latents[0],
+            from_latent=latents[1],
+        )
+
     def mlp(index: int) -> Mlp:
         experts = config.experts
+        if config.part(index) == "mixer":
+            return DenseMlp(DenseLinear(tensor(0, E)), DenseLinear(tensor(0, E)), 0, E)
+        if experts is not None and experts.layers[index] and not experts.names.gate:
+            return ungated_mixture(index, experts)
         if experts is None or not experts.layers[index]:
             return dense(index, "mlp", config.intermediate_size, config.mlp_bias)
         names, size = experts.names, experts.intermediate_size
@@ -261,6 +301,15 @@ def allocate_parameters(
         sections = [OutputSection(H * sizes.query_size, num_slices), OutputSection(sizes.key_size, 1)]
         return columns(index, f"self_attn.q_proj {latents}", sections, E, False)
 
+    def input_projection(index: int, own: RecurrentConfig) -> Linear:
+        """Make the input projection of a recurrent layer: one product, where its stored modules have one format."""
+        modules, quantisation = projection_modules(own), config.quantisation
+        schemes = [quantisation and quantisation.scheme_of(f"model.layers.{index}.{name}") for name, _ in modules]
+        if len(set(schemes)) == 1 and not (schemes[0] is not None and schemes[0].source == "fp8"):
+            return linear(index, " ".join(name for name, _ in modules), [own.projected], E, own.projection_bias)
+        parts = [linear(index, name, [size], E, own.projection_bias) for name, size in modules]
+        return JoinedLinear(tuple(parts), tuple(size for _, size in modules))
+
     E, H, K, D = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
     gates = (H,) if config.output_gate else ()
     heads = [OutputSection(count * D, min(count, num_slices)) for count in (H, K, K, *gates)]
@@ -276,8 +325,11 @@ def allocate_parameters(
     if config.stored.qkv != "separate":
         qkv_names = "self_attn.qkv_proj"
 
-    def norms() -> BlockNorms:
-        return BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement]))
+    def norms(part: LayerPart) -> BlockNorms:
+        found = BlockNorms(*(None if name is None else norm(E) for name in _NORM_NAMES[config.norm_placement]))
+        if part == "both":
+            return found
+        return found._replace(mlp_in=None) if part == "mixer" else found._replace(attention_in=None)
 
     def qk_norm(index: int) -> torch.Tensor | None:
         if config.qk_norm in ("without weights", "per head after rope"):
@@ -285,18 +337,23 @@ def allocate_parameters(
         return tensor(local_heads, D) if config.qk_norm is not None else None
 
     def layer(index: int) -> LayerParameters:
-        own = config.recurrent
+        own, part = config.recurrent, config.part(index)
+        if part == "mlp":
+            return LayerParameters(
+                norms(part), DenseLinear(tensor(0, E)), None, DenseLinear(tensor(0, E)), mlp(index), part=part
+            )
         if own is not None and own.layers[index]:
             return LayerParameters(
-                norms=norms(),
-                qkv=linear(index, " ".join(projection_modules(own)), [own.projected], E, own.projection_bias),
+                norms=norms(part),
+                qkv=input_projection(index, own),
                 qk_norm_HD=None,
                 o=rows(index, f"{own.family.block}.out_proj", E, own.inner, own.projection_bias),
                 mlp=mlp(index),
                 recurrent=RecurrentLayer.allocate(own, config.norm_eps, device=device, dtype=dtype),
+                part=part,
             )
         return LayerParameters(
-            norms=norms(),
+            norms=norms(part),
             qkv=projections(index),
             qk_norm_HD=qk_norm(index),
             o=rows(index, "self_attn.o_proj", E, H * config.output_dim, config.o_bias),
@@ -304,6 +361,7 @@ def allocate_parameters(
             rotated_norms_2D=tensor(2, D) if config.qk_norm == "per head after rope" else None,
             sinks_H=torch.empty(group.shard.heads(config), device=device) if config.sinks else None,
             latent=latent(index),
+            part=part,
         )
 
     layers = tuple(map(layer, group.stage.layers(config)))
@@ -349,11 +407,14 @@ def checkpoint_destinations(
         for name, norm in zip(_NORM_NAMES[config.norm_placement], layer.norms, strict=True):
             if norm is not None:
                 parts |= norm.destinations(f"{prefix}.{name}")
+        if layer.part == "mlp":
+            parts |= layer.mlp.destinations(prefix)
+            continue
+        mlp_parts = layer.mlp.destinations(prefix) if layer.part == "both" else {}
         if layer.recurrent is not None:
             block = f"{prefix}.{layer.recurrent.config.family.block}"
             parts |= layer.recurrent.destinations(prefix, layer.qkv)
-            parts |= stacked_destinations(block, [("out_proj", config.hidden_size)], layer.o)
-            parts |= layer.mlp.destinations(prefix)
+            parts |= stacked_destinations(block, [("out_proj", config.hidden_size)], layer.o) | mlp_parts
             continue
         if layer.latent is not None:
             heads = layer.latent.first_modules(H)
@@ -377,8 +438,7 @@ def checkpoint_destinations(
         if layer.sinks_H is not None:
             own = slice(group.shard.rank * H_local, (group.shard.rank + 1) * H_local)
             parts[f"{prefix}.self_attn.sinks"] = Destination((H,), layer.sinks_H.copy_, part=(own,))
-        parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o)
-        parts |= layer.mlp.destinations(prefix)
+        parts |= stacked_destinations(f"{prefix}.self_attn", [("o_proj", config.hidden_size)], layer.o) | mlp_parts
     parts = as_stored(parts, config, group.stage.layers(config))
     if not group.stage.has_ends:
         return parts

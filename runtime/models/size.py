@@ -68,15 +68,21 @@ def model_size(config: ModelConfig, *, has_ends: bool = True) -> ModelSize:
     dense = (inner + 1) * E * config.intermediate_size + config.mlp_bias * (inner * config.intermediate_size + E)
     experts = shared = routers = 0
     if mixture is not None:
+        matrices, width = mixture.num_matrices, mixture.latent_size or E
         own_biases = mixture.biases * (2 * mixture.intermediate_size + E)
-        experts = num_mixtures * mixture.num_experts * (3 * E * mixture.intermediate_size + own_biases)
-        shared = num_mixtures * 3 * E * (mixture.shared_size or 0)
+        each = matrices * width * mixture.intermediate_size + own_biases
+        experts = num_mixtures * mixture.num_experts * each
+        shared = num_mixtures * matrices * E * (mixture.shared_size or 0)
+        if mixture.latent_size is not None:
+            shared += num_mixtures * 2 * E * mixture.latent_size
+        if not mixture.names.gate and config.mlp_bias:  # of the products beside the experts
+            shared += num_mixtures * sum(size + E for size in (mixture.shared_size, mixture.latent_size) if size)
         routers = num_mixtures * E * (mixture.num_experts + mixture.has_shared_gate)
         routers += num_mixtures * mixture.num_experts * mixture.biases
         routers += num_mixtures * mixture.num_experts * mixture.choice_bias
-    mlps = (config.num_layers - num_mixtures) * dense + shared + experts
+    mlps = (config.num_mlps - num_mixtures) * dense + shared + experts
     norm = E * {"layer_norm": 2, "layer_norm_plus_one": 2, "layer_norm_plain": 0}.get(config.norm, 1)
-    num_norms = {"sandwich": 4, "parallel": 1}.get(config.norm_placement, 2)
+    num_norms = {"sandwich": 4, "parallel": 1, "one": 1}.get(config.norm_placement, 2)
     end = config.vocab_size * E if has_ends else 0
     others = config.head_bias * config.vocab_size
     if config.learned_positions is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .config import ModelConfig, StoredLayout
-from .linear import Destination
+from .linear import Destination, in_order_of
 
 Parts = dict[str, Destination]
 
@@ -43,7 +43,10 @@ def as_stored(parts: Parts, config: ModelConfig, layers: range) -> Parts:
         attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
         attends = not config.is_recurrent(index)
         if order_D is not None and attends:
-            for name, count in zip(("q_proj", "k_proj", "q_norm", "k_norm"), counts[:2] * 2, strict=True):
+            names = ("q_proj", "k_proj", "q_norm", "k_norm")
+            for name, count in zip(names, counts[:2] * 2, strict=True):
+                if name.endswith("_proj") and reorders_outputs(config):
+                    continue
                 _reorder(parts, f"{attention}.{name}", order_D, count * config.head_dim)
         if config.output_gate and attends:
             each = config.num_heads * config.head_dim
@@ -73,6 +76,13 @@ def rotary_order(config: ModelConfig) -> torch.Tensor | None:
     first, second = (rotated[::2], rotated[1::2]) if config.stored.interleaved_rope else rotated.chunk(2)
     order_D = torch.cat((first, rest[: (D - R) // 2], second, rest[(D - R) // 2 :]))
     return None if torch.equal(order_D, dimensions) else order_D
+
+
+def reorders_outputs(config: ModelConfig) -> bool:
+    """Return True when a head's dimensions are reordered as they are computed: the stored rows cannot be, because their
+    scales are those of blocks of rows."""
+    own = config.quantisation
+    return own is not None and own.scheme.source == "fp8" and rotary_order(config) is not None
 
 
 def _by_group(config: ModelConfig) -> torch.Tensor:
@@ -121,13 +131,12 @@ def _stack(
     lasts = [name.removeprefix(f"{prefix}.{names[0]}.") for name in parts if name.startswith(f"{prefix}.{names[0]}.")]
     for last in lasts:
         pieces = [parts.pop(f"{prefix}.{name}.{last}") for name in names]
-        axis = pieces[0].outputs
-        if order is not None and axis is not None and sum(piece.shape[axis] for piece in pieces) != len(order):
-            raise ValueError(f"{prefix}.{stacked}.{last}: its rows are stored in another order than its format allows")
-        parts[f"{prefix}.{stacked}.{last}"] = _joined(pieces, axis, order)
+        name = f"{prefix}.{stacked}.{last}"
+        joined = _joined(pieces, pieces[0].outputs)
+        parts[name] = joined if order is None else joined._replace(put=in_order_of(joined, order, name))
 
 
-def _joined(pieces: Sequence[Destination], axis: int | None, order: torch.Tensor | None) -> Destination:
+def _joined(pieces: Sequence[Destination], axis: int | None) -> Destination:
     first = pieces[0]
     if axis is None:
 
@@ -140,8 +149,6 @@ def _joined(pieces: Sequence[Destination], axis: int | None, order: torch.Tensor
     shape = (*first.shape[:axis], sum(sizes), *first.shape[axis + 1 :])
 
     def put(tensor: torch.Tensor) -> None:
-        if order is not None:
-            tensor = tensor.index_select(axis, order.to(tensor.device))
         for piece, own in zip(pieces, tensor.split(sizes, dim=axis), strict=True):
             piece.put(own if piece.part is None else own[piece.part])
 

@@ -55,9 +55,13 @@ Model = tuple[PreTrainedModel, Path]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return make_model(transformers.Qwen3NextConfig(**FIELDS), tmp_path_factory.mktemp("checkpoint"))
+
+
+def make_model(config: transformers.PretrainedConfig, path: Path) -> Model:
+    """Make a random model in which every parameter matters, and write its checkpoint."""
     torch.set_num_threads(1)
     torch.manual_seed(4)
-    config = transformers.Qwen3NextConfig(**FIELDS)
     made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in made.named_parameters():
@@ -65,7 +69,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
                 parameter.sub_(3.0)  # states that forget slowly
             elif parameter.dim() == 1 or "conv1d" in name:
                 parameter.add_(0.3 * torch.randn_like(parameter))
-    path = tmp_path_factory.mktemp("checkpoint")
     made.save_pretrained(path)
     return made.eval(), path
 
@@ -128,6 +131,38 @@ def test_turns_of_a_conversation_get_transformers_tokens(shape: dict[str, Any], 
         ends = 45 + NEW_TOKENS - 1, 45 + NEW_TOKENS + 11 + NEW_TOKENS - 1
         assert stats.num_cached_tokens == sum(ends) + 32 + 32
         assert stats.num_replayed_tokens == (37 - 32) + (44 - 32)
+
+
+# Other kinds of layers: a convolution without a matrix as its state, and Mamba2 in layers of one part.
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "LFM2": ("Lfm2", {**SIZES, "max_position_embeddings": 256, "layer_types": ["conv", "full_attention"]}),
+    "Nemotron-H": (
+        "NemotronH",
+        {
+            **SIZES,
+            "max_position_embeddings": 256,
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 10,
+            "ssm_state_size": 12,
+            "n_groups": 2,
+            "head_dim": 16,
+            "time_step_min": 1e-30,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", ["chunks, three slots", "n-grams"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_turns_with_other_kinds_of_layers_get_transformers_tokens(name: str, shape: str, tmp_path: Path) -> None:
+    kind, fields = OTHERS[name]
+    other = make_model(getattr(transformers, f"{kind}Config")(**fields), tmp_path)
+    requests, wanted = conversation(other)
+    settings = SHAPE | {"speculative_eagle_topk": 1} | SHAPES[shape]
+    got, stats, _ = run(requests, engine=make_engine(other, **SHAPES[shape]), stagger=12, **settings)
+    assert {rid: mine.ids for rid, mine in got.items()} == wanted
+    assert stats.num_checkpoints > 0
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +265,7 @@ def test_aborts_lose_no_slot_and_change_no_other_answer(model: Model, alone: dic
         ({"deterministic": True}, "deterministic is not for models with recurrent layers"),
         ({"overlap": "on"}, "overlap is not for models with recurrent layers"),
         ({"transfer_bind": "tcp://127.0.0.1:0"}, "transfer_bind is not for models with recurrent layers"),
+        ({"state_slots": 1 << 33}, "recurrent states take .* GiB, more than cpu has .* lower state_slots"),
         ({"state_slots": 4, "max_running": 5}, "state_slots 4 are fewer than max_running 5"),
     ],
 )

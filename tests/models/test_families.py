@@ -378,7 +378,13 @@ def test_the_text_part_of_multimodal_checkpoints(kind: str, tmp_path: Path) -> N
     sizes = [40, 19, 1, 1] if model.config.recurrent is None else [61]  # states need slots
     got = torch.cat([forward(model, pool, [row])[0] for row in rows_of(prompt, pages, sizes)])
     with torch.inference_mode():
-        assert_close(got, judge(input_ids=torch.tensor([prompt])).logits[0])
+        want = judge(input_ids=torch.tensor([prompt])).logits[0]
+        if model.config.recurrent is None:
+            assert_close(got, want)
+            return
+        # transformers sums over chunks in float32, and is itself four times the tolerance from float64.
+        exact = judge.double()(input_ids=torch.tensor([prompt])).logits[0]
+        assert float((got - exact).abs().max()) <= max(1e-4, float((want - exact).abs().max()))
 
 
 def test_experts_in_one_tensor_may_be_stored_either_way(tmp_path: Path) -> None:

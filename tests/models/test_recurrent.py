@@ -14,10 +14,18 @@ import transformers
 from msgspec.structs import replace
 from transformers import PreTrainedModel
 
+from ramiform.kernels import RecurrenceInputs
+from ramiform.kernels.cpu import recurrence
+from ramiform.kernels.cpu.ops import CpuOps
+from ramiform.kernels.reference.ops import ReferenceOps
+from ramiform.kernels.reference.recurrence import step_states
 from ramiform.runtime.models.errors import CheckpointError
 from ramiform.runtime.models.parameters import num_parameters
 from ramiform.runtime.models.read_config import read_config
-from ramiform.runtime.models.recurrent.scan import CHUNK, scan, step
+from ramiform.runtime.models.recurrent.config import MAMBA2, QWEN3_NEXT, RecurrentConfig
+from ramiform.runtime.models.recurrent.layer import RecurrentLayer
+from ramiform.runtime.models.recurrent.memory import DecodeStates, LayerStates, RecurrentStep, StateMemory, StateSpan
+from ramiform.runtime.models.recurrent.scan import CHUNK, scan
 from ramiform.runtime.models.size import model_size
 from ramiform.runtime.scheduler.plan import DraftNode, RowState, StateAdvance, StateCopy
 
@@ -54,6 +62,31 @@ CONFIGS |= {
                                                 "intermediate_size": 24, "position_embedding_type": "rope"}),
     "bamba": ("Bamba", {**SIZES, **_MAMBA, "attn_layer_indices": [1], "mamba_proj_bias": True, "mlp_bias": False}),
 }  # fmt: skip
+CONFIGS |= {
+    "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
+                      "block_multiple_of": 8}),
+}  # fmt: skip
+_NEMOTRON = {**SIZES, "mamba_num_heads": 4, "mamba_head_dim": 10, "ssm_state_size": 12, "n_groups": 2,
+             "head_dim": 16, "time_step_min": 1e-30}  # fmt: skip
+_UNGATED = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 2.5}  # fmt: skip
+CONFIGS |= {
+    "nemotron-h": ("NemotronH", {**SIZES, "layers_block_type": ["linear_attention", "mlp", "full_attention",
+                                                                "linear_attention", "linear_attention", "mlp"],
+                                 "mamba_num_heads": 6, "mamba_head_dim": 10, "ssm_state_size": 12, "n_groups": 2,
+                                 "conv_kernel": 3, "head_dim": 16, "time_step_min": 1e-30}),
+    "nemotron 3": ("NemotronH", {**_NEMOTRON, "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+                                 **_UNGATED}),
+    "nemotron 3, latents": ("NemotronH", {**_NEMOTRON, "layers_block_type": ["linear_attention", "moe",
+                                                                             "full_attention", "mlp"],
+                                          **_UNGATED, "moe_latent_size": 20, "mlp_bias": True, "n_group": 2,
+                                          "topk_group": 1}),
+    "nemotron-h, attention last": ("NemotronH", {**SIZES, "layers_block_type": ["mlp", "linear_attention",
+                                                                                "full_attention"],
+                                                 "mamba_num_heads": 4, "mamba_head_dim": 10, "ssm_state_size": 12,
+                                                 "n_groups": 2, "use_bias": True, "time_step_min": 1e-30,
+                                                 "head_dim": 16}),
+}  # fmt: skip
 every_family = pytest.mark.parametrize("name", CONFIGS)
 
 
@@ -72,7 +105,14 @@ def make_judge(name: str) -> PreTrainedModel:
                 parameter.sub_(1.5 + torch.rand_like(parameter))
             elif parameter.dim() == 1 or "conv1d" in path:
                 parameter.add_(0.3 * torch.randn_like(parameter))
+        for bias in choice_biases(model):
+            bias.copy_(0.1 * torch.randn_like(bias))
     return model.eval()
+
+
+def choice_biases(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Return the biases of the choice of experts, which transformers does not count as parameters."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +193,8 @@ def test_a_state_goes_on_from_the_drafts_that_were_right(num_right: int, checkpo
 @every_family
 def test_parameters_are_counted_as_the_judge_counts_them(name: str, checkpoints: Any) -> None:
     config = read_config(checkpoints(name))
-    assert num_parameters(config) == make_judge(name).num_parameters()
+    judge = make_judge(name)
+    assert num_parameters(config) == judge.num_parameters() + sum(map(torch.numel, choice_biases(judge)))
     assert model_size(config).num_parameters == num_parameters(config)
 
 
@@ -170,7 +211,8 @@ def test_chunks_of_a_scan_equal_single_steps(count: int, is_delta: bool) -> None
     one = state.clone()[None]
     for index in range(count):
         own_beta = None if beta is None else beta[None, index]
-        output = step(one, q[None, index], k[None, index], v[None, index], g[None, index], own_beta)
+        inputs = RecurrenceInputs(q[None, index], k[None, index], v[None, index], g[None, index], own_beta)
+        output = step_states(one, torch.tensor([0]), inputs)
         torch.testing.assert_close(outputs[index], output[0], atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(after, one[0], atol=1e-4, rtol=1e-4)
     for h in range(H):  # and steps equal the rule as it is written
@@ -180,6 +222,75 @@ def test_chunks_of_a_scan_equal_single_steps(count: int, is_delta: bool) -> None
             d = v[t, h] if beta is None else beta[t, h] * (v[t, h] - S.t() @ k[t, h])
             S = S + torch.outer(k[t, h], d)
         torch.testing.assert_close(after[h], S, atol=1e-4, rtol=1e-4)
+
+
+# A row of one token, one in the middle of a sequence that keeps states on its way and computes two drafts, a new one
+# without a slot, and one that keeps its state in another slot.
+SPANS = [
+    StateSpan(1, 30, 1, [(4, 2), (27, 1)], 2),
+    StateSpan(30, 37, None, [], 0),
+    StateSpan(37, 41, 3, [(4, 4)], 0),
+]
+
+
+def random_layer(is_delta: bool, dtype: torch.dtype) -> tuple[RecurrentLayer, torch.Tensor, LayerStates]:
+    """Return a layer, the input projection of 41 tokens, and five slots."""
+    torch.manual_seed(5)
+    family = QWEN3_NEXT if is_delta else MAMBA2
+    sizes = {"num_key_heads": 2, "num_heads": 4, "key_size": 7, "value_size": 10, "conv_width": 4}
+    config = RecurrentConfig(family=family, layers=(True,), conv_bias=not is_delta, step_limit=(0.01, 0.9), **sizes)
+    layer = RecurrentLayer.allocate(config, 1e-6, device="cpu", dtype=dtype)
+    for tensor in (layer.conv_WC, layer.conv_bias_C, layer.step_bias_H, layer.skip_H, layer.norm_weight):
+        if tensor is not None:
+            tensor.normal_()
+    layer.log_decay_H.normal_().sub_(2.0)
+    memory = StateMemory(config, 5, device="cpu", dtype=dtype)
+    memory.conv_LSWC.normal_()
+    memory.state_LSHKV.normal_()
+    return layer, torch.randn(41, config.projected).to(dtype), memory.layers[0]
+
+
+def copied(states: LayerStates) -> LayerStates:
+    return LayerStates(*(memory.clone() for memory in states))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 6e-2)], ids=str)
+@pytest.mark.parametrize("is_delta", [True, False])
+def test_loops_equal_plain_torch(is_delta: bool, dtype: torch.dtype, tolerance: float) -> None:
+    layer, projected, states = random_layer(is_delta, dtype)
+    step = RecurrentStep(DecodeStates(torch.tensor([0]), torch.tensor([0])), SPANS)
+    mine, theirs = copied(states), copied(states)
+    got = layer(projected, mine, step, CpuOps())
+    want = layer(projected, theirs, step, ReferenceOps())
+    torch.testing.assert_close(got.float(), want.float(), atol=tolerance, rtol=tolerance)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("is_delta", [True, False])
+def test_bits_of_loops_depend_on_no_other_row_and_no_cut(is_delta: bool) -> None:
+    layer, projected, states = random_layer(is_delta, torch.float32)
+    whole, parts = copied(states), copied(states)
+    spans = [StateSpan(1, 30, 1, [(29, 1)], 0), SPANS[1]]
+    want = layer(projected, whole, RecurrentStep(DecodeStates(torch.tensor([0]), torch.tensor([0])), spans), CpuOps())
+    found = []
+    for start, stop in ((1, 12), (12, 13), (13, 30)):
+        span = StateSpan(0, stop - start, 1, [(stop - start, 1)], 0)
+        found.append(layer(projected[start:stop], parts, RecurrentStep(None, [span]), CpuOps()))
+    assert torch.equal(torch.cat(found), want[1:30])
+    assert torch.equal(parts.state_SHKV[1], whole.state_SHKV[1])
+    assert torch.equal(parts.conv_SWC[1], whole.conv_SWC[1])
+
+
+def test_threads_share_a_large_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, projected, states = random_layer(True, torch.float32)
+    alone, shared = copied(states), copied(states)
+    step = RecurrentStep(None, SPANS)
+    want = layer(projected, alone, step, CpuOps())
+    monkeypatch.setattr(recurrence, "_MIN_SHARED_WORK", 0)
+    monkeypatch.setattr(recurrence, "num_threads", lambda: 3)
+    assert torch.equal(layer(projected, shared, step, CpuOps())[1:], want[1:])
+    assert torch.equal(alone.state_SHKV, shared.state_SHKV)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from ..recurrent.config import RecurrentFamily
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 NormKind = Literal["rms", "rms_plus_one", "layer_norm", "layer_norm_plus_one", "layer_norm_no_bias", "layer_norm_plain"]
-NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel, two norms"]
+NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel, two norms", "one"]
 # without weights: of each head in the layers with positions
 QkNorm = Literal["per head", "per head after rope", "all heads", "layer norm per head", "without weights"]
 WindowRule = Literal["none", "every layer", "every layer if used", "by layer", "by layer type", "chunks"]
@@ -61,6 +61,7 @@ class Family(NamedTuple):
     query_scales: bool = False  # queries of layers without positions grow with their position (attn_temperature_tuning)
     sinks: bool = False  # each head has a logit without a value in its softmax
     tied_embeddings: bool = False  # when tie_word_embeddings is absent
+    rounded_mlp_size: bool = False  # the MLP's size is made from intermediate_size, by the fields `block_...`
     head_bias: bool = False
     learned_positions: int | None = None  # row of the position embedding that is position 0; None: there is none
     second_rope: SecondRope | None = None

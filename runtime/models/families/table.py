@@ -21,6 +21,7 @@ from ..experts_config import (
     StackedNames,
 )
 from ..recurrent.config import MAMBA2, QWEN3_5, QWEN3_NEXT
+from .hybrids import OF_OTHER_PARTS
 from .row import FALCON_NAMES, GPT2_NAMES, GPT_NEOX_NAMES, OPT_NAMES, Family, Flag
 
 _BIAS = Flag("attention_bias")
@@ -484,5 +485,6 @@ FAMILIES = {
     "Qwen3_5MoeForCausalLM": _QWEN3_5,
     "Qwen3_5ForConditionalGeneration": _QWEN3_5._replace(experts=None, text_types=("qwen3_5_text",)),
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5._replace(text_types=("qwen3_5_moe_text",)),
+    **OF_OTHER_PARTS,
     "LlavaForConditionalGeneration": _text_part(_LLAMA, "llama"),
 }

@@ -8,6 +8,7 @@ Formats: compressed-tensors (`float-quantized`, `int-quantized`, `naive-quantize
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from ..config_fields import ConfigFields
@@ -19,13 +20,20 @@ from .scheme import Quantisation, Scheme
 _GROUP_SIZES = (256, *GROUP_SIZES)
 _METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "bitsandbytes", "mxfp4")
 _ROUTERS = ("gate", "router", "shared_expert_gate")
+_LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "llm_int8_skip_modules")
 _LAYERS_ONLY = ("lm_head",)  # every writer lists it; here the head is never quantised
 
 
-def parse_quantisation(fields: ConfigFields) -> Quantisation | None:
-    """Read the quantisation; None for a dense checkpoint. Raises CheckpointError, naming the field."""
+def parse_quantisation(fields: ConfigFields, renames: Sequence[tuple[str, str]] = ()) -> Quantisation | None:
+    """Read the quantisation; None for a dense checkpoint. `renames` are those of the family's tensors.
+
+    Raises CheckpointError, naming the field.
+    """
     if not fields.raw:
         return None
+    lists = {name: _modules(fields, name) for name in _LISTS if name in fields.raw}
+    renamed = {name: [_renamed(module, renames) for module in modules] for name, modules in lists.items()}
+    fields = fields.updated(renamed)
     method = fields.one_of("quant_method", _METHODS, default=_METHODS[0])
     match method:
         case "awq":
@@ -208,6 +216,15 @@ def _modules(fields: ConfigFields, field: str) -> list[str]:
         except re.error as error:
             raise fields.invalid(field, f"must list names and patterns, not {name!r} ({error})") from None
     return names
+
+
+def _renamed(module: str, renames: Sequence[tuple[str, str]]) -> str:
+    if module.startswith("re:"):
+        return module
+    name = f"{module}."
+    for pattern, replacement in renames:
+        name = re.sub(pattern, replacement, name)
+    return name.removesuffix(".")
 
 
 def _equal(fields: ConfigFields, field: str, wanted: Any) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from ..config_fields import ConfigFields
 
-RecurrentKind = Literal["gated delta", "mamba2"]
-StoredProjections = Literal["by key head", "separate", "gate first"]
+RecurrentKind = Literal["gated delta", "mamba2", "short convolution"]
+StoredProjections = Literal["by key head", "separate", "gate first", "as computed"]
 
 
 class RecurrentFamily(NamedTuple):
@@ -19,20 +19,29 @@ class RecurrentFamily(NamedTuple):
     kind: RecurrentKind
     block: str  # module of the layer, below `model.layers.N`
     # Order of the input projection's rows: those of each key head together in two tensors; one tensor for each part;
-    # or one tensor, the gate's rows first.
+    # or one tensor, the gate's rows first or in the order here.
     stored: StoredProjections
+    one_part: bool = False  # a layer is a mixer (attention or recurrent) or an MLP, not both
 
 
 QWEN3_NEXT = RecurrentFamily("gated delta", "linear_attn", "by key head")
 QWEN3_5 = RecurrentFamily("gated delta", "linear_attn", "separate")
 MAMBA2 = RecurrentFamily("mamba2", "mamba", "gate first")
+NEMOTRON_H = RecurrentFamily("mamba2", "mamba", "gate first", one_part=True)
+LFM2 = RecurrentFamily("short convolution", "conv", "as computed")
+
+
+# Layers of one part by the letters of Nemotron-H's pattern, and by their names in older files.
+_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig:
     """Sizes of the recurrent layers. A state has a matrix [key_size, value_size] for each head.
 
-    In Mamba2's terms a key head is a group, a key the matrix B, a query the matrix C, a value the input x.
+    In Mamba2's terms a key head is a group, a key the matrix B, a query the matrix C, a value the input x. A short
+    convolution has no matrix: it is one head without keys, whose input projection is two gates around its channels.
     """
 
     family: RecurrentFamily
@@ -57,13 +66,18 @@ class RecurrentConfig:
         return self.family.kind == "gated delta"
 
     @property
+    def is_short(self) -> bool:
+        """True for short convolutions, gated before and after, without a recurrence."""
+        return self.family.kind == "short convolution"
+
+    @property
     def inner(self) -> int:
         """Size of the layer's output, all heads together."""
         return self.num_heads * self.value_size
 
     @property
     def conv_sizes(self) -> tuple[int, int, int]:
-        """Channels of the convolution: queries, keys, values of a gated delta net; x, B, C of Mamba2."""
+        """Channels of the convolution: queries, keys, values of a gated delta net; else x, B, C of Mamba2."""
         keys = self.num_key_heads * self.key_size
         return (keys, keys, self.inner) if self.is_delta else (self.inner, keys, keys)
 
@@ -74,22 +88,28 @@ class RecurrentConfig:
     @property
     def num_scalars(self) -> int:
         """Outputs of the input projection that are one number for each head: beta and decay, or Mamba2's time step."""
-        return self.num_heads * (2 if self.is_delta else 1)
+        return self.num_heads * {"gated delta": 2, "mamba2": 1, "short convolution": 0}[self.family.kind]
 
     @property
     def projected(self) -> int:
-        """Outputs of the input projection: the convolution's channels, the gate, the scalars."""
-        return self.conv_channels + self.inner + self.num_scalars
+        """Outputs of the input projection: the convolution's channels, the gate, the scalars; or a short convolution's
+        gate before, gate behind and channels."""
+        return self.conv_channels + self.inner * (1 + self.is_short) + self.num_scalars
 
     @property
     def norm_size(self) -> int:
-        """Weights of the norm of the output: of one head, or of all."""
-        return self.value_size if self.is_delta else self.inner
+        """Weights of the norm of the output: of one head, or of all; 0: there is none."""
+        return {"gated delta": self.value_size, "mamba2": self.inner, "short convolution": 0}[self.family.kind]
+
+    @property
+    def num_rates(self) -> int:
+        """Heads that have a decay and a bias of their time step."""
+        return 0 if self.is_short else self.num_heads
 
     @property
     def num_own_parameters(self) -> int:
         """Parameters of a layer beside its two projections."""
-        scalars = 2 if self.is_delta else 3
+        scalars = {"gated delta": 2, "mamba2": 3, "short convolution": 0}[self.family.kind]
         conv = self.conv_channels * (self.conv_width + self.conv_bias)
         return conv + scalars * self.num_heads + self.norm_size
 
@@ -97,6 +117,22 @@ class RecurrentConfig:
         """Return the bytes of one slot: the float32 states and the convolutions' last inputs of all layers."""
         conv = (self.conv_width - 1) * self.conv_channels * dtype.itemsize
         return self.num_layers * (4 * self.num_heads * self.key_size * self.value_size + conv)
+
+
+def layer_kinds(fields: ConfigFields) -> list[str]:
+    """Return the kind of each layer of a model whose layers have one part: linear_attention, full_attention, mlp or
+    moe. Raises CheckpointError, naming the field."""
+    types, pattern = fields.raw.get("layers_block_type"), fields.raw.get("hybrid_override_pattern")
+    if types is None and isinstance(pattern, str):
+        types, field, known = list(pattern), "hybrid_override_pattern", _LETTERS
+    else:
+        field, known = "layers_block_type", {**{kind: kind for kind in _LETTERS.values()}, **_OLDER_KINDS}
+    if not isinstance(types, list) or not types or not all(isinstance(kind, str) and kind in known for kind in types):
+        raise fields.invalid(field, f"must name one of {', '.join(known)} for each layer")
+    kinds = [known[kind] for kind in types]
+    if "full_attention" not in kinds:
+        raise fields.unsupported(field, "a model without a layer of attention is")
+    return kinds
 
 
 def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: int) -> RecurrentConfig:
@@ -116,8 +152,24 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
             value_size=fields.count("linear_value_head_dim"),
             conv_width=fields.count("linear_conv_kernel_dim", least=2),
         )
+    if family.kind == "short convolution":
+        bias = fields.boolean("conv_bias", default=False)
+        return RecurrentConfig(
+            family=family,
+            layers=layers,
+            num_key_heads=1,
+            num_heads=1,
+            key_size=0,
+            value_size=fields.count("hidden_size"),
+            conv_width=fields.count("conv_L_cache", default=3, least=2),
+            conv_bias=bias,
+            projection_bias=bias,
+        )
     num_heads, groups = fields.count("mamba_n_heads"), fields.count("mamba_n_groups")
-    inner = fields.count("mamba_expand") * fields.count("hidden_size")
+    if family.one_part:
+        inner = num_heads * fields.count("mamba_d_head")
+    else:
+        inner = fields.count("mamba_expand") * fields.count("hidden_size")
     if inner % num_heads or num_heads % groups:
         raise fields.invalid("mamba_n_heads", f"must divide {inner} and be a multiple of mamba_n_groups {groups}")
     if fields.raw.get("mamba_d_head") not in (None, "auto", inner // num_heads):
@@ -137,11 +189,15 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
 
 
 def _recurrent_layers(fields: ConfigFields, family: RecurrentFamily, num_layers: int) -> tuple[bool, ...]:
-    names = ("linear_attention", "mamba", "full_attention", "attention")
+    names = ("linear_attention", "mamba", "conv", "full_attention", "attention")
+    if family.one_part:
+        return tuple(kind == "linear_attention" for kind in layer_kinds(fields))
     types = fields.raw.get("layer_types") or fields.raw.get("layers_block_type")
-    if types is None and (attending := fields.raw.get("attn_layer_indices")) is not None:
+    listed = next((name for name in ("attn_layer_indices", "full_attn_idxs") if fields.raw.get(name) is not None), None)
+    if types is None and listed is not None:
+        attending = fields.raw[listed]
         if not isinstance(attending, list) or not all(type(layer) is int for layer in attending):
-            raise fields.invalid("attn_layer_indices", "must list layers")
+            raise fields.invalid(listed, "must list layers")
         types = ["attention" if layer in attending else "mamba" for layer in range(num_layers)]
     if types is None and family.kind == "mamba2":
         types = ["mamba"] * num_layers
@@ -150,7 +206,7 @@ def _recurrent_layers(fields: ConfigFields, family: RecurrentFamily, num_layers:
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
     if not isinstance(types, list) or len(types) != num_layers or not all(kind in names for kind in types):
         raise fields.invalid("layer_types", f"must name one of {', '.join(names)} for each of {num_layers} layers")
-    layers = tuple(kind in names[:2] for kind in types)
+    layers = tuple(kind in names[:3] for kind in types)
     if all(layers):
         raise fields.unsupported("layer_types", "a model without a layer of attention is")
     return layers

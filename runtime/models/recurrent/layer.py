@@ -6,33 +6,18 @@ heads, K key size, V value size, I = H * V.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from ..linear import Destination, Linear
+from ....kernels import Ops, RecurrenceInputs
+from ..linear import Destination, Linear, in_order_of
 from .config import RecurrentConfig
 from .memory import LayerStates, RecurrentStep, StateSpan
-from .scan import scan, step
+from .scan import scan
 
 _L2_EPS = 1e-6  # of the lengths of queries and keys of gated delta nets
-
-
-class ScanInputs(NamedTuple):
-    """Inputs of the recurrence, float32."""
-
-    q_THK: torch.Tensor
-    k_THK: torch.Tensor
-    v_THV: torch.Tensor
-    g_TH: torch.Tensor
-    beta_TH: torch.Tensor | None
-
-    def part(self, own: slice | torch.Tensor) -> ScanInputs:
-        """Return those of some tokens."""
-        return ScanInputs(*(None if x is None else x[own] for x in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +26,7 @@ class RecurrentLayer:
 
     config: RecurrentConfig
     norm_eps: float
-    conv_CW: torch.Tensor
+    conv_WC: torch.Tensor
     conv_bias_C: torch.Tensor | None
     log_decay_H: torch.Tensor  # float32, as are the next two
     step_bias_H: torch.Tensor
@@ -57,34 +42,53 @@ class RecurrentLayer:
         def tensor(*shape: int, own: torch.dtype = dtype) -> torch.Tensor:
             return torch.empty(shape, device=device, dtype=own)
 
-        C, H = config.conv_channels, config.num_heads
+        C, H = config.conv_channels, config.num_rates
         return cls(
             config,
             norm_eps,
-            conv_CW=tensor(C, config.conv_width),
+            conv_WC=tensor(config.conv_width, C),
             conv_bias_C=tensor(C) if config.conv_bias else None,
             log_decay_H=tensor(H, own=torch.float32),
             step_bias_H=tensor(H, own=torch.float32),
-            skip_H=None if config.is_delta else tensor(H, own=torch.float32),
+            skip_H=tensor(H, own=torch.float32) if config.family.kind == "mamba2" else None,
             norm_weight=tensor(config.norm_size),
         )
 
-    def __call__(self, projected_TJ: torch.Tensor, states: LayerStates | None, plan: RecurrentStep) -> torch.Tensor:
+    def __call__(
+        self, projected_TJ: torch.Tensor, states: LayerStates | None, plan: RecurrentStep, ops: Ops
+    ) -> torch.Tensor:
         """Compute the layer's output [T, I], before its output projection, from that of its input projection.
 
         Reads and writes `states` as `plan` says; None: the plan has no slots.
         """
         config = self.config
+        if config.is_short:
+            return self._gated_convolution(projected_TJ, states, plan, ops)
+        if ops.name == "cpu":
+            from ....kernels.cpu import recurrence  # here, because it imports numba
+
+            if recurrence.suits_loops(projected_TJ):
+                memory = self._no_states(projected_TJ) if states is None else states
+                weights = recurrence.RecurrentWeights(
+                    config.num_key_heads,
+                    config.step_limit,
+                    self.norm_eps,
+                    self.conv_WC,
+                    self.conv_bias_C,
+                    self.log_decay_H,
+                    self.step_bias_H,
+                    self.skip_H,
+                    self.norm_weight,
+                )
+                return recurrence.recurrent_layer(projected_TJ, plan.table, weights, *memory)
         conv_TC, gate_TI, scalars = projected_TJ.split((config.conv_channels, config.inner, config.num_scalars), dim=-1)
-        mixed_TC = self._convolve(conv_TC, states, plan)
+        mixed_TC = F.silu(self._convolve(conv_TC, states, plan))
         inputs = self._scan_inputs(mixed_TC, scalars)
         output_THV = torch.empty_like(inputs.v_THV)
         if plan.decoding is not None:
             assert states is not None
             places_R, slots_R = plan.decoding
-            state_RHKV = states.state_SHKV[slots_R]
-            output_THV[places_R] = step(state_RHKV, *inputs.part(places_R))
-            states.state_SHKV[slots_R] = state_RHKV
+            output_THV[places_R] = ops.step_states(states.state_SHKV, slots_R, inputs.part(places_R))
         for span in plan.spans:
             self._scan_span(output_THV, inputs, states, span)
         if self.skip_H is not None:
@@ -92,23 +96,41 @@ class RecurrentLayer:
             output_THV = output_THV + self.skip_H[:, None] * x_THV
         return self._norm(output_THV, gate_TI)
 
-    def advance(self, projected_NJ: torch.Tensor, states: LayerStates, slot: int) -> None:
+    def advance(self, projected_NJ: torch.Tensor, states: LayerStates, slot: int, ops: Ops) -> None:
         """Advance a slot's state by tokens whose input projection was computed before."""
-        span = StateSpan(0, len(projected_NJ), slot, [(len(projected_NJ), slot)], 0)
+        count = len(projected_NJ)
+        self(projected_NJ, states, RecurrentStep(None, [StateSpan(0, count, slot, [(count, slot)], 0)]), ops)
+
+    def _gated_convolution(
+        self, projected_TJ: torch.Tensor, states: LayerStates | None, plan: RecurrentStep, ops: Ops
+    ) -> torch.Tensor:
+        """Compute a short convolution: its channels are gated before it and after."""
+        before_TI, after_TI, x_TI = projected_TJ.chunk(3, dim=-1)
+        x_TI = before_TI * x_TI
+        if ops.name == "cpu":
+            from ....kernels.cpu import recurrence  # here, because it imports numba
+
+            if recurrence.suits_loops(x_TI):
+                conv, memory = (self.conv_WC, self.conv_bias_C), states or self._no_states(x_TI)
+                mixed_TI = recurrence.causal_convolution(x_TI, plan.table, conv, memory.conv_SWC, activated=False)
+                return after_TI * mixed_TI.to(x_TI.dtype)
+        return after_TI * self._convolve(x_TI, states, plan)
+
+    def _no_states(self, projected_TJ: torch.Tensor) -> LayerStates:
+        """Return the memory of no slots."""
         config = self.config
-        conv_NC, _, scalars = projected_NJ.split((config.conv_channels, config.inner, config.num_scalars), dim=-1)
-        inputs = self._scan_inputs(self._convolve(conv_NC, states, RecurrentStep(None, [span])), scalars)
-        self._scan_span(torch.empty_like(inputs.v_THV), inputs, states, span)
+        conv_SWC = projected_TJ.new_empty((0, config.conv_width - 1, config.conv_channels))
+        return LayerStates(conv_SWC, torch.empty((0, config.num_heads, config.key_size, config.value_size)))
 
     def _convolve(self, conv_TC: torch.Tensor, states: LayerStates | None, plan: RecurrentStep) -> torch.Tensor:
-        """Compute the causal convolution and its activation, [T, C]; keep its last inputs."""
+        """Compute the causal convolution [T, C]; keep its last inputs."""
         before = self.config.conv_width - 1
         output_TC = torch.empty_like(conv_TC)
         if plan.decoding is not None:
             assert states is not None
             places_R, slots_R = plan.decoding
             window_RWC = torch.cat((states.conv_SWC[slots_R], conv_TC[places_R][:, None]), dim=1)
-            output_TC[places_R] = torch.einsum("rwc,cw->rc", window_RWC, self.conv_CW)
+            output_TC[places_R] = torch.einsum("rwc,wc->rc", window_RWC, self.conv_WC)
             states.conv_SWC[slots_R] = window_RWC[:, 1:]
         for span in plan.spans:
             own_NC = conv_TC[span.start : span.stop]
@@ -118,15 +140,15 @@ class RecurrentLayer:
                 assert states is not None
                 window = torch.cat((states.conv_SWC[span.source], own_NC))
             output_TC[span.start : span.stop] = F.conv1d(
-                window.t()[None], self.conv_CW[:, None], groups=len(self.conv_CW)
+                window.t()[None], self.conv_WC.t()[:, None], groups=self.conv_WC.shape[1]
             )[0].t()
             for count, slot in span.saves:
                 assert states is not None
                 states.conv_SWC[slot] = window[count : count + before]
-        return F.silu(output_TC if self.conv_bias_C is None else output_TC + self.conv_bias_C)
+        return output_TC if self.conv_bias_C is None else output_TC + self.conv_bias_C
 
     def _scan_span(
-        self, output_THV: torch.Tensor, inputs: ScanInputs, states: LayerStates | None, span: StateSpan
+        self, output_THV: torch.Tensor, inputs: RecurrenceInputs, states: LayerStates | None, span: StateSpan
     ) -> None:
         config = self.config
         if span.source is None:
@@ -144,7 +166,7 @@ class RecurrentLayer:
             if slot is not None and states is not None:
                 states.state_SHKV[slot] = state_HKV
 
-    def _scan_inputs(self, conv_TC: torch.Tensor, scalars: torch.Tensor) -> ScanInputs:
+    def _scan_inputs(self, conv_TC: torch.Tensor, scalars: torch.Tensor) -> RecurrenceInputs:
         config = self.config
         repeats = config.num_heads // config.num_key_heads
         first, second, third = conv_TC.float().split(config.conv_sizes, dim=-1)
@@ -165,7 +187,7 @@ class RecurrentLayer:
             v_THV, beta = first.unflatten(-1, (config.num_heads, config.value_size)) * step_TH[:, :, None], None
         if repeats > 1:
             q_TGK, k_TGK = q_TGK.repeat_interleave(repeats, dim=1), k_TGK.repeat_interleave(repeats, dim=1)
-        return ScanInputs(q_TGK, k_TGK, v_THV, g_TH, beta)
+        return RecurrenceInputs(q_TGK, k_TGK, v_THV, g_TH, beta)
 
     def _norm(self, output_THV: torch.Tensor, gate_TI: torch.Tensor) -> torch.Tensor:
         """Normalise each head and gate it; Mamba2 gates first and normalises each group of heads."""
@@ -182,7 +204,7 @@ class RecurrentLayer:
         and its input `projection`."""
         prefix = f"{prefix}.{self.config.family.block}"
         parts = {f"{prefix}.{name}": part for name, part in self._projections(projection).items()}
-        C, W = self.conv_CW.shape
+        W, C = self.conv_WC.shape
         tensors: dict[str, torch.Tensor | None] = {
             "conv1d.bias": self.conv_bias_C,
             "A_log": self.log_decay_H,
@@ -190,9 +212,9 @@ class RecurrentLayer:
             "D": self.skip_H,
             "norm.weight": self.norm_weight,
         }
-        parts[f"{prefix}.conv1d.weight"] = Destination((C, 1, W), lambda weight: self.conv_CW.copy_(weight[:, 0]))
+        parts[f"{prefix}.conv1d.weight"] = Destination((C, 1, W), lambda weight: self.conv_WC.copy_(weight[:, 0].t()))
         for name, tensor in tensors.items():
-            if tensor is not None:
+            if tensor is not None and tensor.numel():
                 parts[f"{prefix}.{name}"] = Destination(tuple(tensor.shape), tensor.copy_)
         return parts
 
@@ -204,7 +226,8 @@ class RecurrentLayer:
         for name, order in stored_projections(config):
             size = len(order)
             for last, part in projection.row_destinations(start, size).items():
-                found[f"{name}.{last}"] = part._replace(put=_put_ordered(f"{config.family.block}.{name}", part, order))
+                module = f"{config.family.block}.{name}.{last}"
+                found[f"{name}.{last}"] = part._replace(put=in_order_of(part, order, module))
             start += size
         assert start == config.projected
         return found
@@ -217,6 +240,8 @@ def stored_projections(config: RecurrentConfig) -> list[tuple[str, torch.Tensor]
         case "separate":
             sizes = {"in_proj_qkv": C, "in_proj_z": inner, "in_proj_b": H, "in_proj_a": H}
             return [(name, torch.arange(size)) for name, size in sizes.items()]
+        case "as computed":
+            return [("in_proj", torch.arange(config.projected))]
         case "gate first":
             rows = torch.arange(config.projected)
             return [("in_proj", torch.cat((rows[inner : inner + C], rows[:inner], rows[inner + C :])))]
@@ -230,18 +255,9 @@ def stored_projections(config: RecurrentConfig) -> list[tuple[str, torch.Tensor]
     ]
 
 
-def projection_modules(config: RecurrentConfig) -> Sequence[str]:
-    """Return the names of the input projection's stored modules, below `model.layers.N`."""
-    return [f"{config.family.block}.{name}" for name, _ in stored_projections(config)]
-
-
-def _put_ordered(module: str, to: Destination, order: torch.Tensor) -> Callable[[torch.Tensor], object]:
-    if to.outputs is None or torch.equal(order, torch.arange(len(order))):
-        return to.put
-    if to.shape[to.outputs] != len(order):
-        raise ValueError(f"{module}: its rows are stored in another order than its format allows")
-    axis = to.outputs
-    return lambda stored: to.put(stored.index_select(axis, order.to(stored.device)))
+def projection_modules(config: RecurrentConfig) -> list[tuple[str, int]]:
+    """Return the input projection's stored modules, below `model.layers.N`, and their outputs."""
+    return [(f"{config.family.block}.{name}", len(order)) for name, order in stored_projections(config)]
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,8 @@ T tokens of the step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -41,11 +43,25 @@ class DecodeStates(NamedTuple):
     slots_R: torch.Tensor  # int64
 
 
-class RecurrentStep(NamedTuple):
+@dataclass(frozen=True)
+class RecurrentStep:
     """Recurrent states of a step: those that decode, and those of its other rows."""
 
     decoding: DecodeStates | None
     spans: list[StateSpan]
+
+    @cached_property
+    def table(self) -> tuple[np.ndarray, np.ndarray]:
+        """All rows as `kernels.cpu.recurrence` takes them: int64 [R, 5], and the states that are kept, int64 [M, 2]."""
+        spans = self.spans
+        if self.decoding is not None:
+            pairs = zip(self.decoding.places_R.tolist(), self.decoding.slots_R.tolist(), strict=True)
+            spans = [*(StateSpan(place, place + 1, slot, [(1, slot)], 0) for place, slot in pairs), *spans]
+        ends = np.cumsum([len(span.saves) for span in spans])
+        sources = [(span.start, span.stop, -1 if span.source is None else span.source) for span in spans]
+        rows_R5 = [(*row, end - len(span.saves), end) for row, end, span in zip(sources, ends, spans, strict=True)]
+        saves = [save for span in spans for save in span.saves]
+        return np.array(rows_R5, np.int64).reshape(-1, 5), np.array(saves, np.int64).reshape(-1, 2)
 
     @classmethod
     def of(cls, rows: Sequence[Row], device: torch.device) -> RecurrentStep:

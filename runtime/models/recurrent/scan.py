@@ -1,9 +1,9 @@
-"""Linear recurrences with decay, in plain torch and float32: one step of many rows, or many tokens of one row.
+"""Linear recurrences with decay, in plain torch and float32: many tokens of one row.
 
 A head's state S [K, V] follows S' = exp(g) S + k d^T with an output o = S'^T q. Mamba2 adds its value, d = v (Dao and
 Gu 2024). The gated delta rule replaces what the state holds at the key: d = beta (v - exp(g) S^T k) (Yang et al. 2024).
 
-Legend: R rows, N tokens of one row, H heads, K key size, V value size.
+Legend: N tokens of one row, H heads, K key size, V value size.
 """
 
 from __future__ import annotations
@@ -11,24 +11,6 @@ from __future__ import annotations
 import torch
 
 CHUNK = 64  # tokens computed by matrix products at once
-
-
-def step(
-    state_RHKV: torch.Tensor,
-    q_RHK: torch.Tensor,
-    k_RHK: torch.Tensor,
-    v_RHV: torch.Tensor,
-    g_RH: torch.Tensor,
-    beta_RH: torch.Tensor | None,
-) -> torch.Tensor:
-    """Advance each row's state in place by one token, and return the outputs [R, H, V]. With `beta_RH` it is the delta
-    rule."""
-    state_RHKV.mul_(g_RH.exp()[:, :, None, None])
-    d_RHV = v_RHV
-    if beta_RH is not None:
-        d_RHV = (v_RHV - torch.einsum("rhkv,rhk->rhv", state_RHKV, k_RHK)) * beta_RH[:, :, None]
-    state_RHKV.add_(k_RHK[:, :, :, None] * d_RHV[:, :, None, :])
-    return torch.einsum("rhkv,rhk->rhv", state_RHKV, q_RHK)
 
 
 def scan(

@@ -60,6 +60,8 @@ MODELS = {
         LLAMA_8B, num_heads=128, num_kv_heads=1, head_dim=576, latent_rank=512, kv_dtype=torch.float8_e4m3fn
     ),
     "llama-8b-latents-tp8": replace(LLAMA_8B, num_heads=16, num_kv_heads=1, head_dim=576, latent_rank=512),
+    "llama-8b-delta-nets": replace(LLAMA_8B, state_size=(32, 128, 128), delta_rule=True),  # of Qwen3-Next
+    "llama-8b-mamba2": replace(LLAMA_8B, state_size=(128, 128, 64)),
     "mixtral-8x7b": KernelShapes(32, 8, 128, 4096, 32000, num_experts=8, num_chosen=2, expert_size=14336),
 }
 

@@ -20,6 +20,8 @@ MODELS = (
     "gemma-2-9b",
     "gpt-oss-20b",
     "llama-8b-latents",
+    "llama-8b-delta-nets",
+    "llama-8b-mamba2",
 )
 KERNELS = {
     "_add_outer_products",
@@ -48,6 +50,7 @@ KERNELS = {
     "_silu_and_mul",
     "_sort_pairs",
     "_split_kernel",
+    "_step_states",
     "_store_latent",
 }
 SHARED_BYTES = {90: 227 * 1024, 80: 163 * 1024}
