@@ -53,6 +53,7 @@ from .attention_plan import (
     TILES,
     TOKENS,
     AttentionPlan,
+    find_slots,
 )
 from .bfloat16 import narrow, widen
 from .compiled import Floats, Ints, compiled_in_order, exp
@@ -130,18 +131,6 @@ def _read_query(source: int, dtype: int, first: int, D: int, size: int, scale: f
             to[d] = widen(half[d]) * scale
     for d in range(D, size):
         to[d] = 0
-
-
-@compiled_in_order("void(int64[::1], int64, int64, int64, int64, int64, int64[::1])")
-def _find_slots(plan: Ints, table: int, unit: int, place: int, num: int, stride: int, first_L: Ints) -> None:
-    """Write where a block's keys begin, in numbers from the cache's first."""
-    key = 0
-    while key < num:
-        page, within = (place + key) // unit, (place + key) % unit
-        first = plan[table + page] * unit
-        for slot in range(first + within, first + min(unit, within + num - key)):
-            first_L[key] = slot * stride
-            key += 1
 
 
 @compiled_in_order("void(int64[::1], int64, int64, int64, int64, int64, int64[::1])")
@@ -339,7 +328,7 @@ def attend_task(
             num_keys = min(length - base, BLOCK)
             row, num_rows = (start - first_q) * G, (stop - start) * G
             gather = cached != FLOAT32 or num_rows > _FEW_ROWS
-            _find_slots(plan, table, unit, base, num_keys, kv[STRIDE], first_L)
+            find_slots(plan, table, unit, base, num_keys, kv[STRIDE], first_L)
             for values in range(2):
                 source = (kv[VALUES] if values else kv[KEYS]) + width * head * D
                 _find_addresses(first_L, num_keys, source, width, D, staged, addresses_L)
@@ -372,7 +361,7 @@ def attend_task(
             if dots:
                 if block + 1 < end_block:
                     num_coming = min(length - base - BLOCK, BLOCK)
-                    _find_slots(plan, table, unit, base + BLOCK, num_coming, kv[STRIDE], first_L)
+                    find_slots(plan, table, unit, base + BLOCK, num_coming, kv[STRIDE], first_L)
                     fetch_block(scratch, num_coming, kv[KEYS] + 2 * head * D, D)
                     fetch_block(scratch, num_coming, kv[VALUES] + 2 * head * D, D)
                 attend_block(

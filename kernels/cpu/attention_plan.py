@@ -371,3 +371,15 @@ def _make_plan(
     _copy(plan, pages_at, pages_P[first_page : first_page + num_pages])
     _copy(plan, slots_at, slots[:num_slots])
     return plan
+
+
+@compiled("void(int64[::1], int64, int64, int64, int64, int64, int64[::1])")
+def find_slots(plan: Ints, table: int, unit: int, place: int, num: int, stride: int, first_L: Ints) -> None:
+    """Write where a block's keys begin, in numbers from the cache's first."""
+    key = 0
+    while key < num:
+        page, within = (place + key) // unit, (place + key) % unit
+        first = plan[table + page] * unit
+        for slot in range(first + within, first + min(unit, within + num - key)):
+            first_L[key] = slot * stride
+            key += 1
