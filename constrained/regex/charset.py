@@ -58,6 +58,11 @@ def has_surrogates(text: str) -> bool:
     return False
 
 
+def has_characters(ranges: CharSet) -> bool:
+    """Return True if a set has a code point besides surrogates, which are not characters."""
+    return any(low < 0xD800 or high > 0xDFFF for low, high in ranges)
+
+
 def intersection(first: CharSet, second: CharSet) -> CharSet:
     """Return the code points that are in both sets."""
     return tuple(

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .charset import CharSet, intersection
+from .charset import CharSet, has_characters, intersection
 from .expression import Alt, Chars, Expression, Repeat, Seq, TextEnd, TextStart
 
 _MAX_AMBIGUOUS = 8  # characters of an expression whose automaton may have a state for each set of them
-_MAX_SIZE = 1000  # characters times their ranges; beyond it nothing is called small
+_MAX_SIZE = 1000  # states times intervals; beyond it nothing is called small
 
 
 class SizeBound(NamedTuple):
@@ -52,8 +52,7 @@ def size_bound(expression: Expression) -> SizeBound | None:
         parts = parts[:-1]
     try:
         if is_anchored:
-            shape = _sequence(parts)
-            return SizeBound(shape.positions + 2, 2 * shape.ranges + 4)
+            return _bound(_sequence(parts))
     except _MayBeLarge:
         pass
     try:
@@ -65,7 +64,7 @@ def size_bound(expression: Expression) -> SizeBound | None:
 
 def _shape(expression: Expression) -> _Shape:
     match expression:
-        case Chars(ranges=ranges) if ranges:
+        case Chars(ranges=ranges) if has_characters(ranges):
             return _limited(_Shape(False, ranges, (), 1, len(ranges)))
         case Seq(parts=parts):
             return _sequence(parts)
@@ -120,9 +119,15 @@ def _alternatives(parts: Iterable[Expression]) -> _Shape:
 
 def _limited(shape: _Shape) -> _Shape:
     """Return a shape that is small, so that comparing its characters with another's takes little time."""
-    if shape.positions * shape.ranges > _MAX_SIZE:
+    bound = _bound(shape)
+    if bound.states * bound.intervals > _MAX_SIZE:
         raise _MayBeLarge
     return shape
+
+
+def _bound(shape: _Shape) -> SizeBound:
+    """Return the bound of the texts that begin with a match."""
+    return SizeBound(shape.positions + 2, 2 * shape.ranges + 4)
 
 
 def _copies(least: int, most: int | None) -> int:
@@ -135,7 +140,7 @@ def _count(parts: Iterable[Expression]) -> tuple[int, int]:
     positions = ranges = 0
     for part in parts:
         match part:
-            case Chars(ranges=found) if found:
+            case Chars(ranges=found) if has_characters(found):
                 inner, copies = (1, len(found)), 1
             case Seq(parts=inside):
                 inner, copies = _count(inside), 1

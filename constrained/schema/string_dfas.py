@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import EACH_PATTERN, MAX_CACHED_STEPS, PATTERN_STEPS, CompileBudget, cached_piece
+from ..budget import EACH_PATTERN, MAX_CACHED_STEPS, PATTERN_STEPS, CompileBudget, cached_piece, charge
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa, choice
@@ -88,12 +88,11 @@ def expression_dfa(expression: Expression) -> Dfa:
     return byte_dfa(char_dfa(expression, _pattern_budget()), "utf8", _pattern_budget())
 
 
-@cached_piece(MAX_PATTERNS, MAX_CACHED_STEPS + MAX_PATTERNS * EACH_PATTERN)
+@cached_piece(MAX_PATTERNS)
 def pattern_chars(pattern: str) -> CharDfa:
     """Return the texts that contain a match of an ECMA-262 pattern."""
-    budget = _pattern_budget()
-    budget.check(0, EACH_PATTERN)
-    return char_dfa(containing(parse_regex(pattern, "ecma")), budget)
+    _small_bound(pattern)  # is charged for reading it
+    return char_dfa(containing(parse_regex(pattern, "ecma")), _pattern_budget())
 
 
 @cached_piece(maxsize=256)
@@ -124,10 +123,11 @@ def most_states(pattern: str) -> int:
     return pattern_chars(pattern).num_states if bound is None else bound.states
 
 
-@cached_piece(maxsize=16_384)
+@cached_piece(16_384, 16_384 * EACH_PATTERN)
 def _small_bound(pattern: str) -> SizeBound | None:
     """Return the bound of a pattern that surely has texts and an automaton within all limits, which then is left to the
     first use."""
+    charge(EACH_PATTERN)
     bound = size_bound(parse_regex(pattern, "ecma"))
     return None if bound is None or bound.states * bound.intervals > MAX_DEFERRED else bound
 

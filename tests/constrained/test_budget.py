@@ -11,7 +11,7 @@ import pytest
 
 from ramiform.constrained import Grammar, GrammarError, JsonSchema, Regex, compile_constraint
 from ramiform.constrained import budget as budgets
-from ramiform.constrained.budget import CachedPiece, CompileBudget, cached_piece, compilation
+from ramiform.constrained.budget import EACH_PATTERN, CachedPiece, CompileBudget, cached_piece, compilation
 from ramiform.constrained.schema import number_parts, string_dfas, string_parts
 from ramiform.tests.constrained.walks import byte_vocabulary
 
@@ -116,6 +116,12 @@ def test_many_patterns_share_one_limit() -> None:
     patterns = [{"pattern": f"(?:a|b)*a(?:a|b){{12}}{number}"} for number in range(200)]
     with pytest.raises(GrammarError, match=f"more than {budgets.COMPILATION_STEPS:,} steps"):
         compile_constraint(JsonSchema({"items": {"anyOf": patterns}}), byte_vocabulary())
+
+
+def test_small_patterns_are_charged_though_their_automata_are_left_to_the_first_use() -> None:
+    schema = {"$defs": {str(n): {"pattern": f"^{n}$"} for n in range(budgets.COMPILATION_STEPS // EACH_PATTERN + 1)}}
+    with pytest.raises(GrammarError, match=f"more than {budgets.COMPILATION_STEPS:,} steps"):
+        compile_constraint(JsonSchema(schema), byte_vocabulary())
 
 
 HOSTILE = [

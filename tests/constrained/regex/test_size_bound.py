@@ -45,6 +45,9 @@ def test_an_automaton_is_within_its_bound_and_matches_some_text(pattern: str, st
         ("a^b", False),  # matches nothing
         ("^(?!a)b$", False),
         (r"\p{L}{40}", False),
+        (r"^\uD800$", False),  # no character, so no text
+        (r"a?\p{Cs}", False),
+        (r"^[\uD800a]$", True),
     ],
 )
 def test_patterns_with_and_without_a_bound(pattern: str, is_small: bool) -> None:

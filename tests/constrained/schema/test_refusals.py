@@ -154,3 +154,10 @@ def test_a_schema_in_an_unknown_keyword_is_checked_if_it_is_referred_to(target: 
     with pytest.raises(GrammarError) as raised:
         compile_constraint(JsonSchema(schema), shared_vocabulary())
     assert raised.value.pointer == pointer
+
+
+@pytest.mark.parametrize("pattern", [r"^\uD800$", r"\p{Cs}", "^[]$"])
+def test_a_pattern_without_any_text_is_known_when_the_schema_is_compiled(pattern: str) -> None:
+    schema = {"properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
+    with pytest.raises(GrammarError, match="no text at all"):
+        compile_constraint(JsonSchema(schema | {"type": "object"}), shared_vocabulary())
