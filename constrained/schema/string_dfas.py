@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..budget import EACH_PATTERN, MAX_CACHED_STEPS, PATTERN_STEPS, CompileBudget, cached_piece, charge
+from ..budget import EACH_PATTERN, PATTERN_STEPS, CompileBudget, cached_piece, charge
 from ..errors import GrammarError
 from ..regex.byte_dfa import byte_dfa
 from ..regex.char_dfa import CharDfa, choice
