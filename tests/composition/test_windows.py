@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import transformers
@@ -18,11 +19,17 @@ from transformers import PreTrainedModel
 
 from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.engine.draft_source import DraftSource
+from ramiform.runtime.models.linear import DenseLinear
+from ramiform.runtime.models.load import load_model
+from ramiform.runtime.models.lora.peft import read_adapter
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.core import Generate
 from ramiform.runtime.protocol.sampling import SamplingParams
+from ramiform.runtime.speculation.draft_model import DraftModelSource
+from ramiform.runtime.speculation.medusa import MedusaHead, MedusaSource
 
 from .alone import AnyTree, Got, run
+from .lora_files import merged, write_adapter
 from .test_any_model import SIZES
 from .test_speculation import REQUESTS, check, crowding_requests
 from .threads import RanksEngine
@@ -148,6 +155,45 @@ def test_any_draft_trees_and_retractions_change_no_token(models: Any) -> None:
     check(got, alone, tolerance=1e-3)
     assert stats.num_accepted_tokens > 0
     assert stats.num_retractions > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["early-exit", "medusa"])
+def test_sources_that_follow_the_model_change_no_token(name: str, models: Any) -> None:
+    path, own = models("Gemma3Text")[1], {"num_pages": 512, "window_ratio": 1.0}
+    alone = run(REQUESTS[:8], engine=make_engine(path, **own), **SHAPE | own)[0]
+    model = load_model(path, device=torch.device("cpu"), dtype=torch.float32)
+    if name == "early-exit":
+        source: DraftSource = DraftModelSource(model.first_layers(2), SHAPE["num_pages"], 0)
+    else:
+        heads = [MedusaHead([], DenseLinear(model.parameters.dense_head())) for _ in range(2)]
+        source = MedusaSource(heads, model.config)
+    shape = {"speculative": name, "speculative_adaptive": False}
+    got, stats, _ = run(REQUESTS[:8], engine=make_engine(path, source, **shape), **SHAPE | shape)
+    check(got, alone, tolerance=1e-3)
+    assert stats.num_guessed_tokens > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_beside_the_base_get_the_tokens_of_merged_weights(kind: str, models: Any, tmp_path: Path) -> None:
+    model, path = models(kind)
+    adapter = write_adapter(tmp_path / "adapter", path, seed=4)
+    whole = merged(tmp_path / "merged", path, adapter)
+    tuned = transformers.AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32, attn_implementation="eager")
+    engine, tokens = make_engine(path), some_tokens(75, seed=6)
+    engine.load_adapter(1, read_adapter(adapter, engine.model_config, max_rank=8))
+    wanted = {"base": greedy(model, tokens, 30), "tuned": greedy(tuned.eval(), tokens, 30)}
+    assert wanted["base"] != wanted["tuned"]
+    wanted |= {f"{rid} again": ids for rid, ids in wanted.items()}
+    requests = [
+        msgspec.structs.replace(request(rid, tokens, 30), adapter_number=number, namespace=str(number))
+        for rid in wanted
+        for number in [int("tuned" in rid)]
+    ]
+    got, stats, _ = run(requests, engine=engine, stagger=12, **SHAPE)
+    assert {rid: mine.ids for rid, mine in got.items()} == wanted
+    assert stats.num_cached_tokens == 2 * 74
 
 
 def test_a_long_output_holds_no_more_window_pages_than_its_window(models: Any) -> None:
