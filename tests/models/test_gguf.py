@@ -135,6 +135,18 @@ def test_a_file_gives_the_logits_of_its_dense_tensors(name: str, kind: Type, tmp
     assert error_of(path, dequantised(model, path)) < 1e-5
 
 
+def test_logits_of_packed_blocks_computed_with_the_layers_have_the_bits_of_the_head_alone(tmp_path: Path) -> None:
+    path = write_gguf(model_of("llama"), tmp_path / "model.gguf", lambda _: Type.Q8_0)
+    model = load_model(path, device=torch.device("cpu"), dtype=torch.float32)
+    kv = KvPool(KvMemory(model.config, 2, device=model.device, dtype=model.dtype)).layers
+    assert model.has_compiled_head
+    rows = [Row(rid="r", tokens=TOKENS, first_position=0, pages=[1])]
+    with torch.inference_mode():
+        for wanted in (np.array([len(TOKENS) - 1]), np.array([3, 3, 7]), np.arange(len(TOKENS))):
+            alone = model.logits(model.hidden(decoder_inputs(rows, model, wanted, kv[0]), kv))
+            assert torch.equal(model.logits_of_step(decoder_inputs(rows, model, wanted, kv[0]), kv), alone)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q5_0, Type.Q5_1, Type.Q4_0, Type.Q4_1], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", list(CONFIGS))
