@@ -34,7 +34,7 @@ from .formula import (
     one,
     substitute,
 )
-from .interface import VALUE_TYPES, GeneratedNode, Nodes, SchemaCompiler, SchemaNode, located
+from .interface import VALUE_TYPES, GeneratedNode, SchemaCompiler, SchemaNode, located
 from .keyword_set import KeywordSet, enum_formula, object_with, unlisted
 from .keywords import APPLICATORS, KEYWORDS, TYPE_KEYWORDS, UNEVALUATED_KEYWORDS, child
 from .listed.evaluation import SparseTruths, part_truth
@@ -66,12 +66,12 @@ class GoalCompiler(SchemaCompiler):
 
     def __init__(self, document: Document, whitespace: str, order: str, options: SchemaOptions) -> None:
         super().__init__(document, whitespace, order, options)
-        self._nodes, self._combinations = Nodes(), dict[Hashable, Hashable]()
+        self._combinations: dict[Hashable, Hashable] = {}
         self._expanding: list[int] = []
         self._satisfiable: dict[Formula, bool] = {}
         self._in_progress: dict[Formula, None] = {}
         self._depths = DepthGoals(document)
-        self.caches += [self._nodes, self._combinations, self._satisfiable]
+        self.caches += [self._combinations, self._satisfiable]
 
     # Subschemas to goals and formulas.
 
@@ -92,9 +92,9 @@ class GoalCompiler(SchemaCompiler):
         shared = content or self._combinations.get(key)
         key = (location.draft, shared) if shared else key  # drafts differ in what is an integer
         key = ("generated", key) if differs else key
-        node = self._nodes.get(key)
+        node = self.nodes.get(key)
         if node is None:
-            node = self._nodes[key] = GeneratedNode(self, location) if differs else SchemaNode(location)
+            node = self.nodes[key] = GeneratedNode(self, location) if differs else SchemaNode(location)
         return node
 
     def goal_of(self, schema: dict[str, Any]) -> Formula:

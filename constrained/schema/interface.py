@@ -39,7 +39,8 @@ class SchemaCompiler(ABC):
         self.integers_as_digits = options.integers == "digits"
         self.schema_order = order == "schema"
         self.cache: dict[Hashable, Any] = {}
-        self.caches: list[Sized] = [self.cache]  # what grows with the outputs
+        self.nodes = Nodes()
+        self.caches: list[Sized] = [self.cache, self.nodes]  # what grows with the outputs
         self.num_assumptions = 0
         self.limited_level = LIMITED_LEVEL
         self.refused = Refusals()
@@ -134,12 +135,17 @@ class GeneratedNode(SchemaNode):
     all of them list.
     """
 
-    __slots__ = ("compiler", "parts")
+    __slots__ = ("_parts", "compiler")
 
     def __init__(self, compiler: SchemaCompiler, location: Location, parts: tuple[GeneratedNode, ...] = ()) -> None:
         super().__init__(location)
         self.compiler = compiler
-        self.parts = parts or (self,)
+        self._parts = parts
+
+    @property
+    def parts(self) -> tuple[GeneratedNode, ...]:
+        """The nodes of a joint one; of another node itself, which it does not hold: it would never be freed."""
+        return self._parts or (self,)
 
 
 @contextmanager
@@ -173,9 +179,9 @@ def joined_goal(goals: Iterable[Formula]) -> Formula:
     compiler = generated[0].compiler
     parts = tuple(dict.fromkeys(part for node in generated for part in node.parts))
     key = ("joint", frozenset(parts))
-    joint = compiler.cache.get(key)
+    joint = compiler.nodes.get(key)
     if joint is None:
-        joint = compiler.cache[key] = GeneratedNode(compiler, parts[0].location, parts)
+        joint = compiler.nodes[key] = GeneratedNode(compiler, parts[0].location, parts)
     return conj([joint, *(part for part in goal.parts if not isinstance(part, GeneratedNode))])
 
 

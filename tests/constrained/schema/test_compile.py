@@ -267,19 +267,21 @@ def test_a_compiler_without_references_is_freed() -> None:
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
-        ({"properties": {"a": {"not": {"type": "array"}}, "b": {"$ref": "#"}}}, '{"a": 1, "b": {"c": [2]}}'),
+        ({"properties": {"a": {"not": {"type": "array"}}, "b": {"$ref": "#"}}}, '{"a": 1, "b": {"a": 2}}'),
+        ({"allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"a": {"$ref": "#"}}}]}, '{"a": 1}'),
         ({"items": {"enum": [1, "a"]}, "contains": {"const": 1}, "uniqueItems": True, "minItems": 2}, '["a", 1]'),
         ({"patternProperties": {"^a": {"pattern": "b+$"}}, "additionalProperties": False}, '{"ab": "abb"}'),
     ],
 )
-def test_what_a_schema_held_is_freed_without_a_collection(schema: Any, text: str) -> None:
+@pytest.mark.parametrize("options", [SchemaOptions(), SchemaOptions(additional_properties="closed", integers="digits")])
+def test_what_a_schema_held_is_freed_without_a_collection(schema: Any, text: str, options: SchemaOptions) -> None:
     """A core under steady load collects rarely, so what only a collection frees would fill its memory."""
-    assert accepts(compile_constraint(JsonSchema(schema), shared_vocabulary()), text.encode())
+    assert accepts(compile_constraint(JsonSchema(schema, options), shared_vocabulary()), text.encode())
     gc.collect()
     gc.disable()
     try:
         document = checked_document(schema | {"title": "another"})
-        grammar = CompiledGrammar(partial(schema_start, document, "any", "any", SchemaOptions()), shared_vocabulary())
+        grammar = CompiledGrammar(partial(schema_start, document, "any", "any", options), shared_vocabulary())
         assert accepts(grammar, text.encode())
         compiler = grammar.generation.automaton._values[grammar.generation.start].compiler
         gone = [weakref.ref(document), weakref.ref(compiler)]
