@@ -32,12 +32,15 @@ def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tenso
     size = math.prod(shape) * dtype.itemsize
     if size == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(tuple(shape), dtype=dtype)
-    with _lock:
-        fits = size <= len(_unused)
-        memory = _unused if fits else _map(max(size, _MAPPING))
-        rest = memory[-(-size // 64) * 64 :]  # a cache line begins with each array
-        if fits or len(rest) > len(_unused):
-            _unused = rest
+    if size >= _MAPPING:
+        memory = _map(size)  # goes back with the tensor: nothing else lies in its rest
+    else:
+        with _lock:
+            fits = size <= len(_unused)
+            memory = _unused if fits else _map(_MAPPING)
+            rest = memory[-(-size // 64) * 64 :]  # a cache line begins with each array
+            if fits or len(rest) > len(_unused):
+                _unused = rest
     return torch.from_numpy(memory[:size]).view(dtype).view(tuple(shape))
 
 

@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,8 +35,10 @@ def test_too_large_a_tensor_is_a_memory_error() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
-def test_memory_goes_back_with_its_last_tensor() -> None:
-    tensor = zeros_in_huge_pages((80 << 20,), torch.uint8)
+def test_memory_of_a_large_tensor_goes_back_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "_unused", np.empty(0, np.uint8))
+    tensor = zeros_in_huge_pages(((80 << 20) + 1,), torch.uint8)
+    small = zeros_in_huge_pages((100,), torch.uint8)
     place = f"{tensor.data_ptr() & ~0xFFF:x}"
 
     def is_mapped() -> bool:
@@ -43,6 +46,6 @@ def test_memory_goes_back_with_its_last_tensor() -> None:
         return any(int(low, 16) <= int(place, 16) < int(high, 16) for low, high in spans)
 
     assert is_mapped()
-    huge_pages._unused = huge_pages._unused[:0].copy()  # a rest of the mapping keeps it too
     del tensor
-    assert not is_mapped()
+    assert not is_mapped(), "a small tensor keeps it"
+    assert not small.any()
