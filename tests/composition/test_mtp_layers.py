@@ -26,7 +26,7 @@ Model = tuple[NaiveMtp, Path]
 WANT = DraftSpec(steps=5, top_k=1, num_tokens=5, temperature=1.0)
 
 
-LAYERS = [("deepseek", 1), ("deepseek", 3), ("glm", 1), ("qwen3-next", 1), ("qwen3.5", 2)]
+LAYERS = [("deepseek", 1), ("deepseek", 3), ("glm", 1), ("glm-4.5", 1), ("qwen3-next", 1), ("qwen3.5", 2)]
 
 
 @pytest.fixture(scope="module", params=LAYERS, ids=[f"{kind} {count}" for kind, count in LAYERS])
