@@ -325,6 +325,11 @@ def test_gpt_oss_without_a_rope_has_the_scaling_of_its_class(checkpoint: Checkpo
     assert (rope.original_context, rope.truncate) == (judge["original_max_position_embeddings"], judge["truncate"])
 
 
+def test_sizes_that_no_group_divides_are_refused_for_int4(checkpoint: Checkpoint) -> None:
+    with pytest.raises(CheckpointError, match="int4 needs layers whose inputs are all divisible by 32"):
+        load_model(checkpoint("olmoe"), device=CPU, dtype=torch.float32, quantize="int4")
+
+
 def test_long_rope_within_its_original_context_keeps_the_kernels(checkpoint: Checkpoint) -> None:
     rope = read_config(checkpoint("phi 3, longrope")).rope
     assert rope.depends_on_length
