@@ -345,15 +345,20 @@ def test_a_flag_of_vllm_or_sglang_is_answered_with_ours(arguments: list[str], ou
 
 @pytest.mark.parametrize(
     ("setting", "theirs", "ours"),
-    [("tool_call_parser", "qwen25", "hermes"), ("reasoning_parser", "deepseek_r1", "think")],
+    [
+        ("tool_call_parser", "qwen25", "hermes"),
+        ("reasoning_parser", "deepseek_r1", "think"),
+        ("speculative", "NEXTN", "mtp"),
+        ("speculative", "deepseek_mtp", "mtp"),
+    ],
 )
-def test_a_parser_s_name_at_vllm_or_sglang_means_ours(setting: str, theirs: str, ours: str) -> None:
+def test_a_value_s_name_at_vllm_or_sglang_means_ours(setting: str, theirs: str, ours: str) -> None:
     flag = "--" + setting.replace("_", "-")
     assert _with_our_values(["serve", flag, theirs, "x"]) == ["serve", flag, ours, "x"]
     assert _with_our_values([f"{flag}={theirs}", theirs]) == [f"{flag}={ours}", theirs]
     config = make_config(None, {setting: theirs})
     Path(config.serve.socket_dir).rmdir()
-    assert getattr(config.serve, setting) == ours
+    assert getattr(config.core if hasattr(config.core, setting) else config.serve, setting) == ours
 
 
 def test_every_value_of_others_is_one_of_ours() -> None:

@@ -174,7 +174,9 @@ def _parse_groups(fields: ConfigFields, family: ExpertFamily, num_layers: int) -
     if normalised and not sigmoid and in_groups:
         raise fields.unsupported("norm_topk_prob", "true for this architecture is")
     size, num_shared = fields.count(family.size_field), fields.count("n_shared_experts", default=0, least=0)
-    scale = fields.number("routed_scaling_factor", default=1.0)
+    # Hunyuan's files say false for 1.
+    scaled = fields.raw.get("routed_scaling_factor") is not False
+    scale = fields.number("routed_scaling_factor", default=1.0) if scaled else 1.0
     return ExpertsConfig(
         names=family.names,
         num_experts=num_experts,

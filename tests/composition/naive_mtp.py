@@ -61,10 +61,20 @@ BLOCKS = LATENT | {  # whole blocks of 128
     "intermediate_size": 256,
 }
 NUM_LAYERS = 2  # of the model itself
+GLM_4_5 = SIZES | {
+    "head_dim": 16,
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 1,
+}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "deepseek": (transformers.DeepseekV3Config, LATENT),
     "deepseek in blocks": (transformers.DeepseekV3Config, BLOCKS),
     "glm": (transformers.Glm4MoeLiteConfig, LATENT | {"n_group": 1, "topk_group": 1}),
+    "glm-4.5": (transformers.Glm4MoeConfig, GLM_4_5),
     "qwen3-next": (transformers.Qwen3NextConfig, HYBRID),
     "qwen3.5": (transformers.Qwen3_5TextConfig, HYBRID),
 }

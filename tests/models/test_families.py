@@ -290,6 +290,7 @@ def test_a_family_with_other_names_is_not_written_quantised(checkpoint: Checkpoi
         ("olmo", "clip_qkv", 8.0, "clip_qkv: for OlmoForCausalLM 8.0 is not supported"),
         ("gpt 2", "add_cross_attention", True, "add_cross_attention: for GPT2LMHeadModel True is not supported"),
         ("smollm 3", "no_rope_layers", [1, 2, 1], "no_rope_layers must give 0 or 1 for each of 3 layers"),
+        ("hunyuan moe", "norm_topk_prob", False, "norm_topk_prob: for HunYuanMoEV1ForCausalLM False is not supported"),
     ],
 )
 def test_what_a_family_does_not_compute_is_refused(
@@ -299,6 +300,34 @@ def test_what_a_family_does_not_compute_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
     with pytest.raises(CheckpointError, match=re.escape(message)):
         read_config(tmp_path)
+
+
+def test_fields_of_hunyuan_a13b_that_are_off_are_read_so(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Its published file has false for numbers that it does not use, and a list where all layers have one number."""
+    config = json.loads((checkpoint("hunyuan moe") / "config.json").read_text())
+    off = {"n_group": False, "topk_group": False, "routed_scaling_factor": False, "num_shared_expert": [1, 1, 1]}
+    (tmp_path / "config.json").write_text(json.dumps(config | off))
+    assert read_config(tmp_path) == read_config(checkpoint("hunyuan moe"))
+    (tmp_path / "config.json").write_text(json.dumps(config | off | {"num_shared_expert": [2, 2, 2]}))
+    experts = read_config(tmp_path).experts
+    assert experts is not None
+    assert experts.shared_size == 2 * experts.intermediate_size
+
+
+def test_gpt_oss_without_a_rope_has_the_scaling_of_its_class(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    config = json.loads((checkpoint("gpt oss") / "config.json").read_text())
+    del config["rope_parameters"]
+    config["max_position_embeddings"] = 131_072
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    judge = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
+    rope = read_config(tmp_path).rope
+    assert (rope.type, rope.theta, rope.factor) == (judge["rope_type"], judge["rope_theta"], judge["factor"])
+    assert (rope.original_context, rope.truncate) == (judge["original_max_position_embeddings"], judge["truncate"])
+
+
+def test_sizes_that_no_group_divides_are_refused_for_int4(checkpoint: Checkpoint) -> None:
+    with pytest.raises(CheckpointError, match="int4 needs layers whose inputs are all divisible by 32"):
+        load_model(checkpoint("olmoe"), device=CPU, dtype=torch.float32, quantize="int4")
 
 
 def test_long_rope_within_its_original_context_keeps_the_kernels(checkpoint: Checkpoint) -> None:

@@ -194,9 +194,13 @@ FAMILIES = {
     "HunYuanDenseV1ForCausalLM": _HUNYUAN,
     "HunYuanMoEV1ForCausalLM": _HUNYUAN._replace(
         experts=HUNYUAN,
-        aliases={"n_routed_experts": "num_experts", "num_experts_per_tok": "moe_topk"},
-        defaults={"rms_norm_eps": 1e-5, "n_shared_experts": 1},
-        required={"moe_layer_num_skipped": 0, "use_cla": False},
+        aliases={
+            "n_routed_experts": "num_experts",
+            "num_experts_per_tok": "moe_topk",
+            "n_shared_experts": "num_shared_expert",
+        },
+        defaults={"rms_norm_eps": 1e-5, "num_shared_expert": 1},
+        required={"moe_layer_num_skipped": 0, "use_cla": False, "norm_topk_prob": True},
     ),
     "DeepseekV2ForCausalLM": _DEEPSEEK._replace(experts=DEEPSEEK_V2),
     "DeepseekV3ForCausalLM": _DEEPSEEK._replace(
@@ -471,6 +475,12 @@ FAMILIES = {
         defaults={
             "rms_norm_eps": 1e-5,
             "rope_theta": 150_000.0,
+            "rope_parameters": {
+                "type": "yarn",
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
             "sliding_window": 128,
             "sliding_window_pattern": 2,
             "num_experts_per_tok": 4,

@@ -68,10 +68,11 @@ def make_linear(
             raise ValueError(f"{modules[0]}: {scheme.kind} needs sizes divisible by 16, not {outputs} x {inputs}")
         return EightBitLinear(scheme, outputs, inputs, bias, device=device, dtype=dtype)
     group_size = scheme.group_size
-    if group_size is None or inputs % group_size or outputs % 16:
+    if group_size is None:
+        raise ValueError(f"int4 needs layers whose inputs are all divisible by {min(GROUP_SIZES)}")
+    if inputs % group_size or outputs % 16:
         raise ValueError(
-            f"{modules[0]}: int4 needs inputs divisible by {group_size or min(GROUP_SIZES)} and outputs by 16, "
-            f"not {outputs} x {inputs}"
+            f"{modules[0]}: int4 needs inputs divisible by {group_size} and outputs by 16, not {outputs} x {inputs}"
         )
     return Int4Linear(scheme, outputs, inputs, bias, group_size=group_size, device=device, dtype=dtype)
 

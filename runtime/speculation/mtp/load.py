@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ from ...models.weights import weight_files
 from ...protocol.errors import RequestError
 
 MAX_LAYERS = 16
+_SCALED = ("fp8", "compressed-tensors", "awq", "gptq")  # formats whose quantised weights come with other tensors
+_SCALES = ("weight_scale_inv", "weight_scale")
 _QWEN_LAYER = re.compile(r"^mtp\.layers\.(\d+)\.")
 
 
@@ -145,9 +148,14 @@ def read_mtp_layout(path: Path, target: ModelConfig) -> MtpLayout:
         experts = replace(experts, layers=experts.layers + sparse)
     if recurrent is not None:
         recurrent = replace(recurrent, layers=recurrent.layers + (False,) * count)
+    quantisation = target.quantisation
+    if quantisation is not None and quantisation.scheme.source in _SCALED:
+        dense = tuple(_dense_modules(renamed, [f"model.layers.{first + place}." for place in range(count)]))
+        quantisation = replace(quantisation, ignored=quantisation.ignored + dense)
     config = replace(
         target,
         num_layers=first + count,
+        quantisation=quantisation,
         windows=target.windows + (None,) * count,
         second_rope_layers=target.second_rope_layers + (False,) * count if target.second_rope_layers else (),
         experts=experts,
@@ -215,6 +223,14 @@ def load_mtp(path: Path, layout: MtpLayout, target: Decoder) -> list[MtpLayer]:
             decoder.head = pack_linear(DenseLinear(head.to(device, dtype)))
         layers.append(MtpLayer(embedding_norm, hidden_norm, pack_linear(projection), decoder))
     return layers
+
+
+def _dense_modules(names: Collection[str], layers: Sequence[str]) -> Iterator[str]:
+    """Yield the modules of the layers whose stored weights have no scales: writers list them by names of their own."""
+    for name in names:
+        module = name.removesuffix(".weight")
+        if module != name and name.startswith(tuple(layers)) and not any(f"{module}.{end}" in names for end in _SCALES):
+            yield module
 
 
 def _is_same(stored: torch.Tensor, target: torch.Tensor) -> bool:
