@@ -6,6 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -121,7 +122,7 @@ def build_engine(
     share = window_share(config, model_config, group, device, context_length)
     whole_page = bytes_per_page(largest, kv_dtype)
     page = draft.per_page + (whole_page if share is None else share.page_bytes(model_config, kv_dtype))
-    num_pages = pages_by_setting(config, context_length, page)
+    pages_by_setting(config, context_length, page)  # which may raise an error: before the weights are loaded
     if device.type == "cpu":
         # Ranks share the processors. A fixed number of slices also fixes the threads that divide their products.
         torch.set_num_threads(max(1, torch.get_num_threads() // group.shard.num_slices))
@@ -158,37 +159,41 @@ def build_engine(
                 has_windows=pool.windows is not None,
             )
 
-    if num_pages is None:
-        # Speculation that is not set is on where a draft source takes memory.
-        drafts = config.speculative not in (None, "off") or draft.per_page > 0
+    # Speculation that is not set is on where a draft source takes memory.
+    drafts = config.speculative not in (None, "off") or draft.per_page > 0
 
-        def measure(*, max_running: int) -> MemoryUse:
-            use = measure_memory(
-                model,
-                kv_dtype,
-                chosen.scales,
-                group,
-                num_tokens=config.prefill_budget,
-                num_rows=min(max_running, config.prefill_budget),
-                num_drafts=group.least(config.speculative_num_draft_tokens - 1 if drafts else 0),
-                make_graphs=make_graphs,
-            )
-            return replace(use, free=use.free - draft.weights)
-
-        num_pages = pages_from_memory(
-            config,
-            device,
-            context_length,
-            page,
-            num_sharing=len(config.own_ranks),
-            num_state_bytes=num_state_bytes,
-            measure=measure,
+    @cache
+    def measure(*, max_running: int) -> MemoryUse:
+        use = measure_memory(
+            model,
+            kv_dtype,
+            chosen.scales,
+            group,
+            num_tokens=config.prefill_budget,
+            num_rows=min(max_running, config.prefill_budget),
+            num_drafts=group.least(config.speculative_num_draft_tokens - 1 if drafts else 0),
+            make_graphs=make_graphs,
         )
-    # Pages have the same numbers on every rank.
-    num_pages = group.least(num_pages)
+        return replace(use, free=use.free - draft.weights)
+
+    def count_pages(page: int) -> int:
+        """Return the number of pages of `page` bytes, the same on every rank."""
+        count = pages_by_setting(config, context_length, page)
+        if count is None:
+            count = pages_from_memory(
+                config,
+                device,
+                context_length,
+                page,
+                num_sharing=len(config.own_ranks),
+                num_state_bytes=num_state_bytes,
+                measure=measure,
+            )
+        return group.least(count)
+
+    num_pages = count_pages(page)
     if share is not None and not share.suffices(num_pages):
-        share, whole_page = None, draft.per_page + whole_page
-        num_pages = pages_by_setting(config, context_length, whole_page) or num_pages * page // whole_page
+        share, num_pages = None, count_pages(draft.per_page + whole_page)
     max_running = limit_running(config, model, choose_max_running(config, device, num_pages))
     setting = "kv_memory" if config.num_pages is None else "num_pages"
     num_full_layers = None if share is None else share.num_full_layers

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ...radix.window_pages import WindowPages, WindowSizes
 from ..core.grammar_cache import GrammarCache
 from ..protocol.core import Abort, CoreStats, FromCore, Generate, GetStats, RequestFailed, Tokens
 from ..protocol.errors import RequestError
@@ -75,7 +76,9 @@ def what_if(entries: Sequence[LogEntry], **changes: Any) -> ReplayFigures:
     overrides = {name: value for name, value in changes.items() if value is not None}
     num_pages = overrides.get("num_pages") or header.num_pages
     config = msgspec.structs.replace(header.config, **overrides)
-    scheduler = _ReplayScheduler(msgspec.structs.replace(header, config=config, num_pages=num_pages), iter(rest))
+    windows = _window_pages(header, num_pages)
+    changed = msgspec.structs.replace(header, config=config, num_pages=num_pages, windows=windows)
+    scheduler = _ReplayScheduler(changed, iter(rest))
     results = _LoggedResults()
     arrivals: list[tuple[int, LoggedMessage]] = []
     num_steps = 0
@@ -108,6 +111,14 @@ def what_if(entries: Sequence[LogEntry], **changes: Any) -> ReplayFigures:
                 scheduler.handle(Abort(row.rid), scheduler.owners[row.rid])
         scheduler.commit(plan, ForwardResult(step=plan.step, rows=[results.result_of(row) for row in plan.rows]))
     return scheduler.figures()
+
+
+def _window_pages(header: LogHeader, num_pages: int) -> WindowSizes | None:
+    """Return the window pages beside `num_pages` pages: as many for each as in the log, and enough for a request."""
+    if (windows := header.windows) is None:
+        return None
+    least = WindowPages(windows, header.page_size).most_of_lease + 1
+    return windows._replace(num_pages=max(least, windows.num_pages * num_pages // header.num_pages))
 
 
 class _ReplayScheduler:

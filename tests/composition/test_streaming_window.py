@@ -6,19 +6,25 @@ the first and the last ones are kept and rotated by their places in that list.
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+import ramiform
 from ramiform.runtime.engine import ForwardEngine, build_engine
 from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.protocol.errors import RequestError
+from ramiform.runtime.replay.replay import replay
+from ramiform.runtime.scheduler.plan_log import read_log
 from ramiform.runtime.speculation.build import choose_source
 
 from .alone import run
@@ -129,3 +135,35 @@ def test_speculation_is_refused_beside_a_rolling_window(llama: Model) -> None:
     assert choose_source(CoreConfig(**SHAPE), llama[1]) == "off"
     with pytest.raises(RequestError, match="speculation does not go with streaming_window"):
         choose_source(CoreConfig(**SHAPE | {"speculative": "ngram"}), llama[1])
+
+
+@pytest.mark.slow
+def test_a_runtime_reports_its_window_and_holds_no_pages_when_requests_have_gone(tmp_path: Path) -> None:
+    settings = {"num_pages": 128, "prefill_budget": 64, "window_ratio": 0.3, "streaming_window": 64}
+    body = {"prompt": some_tokens(150, seed=7), "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    logged = tmp_path / "plans"
+    with (
+        ramiform.Runtime(port=0, dtype="float32", log_level="error", log_plans=str(logged), **settings) as runtime,
+        httpx.Client(base_url=runtime.url, timeout=60) as client,
+    ):
+
+        def figure(name: str) -> float:
+            found = re.search(rf"^ramiform_{name}(?:{{.*}})? (\S+)$", client.get("/metrics").text, re.MULTILINE)
+            assert found is not None, name
+            return float(found[1])
+
+        answer = client.post("/v1/completions", json={**body, "n": 2}).json()
+        first, second = (choice["text"] for choice in answer["choices"])
+        assert first == second
+        assert answer["usage"]["completion_tokens"] == 120
+        with client.stream("POST", "/v1/completions", json={**body, "max_tokens": 1500, "stream": True}) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data:")
+            assert 0 < figure("window_pages_held") <= 1 + 4 + 2 + 4, "sinks, the window and its ends, and a step"
+        while figure("requests_running"):
+            time.sleep(0.02)
+        assert (figure("window_pages"), figure("window_pages_held")) == (39, 0)
+        model = client.get("/v1/models").json()["data"][0]
+        assert (model["streaming_window"], model["approximate"]) == (64, True)
+    with logged.open("rb") as log:
+        replay(read_log(log))

@@ -206,3 +206,9 @@ def test_a_long_output_holds_no_more_window_pages_than_its_window(models: Any) -
     # Those of 20 tokens, of the page that the window begins in, and one more.
     assert max(len(set(plan.rows[0].window_pages)) for plan in plans) <= 5
     assert engine.info.kv_bytes == 26 * 16 * 2 * 2 * 16 * 2 * 4, "pages of other layers take no memory"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pool_too_small_for_window_pages_still_holds_the_context(kind: str, models: Any) -> None:
+    engine = make_engine(models(kind)[1], num_pages=None, window_ratio=None, max_running=1, context_length=128)
+    assert (engine.info.num_pages, engine.info.num_window_pages) == (128 // 16, 0)

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
+from ramiform.radix.window_pages import WindowSizes
 from ramiform.runtime.core.grammar_cache import GrammarCache
 from ramiform.runtime.core.pipeline import Pipeline
 from ramiform.runtime.protocol.core import EndStates, FlushCache, SoftPin
@@ -70,10 +71,14 @@ CONSTRAINTS = [
 ]
 
 
-def logged_run(seed: int, max_bytes: int = MAX_LOG_BYTES) -> tuple[list[bytes], Runtime]:
+def logged_run(
+    seed: int, max_bytes: int = MAX_LOG_BYTES, windows: WindowSizes | None = None
+) -> tuple[list[bytes], Runtime]:
     """A run with everything that may happen to a scheduler, in a pool that is too small for it."""
     draw = random.Random(seed)
-    shape = {"num_pages": 24, "num_host_pages": draw.choice([0, 10])}
+    shape: dict[str, Any] = {"num_pages": 24, "num_host_pages": draw.choice([0, 10])}
+    if windows is not None:
+        shape |= {"num_host_pages": 0, "windows": windows}
     runtime = Runtime(
         **shape,
         budget=16,
@@ -129,6 +134,17 @@ def test_every_plan_comes_out_as_it_was_logged(seed: int) -> None:
     assert figures.stats is not None
     assert figures.stats.num_steps == len(runtime.plans)
     assert figures.num_computed == runtime.engine.num_computed
+
+
+def test_window_pages_are_logged_and_grow_with_the_pages() -> None:
+    lines, runtime = logged_run(3, windows=WindowSizes(14, 6))
+    entries = list(read_log(lines))
+    before, roomy = replay(entries), what_if(entries, num_pages=24 * 100)
+    assert before.stats is not None
+    assert roomy.stats is not None
+    assert before.num_computed == runtime.engine.num_computed > roomy.num_computed
+    assert before.stats.num_lost_window_pages > 0
+    assert roomy.stats.num_lost_window_pages == 0
 
 
 def test_a_plan_that_differs_is_shown() -> None:
