@@ -4,6 +4,7 @@ package."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,19 @@ def test_a_name_of_an_unconverted_module_stands_for_others(config: dict[str, Any
     quantisation = parse_quantisation(ConfigFields(config, Path("config.json")))
     assert quantisation is not None
     assert {module for module in modules if quantisation.scheme_of(module) is None} == dense
+
+
+def test_names_of_fp8_lists_need_no_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Published lists have more names than `re` keeps patterns, and a model asks for each of its modules."""
+    names = [f"model.layers.{layer}.mlp.gate" for layer in range(600)]
+    config = {"quant_method": "fp8", "modules_to_not_convert": names}
+    quantisation = parse_quantisation(ConfigFields(config, Path("config.json")))
+    assert quantisation is not None
+    with monkeypatch.context() as patched:
+        for function in ("compile", "match"):
+            patched.delattr(re, function)
+        assert quantisation.scheme_of("model.layers.599.mlp.gate") is None
+        assert quantisation.scheme_of("model.layers.599.mlp.experts.1.up_proj") is quantisation.scheme
 
 
 def layers_of(path: Path) -> Any:

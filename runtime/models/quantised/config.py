@@ -80,9 +80,7 @@ def _fp8(fields: ConfigFields) -> Quantisation:
     fields.one_of("fmt", ("e4m3",), default="e4m3")
     names = _modules(fields, "modules_to_not_convert") + _modules(fields, "ignored_layers")
     # A name stands for the modules below it too, or is the end of one (transformers).
-    ignored = tuple(
-        f"re:{re.escape(name)}(?:\\.|$)|.*{re.escape(name)}$" for name in names if name and name not in _LAYERS_ONLY
-    )
+    ignored = tuple(f"part:{name}" for name in names if name and name not in _LAYERS_ONLY)
     if fields.raw.get("weight_block_size") is None:
         scheme = Scheme(kind="fp8", source="compressed-tensors", activations=True, static=static, per_tensor=True)
         return Quantisation(scheme, ignored)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 WeightKind = Literal["int8", "int4", "fp8", "mxfp4", "nf4", "fp4"]
 WeightSource = Literal["dense", "compressed-tensors", "awq", "gptq", "gguf", "fp8", "bitsandbytes", "mxfp4"]
@@ -37,7 +38,8 @@ class Quantisation:
     """The scheme of a decoder's linear layers; the modules that `ignored` names stay dense."""
 
     scheme: Scheme
-    ignored: tuple[str, ...] = ()  # names of modules; "re:" begins a pattern
+    # Names of modules. "re:" begins a pattern, "part:" a name that modules below it and names that end in it match too.
+    ignored: tuple[str, ...] = ()
     block_formats: Mapping[str, str] = field(default_factory=dict)  # of all quantised modules of a GGUF file
 
     def scheme_of(self, module: str) -> Scheme | None:
@@ -45,7 +47,7 @@ class Quantisation:
         if self.block_formats:
             name = self.block_formats.get(module)
             return None if name is None else replace(self.scheme, block_format=name)
-        return None if any(self._names(entry, module) for entry in self.ignored) else self.scheme
+        return None if _matcher(self.ignored).matches(module) else self.scheme
 
     @property
     def is_divisible(self) -> bool:
@@ -53,10 +55,35 @@ class Quantisation:
         whole = self.scheme.act_order or (self.scheme.source == "bitsandbytes" and self.scheme.kind != "int8")
         return not whole
 
-    def _names(self, entry: str, module: str) -> bool:
-        if entry.startswith("re:"):
-            return re.match(entry[3:], module) is not None
-        return entry == module
+
+class _Matcher(NamedTuple):
+    """Names of modules, sorted by kind: models have tens of thousands of modules, and files list hundreds of names."""
+
+    names: frozenset[str]
+    ends: tuple[str, ...]
+    tops: frozenset[str]
+    patterns: tuple[re.Pattern[str], ...]
+
+    def matches(self, module: str) -> bool:
+        if module in self.names or module.endswith(self.ends):
+            return True
+        if self.tops and any(above in self.tops for above in _above(module)):
+            return True
+        return any(pattern.match(module) for pattern in self.patterns)
+
+
+@lru_cache(maxsize=16)
+def _matcher(ignored: tuple[str, ...]) -> _Matcher:
+    parts = tuple(entry.removeprefix("part:") for entry in ignored if entry.startswith("part:"))
+    patterns = tuple(re.compile(entry.removeprefix("re:")) for entry in ignored if entry.startswith("re:"))
+    names = frozenset(entry for entry in ignored if not entry.startswith(("re:", "part:")))
+    return _Matcher(names, parts, frozenset(parts), patterns)
+
+
+def _above(module: str) -> Iterator[str]:
+    """Yield the names of the modules that the module is in."""
+    while module := module.rpartition(".")[0]:
+        yield module
 
 
 def quantise_while_loading(kind: WeightKind, group_size: int | None) -> Quantisation:
