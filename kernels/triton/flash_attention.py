@@ -38,8 +38,10 @@ def share_beside_sinks(sinks_H, head, weight):
     """Return the share of the keys in the softmax beside their heads' sinks, 1 without sinks. `weight` is log2 of the
     sum of the keys' weights."""
     if sinks_H is None:
-        return 1.0
-    return 1.0 / (1.0 + tl.exp2(tl.load(sinks_H + head) * LOG2E - weight))
+        share = 1.0
+    else:
+        share = 1.0 / (1.0 + tl.exp2(tl.load(sinks_H + head) * LOG2E - weight))
+    return share
 
 
 @triton.jit
