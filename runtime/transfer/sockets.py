@@ -120,7 +120,10 @@ class PeerSocket:
     def changes(self) -> Iterator[bool]:
         """Iterate over what happened to the connection: True where it was made, False where it was lost."""
         while not self.monitor.closed and self.monitor.poll(0):
-            yield zmq.Event(recv_monitor_message(self.monitor)["event"]) == _CONNECTED
+            is_connected = zmq.Event(recv_monitor_message(self.monitor)["event"]) == _CONNECTED
+            # ZMQ takes up a new connection here; sending may put that off by a millisecond, and then finds none.
+            self.socket.getsockopt(zmq.EVENTS)
+            yield is_connected
 
     def receive(self) -> Iterator[tuple[ToClient, bytes]]:
         """Iterate over the messages that are there, with their payloads."""
