@@ -78,7 +78,7 @@ def make_config(kind: str, hidden: int, layers: int) -> transformers.PretrainedC
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": hidden // 8,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": 4096,
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": 2,
