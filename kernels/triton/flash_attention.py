@@ -37,7 +37,7 @@ def score_factor(scale, CAP: tl.constexpr):
 def share_beside_sinks(sinks_H, head, weight):
     """Return the share of the keys in the softmax beside their heads' sinks, 1 without sinks. `weight` is log2 of the
     sum of the keys' weights."""
-    if sinks_H is None:
+    if sinks_H is None:  # noqa: SIM108 (a statement, of which Triton compiles one branch only)
         share = 1.0
     else:
         share = 1.0 / (1.0 + tl.exp2(tl.load(sinks_H + head) * LOG2E - weight))
