@@ -17,7 +17,7 @@ _MAX_SIZE = 1000  # states times intervals; beyond it nothing is called small
 
 
 class SizeBound(NamedTuple):
-    """What the automaton of `parser.containing` has at most."""
+    """Upper bounds of the automaton of `parser.containing`."""
 
     states: int
     intervals: int  # of code points, of the alphabet

@@ -1,4 +1,4 @@
-"""What window pages mean for leases and matches; `tests/scheduler/test_any_schedule.py` checks their contents."""
+"""Leases and matches with window pages; `tests/scheduler/test_any_schedule.py` checks their contents."""
 
 from __future__ import annotations
 
