@@ -144,7 +144,7 @@ class GeneratedNode(SchemaNode):
 
     @property
     def parts(self) -> tuple[GeneratedNode, ...]:
-        """The nodes of a joint one; of another node itself, which it does not hold: it would never be freed."""
+        """The nodes that a joint node joins, else the node alone (not stored: it would hold itself)."""
         return self._parts or (self,)
 
 
