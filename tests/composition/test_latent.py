@@ -6,7 +6,6 @@ those of each request alone, without a cache and without drafts.
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,19 @@ import pytest
 import torch
 import transformers
 
-from ramiform.runtime.engine import PAGE_SIZE, ForwardEngine, build_engine
-from ramiform.runtime.engine.draft_source import DraftSource
+from ramiform.runtime.engine import PAGE_SIZE, ForwardEngine
 from ramiform.runtime.engine.inputs import decoder_inputs
-from ramiform.runtime.models.decoder import Decoder
-from ramiform.runtime.protocol.config import CoreConfig
 from ramiform.runtime.scheduler.plan import ForwardPlan, Row, Sample
 
-from .alone import Got, run
-from .test_same_bits import ENDINGS
-from .test_same_bits import requests as sharing_requests
-from .test_speculation import REQUESTS, Siblings, check, crowding_requests
-from .threads import RanksEngine
+from .one_model import (
+    SCHEDULES,
+    TO_RUN,
+    check_deterministic,
+    check_draft_trees,
+    check_retraction,
+    check_schedule,
+    engine_of,
+)
 
 RANK, ROPE, LAYERS = 32, 8, 2
 FIELDS: dict[str, Any] = {
@@ -52,7 +52,6 @@ FIELDS: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 0,
 }
-TO_RUN = REQUESTS[:8]
 LONGEST = max((request.tokens for request in TO_RUN), key=len)
 
 
@@ -66,80 +65,26 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def engine_of(path: Path, **settings: Any) -> ForwardEngine:
-    return build_engine(CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 512} | settings), path)
-
-
-@cache
-def alone(path: Path, deterministic: bool = False) -> dict[str, Got]:
-    """Each request by itself, without a cache."""
-    settings = {"speculative": "off", "prefix_cache": False, "deterministic": deterministic}
-    engine = engine_of(path, **settings)
-    requests = sharing_requests() if deterministic else TO_RUN
-    return {request.rid: run([request], engine=engine, **settings)[0][request.rid] for request in requests}
-
-
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "ngram, few pages, chunks": {"speculative": "ngram", "num_pages": 24, "prefill_budget": 48},
-    "suffix, host memory": {"speculative": "suffix", "num_pages": 24, "host_kv_memory": 0.01},
-    "overlap": {"speculative": "off", "overlap": "on"},
-    "two ranks": {"speculative": "ngram", "tp": 2},
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", SCHEDULES.values(), ids=SCHEDULES)
-def test_requests_get_the_same_in_any_schedule(settings: dict[str, Any], path: Path) -> None:
-    shape = {"speculative_adaptive": False, **settings}
-    config = CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 512} | shape)
-    engine = RanksEngine(config, path, 2) if "tp" in settings else build_engine(config, path)
-    got, stats, plans = run(TO_RUN, engine=engine, aborts={9: TO_RUN[3].rid}, **shape)
-    cut = got.pop(TO_RUN[3].rid)
-    assert cut.ids == alone(path)[TO_RUN[3].rid].ids[: len(cut.ids)]
-    check(got, {rid: alone(path)[rid] for rid in got}, tolerance=1e-3)
-    assert max(len(plan.rows) for plan in plans) > 1
-    assert stats.num_cached_tokens > 0
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_requests_get_the_same_in_any_schedule(name: str, path: Path) -> None:
+    check_schedule(path, name)
 
 
 @pytest.mark.slow
 def test_draft_trees_change_nothing(path: Path) -> None:
-    expected = alone(path)
-    outputs = [(request.tokens, expected[request.rid].ids) for request in TO_RUN]
-    settings = {
-        "speculative": "eagle",
-        "speculative_adaptive": False,
-        "speculative_num_steps": 4,
-        "speculative_eagle_topk": 3,
-        "speculative_num_draft_tokens": 12,
-    }
-
-    def make_source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource:
-        return Siblings(3, outputs)
-
-    config = CoreConfig(device="cpu", dtype="float32", num_pages=512, **settings)
-    engine = build_engine(config, path, make_source=make_source)
-    got, stats, _ = run(TO_RUN, engine=engine, **settings)
-    check(got, expected, tolerance=1e-3)
-    assert sum(stats.accepted_lengths[2:]) > 0
+    check_draft_trees(path)
 
 
 @pytest.mark.slow
 def test_retracted_requests_get_the_same_tokens(path: Path) -> None:
-    requests = crowding_requests()
-    got, stats, _ = run(requests, engine=engine_of(path, num_pages=40), num_pages=40, speculative="off")
-    assert stats.num_retractions > 0
-    check(got, run(requests, engine=engine_of(path), speculative="off")[0], tolerance=1e-3)
+    check_retraction(path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tp", [1, 2])
 def test_deterministic_bits_do_not_depend_on_batch_cache_drafts_or_ranks(tp: int, path: Path) -> None:
-    settings = {"deterministic": True, "speculative": "ngram", "prefill_budget": 48}
-    config = CoreConfig(device="cpu", dtype="float32", num_pages=512, tp=tp, **settings)
-    got, _, plans = run(sharing_requests(), engine=RanksEngine(config, path, tp), stagger=2, **settings)
-    check(got, alone(path, deterministic=True), tolerance=0.0)
-    assert max(len(plan.rows) for plan in plans) > 1
-    assert len(ENDINGS) > 1
+    check_deterministic(path, tp)
 
 
 @pytest.mark.parametrize(("kv_dtype", "size"), [("auto", 4), ("bf16", 2), ("fp8", 1), ("int8", 1)])

@@ -13,15 +13,7 @@ import pytest
 import torch
 import transformers
 
-from ramiform.runtime.engine import build_engine
-from ramiform.runtime.engine.draft_source import DraftSource
-from ramiform.runtime.models.decoder import Decoder
-from ramiform.runtime.protocol.config import CoreConfig
-
-from .alone import run
-from .test_latent import SCHEDULES, TO_RUN, alone, engine_of, sharing_requests
-from .test_speculation import Siblings, check, crowding_requests
-from .threads import RanksEngine
+from .one_model import check_deterministic, check_draft_trees, check_retraction, check_schedule
 
 SIZES: dict[str, Any] = {
     "vocab_size": 2048,
@@ -60,55 +52,20 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ngram, few pages, chunks", "two ranks"])
 def test_requests_get_the_same_in_any_schedule(name: str, path: Path) -> None:
-    shape = {"speculative_adaptive": False, **SCHEDULES[name]}
-    config = CoreConfig(**{"device": "cpu", "dtype": "float32", "num_pages": 512} | shape)
-    engine = RanksEngine(config, path, 2) if "tp" in shape else build_engine(config, path)
-    got, stats, plans = run(TO_RUN, engine=engine, aborts={9: TO_RUN[3].rid}, **shape)
-    cut = got.pop(TO_RUN[3].rid)
-    assert cut.ids == alone(path)[TO_RUN[3].rid].ids[: len(cut.ids)]
-    check(got, {rid: alone(path)[rid] for rid in got}, tolerance=1e-3)
-    assert max(len(plan.rows) for plan in plans) > 1
-    assert stats.num_cached_tokens > 0
+    check_schedule(path, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_draft_trees_change_nothing(kv_dtype: str, path: Path) -> None:
-    plain = {"speculative": "off", "prefix_cache": False}
-    expected = alone(path)
-    if kv_dtype != "auto":
-        expected, *_ = run(TO_RUN, engine=engine_of(path, kv_dtype=kv_dtype, **plain), **plain)
-    outputs = [(request.tokens, expected[request.rid].ids) for request in TO_RUN]
-    settings: dict[str, Any] = {
-        "speculative": "eagle",
-        "speculative_adaptive": False,
-        "speculative_num_steps": 4,
-        "speculative_eagle_topk": 3,
-        "speculative_num_draft_tokens": 12,
-    }
-
-    def make_source(target: Decoder, *, num_pages: int, num_host_pages: int) -> DraftSource:
-        return Siblings(3, outputs)
-
-    config = CoreConfig(device="cpu", dtype="float32", num_pages=512, kv_dtype=kv_dtype, **settings)
-    engine = build_engine(config, path, make_source=make_source)
-    got, stats, _ = run(TO_RUN, engine=engine, **settings)
-    check(got, expected, tolerance=1e-3)
-    assert sum(stats.accepted_lengths[2:]) > 0
+    check_draft_trees(path, kv_dtype)
 
 
 @pytest.mark.slow
 def test_retracted_requests_get_the_same_tokens(path: Path) -> None:
-    requests = crowding_requests()
-    got, stats, _ = run(requests, engine=engine_of(path, num_pages=40), num_pages=40, speculative="off")
-    assert stats.num_retractions > 0
-    check(got, run(requests, engine=engine_of(path), speculative="off")[0], tolerance=1e-3)
+    check_retraction(path)
 
 
 @pytest.mark.slow
 def test_deterministic_bits_do_not_depend_on_batch_cache_drafts_or_ranks(path: Path) -> None:
-    settings = {"deterministic": True, "speculative": "ngram", "prefill_budget": 48}
-    config = CoreConfig(device="cpu", dtype="float32", num_pages=512, tp=2, **settings)
-    got, _, plans = run(sharing_requests(), engine=RanksEngine(config, path, 2), stagger=2, **settings)
-    check(got, alone(path, deterministic=True), tolerance=0.0)
-    assert max(len(plan.rows) for plan in plans) > 1
+    check_deterministic(path, 2)
