@@ -30,15 +30,18 @@ from .attention import (
 )
 from .attention_inner import address_of, pointer_to
 from .bfloat16 import narrow, widen
-from .block_parts import GELU_TANH, normalise, normalise_together
 from .compiled import Floats, Ints, compiled
+from .experts import GATES_UPS, OWN_MEMORY, add_mixture
+from .experts import NUM_PHASES as MIXTURE_PHASES
+from .layers import GELU_TANH, normalise, normalise_together
 from .shared_phases import claim, complete, wait
 from .step_products import multiply, multiply_adapters, multiply_gate_up, multiply_up, num_parts, prepare
 
 Bytes = NDArray[np.uint8]
 
 # Fields of a layer's record: descriptors of its matrices, and addresses of its other parameters.
-QKV, OUTPUT, GATE_UP, DOWN, OTHERS, NUM_FIELDS = range(6)
+# GATE_UP and DOWN of a layer with a mixture are the shared expert's, and EXPERTS the words of `experts`.
+QKV, OUTPUT, GATE_UP, DOWN, OTHERS, ROUTER, EXPERTS, NUM_FIELDS = range(8)
 # Addresses of norms' weights, float32 [E], and [N - K, D] for queries and keys; 0: no such norm.
 INPUT_NORM, POST_NORM, QK_NORM, ATTENTION_OUT_NORM, MLP_OUT_NORM = range(5)
 # A layer norm's bias follows its weights.
@@ -63,8 +66,9 @@ PLAN, ROPE, SLOTS, NUM_WORDS = 5, 6, 7, 8  # 0 or 1: which attention plan, which
     _INNER_O,
     _INNER_GATE_UP,
     _INNER_DOWN,
-    PHASES_PER_LAYER,
+    _MIXTURE,
 ) = range(20)
+PHASES_PER_LAYER = _MIXTURE + MIXTURE_PHASES
 _FINAL_NORM, _HEAD, HEAD_PHASES = range(3)  # behind those of the layers
 _FEW = 4  # tokens up to which every thread computes norms by itself: that takes less time than meeting the others
 
@@ -173,7 +177,7 @@ def _round_to_bfloat16(x_TE: Floats) -> None:
     " int64[:,::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
     " float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1],"
     " int64[:,:,:,::1], int64[:,::1], int64[:,::1], int64[:,::1], float32[:,::1],"
-    " int64[::1], int64, boolean, float32[:,::1])"
+    " int64[::1], int64, boolean, float32[:,::1], int64[::1], float32[::1], float32[::1])"
 )
 def decoder_layers(
     phases: Ints,
@@ -216,6 +220,9 @@ def decoder_layers(
     final_norm: int,
     rounds_stream: bool,
     logits_OV: Floats,
+    mixture: Ints,
+    mixture_factors: Floats,
+    query_scales_T: Floats,
 ) -> None:
     """Add the attention and the MLP of all layers to `x_TE` in place; store keys and values in the tokens' slots.
 
@@ -235,21 +242,22 @@ def decoder_layers(
 
     `head_W` is the descriptor of the head, empty for none, and `final_norm` the address of the weights of the RMS norm
     before it. Its products are written to `logits_OV`, of the wanted tokens with `select`, else of all.
-    `rounds_stream` rounds what the norm reads to bfloat16.
+    `rounds_stream` rounds what the norm reads to bfloat16. `mixture` and `mixture_factors` are numbers of `experts`.
+    `query_scales_T` are factors of queries in layers with the second rope, empty for none.
     """
     L, T, C, A = len(layers_LFW), x_TE.shape[0], qkv_RC.shape[1], out_RA.shape[1]
     none, alone = np.float32(0), T <= _FEW
     if alone:
         normed_RE, prepared = np.empty_like(normed_RE), np.empty_like(prepared)
     qkv_TC, out_TA, normed_TE, y_TE = qkv_RC[:T], out_RA[:T], normed_RE[:T], y_RE[:T]
-    gate_up_TJ, gated_TI = gate_up_RJ[:T], gated_RI[:T]
     size = max(scratch_size(plan, kv_LX[0]), scratch_size(window_plan, kv_LX[0]))
     scratch = np.empty(size // 2 + 1, dtype=np.int64)
     queries, outputs = address_of(qkv_TC), address_of(out_TA)
+    own_inputs = np.empty(mixture[OWN_MEMORY] if alone and len(mixture) > 0 else 0, dtype=np.uint8)
     tokens_N, ends_A = tokens_2N[0], ends_2A[0]
     for layer in range(L):
         qkv_W, o_W, gate_up_W = layers_LFW[layer, QKV], layers_LFW[layer, OUTPUT], layers_LFW[layer, GATE_UP]
-        down_W, others_W = layers_LFW[layer, DOWN], layers_LFW[layer, OTHERS]
+        down_W, others_W, experts_W = layers_LFW[layer, DOWN], layers_LFW[layer, OTHERS], layers_LFW[layer, EXPERTS]
         kv, phase = kv_LX[layer], layer * PHASES_PER_LAYER
         if capture_of_L[layer] >= 0:
             if claim(phases, phase + _CAPTURE, 1) == 0:
@@ -276,6 +284,10 @@ def decoder_layers(
             cos_TD, sin_TD = cos_PTD[others_W[ROPE]], sin_PTD[others_W[ROPE]]
             slots_T = slots_ST[others_W[SLOTS]]
             _rotate_rows(qkv_TC, first, end, others_W[QK_NORM], norms_all_heads, kv, eps, cos_TD, sin_TD, slots_T)
+            if others_W[ROPE] != 0 and len(query_scales_T) > 0:
+                for t in range(first, end):
+                    for c in range(A):
+                        qkv_TC[t, c] *= query_scales_T[t]
             complete(phases, phase + _ROTATE, parts)
         wait(phases, phase + _ROTATE, parts)
 
@@ -303,9 +315,10 @@ def decoder_layers(
                 complete(phases, phase + _SELECT, 1)
             wait(phases, phase + _SELECT, 1)
             x_TE, out_TA, normed_TE, y_TE = last_OE, selected_OA, normed_RE[:T], y_RE[:T]
-            gate_up_TJ, gated_TI = gate_up_RJ[:T], gated_RI[:T]
             tokens_N, ends_A = tokens_2N[1], ends_2A[1]
 
+        gate_up_TJ = gate_up_RJ.reshape(-1)[: T * gate_up_W[1]].reshape((T, gate_up_W[1]))
+        gated_TI = gated_RI.reshape(-1)[: T * down_W[2]].reshape((T, down_W[2]))
         for turn in range(2):
             if (turn == 0) != is_parallel:  # attention's output first, unless the MLP reads the stream without it
                 prepare(phases, phase + _PREPARE_O, num_threads, alone, o_W, out_TA, 0, none, False, out_TA, prepared)
@@ -324,6 +337,13 @@ def decoder_layers(
                     )  # fmt: skip
                 continue
             norm = others_W[POST_NORM]
+            if experts_W[GATES_UPS] != 0:
+                add_mixture(
+                    phases, phase + _MIXTURE, num_threads, alone, address_of(own_inputs), layers_LFW[layer, ROUTER],
+                    experts_W, gate_up_W, down_W, mixture, mixture_factors, x_TE, norm, eps, is_layer_norm,
+                    residual_scale, normed_TE, y_TE, gate_up_TJ, gated_TI, prepared,
+                )  # fmt: skip
+                continue
             prepare(
                 phases, phase + _NORM_2, num_threads, alone, gate_up_W, x_TE, norm, eps, is_layer_norm, normed_TE,
                 prepared,
@@ -344,6 +364,8 @@ def decoder_layers(
                     phases, phase + _GATE_UP, num_threads, gate_up_W, source_TE, prepared, gated_TI, activation,
                     inner_NR, own_AW, tokens_N, ends_A, sizes_PS[GATE_UP],
                 )  # fmt: skip
+        if experts_W[GATES_UPS] != 0:
+            continue
         prepare(phases, phase + _PREPARE_DOWN, num_threads, alone, down_W, gated_TI, 0, none, False, gated_TI, prepared)
         norm = others_W[MLP_OUT_NORM]
         factor = residual_scale if norm == 0 else none

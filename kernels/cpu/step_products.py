@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .block_parts import activate, activate_gated, normalise
 from .compiled import Floats, Ints, compiled
+from .layers import activate, activate_gated, normalise
 from .lora import add_outer, multiply_inner, num_inner_rows
 from .matmul import multiply_panels, num_panels, prepare_rows, prepared_size
 from .packed_matrix import WIDTH

@@ -223,6 +223,7 @@ class Decoder:
             (),
             inputs.wanted_O,
             inputs.adapters,
+            self._query_scales(inputs.positions_T),
             with_head=True,
         )
         return self._finish_logits(products_OV)
@@ -276,6 +277,7 @@ class Decoder:
                 [index - self.layers.start for index in captures if index in self.layers],
                 wanted_O if is_last and num_layers not in captures else None,
                 adapters,
+                self._query_scales(inputs.positions_T),
             )
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return stream
