@@ -45,6 +45,7 @@ QKV, OUTPUT, GATE_UP, DOWN, OTHERS, ROUTER, EXPERTS, NUM_FIELDS = range(8)
 # Addresses of norms' weights, float32 [E], and [N - K, D] for queries and keys; 0: no such norm.
 INPUT_NORM, POST_NORM, QK_NORM, ATTENTION_OUT_NORM, MLP_OUT_NORM = range(5)
 # A layer norm's bias follows its weights.
+PER_HEAD, ALL_HEADS, AFTER_ROPE = range(3)  # kinds of QK_NORM
 PLAN, ROPE, SLOTS, NUM_WORDS = 5, 6, 7, 8  # 0 or 1: which attention plan, which angles, and which slots
 (
     _CAPTURE,
@@ -107,15 +108,14 @@ def _add_normed(
 
 
 @compiled(
-    "void(float32[:,::1], int64, int64, int64, boolean, int64[::1], float32, float32[:,::1], float32[:,::1],"
-    " int64[::1])"
+    "void(float32[:,::1], int64, int64, int64, int64, int64[::1], float32, float32[:,::1], float32[:,::1], int64[::1])"
 )
 def _rotate_rows(
     qkv_TC: Floats,
     first: int,
     end: int,
     qk_norm: int,
-    norms_all_heads: bool,
+    norm_kind: int,
     kv: Ints,
     eps: float,
     cos_TD: Floats,
@@ -125,7 +125,7 @@ def _rotate_rows(
     """Rotate the queries of the rows [first, end) in place; write rotated keys, and values, to the tokens' slots.
 
     `qk_norm` is the address of the weights of the norm of each head of queries and keys before the rotation, or with
-    `norms_all_heads` of all heads of each together; 0: none.
+    ALL_HEADS of all heads of each together; 0: none. With AFTER_ROPE the factors [D] of rotated queries follow them.
     The first half of the sines is negated already.
     """
     K, D, stride, dtype = kv[KV_HEADS], kv[HEAD_SIZE], kv[STRIDE], kv[DTYPE]
@@ -134,12 +134,12 @@ def _rotate_rows(
     for t in range(first, end):
         slot = slots_T[t] * stride
         cos_D, sin_D = cos_TD[t], sin_TD[t]
-        if qk_norm != 0 and norms_all_heads:
+        if qk_norm != 0 and norm_kind == ALL_HEADS:
             normalise_together(qkv_TC[t, : H * D], qk_norm, eps)
             normalise_together(qkv_TC[t, H * D : (H + K) * D], qk_norm + 4 * H * D, eps)
         for head in range(H + K):
             x_D = qkv_TC[t, head * D : (head + 1) * D]
-            if qk_norm != 0 and not norms_all_heads:
+            if qk_norm != 0 and norm_kind != ALL_HEADS:
                 weight_D = carray(_floats(qk_norm + 4 * head * D), (D,))
                 total = np.float32(0)
                 for d in range(D):
@@ -151,6 +151,10 @@ def _rotate_rows(
                 low, high = x_D[d], x_D[d + half]
                 x_D[d] = low * cos_D[d] + high * sin_D[d]
                 x_D[d + half] = high * cos_D[d + half] + low * sin_D[d + half]
+            if qk_norm != 0 and norm_kind == AFTER_ROPE and head < H:
+                factor_D = carray(_floats(qk_norm + 4 * (H + K) * D), (D,))
+                for d in range(D):
+                    x_D[d] *= factor_D[d]
         keys, values = H * D, (H + K) * D
         if dtype == FLOAT32:
             k, v = carray(_floats(kv[KEYS] + 4 * slot), (K * D,)), carray(_floats(kv[VALUES] + 4 * slot), (K * D,))
@@ -173,7 +177,7 @@ def _round_to_bfloat16(x_TE: Floats) -> None:
 
 @compiled(
     "void(int64[::1], int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32,"
-    " float32, float32, float32, int64, boolean, boolean, boolean, boolean, float32[:,:,::1], float32[:,:,::1],"
+    " float32, float32, float32, int64, boolean, boolean, boolean, int64, float32[:,:,::1], float32[:,:,::1],"
     " int64[:,::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
     " float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1],"
     " int64[:,:,:,::1], int64[:,::1], int64[:,::1], int64[:,::1], float32[:,::1],"
@@ -195,7 +199,7 @@ def decoder_layers(
     is_gated: bool,
     is_layer_norm: bool,
     is_parallel: bool,
-    norms_all_heads: bool,
+    qk_norm_kind: int,
     cos_PTD: Floats,
     sin_PTD: Floats,
     slots_ST: Ints,
@@ -230,7 +234,7 @@ def decoder_layers(
     are the layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of
     `AttentionPlan`.
     `cos_PTD` and `sin_PTD` are the angles of each rope, `slots_ST` the slots of each kind of layer; what a part adds is
-    multiplied by `residual_scale`. `norms_all_heads` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what
+    multiplied by `residual_scale`. `qk_norm_kind` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what
     attention reads. If `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes
     them to `last_OE`. A
     layer's input goes to `captured_XTE[capture_of_L[layer]]` unless that is -1. The other arrays are scratch memory
@@ -283,7 +287,7 @@ def decoder_layers(
             first, end = T * part // parts, T * (part + 1) // parts
             cos_TD, sin_TD = cos_PTD[others_W[ROPE]], sin_PTD[others_W[ROPE]]
             slots_T = slots_ST[others_W[SLOTS]]
-            _rotate_rows(qkv_TC, first, end, others_W[QK_NORM], norms_all_heads, kv, eps, cos_TD, sin_TD, slots_T)
+            _rotate_rows(qkv_TC, first, end, others_W[QK_NORM], qk_norm_kind, kv, eps, cos_TD, sin_TD, slots_T)
             if others_W[ROPE] != 0 and len(query_scales_T) > 0:
                 for t in range(first, end):
                     for c in range(A):

@@ -19,6 +19,8 @@ from ...kernels.cpu.attention import SINKS, CompiledAttention, kv_descriptor
 from ...kernels.cpu.attention_plan import COST
 from ...kernels.cpu.compiled import Floats, Ints
 from ...kernels.cpu.decoder_step import (
+    AFTER_ROPE,
+    ALL_HEADS,
     ATTENTION_OUT_NORM,
     DOWN,
     EXPERTS,
@@ -30,6 +32,7 @@ from ...kernels.cpu.decoder_step import (
     NUM_WORDS,
     OTHERS,
     OUTPUT,
+    PER_HEAD,
     PHASES_PER_LAYER,
     PLAN,
     POST_NORM,
@@ -74,7 +77,7 @@ from ...kernels.cpu.shared_phases import new_phases
 from ...kernels.cpu.thread_pool import num_threads, run_tasks
 from .config import ModelConfig
 from .experts_config import ExpertsConfig
-from .families.row import Activation
+from .families.row import Activation, QkNorm
 from .linear import DenseLinear
 from .lora.adapters import StepAdapters
 from .mixture import MixtureMlp, SeparateExperts, SharedExpert
@@ -96,6 +99,7 @@ _ACTIVATIONS: dict[Activation, int] = {
     "relu2": RELU2,
 }
 _KV_DTYPES = (torch.float32, torch.bfloat16)
+_QK_NORMS: dict[QkNorm | None, int] = {"all heads": ALL_HEADS, "per head after rope": AFTER_ROPE}
 _FIELDS = (QKV, OUTPUT, GATE_UP, DOWN)
 
 
@@ -176,7 +180,7 @@ class _Block(NamedTuple):
         """Return the matrices of a layer, or None when the loop does not compute it."""
         mlp, mixture = layer.mlp, None
         linears = [layer.qkv, layer.o]
-        if layer.recurrent is not None or layer.rotated_norms_2D is not None or layer.part != "both":
+        if layer.recurrent is not None or layer.part != "both":
             return None
         if type(mlp) is MixtureMlp:
             mixture = _Mixture.of(mlp)
@@ -208,7 +212,7 @@ class CompiledLayers:
                 block.mixture.write(record_FW)
             weights = [None if norm is None else _stored_weights(norm) for norm in layer.norms]
             words = (INPUT_NORM, ATTENTION_OUT_NORM, POST_NORM, MLP_OUT_NORM, QK_NORM)
-            for word, weight in zip(words, [*weights, layer.qk_norm_HD], strict=True):
+            for word, weight in zip(words, [*weights, _qk_norm(layer)], strict=True):
                 values = np.empty(0, np.float32) if weight is None else weight.detach().float().contiguous().numpy()
                 self._parameters.append(values)
                 record_FW[OTHERS, word] = values.ctypes.data if values.size else 0
@@ -339,7 +343,7 @@ class CompiledLayers:
             config.gated_mlp,
             config.norm.startswith("layer_norm"),
             config.norm_placement.startswith("parallel"),
-            config.qk_norm == "all heads",
+            _QK_NORMS.get(config.qk_norm, PER_HEAD),
             *(_side_by_side(parts, T, D) for parts in zip(*angles, strict=True)),
             slots_ST,
             wanted,
@@ -430,6 +434,14 @@ def _adapter_arrays(adapters: StepAdapters | None, L: int) -> list[Any]:
     ends_2A = np.array([own.ends for own in segments], dtype=np.int64)
     inner_NR = np.empty((num_rows, most), np.float32)
     return [records_LPAW, tokens_2N, ends_2A, adapters.layers.section_sizes, inner_NR]
+
+
+def _qk_norm(layer: LayerParameters) -> torch.Tensor | None:
+    """Return the weights of the norm of queries and keys, with factors of rotated queries behind them: a norm and a
+    rotation may change places, its weights may not."""
+    if layer.qk_norm_HD is None or layer.rotated_norms_2D is None:
+        return layer.qk_norm_HD
+    return torch.cat((layer.qk_norm_HD.flatten().float(), layer.rotated_norms_2D.float().prod(0)))
 
 
 def _stored_weights(norm: Norm) -> torch.Tensor:

@@ -454,7 +454,7 @@ def test_internlm_3_is_a_llama_with_flags_of_its_own(tmp_path: Path) -> None:
 
 BLOCKS = [
     "gemma 3", "olmo 2", "glm 4", "granite", "phi", "gpt neox", "gpt 2", "opt", "cohere 2", "falcon, groups",
-    "gpt oss", "llama 4", "glm 4.5",
+    "gpt oss", "llama 4", "glm 4.5", "hunyuan moe",
 ]  # fmt: skip
 
 
