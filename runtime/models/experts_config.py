@@ -71,6 +71,7 @@ GPT_OSS = ExpertFamily(
 QWEN2_MOE = ExpertFamily(_PROJECTIONS, "moe_intermediate_size", False, True)
 DEEPSEEK_V2 = QWEN3_MOE._replace(names=_PROJECTIONS._replace(shared="mlp.shared_experts"), routing="groups by softmax")
 DEEPSEEK_V3 = DEEPSEEK_V2._replace(routing="groups by sigmoid", choice_bias=True)
+LFM2_MOE = DEEPSEEK_V3._replace(names=_PROJECTIONS._replace(bias="expert_bias"))
 ERNIE = DEEPSEEK_V2._replace(
     names=DEEPSEEK_V2.names._replace(bias="moe_statics.e_score_correction_bias"),
     routing="softmax in float32",

@@ -89,6 +89,7 @@ NATIVE: dict[str, dict[str, Any]] = {
                   "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 12, "n_groups": 2,
                   "time_step_min": 1e-30},
     "Lfm2": {**SIZES, "layer_types": ["conv", "full_attention"]},
+    "Lfm2Moe": {**_MANY, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "Gemma": {**SIZES, "head_dim": 16},
     "Gemma2": {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24, **_WINDOWS},
     "Gemma3Text": {**SIZES, "head_dim": 16, "query_pre_attn_scalar": 24, **_WINDOWS},

@@ -65,6 +65,8 @@ CONFIGS |= {
 CONFIGS |= {
     "lfm2": ("Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True,
                       "block_multiple_of": 8}),
+    "lfm2 moe": ("Lfm2Moe", {**SIZES, **_EXPERTS, "layer_types": ["conv", "full_attention", "conv"],
+                             "num_dense_layers": 1, "routed_scaling_factor": 1.5}),
 }  # fmt: skip
 _NEMOTRON = {**SIZES, "mamba_num_heads": 4, "mamba_head_dim": 10, "ssm_state_size": 12, "n_groups": 2,
              "head_dim": 16, "time_step_min": 1e-30}  # fmt: skip
@@ -112,7 +114,7 @@ def make_judge(name: str) -> PreTrainedModel:
 
 def choice_biases(model: PreTrainedModel) -> list[torch.Tensor]:
     """Return the biases of the choice of experts, which transformers does not count as parameters."""
-    return [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    return [buffer for name, buffer in model.named_buffers() if name.endswith(("correction_bias", "expert_bias"))]
 
 
 @pytest.fixture(scope="module")
