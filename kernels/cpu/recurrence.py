@@ -243,26 +243,32 @@ def gated_norm(
     projected_TJ: FloatArray,
     gate_start: int,
     size: int,
-    gate_first: bool,
+    gate_last: bool,
     eps: float,
     weight_N: FloatArray,
     x_TI: Floats,
     out_TI: FloatArray,
 ) -> None:
-    """Normalise each `size` outputs of the tokens [first, end), then gate them; with `gate_first` the other way."""
+    """Gate the outputs of the tokens [first, end), then normalise each `size` of them if there are weights; with
+    `gate_last` the other way."""
     I = x_TI.shape[1]  # noqa: E741
     for t in range(first, end):
         for low in range(0, I, size):
             x_V, gate_V = x_TI[t, low : low + size], projected_TJ[t, gate_start + low : gate_start + low + size]
-            weight_V, out_V = weight_N[low % len(weight_N) : low % len(weight_N) + size], out_TI[t, low : low + size]
-            if gate_first:
+            out_V = out_TI[t, low : low + size]
+            if not gate_last:
                 for v in range(size):
                     x_V[v] *= silu(widen(gate_V[v]))
+            if len(weight_N) == 0:
+                for v in range(size):
+                    out_V[v] = narrow(x_V[v], gate_V[v])
+                continue
+            weight_V = weight_N[low % len(weight_N) : low % len(weight_N) + size]
             total = np.float32(0)
             for v in range(size):
                 total += x_V[v] * x_V[v]
             scale = np.float32(1) / np.sqrt(total / np.float32(size) + eps)
-            if gate_first:
+            if not gate_last:
                 for v in range(size):
                     out_V[v] = narrow(x_V[v] * scale * widen(weight_V[v]), weight_V[v])
             else:
@@ -276,13 +282,14 @@ class RecurrentWeights(NamedTuple):
 
     num_key_heads: int
     step_limit: tuple[float, float]  # of Mamba2's time steps
+    gate_last: bool  # behind the norm of the output
     norm_eps: float
     conv_WC: torch.Tensor
     conv_bias_C: torch.Tensor | None
     log_decay_H: torch.Tensor  # float32, as are the next two
     step_bias_H: torch.Tensor
     skip_H: torch.Tensor | None  # Mamba2's; None: a gated delta net
-    norm_weight: torch.Tensor  # of a head, or Mamba2's of all
+    norm_weight: torch.Tensor  # of a head, or Mamba2's of all; empty: the output is gated alone
 
 
 def suits_loops(projected_TJ: torch.Tensor) -> bool:
@@ -339,7 +346,7 @@ def recurrent_layer(
     output_TI = torch.empty((T, H * V), dtype=weights.norm_weight.dtype)
     size = V if is_delta else H * V // weights.num_key_heads
     projected, weight, out = map(as_float_array, (projected_TJ, weights.norm_weight, output_TI))
-    x_TI, settings = x_THV.reshape(T, -1), (C, size, not is_delta, weights.norm_eps)
+    x_TI, settings = x_THV.reshape(T, -1), (C, size, weights.gate_last, weights.norm_eps)
     _share(shares, T, lambda first, end: gated_norm(first, end, projected, *settings, weight, x_TI, out))
     return output_TI
 

@@ -85,6 +85,8 @@ NATIVE: dict[str, dict[str, Any]] = {
     "GraniteMoeHybrid": {**_LOCAL, **_MAMBA, "shared_intermediate_size": 40,
                          "layer_types": _LINEAR["layer_types"]},
     "Bamba": {**SIZES, **_MAMBA, "attn_layer_indices": [1]},
+    "FalconH1": {**SIZES, **_MAMBA, "mamba_d_ssm": 96, "mamba_chunk_size": 16, "key_multiplier": 0.7,
+                 "ssm_multipliers": [0.5, 0.8, 1.3, 1.1, 0.9]},
     "NemotronH": {**SIZES, "layers_block_type": ["linear_attention", "mlp", "full_attention"], "head_dim": 16,
                   "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 12, "n_groups": 2,
                   "time_step_min": 1e-30},

@@ -68,6 +68,17 @@ CONFIGS |= {
     "lfm2 moe": ("Lfm2Moe", {**SIZES, **_EXPERTS, "layer_types": ["conv", "full_attention", "conv"],
                              "num_dense_layers": 1, "routed_scaling_factor": 1.5}),
 }  # fmt: skip
+_FALCON = {**SIZES, **_MAMBA, "mamba_d_ssm": 80, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5,
+           "key_multiplier": 1.5, "attention_in_multiplier": 0.7, "attention_out_multiplier": 0.9,
+           "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.5, 0.8, 1.3, 1.1, 0.9],
+           "mlp_multipliers": [0.8, 0.3]}  # fmt: skip
+CONFIGS |= {
+    "falcon h1": ("FalconH1", _FALCON),
+    "falcon h1, biases": ("FalconH1", {**_FALCON, "attention_bias": True, "mamba_proj_bias": True, "mlp_bias": True,
+                                       "projectors_bias": True, "mamba_rms_norm": True}),
+    "falcon h1, gate first": ("FalconH1", {**SIZES, **_MAMBA, "mamba_d_ssm": None, "mamba_rms_norm": True,
+                                           "mamba_norm_before_gate": False, "num_hidden_layers": 1}),
+}  # fmt: skip
 _NEMOTRON = {**SIZES, "mamba_num_heads": 4, "mamba_head_dim": 10, "ssm_state_size": 12, "n_groups": 2,
              "head_dim": 16, "time_step_min": 1e-30}  # fmt: skip
 _UNGATED = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
@@ -240,7 +251,14 @@ def random_layer(is_delta: bool, dtype: torch.dtype) -> tuple[RecurrentLayer, to
     torch.manual_seed(5)
     family = QWEN3_NEXT if is_delta else MAMBA2
     sizes = {"num_key_heads": 2, "num_heads": 4, "key_size": 7, "value_size": 10, "conv_width": 4}
-    config = RecurrentConfig(family=family, layers=(True,), conv_bias=not is_delta, step_limit=(0.01, 0.9), **sizes)
+    config = RecurrentConfig(
+        family=family,
+        layers=(True,),
+        conv_bias=not is_delta,
+        step_limit=(0.01, 0.9),
+        norm="before the gate" if is_delta else "behind the gate",
+        **sizes,
+    )
     layer = RecurrentLayer.allocate(config, 1e-6, device="cpu", dtype=dtype)
     for tensor in (layer.conv_WC, layer.conv_bias_C, layer.step_bias_H, layer.skip_H, layer.norm_weight):
         if tensor is not None:

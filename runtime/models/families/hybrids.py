@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..experts_config import LFM2_MOE, NEMOTRON_H_MOE
-from ..recurrent.config import LFM2, NEMOTRON_H
+from ..recurrent.config import FALCON_H1, LFM2, MAMBA2, NEMOTRON_H
 from .row import Family, Flag
 
 _LFM2_NAMES = (
@@ -28,6 +28,17 @@ _NEMOTRON_H_NAMES = (
     (r"\.mixer\.((up|down|fc1_latent|fc2_latent)_proj|gate|experts|shared_experts)\.", r".mlp.\1."),
 )
 
+_BAMBA = Family(
+    *(Flag("attention_bias"),) * 2,
+    Flag("mlp_bias"),
+    recurrent=MAMBA2,
+    renames=(
+        (r"\.feed_forward\.", ".mlp."),
+        (r"\.pre_ff_layernorm\.", ".post_attention_layernorm."),
+        (r"^model\.final_layernorm\.", "model.norm."),
+    ),
+    defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+)
 _LFM2 = Family(
     qk_norm="per head",
     recurrent=LFM2,
@@ -39,6 +50,15 @@ _LFM2 = Family(
 )
 
 OF_OTHER_PARTS = {
+    "BambaForCausalLM": _BAMBA,
+    "FalconH1ForCausalLM": _BAMBA._replace(
+        recurrent=FALCON_H1,
+        multipliers=True,
+        embedding_scale_field="embedding_multiplier",
+        logit_scale_field="lm_head_multiplier",
+        defaults={"rms_norm_eps": 1e-5},
+        required={"attn_layer_indices": None},
+    ),
     "Lfm2ForCausalLM": _LFM2._replace(
         rounded_mlp_size=True,
         aliases={"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"},

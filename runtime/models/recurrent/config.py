@@ -11,6 +11,7 @@ from ..config_fields import ConfigFields
 
 RecurrentKind = Literal["gated delta", "mamba2", "short convolution"]
 StoredProjections = Literal["by key head", "separate", "gate first", "as computed"]
+OutputNorm = Literal["before the gate", "behind the gate", "none"]
 
 
 class RecurrentFamily(NamedTuple):
@@ -22,12 +23,14 @@ class RecurrentFamily(NamedTuple):
     # or one tensor, the gate's rows first or in the order here.
     stored: StoredProjections
     one_part: bool = False  # a layer is a mixer (attention or recurrent) or an MLP, not both
+    parallel: bool = False  # every layer attends and is recurrent: both parts read its input, and their outputs add up
 
 
 QWEN3_NEXT = RecurrentFamily("gated delta", "linear_attn", "by key head")
 QWEN3_5 = RecurrentFamily("gated delta", "linear_attn", "separate")
 MAMBA2 = RecurrentFamily("mamba2", "mamba", "gate first")
 NEMOTRON_H = RecurrentFamily("mamba2", "mamba", "gate first", one_part=True)
+FALCON_H1 = RecurrentFamily("mamba2", "mamba", "gate first", parallel=True)
 LFM2 = RecurrentFamily("short convolution", "conv", "as computed")
 
 
@@ -53,6 +56,8 @@ class RecurrentConfig:
     conv_width: int
     conv_bias: bool = False
     projection_bias: bool = False
+    output_bias: bool = False  # of the output projection
+    norm: OutputNorm = "behind the gate"  # of each head of a gated delta net, or of each group of Mamba2's
     step_limit: tuple[float, float] = (0.0, float("inf"))  # of Mamba2's time steps
 
     @property
@@ -99,7 +104,19 @@ class RecurrentConfig:
     @property
     def norm_size(self) -> int:
         """Weights of the norm of the output: of one head, or of all; 0: there is none."""
-        return {"gated delta": self.value_size, "mamba2": self.inner, "short convolution": 0}[self.family.kind]
+        if self.norm == "none":
+            return 0
+        return self.value_size if self.is_delta else self.inner
+
+    @property
+    def norm_width(self) -> int:
+        """Numbers of the output that are normalised together."""
+        return self.value_size if self.is_delta else self.inner // self.num_key_heads
+
+    @property
+    def num_not_attending(self) -> int:
+        """Number of layers without keys and values."""
+        return 0 if self.family.parallel else self.num_layers
 
     @property
     def num_rates(self) -> int:
@@ -117,6 +134,19 @@ class RecurrentConfig:
         """Return the bytes of one slot: the float32 states and the convolutions' last inputs of all layers."""
         conv = (self.conv_width - 1) * self.conv_channels * dtype.itemsize
         return self.num_layers * (4 * self.num_heads * self.key_size * self.value_size + conv)
+
+
+class Multipliers(NamedTuple):
+    """Factors of the products of a layer that attends and is recurrent (Falcon-H1)."""
+
+    attention_in: float  # of attention's inputs
+    key: float  # of keys
+    attention_out: float  # of the output projection's outputs
+    recurrent_in: float
+    recurrent: tuple[float, ...]  # of the input projection's gate, x, B, C and time steps
+    recurrent_out: float
+    gate: float  # of the MLP's gate, before its activation
+    down: float
 
 
 def layer_kinds(fields: ConfigFields) -> list[str]:
@@ -151,6 +181,7 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
             key_size=fields.count("linear_key_head_dim"),
             value_size=fields.count("linear_value_head_dim"),
             conv_width=fields.count("linear_conv_kernel_dim", least=2),
+            norm="before the gate",
         )
     if family.kind == "short convolution":
         bias = fields.boolean("conv_bias", default=False)
@@ -164,16 +195,21 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
             conv_width=fields.count("conv_L_cache", default=3, least=2),
             conv_bias=bias,
             projection_bias=bias,
+            output_bias=bias,
+            norm="none",
         )
     num_heads, groups = fields.count("mamba_n_heads"), fields.count("mamba_n_groups")
     if family.one_part:
         inner = num_heads * fields.count("mamba_d_head")
+    elif fields.raw.get("mamba_d_ssm") is not None:
+        inner = fields.count("mamba_d_ssm")
     else:
         inner = fields.count("mamba_expand") * fields.count("hidden_size")
     if inner % num_heads or num_heads % groups:
         raise fields.invalid("mamba_n_heads", f"must divide {inner} and be a multiple of mamba_n_groups {groups}")
     if fields.raw.get("mamba_d_head") not in (None, "auto", inner // num_heads):
         raise fields.invalid("mamba_d_head", f"must be {inner // num_heads}")
+    bias = fields.boolean("mamba_proj_bias", default=False)
     return RecurrentConfig(
         family=family,
         layers=layers,
@@ -183,13 +219,17 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
         value_size=inner // num_heads,
         conv_width=fields.count("mamba_d_conv", least=2),
         conv_bias=fields.boolean("mamba_conv_bias", default=True),
-        projection_bias=fields.boolean("mamba_proj_bias", default=False),
+        projection_bias=bias,
+        output_bias=fields.boolean("projectors_bias", default=False) if family.parallel else bias,
+        norm=_parallel_norm(fields) if family.parallel else "behind the gate",
         step_limit=_step_limit(fields),
     )
 
 
 def _recurrent_layers(fields: ConfigFields, family: RecurrentFamily, num_layers: int) -> tuple[bool, ...]:
     names = ("linear_attention", "mamba", "conv", "full_attention", "attention")
+    if family.parallel:
+        return (True,) * num_layers
     if family.one_part:
         return tuple(kind == "linear_attention" for kind in layer_kinds(fields))
     types = fields.raw.get("layer_types") or fields.raw.get("layers_block_type")
@@ -210,6 +250,34 @@ def _recurrent_layers(fields: ConfigFields, family: RecurrentFamily, num_layers:
     if all(layers):
         raise fields.unsupported("layer_types", "a model without a layer of attention is")
     return layers
+
+
+def _parallel_norm(fields: ConfigFields) -> OutputNorm:
+    if not fields.boolean("mamba_rms_norm", default=False):
+        return "none"
+    return "before the gate" if fields.boolean("mamba_norm_before_gate", default=True) else "behind the gate"
+
+
+def parse_multipliers(fields: ConfigFields) -> Multipliers:
+    """Read the factors of a parallel layer's products. Raises CheckpointError, naming the field."""
+
+    def number(field: str) -> float:
+        return fields.number(field, default=1.0)
+
+    def numbers(field: str, count: int) -> tuple[float, ...]:
+        return (1.0,) * count if fields.raw.get(field) is None else fields.numbers(field, count)
+
+    gate, down = numbers("mlp_multipliers", 2)
+    return Multipliers(
+        attention_in=number("attention_in_multiplier"),
+        key=number("key_multiplier"),
+        attention_out=number("attention_out_multiplier"),
+        recurrent_in=number("ssm_in_multiplier"),
+        recurrent=numbers("ssm_multipliers", 5),
+        recurrent_out=number("ssm_out_multiplier"),
+        gate=gate,
+        down=down,
+    )
 
 
 def _step_limit(fields: ConfigFields) -> tuple[float, float]:

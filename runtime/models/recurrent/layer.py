@@ -72,6 +72,7 @@ class RecurrentLayer:
                 weights = recurrence.RecurrentWeights(
                     config.num_key_heads,
                     config.step_limit,
+                    config.norm == "before the gate",
                     self.norm_eps,
                     self.conv_WC,
                     self.conv_bias_C,
@@ -190,14 +191,17 @@ class RecurrentLayer:
         return RecurrenceInputs(q_TGK, k_TGK, v_THV, g_TH, beta)
 
     def _norm(self, output_THV: torch.Tensor, gate_TI: torch.Tensor) -> torch.Tensor:
-        """Normalise each head and gate it; Mamba2 gates first and normalises each group of heads."""
-        gate_TI, dtype = F.silu(gate_TI.float()), self.norm_weight.dtype
-        if self.config.is_delta:
-            normed = F.rms_norm(output_THV, output_THV.shape[-1:], eps=self.norm_eps) * self.norm_weight.float()
-            return (normed.flatten(1) * gate_TI).to(dtype)
-        gated = (output_THV.flatten(1) * gate_TI).unflatten(-1, (self.config.num_key_heads, -1))
-        normed = F.rms_norm(gated, gated.shape[-1:], eps=self.norm_eps).flatten(1)
-        return (normed * self.norm_weight.float()).to(dtype)
+        """Normalise each head, or group of heads, and gate it; or gate first, or alone."""
+        x_TI, gate_TI, kind = output_THV.flatten(1), F.silu(gate_TI.float()), self.config.norm
+        if kind != "before the gate":
+            x_TI = x_TI * gate_TI
+        if kind != "none":
+            width = self.config.norm_width
+            parts = F.rms_norm(x_TI.unflatten(-1, (-1, width)), (width,), eps=self.norm_eps)
+            x_TI = (parts * self.norm_weight.float().view(-1, width)).flatten(1)
+        if kind == "before the gate":
+            x_TI = x_TI * gate_TI
+        return x_TI.to(self.norm_weight.dtype)
 
     def destinations(self, prefix: str, projection: Linear) -> dict[str, Destination]:
         """Map the checkpoint tensors of the decoder layer `prefix`, but those of the output projection, to this layer's
