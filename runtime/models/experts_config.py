@@ -94,6 +94,7 @@ LLAMA4 = ExpertFamily(
     stacked=StackedNames(),
     shared_size_field="moe_intermediate_size",
 )
+JAMBA_MOE = ExpertFamily(_PROJECTIONS._replace(router="router"), "intermediate_size", False, False)
 # Experts without gates.
 NEMOTRON_H_MOE = DEEPSEEK_V3._replace(names=DEEPSEEK_V3.names._replace(gate="", up="up_proj", down="down_proj"))
 
@@ -223,6 +224,9 @@ def _routed_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
 
 
 def _sparse_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    if fields.raw.get("expert_layer_period") is not None:  # Jamba
+        period, offset = fields.count("expert_layer_period"), fields.count("expert_layer_offset", default=1, least=0)
+        return tuple(layer % period == offset for layer in range(num_layers))
     step = fields.count("decoder_sparse_step", default=1)
     dense = fields.raw.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(layer) is int and 0 <= layer < num_layers for layer in dense):

@@ -50,6 +50,7 @@ from .recurrent.config import RecurrentConfig
 from .recurrent.layer import RecurrentLayer, projection_modules
 from .recurrent.mixture import LATENT_NAMES, UngatedMixture
 from .recurrent.parallel import joined_projections, scaled_mlp
+from .recurrent.selective import allocate_recurrent
 from .stored_layout import as_stored
 
 _EXPANSION = "self_attn.kv_b_proj"  # of latents
@@ -113,6 +114,8 @@ class DecoderParameters:
         for layer in self.layers:
             yield from linear_parts(layer.qkv)
             yield from linear_parts(layer.o)
+            if layer.recurrent is not None:
+                yield from layer.recurrent.linears()
             if layer.latent is not None:
                 yield from layer.latent.linears()
             yield from layer.mlp.linears()
@@ -361,7 +364,7 @@ def allocate_parameters(
                 qk_norm_HD=None,
                 o=rows(index, f"{own.family.block}.out_proj", E, own.inner, own.output_bias),
                 mlp=mlp(index),
-                recurrent=RecurrentLayer.allocate(own, config.norm_eps, device=device, dtype=dtype),
+                recurrent=allocate_recurrent(own, config.norm_eps, device=device, dtype=dtype),
                 part=part,
             )
         attending = LayerParameters(
@@ -381,7 +384,7 @@ def allocate_parameters(
         qkv, o = joined_projections(
             config, (attending.qkv, attending.o), (input_projection(index, own), output), tensor(0)
         )
-        state = RecurrentLayer.allocate(own, config.norm_eps, device=device, dtype=dtype)
+        state = allocate_recurrent(own, config.norm_eps, device=device, dtype=dtype)
         return replace(attending, qkv=qkv, o=o, mlp=scaled_mlp(config, attending.mlp, tensor(0)), recurrent=state)
 
     layers = tuple(map(layer, group.stage.layers(config)))

@@ -87,6 +87,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "Bamba": {**SIZES, **_MAMBA, "attn_layer_indices": [1]},
     "FalconH1": {**SIZES, **_MAMBA, "mamba_d_ssm": 96, "mamba_chunk_size": 16, "key_multiplier": 0.7,
                  "ssm_multipliers": [0.5, 0.8, 1.3, 1.1, 0.9]},
+    "Jamba": {**SIZES, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
     "NemotronH": {**SIZES, "layers_block_type": ["linear_attention", "mlp", "full_attention"], "head_dim": 16,
                   "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 12, "n_groups": 2,
                   "time_step_min": 1e-30},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..experts_config import LFM2_MOE, NEMOTRON_H_MOE
-from ..recurrent.config import FALCON_H1, LFM2, MAMBA2, NEMOTRON_H
+from ..experts_config import JAMBA_MOE, LFM2_MOE, NEMOTRON_H_MOE
+from ..recurrent.config import FALCON_H1, JAMBA, LFM2, MAMBA2, NEMOTRON_H
 from .row import Family, Flag
 
 _LFM2_NAMES = (
@@ -58,6 +58,19 @@ OF_OTHER_PARTS = {
         logit_scale_field="lm_head_multiplier",
         defaults={"rms_norm_eps": 1e-5},
         required={"attn_layer_indices": None},
+    ),
+    "JambaForCausalLM": Family(
+        recurrent=JAMBA,
+        experts=JAMBA_MOE,
+        rope_switch_field="position_embedding_type",  # which Jamba's files do not have
+        renames=_BAMBA.renames,
+        defaults={
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "expert_layer_period": 2,
+            "max_position_embeddings": 262_144,
+        },
+        variants=(({"num_experts": 1}, {"experts": None}),),
     ),
     "Lfm2ForCausalLM": _LFM2._replace(
         rounded_mlp_size=True,

@@ -9,7 +9,7 @@ import torch
 
 from ..config_fields import ConfigFields
 
-RecurrentKind = Literal["gated delta", "mamba2", "short convolution"]
+RecurrentKind = Literal["gated delta", "mamba2", "mamba1", "short convolution"]
 StoredProjections = Literal["by key head", "separate", "gate first", "as computed"]
 OutputNorm = Literal["before the gate", "behind the gate", "none"]
 
@@ -31,6 +31,7 @@ QWEN3_5 = RecurrentFamily("gated delta", "linear_attn", "separate")
 MAMBA2 = RecurrentFamily("mamba2", "mamba", "gate first")
 NEMOTRON_H = RecurrentFamily("mamba2", "mamba", "gate first", one_part=True)
 FALCON_H1 = RecurrentFamily("mamba2", "mamba", "gate first", parallel=True)
+JAMBA = RecurrentFamily("mamba1", "mamba", "as computed")
 LFM2 = RecurrentFamily("short convolution", "conv", "as computed")
 
 
@@ -43,8 +44,9 @@ _OLDER_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 class RecurrentConfig:
     """Sizes of the recurrent layers. A state has a matrix [key_size, value_size] for each head.
 
-    In Mamba2's terms a key head is a group, a key the matrix B, a query the matrix C, a value the input x. A short
-    convolution has no matrix: it is one head without keys, whose input projection is two gates around its channels.
+    In Mamba2's terms a key head is a group, a key the matrix B, a query the matrix C, a value the input x. Mamba1 is
+    one head whose values are all channels. A short convolution has no matrix: it is one head without keys, whose input
+    projection is two gates around its channels.
     """
 
     family: RecurrentFamily
@@ -59,6 +61,7 @@ class RecurrentConfig:
     output_bias: bool = False  # of the output projection
     norm: OutputNorm = "behind the gate"  # of each head of a gated delta net, or of each group of Mamba2's
     step_limit: tuple[float, float] = (0.0, float("inf"))  # of Mamba2's time steps
+    step_rank: int = 0  # inputs of the product that makes Mamba1's time steps
 
     @property
     def num_layers(self) -> int:
@@ -76,13 +79,25 @@ class RecurrentConfig:
         return self.family.kind == "short convolution"
 
     @property
+    def is_selective(self) -> bool:
+        """True for Mamba1, whose keys, queries and time steps are products of the convolution's output."""
+        return self.family.kind == "mamba1"
+
+    @property
+    def selected(self) -> int:
+        """Outputs of the product that makes Mamba1's time steps, keys and queries."""
+        return self.step_rank + 2 * self.key_size
+
+    @property
     def inner(self) -> int:
         """Size of the layer's output, all heads together."""
         return self.num_heads * self.value_size
 
     @property
     def conv_sizes(self) -> tuple[int, int, int]:
-        """Channels of the convolution: queries, keys, values of a gated delta net; else x, B, C of Mamba2."""
+        """Channels of the convolution: queries, keys, values of a gated delta net; x, B, C of Mamba2; else x alone."""
+        if self.is_selective:
+            return self.inner, 0, 0
         keys = self.num_key_heads * self.key_size
         return (keys, keys, self.inner) if self.is_delta else (self.inner, keys, keys)
 
@@ -93,7 +108,7 @@ class RecurrentConfig:
     @property
     def num_scalars(self) -> int:
         """Outputs of the input projection that are one number for each head: beta and decay, or Mamba2's time step."""
-        return self.num_heads * {"gated delta": 2, "mamba2": 1, "short convolution": 0}[self.family.kind]
+        return self.num_heads * {"gated delta": 2, "mamba2": 1}.get(self.family.kind, 0)
 
     @property
     def projected(self) -> int:
@@ -126,8 +141,11 @@ class RecurrentConfig:
     @property
     def num_own_parameters(self) -> int:
         """Parameters of a layer beside its two projections."""
-        scalars = {"gated delta": 2, "mamba2": 3, "short convolution": 0}[self.family.kind]
+        scalars = {"gated delta": 2, "mamba2": 3}.get(self.family.kind, 0)
         conv = self.conv_channels * (self.conv_width + self.conv_bias)
+        if self.is_selective:
+            products = self.inner * (self.selected + self.step_rank)
+            return conv + products + self.selected + self.inner * (self.key_size + 2)
         return conv + scalars * self.num_heads + self.norm_size
 
     def state_bytes(self, dtype: torch.dtype) -> int:
@@ -198,6 +216,23 @@ def parse_recurrent(fields: ConfigFields, family: RecurrentFamily, num_layers: i
             output_bias=bias,
             norm="none",
         )
+    if family.kind == "mamba1":
+        hidden_size, bias = fields.count("hidden_size"), fields.boolean("mamba_proj_bias", default=False)
+        by_size = fields.raw.get("mamba_dt_rank") in (None, "auto")
+        return RecurrentConfig(
+            family=family,
+            layers=layers,
+            num_key_heads=1,
+            num_heads=1,
+            key_size=fields.count("mamba_d_state", default=16),
+            value_size=fields.count("mamba_expand", default=2) * hidden_size,
+            conv_width=fields.count("mamba_d_conv", default=4, least=2),
+            conv_bias=fields.boolean("mamba_conv_bias", default=True),
+            projection_bias=bias,
+            output_bias=bias,
+            norm="none",
+            step_rank=-(-hidden_size // 16) if by_size else fields.count("mamba_dt_rank"),
+        )
     num_heads, groups = fields.count("mamba_n_heads"), fields.count("mamba_n_groups")
     if family.one_part:
         inner = num_heads * fields.count("mamba_d_head")
@@ -230,6 +265,12 @@ def _recurrent_layers(fields: ConfigFields, family: RecurrentFamily, num_layers:
     names = ("linear_attention", "mamba", "conv", "full_attention", "attention")
     if family.parallel:
         return (True,) * num_layers
+    if family.kind == "mamba1":
+        period = fields.count("attn_layer_period", default=8)
+        offset = fields.count("attn_layer_offset", default=4, least=0)
+        if offset >= min(period, num_layers):
+            raise fields.unsupported("attn_layer_offset", "a model without a layer of attention is")
+        return tuple(layer % period != offset for layer in range(num_layers))
     if family.one_part:
         return tuple(kind == "linear_attention" for kind in layer_kinds(fields))
     types = fields.raw.get("layer_types") or fields.raw.get("layers_block_type")
