@@ -28,8 +28,20 @@ from .attention_inner import pointer_to
 from .bfloat16 import float32_to_bfloat16
 from .compiled import Floats, Ints, compiled
 from .instructions import HOST
-from .large_inputs import LARGE_RATIO, add_large_inputs, list_bytes, set_apart
-from .packed_matrix import BFLOAT16, BFLOAT16_ROWS, BLOCKS, FLOAT32, INT4, INT8, WIDTH, PackedMatrix
+from .packed_matrix import (
+    BFLOAT16,
+    BFLOAT16_ROWS,
+    BLOCKS,
+    FLOAT32,
+    INT4,
+    INT8,
+    LARGE_RATIO,
+    WIDTH,
+    PackedMatrix,
+    add_large_inputs,
+    list_bytes,
+    set_apart,
+)
 from .thread_pool import num_threads, run_tasks
 from .tile import PREFETCH_BYTES
 from .tile_kernels import tile_kernels
@@ -382,6 +394,20 @@ def multiply_panels(
             first_panel,
             last_panel,
         )
+
+
+@compiled("void(int64[::1], int64, int64, int64, int64, int64, int64, int64)")
+def multiply_some(
+    descriptor: Ints, first_panel: int, end_panel: int, x: int, x_bytes: int, T: int, y: int, stride: int
+) -> None:
+    """Write the products of T rows with some panels of floats. `x` is the address of the rows, prepared as the format
+    wants them, `x_bytes` from one to the next; `y` is that of the products, `stride` numbers from row to row, of which
+    the panels may fill all."""
+    steps = descriptor[2] if descriptor[0] == FLOAT32 else (descriptor[2] + 1) // 2
+    codes, bias = descriptor[4] + first_panel * steps * WIDTH * 4, descriptor[7] + first_panel * WIDTH * 4
+    _multiply_panels(
+        descriptor[0], stride, descriptor[2], 0, codes, 0, 0, bias, x, x_bytes, T, y, 0, end_panel - first_panel
+    )
 
 
 @compiled("void(int64[::1], float32[:,::1], float32[:,::1])")
