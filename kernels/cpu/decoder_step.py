@@ -176,7 +176,7 @@ def _round_to_bfloat16(x_TE: Floats) -> None:
 
 
 @compiled(
-    "void(int64[::1], int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32,"
+    "void(int64[::1], int64, int64, float32[:,::1], int64[:,:,::1], int64[:,::1], int64[::1], int64[::1], float32,"
     " float32, float32, float32, int64, boolean, boolean, boolean, int64, float32[:,:,::1], float32[:,:,::1],"
     " int64[:,::1], int64[::1], boolean, float32[:,::1], float32[:,::1], float32[:,::1], float32[:,::1],"
     " float32[:,::1], float32[:,::1], float32[:,::1], uint8[::1], int64[::1], float32[:,:,::1],"
@@ -185,6 +185,7 @@ def _round_to_bfloat16(x_TE: Floats) -> None:
 )
 def decoder_layers(
     phases: Ints,
+    thread: int,
     num_threads: int,
     x_TE: Floats,
     layers_LFW: Ints,
@@ -230,9 +231,9 @@ def decoder_layers(
 ) -> None:
     """Add the attention and the MLP of all layers to `x_TE` in place; store keys and values in the tokens' slots.
 
-    Every thread calls it with the same arguments. `phases` has PHASES_PER_LAYER * L + HEAD_PHASES phases. `layers_LFW`
-    are the layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and `window_plan` arrays of
-    `AttentionPlan`.
+    Every thread calls it with the same arguments, but for `thread`, its number. `phases` has PHASES_PER_LAYER * L +
+    HEAD_PHASES phases. `layers_LFW` are the layers' records, `kv_LX` their caches as of `kv_descriptor`, `plan` and
+    `window_plan` arrays of `AttentionPlan`.
     `cos_PTD` and `sin_PTD` are the angles of each rope, `slots_ST` the slots of each kind of layer; what a part adds is
     multiplied by `residual_scale`. `qk_norm_kind` is as in `_rotate_rows`. If `is_parallel`, the MLP reads what
     attention reads. If `select`, the last layer computes only the tokens `wanted_O` after its attention, and writes
@@ -276,7 +277,7 @@ def decoder_layers(
         own_AW = adapters_LPAW[layer, QKV]
         multiply_adapters(phases, phase + _INNER_QKV, num_threads, source_TE, own_AW, tokens_N, ends_A, 3, inner_NR)
         multiply(
-            phases, phase + _QKV, num_threads, qkv_W, source_TE, prepared, qkv_TC, qkv_TC, none,
+            phases, phase + _QKV, thread, num_threads, qkv_W, source_TE, prepared, qkv_TC, qkv_TC, none,
             inner_NR, own_AW, tokens_N, ends_A, sizes_PS[QKV],
         )  # fmt: skip
         parts = num_parts(T, num_threads)
@@ -331,7 +332,7 @@ def decoder_layers(
                 own_AW = adapters_LPAW[layer, OUTPUT]
                 multiply_adapters(phases, phase + _INNER_O, num_threads, out_TA, own_AW, tokens_N, ends_A, 1, inner_NR)
                 multiply(
-                    phases, phase + _O, num_threads, o_W, out_TA, prepared, y_TE, x_TE, factor,
+                    phases, phase + _O, thread, num_threads, o_W, out_TA, prepared, y_TE, x_TE, factor,
                     inner_NR, own_AW, tokens_N, ends_A, sizes_PS[OUTPUT],
                 )  # fmt: skip
                 if norm != 0:
@@ -359,13 +360,13 @@ def decoder_layers(
             )
             if is_gated:
                 multiply_gate_up(
-                    phases, phase + _GATE_UP, phase + _ACTIVATE, num_threads, gate_up_W, source_TE, prepared,
+                    phases, phase + _GATE_UP, phase + _ACTIVATE, thread, num_threads, gate_up_W, source_TE, prepared,
                     gate_up_TJ, gated_TI, activation == GELU_TANH,
                     inner_NR, own_AW, tokens_N, ends_A, sizes_PS[GATE_UP],
                 )  # fmt: skip
             else:
                 multiply_up(
-                    phases, phase + _GATE_UP, num_threads, gate_up_W, source_TE, prepared, gated_TI, activation,
+                    phases, phase + _GATE_UP, thread, num_threads, gate_up_W, source_TE, prepared, gated_TI, activation,
                     inner_NR, own_AW, tokens_N, ends_A, sizes_PS[GATE_UP],
                 )  # fmt: skip
         if experts_W[GATES_UPS] != 0:
@@ -376,7 +377,7 @@ def decoder_layers(
         own_AW = adapters_LPAW[layer, DOWN]
         multiply_adapters(phases, phase + _INNER_DOWN, num_threads, gated_TI, own_AW, tokens_N, ends_A, 1, inner_NR)
         multiply(
-            phases, phase + _DOWN, num_threads, down_W, gated_TI, prepared, y_TE, x_TE, factor,
+            phases, phase + _DOWN, thread, num_threads, down_W, gated_TI, prepared, y_TE, x_TE, factor,
             inner_NR, own_AW, tokens_N, ends_A, sizes_PS[DOWN],
         )  # fmt: skip
         if norm != 0:
@@ -394,6 +395,6 @@ def decoder_layers(
     )  # fmt: skip
     own_AW = adapters_LPAW[0, DOWN, :0]
     multiply(
-        phases, phase + _HEAD, num_threads, head_W, normed_TE, prepared, logits_OV, logits_OV, none,
+        phases, phase + _HEAD, thread, num_threads, head_W, normed_TE, prepared, logits_OV, logits_OV, none,
         inner_NR, own_AW, tokens_N, ends_A, sizes_PS[DOWN],
     )  # fmt: skip

@@ -326,9 +326,8 @@ class CompiledLayers:
             )
         work = T * (self._weight_bytes + (0 if head is None else head.nbytes)) + _ATTENTION_BYTES * multiplications
         threads = num_threads() if work >= _MIN_SHARED_WORK else 1
-        compute = partial(
-            decoder_layers,
-            new_phases(PHASES_PER_LAYER * L + HEAD_PHASES),
+        phases = new_phases(PHASES_PER_LAYER * L + HEAD_PHASES)
+        arguments = (
             threads,
             x,
             self._records_LFW,
@@ -361,7 +360,7 @@ class CompiledLayers:
             self._mixture_factors,
             np.empty(0, np.float32) if query_scales_T is None else query_scales_T.numpy(),
         )
-        run_tasks([compute] * threads)
+        run_tasks([partial(decoder_layers, phases, thread, *arguments) for thread in range(threads)])
         if with_head:
             return torch.from_numpy(logits_OV), {}
         stream = torch.from_numpy(x if wanted_O is None else last_OE).to(x_TE.dtype)

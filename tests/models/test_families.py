@@ -162,7 +162,8 @@ def make_judge(name: str) -> PreTrainedModel:
 
 def routing_biases(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
     """The stored buffers of routers, which are no parameters to transformers."""
-    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    ends = ("e_score_correction_bias", "expert_bias")
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(ends)]
 
 
 @pytest.fixture(scope="module")
