@@ -223,6 +223,7 @@ class Decoder:
             (),
             inputs.wanted_O,
             inputs.adapters,
+            self._query_scales(inputs.positions_T),
             with_head=True,
         )
         return self._finish_logits(products_OV)
@@ -276,6 +277,7 @@ class Decoder:
                 [index - self.layers.start for index in captures if index in self.layers],
                 wanted_O if is_last and num_layers not in captures else None,
                 adapters,
+                self._query_scales(inputs.positions_T),
             )
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return stream
@@ -314,12 +316,16 @@ class Decoder:
             kind_args = rope_args if config.windows[place] is None else window_args
             args = kind_args[config.uses_second_rope(place)]
             qkv = layer.qkv(x) if own is None else own.linear(place, "qkv", layer.qkv, x, ops)
-            if layer.recurrent is None:
+            mixed, projected = [], qkv
+            if not config.is_recurrent(place):
                 own_kv, attention = kv[self._places[place]], inputs.attention[config.windows[place]]
                 scales_T = query_scales_T if config.uses_second_rope(place) else None
-                normed, x = x, self._attention(qkv, layer, args, own_kv, attention, scales_T)
-            else:
-                normed, x = x, self._recurrence(qkv, layer, inputs.recurrent, self._places[place])
+                if layer.recurrent is not None:
+                    qkv, projected = self._split(qkv)
+                mixed.append(self._attention(qkv, layer, args, own_kv, attention, scales_T))
+            if layer.recurrent is not None:
+                mixed.append(self._recurrence(projected, layer, inputs.recurrent, self._places[place]))
+            normed, x = x, mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=-1)
             if index == num_layers - 1 and wanted_O is not None and num_layers not in captures:
                 # Only the wanted tokens' hidden states are read; all keys and values are written.
                 if not len(wanted_O):
@@ -378,6 +384,12 @@ class Decoder:
             logits_OV = logits_OV * self.config.logit_scale
         cap = self.config.logit_cap
         return logits_OV if cap is None else cap * torch.tanh(logits_OV / cap)
+
+    def _split(self, projected_TJ: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs of attention and of the recurrence beside it."""
+        heads = self.config.num_heads + 2 * self.config.num_kv_heads
+        attention, recurrence = projected_TJ.tensor_split([heads * self.config.head_dim], dim=-1)
+        return attention.contiguous(), recurrence.contiguous()
 
     def _recurrence(
         self, projected_TJ: torch.Tensor, layer: LayerParameters, step: RecurrentStep | None, place: int

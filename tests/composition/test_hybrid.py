@@ -133,9 +133,34 @@ def test_turns_of_a_conversation_get_transformers_tokens(shape: dict[str, Any], 
         assert stats.num_replayed_tokens == (37 - 32) + (44 - 32)
 
 
-# Other kinds of layers: a convolution without a matrix as its state, and Mamba2 in layers of one part.
+# Other kinds of layers: a convolution without a matrix as its state, Mamba1, Mamba2 in layers of one part and beside
+# attention.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "LFM2": ("Lfm2", {**SIZES, "max_position_embeddings": 256, "layer_types": ["conv", "full_attention"]}),
+    "Falcon-H1": (
+        "FalconH1",
+        {
+            **SIZES,
+            "max_position_embeddings": 256,
+            "mamba_n_heads": 4,
+            "mamba_d_ssm": 64,
+            "mamba_chunk_size": 16,
+            "mamba_d_state": 12,
+            "key_multiplier": 0.7,
+            "ssm_out_multiplier": 1.5,
+        },
+    ),
+    "Jamba": (
+        "Jamba",
+        {
+            **SIZES,
+            "max_position_embeddings": 256,
+            "num_experts": 4,
+            "mamba_d_state": 5,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+        },
+    ),
     "Nemotron-H": (
         "NemotronH",
         {
