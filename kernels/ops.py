@@ -9,7 +9,7 @@ V vocabulary, W mask words, N experts, C experts of a token, P = T * C pairs of 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -39,6 +39,14 @@ class Attention(Protocol):
         2023).
         """
         ...
+
+
+class LatentArgs(NamedTuple):
+    """Arguments of `Ops.attend_latents`."""
+
+    attention: Attention
+    matrices: Any  # `cpu.latent_attention.LatentMatrices`
+    scale: float
 
 
 class Ops(Protocol):
@@ -90,6 +98,14 @@ class Ops(Protocol):
         R]; write latents, with the rotated key behind, to the cache.
 
         `interleaved` heads pair the dimensions (2i, 2i + 1); rotated ones are in the order of their pairs' halves.
+        """
+        ...
+
+    def attend_latents(self, q_THD: torch.Tensor, kv: KvCache, args: LatentArgs) -> torch.Tensor | None:
+        """Return attention to the latents of a cache, [T, H * V], in whichever form takes less; None: these ops have no
+        loops for it, and the model multiplies queries and outputs by its matrices itself.
+
+        `q_THD` are queries before absorption, whose last dimensions are rotated.
         """
         ...
 

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from ..arguments import NOT_FINITE, AttentionArgs, RopeAndStoreArgs, SamplingTensors
 from ..kv_cache import KvCache
-from ..ops import Attention
+from ..ops import Attention, LatentArgs
 from ..reference.ops import DeterministicOps, ReferenceOps
 from . import layers
-from .attention import compiled_attention
+from .attention import CompiledAttention, compiled_attention
 from .bfloat16 import as_float_array
 from .compiled import Floats, Ints, compiled, exp
+from .latent_attention import attend_latents
 from .thread_pool import share_rows
 
 _LEAST = np.float32(-87)  # logarithm of a weight; smaller ones, -inf included, count as 0
@@ -88,6 +89,9 @@ class CpuOps(ReferenceOps):
         )
         return q_THD
 
+    def attend_latents(self, q_THD: torch.Tensor, kv: KvCache, args: LatentArgs) -> torch.Tensor | None:
+        return _attend_latents(q_THD, kv, args, expand=True)
+
     def likeliest_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
         logits = logits_RV.numpy()
         tokens = logits.argmax(axis=1)  # some ten times as fast as torch's; NaN counts as the largest
@@ -126,6 +130,17 @@ class DeterministicCpuOps(DeterministicOps):
 
     def attention(self, args: AttentionArgs) -> Attention:
         return compiled_attention(args, self.attention_cap) or super().attention(args)
+
+    def attend_latents(self, q_THD: torch.Tensor, kv: KvCache, args: LatentArgs) -> torch.Tensor | None:
+        # Which form takes less depends on how a prompt is cut.
+        return _attend_latents(q_THD, kv, args, expand=False)
+
+
+def _attend_latents(q_THD: torch.Tensor, kv: KvCache, args: LatentArgs, *, expand: bool) -> torch.Tensor | None:
+    """Compute attention to latents by loops, if they compute that of the step."""
+    if not isinstance(args.attention, CompiledAttention):
+        return None
+    return attend_latents(q_THD, kv, args.attention, args.matrices, args.scale, expand=expand)
 
 
 def _suit_loops(*tensors: torch.Tensor) -> bool:

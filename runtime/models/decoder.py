@@ -19,7 +19,7 @@ from ...kernels.reference.fixed_rows import FIXED_ROWS, in_fixed_rows
 from ..scheduler.plan import StateAdvance, StateChange, StateCopy
 from .config import ModelConfig
 from .fixed_rows import with_fixed_product, with_fixed_rows
-from .latent.attention import LatentStep
+from .latent.attention import Expansion, LatentStep
 from .linear import DenseLinear, Linear
 from .lora.adapters import AdapterProducts, LoraLayers, StepAdapters
 from .norm import Norm
@@ -155,7 +155,7 @@ class Decoder:
         if self.ops.name == "plain-cpu":
             self.ops = for_device(self.device, attention_cap=self.ops.attention_cap)
         for linear in (*self.parameters.linears(), self.head):
-            if isinstance(linear, PackedLinear):
+            if isinstance(linear, PackedLinear | Expansion):
                 linear.use_loops()
         self._compile_layers()
 
@@ -223,6 +223,7 @@ class Decoder:
             (),
             inputs.wanted_O,
             inputs.adapters,
+            self._query_scales(inputs.positions_T),
             with_head=True,
         )
         return self._finish_logits(products_OV)
@@ -276,6 +277,7 @@ class Decoder:
                 [index - self.layers.start for index in captures if index in self.layers],
                 wanted_O if is_last and num_layers not in captures else None,
                 adapters,
+                self._query_scales(inputs.positions_T),
             )
             captured |= {self.layers.start + place: copy for place, copy in copies.items()}
             return stream

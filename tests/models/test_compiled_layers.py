@@ -61,7 +61,18 @@ def states(model: Decoder, step: list[Row], captures: tuple[int, ...]) -> tuple[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", ["llama3", "llama with biases", "mistral, window", "qwen2, windows", "qwen3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama3",
+        "llama with biases",
+        "mistral, window",
+        "qwen2, windows",
+        "qwen3",
+        "qwen2 moe",
+        "qwen3 moe, some layers dense",
+    ],
+)
 def test_a_small_step_equals_plain_ops(
     name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +88,7 @@ def test_a_small_step_equals_plain_ops(
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("name", ["llama3", "mistral, window"])
+@pytest.mark.parametrize("name", ["llama3", "mistral, window", "qwen2 moe"])
 def test_threads_do_not_change_a_bit_of_a_step(
     name: str, step: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,15 +110,15 @@ def test_threads_do_not_change_a_bit_of_a_step(
 
 
 def test_blocks_that_the_loop_does_not_compute_use_the_ops(checkpoint: Callable[[str], Path]) -> None:
-    mixtral = load_model(checkpoint("mixtral"), device=CPU, dtype=torch.float32)
-    assert CompiledLayers.of(mixtral.parameters, mixtral.config) is None
-    for name in ("llama3", "qwen3"):
+    stacked = load_model(checkpoint("mixtral"), device=CPU, dtype=torch.float32, ops=for_device(CPU, "reference"))
+    assert CompiledLayers.of(stacked.parameters, stacked.config) is None
+    for name in ("llama3", "qwen3", "mixtral"):
         model = load_model(checkpoint(name), device=CPU, dtype=torch.float32)
         assert CompiledLayers.of(model.parameters, model.config) is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama3", "mistral, window", "qwen3"])
+@pytest.mark.parametrize("name", ["llama3", "mistral, window", "qwen3", "qwen2 moe"])
 def test_logits_computed_with_the_layers_have_the_bits_of_the_head_alone(
     name: str, dtype: torch.dtype, checkpoint: Callable[[str], Path]
 ) -> None:
