@@ -165,13 +165,19 @@ def rotate_and_store_latents(
             end = (head + 1) * head_size
             x_R = q_TY[t, end - R : end] if head < num_heads else first_TX[t, start + C :]
             to_R = q_TY[t, end - R : end] if head < num_heads else row_X[C:]
+            if interleaved:
+                for r in range(half):
+                    low_r[r], high_r[r] = widen(x_R[2 * r]), widen(x_R[2 * r + 1])
+            else:
+                for r in range(half):
+                    low_r[r], high_r[r] = widen(x_R[r]), widen(x_R[half + r])
+            # A loop for each half: the compiler computes one of fewer arrays in vectors.
+            cos_r, sin_r, to_r = cos_TR[t, :half], sin_TR[t, :half], to_R[:half]
             for r in range(half):
-                low_r[r] = widen(x_R[2 * r if interleaved else r])
-                high_r[r] = widen(x_R[2 * r + 1 if interleaved else half + r])
+                to_r[r] = narrow(low_r[r] * widen(cos_r[r]) + high_r[r] * widen(sin_r[r]), norm_C[0])
+            cos_r, sin_r, to_r = cos_TR[t, half:], sin_TR[t, half:], to_R[half:]
             for r in range(half):
-                low, high = low_r[r], high_r[r]
-                to_R[r] = narrow(low * widen(cos_TR[t, r]) + high * widen(sin_TR[t, r]), norm_C[0])
-                to_R[half + r] = narrow(high * widen(cos_TR[t, half + r]) + low * widen(sin_TR[t, half + r]), norm_C[0])
+                to_r[r] = narrow(high_r[r] * widen(cos_r[r]) + low_r[r] * widen(sin_r[r]), norm_C[0])
 
 
 @compiled("void(float32[:,::1], int64, float32, boolean, float32[:,::1])")
