@@ -92,6 +92,25 @@ def clamped_swiglu(gate_up_PJ: FloatArray, alpha: float, limit: float, out_PI: F
         clamped_swiglu_row(gate_up_PJ[p, :size], gate_up_PJ[p, size:], alpha, limit, out_PI[p])
 
 
+@compiled(*for_float32_and_bfloat16("void({}[:,:,::1], {}[:,::1], float32, {}[:,:,::1])"))
+def normalise_heads(qkv_TND: FloatArray, weight_HD: FloatArray, eps: float, out_TND: FloatArray) -> None:
+    """Write the RMS norm of each of the first heads, those that have weights, and copy the others."""
+    T, N, D = qkv_TND.shape
+    for t in range(T):
+        for head in range(N):
+            x_D, out_D = qkv_TND[t, head], out_TND[t, head]
+            if head >= len(weight_HD):
+                for d in range(D):
+                    out_D[d] = x_D[d]
+                continue
+            total, weight_D = np.float32(0), weight_HD[head]
+            for d in range(D):
+                total += widen(x_D[d]) * widen(x_D[d])
+            scale = np.float32(1) / np.sqrt(total / np.float32(D) + eps)
+            for d in range(D):
+                out_D[d] = narrow(widen(x_D[d]) * scale * widen(weight_D[d]), x_D[d])
+
+
 @compiled(
     *for_float32_and_bfloat16(
         "void({}[:,:,::1], {}[:,::1], {}[:,::1], int64[::1], {}[:,:,::1], {}[:,:,::1], {}[:,:,::1])"

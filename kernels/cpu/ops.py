@@ -75,8 +75,15 @@ class CpuOps(ReferenceOps):
     ) -> torch.Tensor:
         fits_cache = kv.k_SKD.dtype == qkv_TND.dtype and kv.k_scale_K is None
         tensors = qkv_TND, args.cos_T1D, args.sin_T1D, kv.k_SKD, kv.v_SKD
-        if not (_suit_loops(*tensors) and fits_cache and qk_norm_HD is None and args.rotate_keys):
+        if qk_norm_HD is not None:
+            tensors = *tensors, qk_norm_HD
+        if not (_suit_loops(*tensors) and fits_cache and args.rotate_keys):
             return super().rope_and_store(qkv_TND, kv, qk_norm_HD, args)
+        if qk_norm_HD is not None:
+            normed_TND = torch.empty_like(qkv_TND)
+            source, weights, target = map(as_float_array, (qkv_TND, qk_norm_HD, normed_TND))
+            share_rows(qkv_TND, lambda rows: layers.normalise_heads(source[rows], weights, args.eps, target[rows]))
+            qkv_TND = normed_TND
         T, _, D = qkv_TND.shape
         q_THD = qkv_TND.new_empty((T, args.num_heads, D))
         qkv, cos, sin, k, v, q = map(
