@@ -359,19 +359,15 @@ def attend_task(
                 gather(cached, own, values, num_keys, size, gathered + 4 * BLOCK * size)
                 own, keys, values = copies, 0, 4 * BLOCK * size
                 set_addresses(gathered, 4 * size, num_keys, own)
-            keys_at, values_at = own, own
+            keys_at = own
             if not few:
                 pack_keys(own, keys, size, -(-num_keys // KEYS_AT_ONCE) * KEYS_AT_ONCE, packed)
                 keys_at = packed
-                if cached == FLOAT32:
-                    gather(cached, own, values, num_keys, size, gathered)
-                    values_at, values = copies, 0
-                    set_addresses(gathered, 4 * size, num_keys, values_at)
             ahead, ahead_offset = own, values
             if fetches and num_coming > 0:
                 ahead, ahead_offset = coming + 8 * head * (BLOCK * width * D // FETCH_BYTES), value_offset
             _attend_floats(
-                keys_at, keys, not few, values_at, values, ahead, ahead_offset, base, num_keys, size, q_rows,
+                keys_at, keys, not few, own, values, ahead, ahead_offset, base, num_keys, size, q_rows,
                 sums_rows, bases_rows, totals_rows, begins, ends, high - low, G, cap, scores,
             )  # fmt: skip
         num_keys = num_coming

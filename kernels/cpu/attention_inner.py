@@ -96,7 +96,9 @@ def _exp2(b: FloatBuilder, x: Any) -> Any:
         r = b.function("llvm.x86.avx512.mask.reduce.ps.512", x, I32(1), x, every, direction)
     else:
         # The sum's last bits are a whole number, plus the bias of an exponent.
-        rounded = b.ir.fadd(b.ir.fsub(b.larger(x, least), b.constant(0.5)), rounding)
+        rounded = b.ir.fadd(b.larger(x, least), rounding)
+        above = b.ir.fcmp_ordered(">", b.ir.fsub(rounded, rounding), x)
+        rounded = b.ir.select(above, b.ir.fsub(rounded, b.constant(1.0)), rounded)
         r = b.ir.fsub(x, b.ir.fsub(rounded, rounding))
     series = b.constant(_EXP2_POWERS[-1])
     for power in _EXP2_POWERS[-2::-1]:
@@ -424,7 +426,7 @@ def address_of(_: Any, array: Any) -> Any:
 
 
 _floats, _halves = pointer_to(types.float32), pointer_to(types.uint16)
-_gather_float32, _gather_bfloat16, _gather_float16, _gather_e4m3, _gather_int8 = map(_gather_rows, range(5))
+_gather_bfloat16, _gather_float16, _gather_e4m3, _gather_int8 = map(_gather_rows, range(1, 5))
 
 
 @compiled_in_order("void(int64, int64, int64, float32)")
@@ -459,10 +461,8 @@ def read_query(source: int, dtype: int, first: int, D: int, size: int, scale: fl
 
 @compiled_in_order("void(int64, int64, int64, int64, int64, int64)")
 def gather(dtype: int, addresses: int, offset: int, num: int, size: int, to: int) -> None:
-    """Copy a block's keys (or values) as float32s."""
-    if dtype == FLOAT32:
-        _gather_float32(addresses, offset, num, size, to)
-    elif dtype == BFLOAT16:
+    """Copy a block's keys (or values), not float32s themselves, as float32s."""
+    if dtype == BFLOAT16:
         _gather_bfloat16(addresses, offset, num, size, to)
     elif dtype == FLOAT16:
         _gather_float16(addresses, offset, num, size, to)
