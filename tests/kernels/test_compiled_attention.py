@@ -28,8 +28,9 @@ from ramiform.kernels.reference.quantise import E4M3, quantise
 PAGE_SIZE = 16
 CPU = torch.device("cpu")
 SCALE = 0.3
-# Float32 sums of some hundred terms; bfloat16 outputs are rounded once.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+# Float32 sums of some hundred terms, rounded after each where products and sums are not fused; bfloat16 outputs are
+# rounded once.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
 FLOATS = [torch.float32, torch.bfloat16]  # of queries, keys and values
 
 
